@@ -1,0 +1,206 @@
+"""What can happen, as values. Past tense: an event is something that an adaptor saw, never a wish.
+
+An event carries no callback, no channel and no exception. A hint ("something changed there") is an event as well, and
+never a fact: it only makes the core ask for a look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuactors.core.model import DeviceId, PciAddress, PciFunction, ResourceName, Token
+
+# --- the host ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostChanged:
+    """A uevent named this function or this IOMMU group (one of the two is set)."""
+
+    address: PciAddress | None
+    iommu_group: int | None
+    cause: str
+    """Action and subsystem of the uevent, for the log: `bind pci`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UeventsLost:
+    """Uevents were or may have been missed: overflow (ENOBUFS), or the watcher started anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostScanned:
+    """The full scan number `look` came back: every function of interest, companions in their groups included."""
+
+    look: int
+    functions: tuple[PciFunction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFailed:
+    """The full scan number `look` could not be done at all; what is known stays known."""
+
+    look: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionInspected:
+    """Look number `look` at `address` came back: the function itself, if it is there and of interest, and the
+    other members of its IOMMU group."""
+
+    look: int
+    address: PciAddress
+    functions: tuple[PciFunction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionFailed:
+    """Look number `look` at `address` did not come back in time or failed as a whole."""
+
+    look: int
+    address: PciAddress
+    reason: str
+
+
+# --- kubelet ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAppeared:
+    """kubelet.sock is there; `socket` is its identity, so that a replaced one is seen as new."""
+
+    socket: str
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletGone:
+    """kubelet.sock is not there; `reason` says what is missing, where."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SocketBound:
+    """The plugin's endpoint serves (answer to bind order `bind`)."""
+
+    resource: ResourceName
+    bind: int
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFailed:
+    """The plugin's endpoint could not be made, or died (answer to bind order `bind`)."""
+
+    resource: ResourceName
+    bind: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterSucceeded:
+    """Kubelet answered Register (order `register`) without an error."""
+
+    resource: ResourceName
+    register: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterFailed:
+    """Register (order `register`) failed; kubelet may have forgotten a running client as well."""
+
+    resource: ResourceName
+    register: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """Somebody, kubelet as a rule, opened ListAndWatch."""
+
+    resource: ResourceName
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """That stream is over, whoever ended it."""
+
+    resource: ResourceName
+    stream: int
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateAsked:
+    """Allocate; one tuple of device IDs per container."""
+
+    token: Token
+    resource: ResourceName
+    requests: tuple[tuple[DeviceId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreStartAsked:
+    """PreStartContainer, before every start of a container."""
+
+    token: Token
+    resource: ResourceName
+    devices: tuple[DeviceId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRequest:
+    """One container's part of GetPreferredAllocation. The lists come in no order."""
+
+    available: tuple[DeviceId, ...]
+    must_include: tuple[DeviceId, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceAsked:
+    """GetPreferredAllocation; one request per container."""
+
+    token: Token
+    resource: ResourceName
+    requests: tuple[PreferenceRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallAbandoned:
+    """The caller of an unanswered call has gone."""
+
+    token: Token
+
+
+# --- the daemon -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """The time that `next_deadline` named has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequested:
+    """SIGTERM or SIGINT."""
+
+
+HostEvent = HostChanged | UeventsLost | HostScanned | ScanFailed | FunctionInspected | InspectionFailed
+KubeletEvent = (
+    KubeletAppeared
+    | KubeletGone
+    | SocketBound
+    | SocketFailed
+    | RegisterSucceeded
+    | RegisterFailed
+    | StreamOpened
+    | StreamEnded
+)
+CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
+Event = HostEvent | KubeletEvent | CallEvent | Ticked | ShutdownRequested

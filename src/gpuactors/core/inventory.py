@@ -1,0 +1,79 @@
+"""From facts to devices: which functions kubelet is told about, under which resource, and what stands around them.
+
+Must not judge a device's health (`health.py`) and must not remember anything: everything here is read off the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.model import Fact, PciAddress, PciFunction, ResourceName
+from gpuactors.core.naming import resource_name
+from gpuactors.core.selector import Selector, matches
+
+COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
+"""Audio, USB and the USB-C controller of a card: they share the GPU's slot and group and go along with it, but are no
+GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a device or an address chooses one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A function that kubelet is (or would be) told about, with the members of its IOMMU group."""
+
+    function: PciFunction
+    resource: ResourceName
+    group: tuple[PciFunction, ...]
+    """All known functions of its IOMMU group, itself included, sorted by address."""
+
+
+def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
+    """Whether an operator's selectors choose this function as a device of its own."""
+    companion = function.class_code.startswith(COMPANION_CLASSES)
+    return any(
+        matches(
+            selector,
+            vendor=function.vendor,
+            device=function.device,
+            class_code=function.class_code,
+            address=function.address,
+        )
+        and not (companion and selector.class_prefix is selector.device is selector.address is None)
+        for selector in selectors
+    )
+
+
+def functions_of(facts: Mapping[PciAddress, Fact]) -> dict[PciAddress, PciFunction]:
+    """The functions that are there, sorted by address."""
+    return {address: f.function for address, f in sorted(facts.items()) if f.function is not None}
+
+
+def groups_of(functions: Iterable[PciFunction]) -> dict[int, tuple[PciFunction, ...]]:
+    """The functions by IOMMU group number."""
+    groups: dict[int, list[PciFunction]] = {}
+    for function in functions:
+        if function.iommu_group is not None:
+            groups.setdefault(function.iommu_group, []).append(function)
+    return {number: tuple(members) for number, members in groups.items()}
+
+
+def devices_of(facts: Mapping[PciAddress, Fact], selectors: Iterable[Selector]) -> tuple[Device, ...]:
+    """Every selected function, whatever its driver, sorted by address. The resource name needs no driver."""
+    functions = functions_of(facts)
+    groups = groups_of(functions.values())
+    chosen = tuple(selectors)
+    return tuple(
+        Device(
+            function=function,
+            resource=resource_name(function.vendor, function.device, function.model),
+            group=(function,) if function.iommu_group is None else groups[function.iommu_group],
+        )
+        for function in functions.values()
+        if is_selected(chosen, function)
+    )
+
+
+def is_offered(device: Device) -> bool:
+    """Whether kubelet is told about it at all: bound to a vfio driver, or not readable just now but bound before."""
+    return device.function.vfio_bound

@@ -1,0 +1,219 @@
+"""The values that the node's state is made of.
+
+Every value is frozen. Mappings are plain dictionaries that nobody changes after they were put into a state: a
+transition builds new ones. What these values mean for kubelet is decided in `inventory.py` and `health.py`, not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from gpuactors.core.selector import Selector
+
+PciAddress = NewType("PciAddress", str)
+"""Domain, bus, device and function as sysfs spells them: `0000:23:00.0`, hex digits in lower case."""
+
+ResourceName = NewType("ResourceName", str)
+"""An extended resource's full name: `nvidia.com/GH100_H100_SXM5_80GB`."""
+
+DeviceId = NewType("DeviceId", str)
+"""How kubelet's ledger calls a device. Ours is the PCI address."""
+
+Token = NewType("Token", int)
+"""Names one gRPC call from the moment it arrives until it is answered."""
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+
+
+def pci_address(text: str) -> PciAddress:
+    """`text` as a PCI address.
+
+    Raises `ValueError` when it is not one as sysfs spells it (drivers/pci/probe.c: `%04x:%02x:%02x.%d`).
+    """
+    if not _PCI_ADDRESS.fullmatch(text):
+        raise ValueError(f"{text!r} is not a PCI address (expected the form 0000:23:00.0)")
+    return PciAddress(text)
+
+
+class Health(StrEnum):
+    """The two words that kubelet knows (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """One PCI function as one look at sysfs and /dev found it."""
+
+    address: PciAddress
+    vendor: str
+    """Four hex digits, lower case, without `0x`; empty if unreadable."""
+    device: str
+    class_code: str
+    """Six hex digits: base class, sub-class, programming interface."""
+    driver: str | None
+    """Name of the driver it is bound to."""
+    vfio_bound: bool
+    """The driver is a vfio driver: by name, or because the kernel made `vfio-dev/` below the function."""
+    iommu_group: int | None
+    numa_node: int | None
+    """None where the kernel says -1: no topology, which is not node 0."""
+    pcie_root: str | None
+    """The host bridge it hangs on: `pci0000:20`."""
+    nodes: tuple[str, ...]
+    """Device nodes that exist for it, as paths of the host: container, group, cdev, iommufd."""
+    model: str | None
+    """Its name in pci.ids."""
+    fault: str | None
+    """What could not be read, as a sentence; None if everything could."""
+
+    @property
+    def has_node(self) -> bool:
+        """A VM could open it: by its group node, or by its cdev (then /dev/iommu must be there as well)."""
+        group_node = f"/dev/vfio/{self.iommu_group}"
+        return group_node in self.nodes or (
+            "/dev/iommu" in self.nodes and any(n.startswith("/dev/vfio/devices/") for n in self.nodes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What the look with number `look` found at an address; `function` is None if nothing of interest is there.
+
+    A look with a smaller number never overwrites a fact: it may have read before the fact's look was even asked for.
+    """
+
+    look: int
+    function: PciFunction | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A function whose facts are incomplete is looked at again: when, and how often that was done."""
+
+    attempt: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Which looks at the host are outstanding. Numbers only grow; one counter serves scans and single looks."""
+
+    last: int
+    """The last number given out."""
+    scan: int | None
+    """Number of the full scan that is outstanding."""
+    scan_again: bool
+    """Another scan is wanted once that one is back: it may have passed a place that changed since."""
+    functions: Mapping[PciAddress, int]
+    """Numbers of the outstanding looks at one function each."""
+    again: frozenset[PciAddress]
+    """Functions to be looked at once more when the outstanding look is back."""
+    scan_due_at: float
+    """When the next full scan is due by itself."""
+    scan_failures: int
+    retries: Mapping[PciAddress, Retry]
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """One device in a frame of ListAndWatch, with the one reason for its health (kubelet has no field for it)."""
+
+    id: DeviceId
+    address: PciAddress
+    health: Health
+    numa_node: int | None
+    reason: str
+
+
+Frame = tuple[Advertised, ...]
+"""All devices of one resource, sorted by ID. Each frame replaces the one before it in kubelet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginState:
+    """Where one resource stands with kubelet. Registered means: one open ListAndWatch stream.
+
+    `bind` and `register` count orders to the plugin actor: a larger number means "do it (again)"; answers carry the
+    number they answer, so that a late answer to an old order changes nothing.
+    """
+
+    bind: int
+    bound: bool
+    bind_failures: int
+    register: int
+    registering: bool
+    """A Register call is out."""
+    register_failures: int
+    accepted: bool
+    """Register was answered without an error and kubelet has not dropped us since."""
+    renew: bool
+    """The order is to end the old endpoint's streams and make a new endpoint, even if its socket is still there."""
+    streams: frozenset[int]
+    """Every open ListAndWatch stream, whoever reads it."""
+    kubelet_stream: int | None
+    """The one that opened first since Register was called: kubelet's. Its end is the end of the registration."""
+    stream_opened_at: float
+    retry_at: float | None
+    """When to do what is missing (bind, register) if nothing happens before."""
+    problem: str | None
+    """Why it is not registered, as a sentence."""
+    empty_since: float | None
+
+
+class CallKind(StrEnum):
+    """Which rpc a waiting call came in by."""
+
+    ALLOCATE = "Allocate"
+    PRE_START = "PreStartContainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that waits for fresh looks at its devices before it can be answered."""
+
+    kind: CallKind
+    resource: ResourceName
+    requests: tuple[tuple[DeviceId, ...], ...]
+    """One entry per container."""
+    seen: Mapping[PciAddress, PciFunction]
+    """Each device as it was known when the call came."""
+    since: int
+    """The last look that had been asked for when the call came: only later ones count."""
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What of the configuration the core needs."""
+
+    selectors: tuple[Selector, ...]
+    resync_interval_s: float
+    pre_start_gate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Everything that the daemon knows. Owned by the registry actor; changed by `step` only."""
+
+    settings: Settings
+    looks: Looks
+    facts: Mapping[PciAddress, Fact]
+    scanned: bool
+    """A first full scan has come back."""
+    frames: Mapping[ResourceName, Frame]
+    """What kubelet is told, per resource that has a plugin."""
+    plugins: Mapping[ResourceName, PluginState]
+    no_shrink_until: Mapping[ResourceName, float]
+    """Until when a resource's list must not lose a device, because kubelet may be using it in a call's answer."""
+    calls: Mapping[Token, Call]
+    kubelet: str | None
+    """Identity of the kubelet.sock that is there now; None while there is none."""
+    kubelet_missing: str
+    """Why there is none, as a sentence."""
+    stopping: bool

@@ -1,0 +1,121 @@
+"""Selectors: which PCI functions are looked at, written as an operator writes them (`vendor=10de,class=03`).
+
+Must not look at a host: a selector is compared with facts that somebody else has read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+SELECTOR_KEYS: Final = ("vendor", "device", "class", "address")
+"""The keys of a selector, in the order in which they are written out."""
+
+_ID = re.compile(r"[0-9a-f]{4}")
+_CLASS = re.compile(r"(?P<digits>(?:[0-9a-f]{2}){0,3})(?P<any>x*)")
+_ADDRESS = re.compile(
+    r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<slot>[01][0-9a-f])\.(?P<fn>[0-7])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What a PCI function must be to be chosen: every part that is not None has to agree.
+
+    `vendor` and `device` are four lower-case hex digits, `class_prefix` the first 2, 4 or 6 hex digits of the
+    class code (base class, sub-class, programming interface: PCI Code and ID Assignment Specification),
+    `address` is `dddd:bb:dd.f`, all without `0x`.
+    """
+
+    vendor: str | None = None
+    device: str | None = None
+    class_prefix: str | None = None
+    address: str | None = None
+
+    def __str__(self) -> str:
+        """The selector as it would be written on the command line; `parse_selector` reads it back."""
+        values = (self.vendor, self.device, self.class_prefix, self.address)
+        return ",".join(f"{key}={value}" for key, value in zip(SELECTOR_KEYS, values, strict=True) if value)
+
+
+def parse_selector(text: str) -> Selector:
+    """Read `KEY=VALUE,…` with the keys vendor, device, class and address.
+
+    `0x` and upper case are accepted; a class may end in `x` for "any" (`03xxxx` is `03`); an address may
+    leave out its domain (`23:00.0` is `0000:23:00.0`). Raises ValueError with a sentence that names the key
+    and the remedy.
+    """
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        key, value = key.strip(), value.strip().lower()
+        if not equals:
+            raise ValueError(
+                f"selector {text!r}: {part.strip()!r} is not KEY=VALUE; "
+                "write for example vendor=10de,class=03"
+            )
+        if key not in SELECTOR_KEYS:
+            raise ValueError(
+                f"selector {text!r}: unknown key {key!r}; the keys are {', '.join(SELECTOR_KEYS)}"
+            )
+        if key in found:
+            raise ValueError(
+                f"selector {text!r}: {key} is given twice; give a second selector for a second {key}"
+            )
+        found[key] = value
+    return Selector(
+        vendor=_id(text, "vendor", found["vendor"]) if "vendor" in found else None,
+        device=_id(text, "device", found["device"]) if "device" in found else None,
+        class_prefix=_class_prefix(text, found["class"]) if "class" in found else None,
+        address=_address(text, found["address"]) if "address" in found else None,
+    )
+
+
+def matches(selector: Selector, *, vendor: str, device: str, class_code: str, address: str) -> bool:
+    """Whether a PCI function is chosen; the facts may be spelt as in sysfs (`0x10de`, `0x030200`)."""
+    return (
+        (selector.vendor is None or selector.vendor == _bare(vendor))
+        and (selector.device is None or selector.device == _bare(device))
+        and (selector.class_prefix is None or _bare(class_code).startswith(selector.class_prefix))
+        and (selector.address is None or selector.address == address.lower())
+    )
+
+
+def _bare(value: str) -> str:
+    return value.lower().removeprefix("0x")
+
+
+def _id(text: str, key: str, value: str) -> str:
+    digits = _bare(value)
+    if not _ID.fullmatch(digits):
+        raise ValueError(
+            f"selector {text!r}: {key}={value} is not a PCI id; write four hex digits, for example "
+            f"{'vendor=10de' if key == 'vendor' else 'device=2330'}"
+        )
+    return digits
+
+
+def _class_prefix(text: str, value: str) -> str:
+    code = _bare(value)
+    match = _CLASS.fullmatch(code)
+    # With an `x` the code is written out in full, so that 03xx cannot be mistaken for a class of four digits.
+    if match is None or not match["digits"] or (match["any"] and len(code) != 6):
+        raise ValueError(
+            f"selector {text!r}: class={value} is not the start of a PCI class code; "
+            "write two, four or six hex digits, for example class=03, class=0302 or class=0302xx"
+        )
+    return match["digits"]
+
+
+def _address(text: str, value: str) -> str:
+    match = _ADDRESS.fullmatch(value)
+    if match is None:
+        raise ValueError(
+            f"selector {text!r}: address={value} is not a PCI address; "
+            "write it as lspci -D does, for example address=0000:23:00.0"
+        )
+    # The kernel prints "%04x:%02x:%02x.%d" (drivers/pci/probe.c, pci_setup_device): the domain is padded to
+    # four digits and longer only where it has to be (Intel VMD starts at 10000).
+    domain = int(match["domain"] or "0", 16)
+    return f"{domain:04x}:{match['bus']}:{match['slot']}.{match['fn']}"

@@ -1,0 +1,234 @@
+"""Every transition of the node's state.
+
+Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
+only caller. It works in three parts: the event is applied to the part of the state that it is about (`looks`,
+`registration`, `calls`); calls that can be answered now are answered; then the frames are made anew from the facts, and
+resources appear or retire with them. What anybody outside should see is read off the state by `snapshot.project`.
+
+Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Say` is a value).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from gpuactors import limits
+from gpuactors.core import calls, looks, registration
+from gpuactors.core.effects import Effect, Level, Reply, Say
+from gpuactors.core.events import (
+    AllocateAsked,
+    CallAbandoned,
+    CallEvent,
+    Event,
+    FunctionInspected,
+    HostChanged,
+    HostEvent,
+    HostScanned,
+    InspectionFailed,
+    KubeletAppeared,
+    KubeletGone,
+    PreferenceAsked,
+    PreStartAsked,
+    RegisterFailed,
+    RegisterSucceeded,
+    ScanFailed,
+    ShutdownRequested,
+    SocketBound,
+    SocketFailed,
+    StreamEnded,
+    StreamOpened,
+    Ticked,
+    UeventsLost,
+)
+from gpuactors.core.frames import publish
+from gpuactors.core.model import NodeState, PluginState, ResourceName, Settings
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+def initial_state(settings: Settings) -> NodeState:
+    """Nothing known, a full scan wanted, no kubelet."""
+    return NodeState(
+        settings=settings,
+        looks=looks.first_looks(),
+        facts={},
+        scanned=False,
+        frames={},
+        plugins={},
+        no_shrink_until={},
+        calls={},
+        kubelet=None,
+        kubelet_missing="",
+        stopping=False,
+    )
+
+
+def step(state: NodeState, event: Event, at: float) -> Stepped:
+    """The state after `event`, which happened at `at`, and what is to be done once."""
+    match event:
+        case (
+            HostChanged()
+            | UeventsLost()
+            | HostScanned()
+            | ScanFailed()
+            | FunctionInspected()
+            | InspectionFailed()
+        ):
+            after, effects = _host(state, event, at)
+        case KubeletAppeared() | KubeletGone():
+            after, effects = _kubelet(state, event, at)
+        case (
+            SocketBound()
+            | SocketFailed()
+            | RegisterSucceeded()
+            | RegisterFailed()
+            | StreamOpened()
+            | StreamEnded()
+        ):
+            after, effects = _plugin(state, event, at)
+        case AllocateAsked() | PreStartAsked() | PreferenceAsked() | CallAbandoned():
+            after, effects = _call(state, event, at)
+        case Ticked():
+            after, effects = _ticked(state, at)
+        case ShutdownRequested():
+            after, effects = replace(state, stopping=True), [Say(Level.INFO, "daemon.stopping", {})]
+        case _:
+            assert_never(event)
+    after, answered = calls.completed(after)
+    after = _hold_lists(state, after, answered, at)
+    after, published = publish(state, after, at)
+    return after, [*effects, *answered, *published]
+
+
+def next_deadline(state: NodeState) -> float:
+    """When a `Ticked` is due if nothing else happens; infinite if never."""
+    return min(
+        looks.deadline(state.looks),
+        min((p.retry_at for p in state.plugins.values() if p.retry_at is not None), default=math.inf),
+        min((c.deadline for c in state.calls.values()), default=math.inf),
+        min(state.no_shrink_until.values(), default=math.inf),
+        min(
+            (
+                p.empty_since + limits.RETIRE_EMPTY_AFTER_S
+                for p in state.plugins.values()
+                if p.empty_since is not None
+            ),
+            default=math.inf,
+        ),
+    )
+
+
+def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
+    match event:
+        case HostChanged():
+            wanted = looks.ask_looks(state.looks, sorted(looks.hinted(state, event)))
+            return replace(state, looks=wanted), []
+        case UeventsLost(reason):
+            return replace(state, looks=looks.ask_scan(state.looks)), [
+                Say(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
+            ]
+        case HostScanned():
+            found = len(event.functions)
+            return looks.scanned(state, event, at), [
+                Say(Level.DEBUG if state.scanned else Level.INFO, "host.scanned", {"functions": found})
+            ]
+        case ScanFailed(_, reason):
+            return looks.scan_failed(state, event, at), [Say(Level.ERROR, "scan.failed", {"reason": reason})]
+        case FunctionInspected():
+            return looks.inspected(state, event, at), []
+        case InspectionFailed(_, address, reason):
+            return looks.inspection_failed(state, event, at), [
+                Say(Level.WARNING, "look.failed", {"address": address, "reason": reason})
+            ]
+
+
+def _kubelet(state: NodeState, event: KubeletAppeared | KubeletGone, at: float) -> Stepped:
+    match event:
+        case KubeletAppeared(socket):
+            if socket == state.kubelet:
+                return state, []
+            plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.plugins.items()}
+            return replace(state, kubelet=socket, kubelet_missing="", plugins=plugins), [
+                Say(Level.INFO, "kubelet.appeared", {})
+            ]
+        case KubeletGone(reason):
+            if state.kubelet is None and state.kubelet_missing == reason:
+                return state, []
+            plugins = {r: registration.kubelet_gone(p, reason) for r, p in state.plugins.items()}
+            return replace(state, kubelet=None, kubelet_missing=reason, plugins=plugins), [
+                Say(Level.WARNING, "kubelet.gone", {"reason": reason})
+            ]
+
+
+_PluginEvent = SocketBound | SocketFailed | RegisterSucceeded | RegisterFailed | StreamOpened | StreamEnded
+
+
+def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
+    before = state.plugins.get(event.resource)
+    if before is None:  # it has been retired meanwhile
+        return state, []
+    absence = (
+        None if state.kubelet is not None else state.kubelet_missing or "kubelet has not been looked for yet"
+    )
+    match event:
+        case SocketBound(_, bind):
+            after = registration.socket_bound(before, bind, absence)
+        case SocketFailed(_, bind, reason):
+            after = registration.socket_failed(before, bind, reason, at)
+        case RegisterSucceeded(_, register):
+            after = registration.register_succeeded(before, register, at)
+        case RegisterFailed(_, register, reason):
+            after = registration.register_failed(before, register, reason, at)
+        case StreamOpened(_, stream):
+            after = registration.stream_opened(before, stream, at)
+        case StreamEnded(_, stream):
+            after = registration.stream_ended(before, stream, absence, at)
+    plugins = {**state.plugins, event.resource: after}
+    return replace(state, plugins=plugins), _standing(event.resource, before, after)
+
+
+def _standing(resource: ResourceName, before: PluginState, after: PluginState) -> list[Effect]:
+    """Says how a resource's standing with kubelet changed, if it did."""
+    if registration.is_registered(after) and not registration.is_registered(before):
+        return [Say(Level.INFO, "plugin.registered", {"resource": resource})]
+    if after.problem != before.problem and after.problem is not None:
+        level = Level.WARNING if after.retry_at is not None else Level.INFO
+        return [Say(level, "plugin.unregistered", {"resource": resource, "reason": after.problem})]
+    return []
+
+
+def _call(state: NodeState, event: CallEvent, at: float) -> Stepped:
+    match event:
+        case AllocateAsked() | PreStartAsked():
+            return calls.asked(state, event, at)
+        case PreferenceAsked():
+            until = {**state.no_shrink_until, event.resource: at + limits.CALL_SETTLE_S}
+            return replace(state, no_shrink_until=until), [calls.preferred(state, event)]
+        case CallAbandoned(token):
+            return calls.abandoned(state, token), []
+
+
+def _ticked(state: NodeState, at: float) -> Stepped:
+    state, answered = calls.expired(looks.due(state, at), at)
+    plugins = _each(state.plugins, lambda p: registration.due(p, at))
+    held = {r: until for r, until in state.no_shrink_until.items() if until > at}
+    return replace(state, plugins=plugins, no_shrink_until=held), answered
+
+
+def _each(
+    plugins: Mapping[ResourceName, PluginState], change: Callable[[PluginState], PluginState]
+) -> dict[ResourceName, PluginState]:
+    return {resource: change(plugin) for resource, plugin in plugins.items()}
+
+
+def _hold_lists(before: NodeState, after: NodeState, answered: list[Effect], at: float) -> NodeState:
+    """After an answer, the resource's list keeps its devices for as long as kubelet may still work with it."""
+    tokens = {effect.token for effect in answered if isinstance(effect, Reply)}
+    resources = {call.resource for token, call in before.calls.items() if token in tokens}
+    if not resources:
+        return after
+    until = dict.fromkeys(resources, at + limits.CALL_SETTLE_S)
+    return replace(after, no_shrink_until={**after.no_shrink_until, **until})

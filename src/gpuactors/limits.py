@@ -1,0 +1,155 @@
+"""Every bound of the program, in one place: name, unit and the reason for the number.
+
+Must not hold settings: what an operator may change is in `config.py`; what is here follows from kubelet, the
+kernel or arithmetic, and a change needs a reason, not a preference.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- channels ---------------------------------------------------------------------------------------------
+
+INBOX_EVENTS: Final = 256
+"""Events that may wait for the registry. Worst case: one uevent burst of a 16-GPU node (16 × 3 events) plus one
+call in flight per GPU plus a scan result; a full inbox makes the producers wait, never the registry."""
+
+# --- looking at the host ----------------------------------------------------------------------------------
+
+LOOK_DEADLINE_S: Final = 5.0
+"""One look at a function and its IOMMU group. A healthy look takes about 0.2 ms; a sysfs read that hangs
+(kernel 6.1 while an unbind waits for its holder) hangs for ever, so the number only has to be far from both."""
+
+SCAN_DEADLINE_S: Final = 60.0
+"""A full scan. 4,096 functions take well under a second; as above."""
+
+LOOK_CONCURRENCY: Final = 16
+"""Looks that run side by side, so that one hanging look holds up no other device. 16 = GPUs of the largest node."""
+
+UNSETTLED_LOOKS_S: Final = (0.2, 1.0, 5.0)
+"""When to look again at a function whose facts were incomplete (a missing node, an unreadable attribute). udev's
+own rules finish in well under a second; after the last one the periodic scan takes over."""
+
+SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""
+
+# --- kubelet ----------------------------------------------------------------------------------------------
+
+SOCKET_PATH_MAX_BYTES: Final = 107
+"""sockaddr_un.sun_path is 108 bytes with its terminating NUL (linux/un.h)."""
+
+MESSAGE_MAX_BYTES: Final = 4 * 1024 * 1024
+"""grpc-go's default limit for a received message; kubelet does not raise it."""
+
+RESOURCE_NAME_MAX_CHARS: Final = 63
+"""The part after the slash: a Kubernetes label value."""
+
+CALL_DEADLINE_S: Final = 12.0
+"""A device plugin call in the daemon, from request to answer. Kubelet sets none for Allocate; PreStartContainer has
+30 s. Longer than two LOOK_DEADLINE_S: a look that hangs may be outstanding already, and the call needs one after it."""
+
+CALL_SETTLE_S: Final = 1.0
+"""After a call was answered, its resource's list keeps its devices so long: kubelet 1.36 panics (nil pointer) if a
+device vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our
+answer."""
+
+REGISTER_DEADLINE_S: Final = 60.0
+"""Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; giving up early
+makes it forget the running client as well, so this is far longer than any kubelet needs."""
+
+STREAM_OPEN_DEADLINE_S: Final = 10.0
+"""From Register's answer to kubelet's ListAndWatch; seen within milliseconds. Then we register again."""
+
+REGISTER_BACKOFF_S: Final = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits before registering again, by the number of failures in a row; the last one repeats for ever. After a stream
+that lasted there is none: 0 to 100 ms between a stream's end and Register lost 0 of 189 registrations. The next ones
+are short because kubelet.sock exists for a moment before kubelet listens on it."""
+
+STREAM_STABLE_S: Final = 5.0
+"""A stream that ended sooner than this after it opened counts as a failed registration, so that a kubelet that
+drops us at once is not asked in a tight loop."""
+
+OLD_STREAM_GRACE_S: Final = 0.5
+"""A new kubelet.sock while a stream of the old kubelet is still open: how long its end may take to be noticed (it comes
+within milliseconds) before we end it ourselves and register."""
+
+DISCONNECT_WAIT_S: Final = 0.1
+"""Before Register: how long to wait until kubelet has closed its connection to our old stream, the sign that it has
+noticed the end (seen: 0.6 ms). Somebody else's open connection must not hold a registration up for longer."""
+
+SERVE_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Waits between attempts to make our own socket (full or read-only directory, another process on it)."""
+
+RETIRE_EMPTY_AFTER_S: Final = 600.0
+"""An emptied resource keeps its plugin this long: a rebind is answered at once, and kubelet forgets an endpoint
+whose stream ended only after 300 s."""
+
+DRAIN_S: Final = 2.0
+"""On stopping: calls in flight may finish for so long, then streams end. An Allocate takes about a millisecond."""
+
+# --- supervision ------------------------------------------------------------------------------------------
+
+RESTART_BACKOFF_INITIAL_S: Final = 0.1
+RESTART_BACKOFF_MAX_S: Final = 10.0
+RESTART_MAX_FAILURES: Final = 5
+RESTART_WITHIN_S: Final = 60.0
+"""An actor that fails more often than this is broken, not unlucky: the process ends with code 70 and is started
+again by its own supervisor."""
+
+KUBELET_DIR_RETRY_S: Final = 1.0
+"""How often to look for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
+
+# --- configuration ----------------------------------------------------------------------------------------
+
+CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
+"""A configuration file has a few hundred bytes; a device or a log named by mistake must not be read for ever."""
+
+# --- gRPC -------------------------------------------------------------------------------------------------
+
+GRPC_OUTGOING_HIGH_BYTES: Final = 64 * 1024
+"""Bytes that wait for a peer to read before the handlers of its connection wait too (asyncio's own default)."""
+
+GRPC_OUTGOING_LOW_BYTES: Final = 16 * 1024
+"""Handlers go on when no more than this waits: one HTTP/2 frame of the default size."""
+
+GRPC_OUTGOING_MAX_BYTES: Final = 1024 * 1024
+"""Beyond this the connection is dropped. Handlers stop at the high mark, so only a peer that floods us with PING or
+SETTINGS frames and reads no answer (CVE-2019-9512, -9515) gets here."""
+
+GRPC_CONNECTION_WINDOW_BYTES: Final = 1024 * 1024
+"""What a peer may send on one connection before our handlers have read it: sixteen calls' stream windows (65,535
+bytes, HTTP/2's default), so that one call that does not read holds up no other."""
+
+GRPC_CONNECTIONS_MAX: Final = 64
+"""Connections to one endpoint. Kubelet has one, and a second for a moment when it re-dials."""
+
+GRPC_HANDSHAKE_DEADLINE_S: Final = 10.0
+"""From accept to the peer's HTTP/2 preface and SETTINGS; grpc-go sends both at once."""
+
+GRPC_REQUEST_DEADLINE_S: Final = 10.0
+"""From a call's headers to its whole request message (at most MESSAGE_MAX_BYTES over a unix socket: milliseconds). A
+peer that stops in the middle must not hold a call for ever."""
+
+GRPC_CLOSE_S: Final = 0.5
+"""A client that closes its connection waits so long for its last bytes to leave; the peer sees the end either way."""
+
+GRPC_STATUS_TEXT_MAX_CHARS: Final = 2000
+"""An error's text travels in a header; grpcio refuses headers beyond 8 KiB (percent-encoding may triple a text)."""
+
+ACCEPT_RETRY_S: Final = 0.1
+"""Wait after accept() failed for want of descriptors or memory (trio's own number)."""
+
+UEVENTS_RETRY_S: Final = 10.0
+"""How often to try again where uevents cannot be had (no netlink socket allowed); the periodic scan works meanwhile."""
+
+STREAM_END_POST_S: Final = 1.0
+"""How long a cancelled handler may still try to tell the registry that its stream or call is over."""
+
+KUBELET_CONNECT_DEADLINE_S: Final = 5.0
+"""Connecting to kubelet.sock: at once, or kubelet is not accepting."""
+
+STOP_DEADLINE_S: Final = 8.0
+"""From SIGTERM to the end of the process at the latest; Kubernetes kills after 30 s. Ending streams takes DRAIN_S."""
+
+UEVENTS_AT_ONCE: Final = 256
+"""Uevent messages taken from the socket before other tasks run: the inbox's size, far above one GPU's three or four."""

@@ -1,0 +1,95 @@
+"""Short ways to say which function, which state. Shared by the tests of the core."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuactors.core.effects import Answer, Effect, Reply
+from gpuactors.core.events import Event, HostScanned
+from gpuactors.core.model import NodeState, PciFunction, ResourceName, Settings, pci_address
+from gpuactors.core.selector import parse_selector
+from gpuactors.core.step import initial_state, step
+
+H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
+SETTINGS = Settings(
+    selectors=(parse_selector("vendor=10de,class=03"), parse_selector("vendor=10de,class=0680")),
+    resync_interval_s=300.0,
+    pre_start_gate=True,
+)
+
+
+def gpu(
+    address: str,
+    group: int | None = None,
+    *,
+    device: str = "2330",
+    model: str | None = "GH100 [H100 SXM5 80GB]",
+    driver: str | None = "vfio-pci",
+    class_code: str = "030200",
+    numa_node: int | None = None,
+    pcie_root: str | None = "pci0000:00",
+    cdev: int | None = None,
+    has_node: bool = True,
+    fault: str | None = None,
+) -> PciFunction:
+    """A function as a look would describe it; bound to vfio-pci with its group node unless said otherwise."""
+    full = pci_address(address if address.count(":") == 2 else f"0000:{address}")
+    number = int(full[5:7], 16) if group is None else group
+    bound = driver == "vfio-pci"
+    nodes = ["/dev/vfio/vfio"]
+    if bound and has_node:
+        nodes.append(f"/dev/vfio/{number}")
+    if cdev is not None:
+        nodes += [f"/dev/vfio/devices/vfio{cdev}", "/dev/iommu"]
+    return PciFunction(
+        address=full,
+        vendor="10de",
+        device=device,
+        class_code=class_code,
+        driver=driver,
+        vfio_bound=bound,
+        iommu_group=number,
+        numa_node=numa_node,
+        pcie_root=pcie_root,
+        nodes=tuple(nodes),
+        model=model,
+        fault=fault,
+    )
+
+
+def audio(address: str, group: int, *, driver: str | None = "vfio-pci") -> PciFunction:
+    """The audio function of a card."""
+    return replace(gpu(address, group, driver=driver), class_code="040300", device="1aef", model=None)
+
+
+class Core:
+    """A state that events are fed to, one after the other, on a clock of its own."""
+
+    def __init__(self, *functions: PciFunction, settings: Settings = SETTINGS) -> None:
+        self.at = 100.0
+        self.state: NodeState = initial_state(settings)
+        self.effects: list[Effect] = []
+        if functions:
+            self.feed(HostScanned(self.state.looks.last, functions))
+
+    def feed(self, *events: Event, after_s: float = 0.0) -> list[Effect]:
+        """Feeds the events, `after_s` seconds later; returns what came out."""
+        self.at += after_s
+        out: list[Effect] = []
+        for event in events:
+            self.state, effects = step(self.state, event, self.at)
+            out += effects
+        self.effects += out
+        return out
+
+    def answers(self, *events: Event, after_s: float = 0.0) -> list[Answer]:
+        """As `feed`, returning only the answers to calls."""
+        return [e.answer for e in self.feed(*events, after_s=after_s) if isinstance(e, Reply)]
+
+    def frame(self, resource: ResourceName = H100) -> dict[str, str]:
+        """ID and health of every device in the resource's frame."""
+        return {a.id: str(a.health) for a in self.state.frames[resource]}
+
+    def reason(self, device: str, resource: ResourceName = H100) -> str:
+        """The one reason of a device."""
+        return next(a.reason for a in self.state.frames[resource] if a.id == device)

@@ -1,0 +1,236 @@
+"""The gate: a device is handed out from facts looked up after the call came, or refused with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.effects import Grant, Granted, Preferred, Ready, Refusal, Refused, Say
+from gpuactors.core.events import (
+    AllocateAsked,
+    CallAbandoned,
+    FunctionInspected,
+    HostChanged,
+    InspectionFailed,
+    PreferenceAsked,
+    PreferenceRequest,
+    PreStartAsked,
+    ShutdownRequested,
+    Ticked,
+)
+from gpuactors.core.model import DeviceId, PciFunction, Token, pci_address
+from gpuactors.core.step import next_deadline
+from tests.core.builders import H100, Core, audio, gpu
+
+A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
+T = Token(1)
+
+
+def allocate(*containers: tuple[str, ...], token: Token = T) -> AllocateAsked:
+    return AllocateAsked(token, H100, tuple(tuple(map(DeviceId, ids)) for ids in containers))
+
+
+def looked(core: Core, address: str, *functions: PciFunction) -> FunctionInspected:
+    where = pci_address(address)
+    return FunctionInspected(core.state.looks.functions[where], where, functions)
+
+
+def test_an_answer_waits_for_a_look_that_was_asked_for_after_the_call() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(HostChanged(A, None, "change pci"))
+    assert core.answers(allocate((A,))) == []
+    assert core.answers(looked(core, A, gpu(A))) == [], "this look may have read before the call came"
+    assert core.answers(looked(core, A, gpu(A))) == [
+        Granted(
+            (
+                Grant(
+                    (("PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB", A),), ("/dev/vfio/vfio", "/dev/vfio/1")
+                ),
+            )
+        )
+    ]
+    assert core.state.calls == {}
+
+
+def test_each_container_gets_its_own_devices_sorted() -> None:
+    core = Core(gpu(A), gpu(B), gpu(C))
+    core.feed(allocate((C, A), (B,)))
+    (answer,) = core.answers(*(looked(core, a, gpu(a)) for a in (A, B, C)))
+    assert isinstance(answer, Granted)
+    assert [g.envs[0][1] for g in answer.containers] == [f"{A},{C}", B]
+    assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/1", "/dev/vfio/3")
+
+
+def test_the_group_node_serves_the_companions_and_iommufd_needs_each_ones_cdev() -> None:
+    both = ("/dev/vfio/vfio", "/dev/vfio/7", "/dev/iommu")
+    card = (
+        replace(gpu(A, 7), nodes=(*both, "/dev/vfio/devices/vfio3")),
+        replace(audio("01:00.1", 7), nodes=(*both, "/dev/vfio/devices/vfio12")),
+    )
+    core = Core(*card)
+    core.feed(allocate((A,)))
+    (answer,) = core.answers(looked(core, A, *card))
+    assert isinstance(answer, Granted)
+    assert answer.containers[0].envs == (("PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB", A),)
+    assert answer.containers[0].nodes == (
+        "/dev/vfio/vfio",
+        "/dev/vfio/7",
+        "/dev/vfio/devices/vfio3",
+        "/dev/vfio/devices/vfio12",
+        "/dev/iommu",
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ((), "the PCI function is gone from this node"),
+        ((gpu(A, driver=None),), "bound to no driver"),
+        ((gpu(A, driver="nvidia"),), "bound to nvidia, which is no vfio driver"),
+        ((gpu(A, 9),), "its IOMMU group changed from 1 to 9"),
+        ((gpu(A, has_node=False),), "/dev/vfio/1 does not exist"),
+        ((gpu(A, device="2331"),), "another device is there now (10de:2331, not 10de:2330)"),
+        ((gpu(A), audio("01:00.1", 1, driver="snd_hda_intel")), "0000:01:00.1 is bound to snd_hda_intel"),
+        ((gpu(A, fault="cannot read /sys/x: I/O error"),), "cannot read /sys/x"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["allocate", "pre-start"])
+def test_a_device_that_changed_since_is_refused_with_its_reason(
+    kind: str, now: tuple[PciFunction, ...], said: str
+) -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(allocate((A,)) if kind == "allocate" else PreStartAsked(T, H100, (DeviceId(A),)))
+    (answer,) = core.answers(looked(core, A, *now))
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.FAILED_PRECONDITION
+    assert answer.reason.startswith(f"{A}: ")
+    assert said in answer.reason
+    refusals = [e for e in core.effects if isinstance(e, Say) and e.name == "call.refused"]
+    assert [e.fields["reason"] for e in refusals] == [answer.reason], "the log has the same words"
+
+
+def test_a_changed_group_is_refused_once_and_granted_when_asked_again() -> None:
+    core = Core(gpu(A))
+    core.feed(allocate((A,)))
+    assert isinstance(core.answers(looked(core, A, gpu(A, 9)))[0], Refused)
+    core.feed(allocate((A,)))
+    (answer,) = core.answers(looked(core, A, gpu(A, 9)))
+    assert isinstance(answer, Granted)
+    assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/9")
+
+
+def test_one_bad_device_refuses_the_whole_call_and_every_reason_is_given() -> None:
+    core = Core(gpu(A), gpu(B), gpu(C))
+    core.feed(allocate((A, B, C)))
+    (answer,) = core.answers(looked(core, A), looked(core, B, gpu(B)), looked(core, C, gpu(C, driver=None)))
+    assert isinstance(answer, Refused)
+    assert f"{A}: the PCI function is gone" in answer.reason
+    assert f"{C}: bound to no driver" in answer.reason
+    assert B not in answer.reason
+
+
+def test_pre_start_is_ready_when_the_devices_can_be_opened() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(PreStartAsked(T, H100, (DeviceId(A), DeviceId(B))))
+    assert core.answers(looked(core, A, gpu(A)), looked(core, B, gpu(B))) == [Ready()]
+
+
+@pytest.mark.parametrize(
+    ("ids", "status", "said"),
+    [
+        (
+            ("0000:09:00.0",),
+            Refusal.NOT_FOUND,
+            "no such device of nvidia.com/GH100_H100_SXM5_80GB on this node",
+        ),
+        (("51",), Refusal.NOT_FOUND, "51: no such device"),
+        ((), Refusal.INVALID_ARGUMENT, "no device of nvidia.com/GH100_H100_SXM5_80GB was asked for"),
+        ((A, A), Refusal.INVALID_ARGUMENT, f"asked for twice in one call: {A}"),
+    ],
+)
+def test_what_cannot_be_is_refused_without_looking(ids: tuple[str, ...], status: Refusal, said: str) -> None:
+    core = Core(gpu(A))
+    (answer,) = core.answers(allocate(ids))
+    assert isinstance(answer, Refused)
+    assert answer.status is status
+    assert said in answer.reason
+    assert core.state.looks.functions == {}
+
+
+def test_looks_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(allocate((A, B)))
+    core.feed(looked(core, B, gpu(B)))
+    assert next_deadline(core.state) == core.at + limits.CALL_DEADLINE_S
+    (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.UNAVAILABLE
+    assert A in answer.reason
+    assert B not in answer.reason
+
+
+def test_a_look_that_fails_refuses_the_call_with_that_reason() -> None:
+    core = Core(gpu(A))
+    core.feed(allocate((A,)))
+    (answer,) = core.answers(InspectionFailed(core.state.looks.functions[A], A, "sysfs hangs"))
+    assert isinstance(answer, Refused)
+    assert answer.reason == f"{A}: sysfs hangs"
+
+
+def test_a_stuck_device_does_not_hold_up_calls_for_the_others() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(allocate((A,), token=Token(1)), allocate((B,), token=Token(2)))
+    assert isinstance(core.answers(looked(core, B, gpu(B)))[0], Granted)
+    assert set(core.state.calls) == {Token(1)}
+
+
+def test_an_abandoned_call_is_forgotten() -> None:
+    core = Core(gpu(A))
+    core.feed(allocate((A,)), CallAbandoned(T))
+    assert core.state.calls == {}
+    assert core.answers(looked(core, A, gpu(A))) == []
+
+
+def test_no_list_shrinks_while_a_call_is_in_flight_nor_right_after_it() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
+    core.feed(looked(core, A))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == "the PCI function is gone from this node"
+    core.feed(looked(core, B, gpu(B)))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}, "kubelet is still working with our answer"
+    core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_no_list_shrinks_right_after_a_preference() -> None:
+    core = Core(gpu(A), gpu(B))
+    request = PreferenceRequest(available=(DeviceId(A), DeviceId(B)), must_include=(), size=1)
+    assert core.answers(PreferenceAsked(T, H100, (request,))) == [Preferred(((DeviceId(A),),))]
+    core.feed(HostChanged(A, None, "unbind pci"))
+    core.feed(looked(core, A, gpu(A, driver=None)))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A).startswith("bound to no driver")
+    core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_a_device_listed_for_a_call_only_is_refused_with_the_reason_it_is_listed_with() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
+    core.feed(looked(core, A))
+    (answer,) = core.answers(allocate((A,), token=Token(2)))
+    assert isinstance(answer, Refused)
+    assert answer.reason == f"{A}: the PCI function is gone from this node"
+
+
+def test_new_calls_are_refused_while_stopping_and_those_in_flight_are_answered() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(allocate((A,)), ShutdownRequested())
+    assert core.state.plugins == {}
+    (refused,) = core.answers(allocate((B,), token=Token(2)))
+    assert isinstance(refused, Refused)
+    assert refused.status is Refusal.UNAVAILABLE
+    assert isinstance(core.answers(looked(core, A, gpu(A)))[0], Granted)

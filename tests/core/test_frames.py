@@ -1,0 +1,128 @@
+"""Frames and resources: what kubelet is told, and when a resource appears or retires."""
+
+from __future__ import annotations
+
+from gpuactors import limits
+from gpuactors.core.events import (
+    FunctionInspected,
+    HostChanged,
+    HostScanned,
+    ShutdownRequested,
+    Ticked,
+    UeventsLost,
+)
+from gpuactors.core.model import PciFunction, ResourceName, pci_address
+from gpuactors.core.snapshot import project, report
+from gpuactors.core.step import next_deadline
+from tests.core.builders import H100, Core, gpu
+
+A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
+A100 = ResourceName("nvidia.com/GA100_A100_SXM4_40GB")
+
+
+def a100(address: str) -> PciFunction:
+    return gpu(address, device="20b0", model="GA100 [A100 SXM4 40GB]")
+
+
+def look(core: Core, address: str, *functions: PciFunction) -> None:
+    where = pci_address(address)
+    core.feed(HostChanged(where, None, "bind pci"))
+    core.feed(FunctionInspected(core.state.looks.functions[where], where, functions))
+
+
+def test_a_model_never_seen_before_becomes_a_resource_of_its_own() -> None:
+    core = Core(gpu(A))
+    look(core, B, a100(B))
+    assert core.frame() == {A: "Healthy"}
+    assert core.frame(A100) == {B: "Healthy"}
+    assert set(project(core.state).plugins) == {H100, A100}
+
+
+def test_an_unknown_id_gets_its_hex_digits() -> None:
+    core = Core(gpu(A, device="29ff", model=None))
+    assert core.frame(ResourceName("nvidia.com/29ff")) == {A: "Healthy"}
+
+
+def test_two_ids_with_one_name_are_one_resource() -> None:
+    core = Core(gpu(A, device="2330"), gpu(B, device="2331"))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert list(core.state.plugins) == [H100]
+
+
+def test_a_card_swapped_for_another_model_changes_resource() -> None:
+    core = Core(gpu(A))
+    look(core, A, a100(A))
+    assert core.frame() == {}
+    assert core.frame(A100) == {A: "Healthy"}
+
+
+def test_a_node_without_gpus_has_no_resource_until_one_comes() -> None:
+    core = Core()
+    core.feed(HostScanned(1, ()))
+    assert core.state.plugins == {}
+    look(core, A, gpu(A))
+    assert core.frame() == {A: "Healthy"}
+
+
+def test_an_emptied_resource_shows_an_empty_list_then_retires() -> None:
+    core = Core(gpu(A), a100(B))
+    look(core, B)
+    assert core.frame(A100) == {}
+    due = next_deadline(core.state)
+    assert due <= core.at + limits.RETIRE_EMPTY_AFTER_S
+    core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S)
+    assert set(core.state.plugins) == {H100}
+    assert set(core.state.frames) == {H100}
+
+
+def test_a_rebind_before_the_resource_retires_keeps_its_plugin() -> None:
+    core = Core(gpu(A))
+    before = core.state.plugins[H100].bind
+    look(core, A, gpu(A, driver=None))
+    core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S - 1)
+    look(core, A, gpu(A))
+    core.feed(Ticked(), after_s=5)
+    assert core.frame() == {A: "Healthy"}
+    assert core.state.plugins[H100].bind == before
+
+
+def test_a_retired_resource_comes_back_with_a_fresh_plugin() -> None:
+    core = Core(gpu(A))
+    look(core, A)
+    core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S)
+    assert core.state.plugins == {}
+    look(core, A, gpu(A))
+    assert core.frame() == {A: "Healthy"}
+
+
+def test_numa_nodes_are_in_the_frame() -> None:
+    core = Core(gpu(A, numa_node=0), gpu(B, numa_node=None))
+    assert [(a.address, a.numa_node) for a in core.state.frames[H100]] == [(A, 0), (B, None)]
+
+
+def test_nothing_changes_the_frame_object_when_nothing_changed() -> None:
+    core = Core(gpu(A), gpu(B))
+    before = core.state.frames[H100]
+    look(core, A, gpu(A))
+    core.feed(UeventsLost("overflow"))
+    scan = core.state.looks.scan
+    assert scan is not None
+    core.feed(HostScanned(scan, (gpu(A), gpu(B))))
+    assert core.state.frames[H100] == before
+
+
+def test_stopping_ends_every_plugin() -> None:
+    core = Core(gpu(A), a100(B))
+    core.feed(ShutdownRequested())
+    assert project(core.state).plugins == {}
+    assert project(core.state).stopping
+
+
+def test_the_report_names_every_selected_function_offered_or_not() -> None:
+    core = Core(gpu(A), gpu(B, driver="nvidia"), gpu(C, driver=None))
+    found = {d.function.address: (str(d.health), d.reason) for d in report(core.state)}
+    assert found == {
+        A: ("Healthy", "free"),
+        B: ("Unhealthy", "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it"),
+        C: ("Unhealthy", "bound to no driver; bind it to vfio-pci to offer it"),
+    }

@@ -1,0 +1,80 @@
+"""Which functions are devices, and what is said of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuactors.core.health import verdict
+from gpuactors.core.inventory import Device, devices_of, is_offered
+from gpuactors.core.model import Fact, Health, PciFunction, Settings
+from gpuactors.core.selector import parse_selector
+from tests.core.builders import SETTINGS, audio, gpu
+
+
+def devices(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Device, ...]:
+    return devices_of({f.address: Fact(1, f) for f in functions}, settings.selectors)
+
+
+def test_a_bound_gpu_with_its_node_is_healthy() -> None:
+    (device,) = devices(gpu("01:00.0"))
+    assert verdict(device) == (Health.HEALTHY, "free")
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", None, "pci-stub", "pcieport"])
+def test_a_group_is_viable_beside_these_drivers(driver: str | None) -> None:
+    (device,) = devices(gpu("01:00.0", 7), audio("01:00.1", 7, driver=driver))
+    assert verdict(device)[0] is Health.HEALTHY
+
+
+def test_a_function_on_a_host_driver_makes_the_group_not_viable_and_is_named() -> None:
+    (device,) = devices(gpu("01:00.0", 7), audio("01:00.1", 7, driver="snd_hda_intel"))
+    health, reason = verdict(device)
+    assert health is Health.UNHEALTHY
+    assert reason == (
+        "IOMMU group 7 is not viable: 0000:01:00.1 is bound to snd_hda_intel; bind it to vfio-pci or to no driver"
+    )
+
+
+def test_a_host_driver_in_another_group_does_not_matter() -> None:
+    (device,) = devices(gpu("01:00.0", 7), audio("01:00.1", 8, driver="snd_hda_intel"))
+    assert verdict(device)[0] is Health.HEALTHY
+
+
+def test_no_iommu_group_names_the_kernel_command_line() -> None:
+    function = gpu("01:00.0")
+    (device,) = devices(
+        PciFunction(**{f: getattr(function, f) for f in function.__slots__} | {"iommu_group": None})
+    )
+    health, reason = verdict(device)
+    assert health is Health.UNHEALTHY
+    assert "intel_iommu=on" in reason
+
+
+def test_a_cdev_without_a_group_node_will_do() -> None:
+    (device,) = devices(gpu("01:00.0", has_node=False, cdev=3))
+    assert verdict(device)[0] is Health.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"), [(None, "bound to no driver"), ("nvidia", "bound to nvidia, which is no vfio driver")]
+)
+def test_a_gpu_on_another_driver_is_not_offered(driver: str | None, said: str) -> None:
+    (device,) = devices(gpu("01:00.0", driver=driver))
+    assert not is_offered(device)
+    health, reason = verdict(device)
+    assert health is Health.UNHEALTHY
+    assert reason.startswith(said)
+
+
+def test_companions_are_never_a_gpu_unless_they_are_asked_for() -> None:
+    functions = (gpu("01:00.0", 7), audio("01:00.1", 7))
+
+    def chosen(*selectors: str) -> set[str]:
+        settings = Settings(tuple(map(parse_selector, selectors)), 300.0, True)
+        return {d.function.address[-1] for d in devices(*functions, settings=settings)}
+
+    assert chosen("vendor=10de") == {"0"}
+    assert chosen("vendor=10de,class=0403") == {"1"}
+    assert chosen("vendor=10de,device=1aef") == {"1"}
+    assert chosen("address=01:00.1") == {"1"}
+    assert chosen("vendor=1002") == set()

@@ -1,0 +1,208 @@
+"""Looks: whatever order results come in, the facts end with what the look asked for last has found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.events import (
+    FunctionInspected,
+    HostChanged,
+    HostScanned,
+    InspectionFailed,
+    ScanFailed,
+    Ticked,
+    UeventsLost,
+)
+from gpuactors.core.model import pci_address
+from gpuactors.core.step import next_deadline
+from tests.core.builders import H100, Core, audio, gpu
+
+A = pci_address("0000:01:00.0")
+B = pci_address("0000:02:00.0")
+
+
+def wanted(core: Core, address: str = A) -> int:
+    return core.state.looks.functions[pci_address(address)]
+
+
+def test_a_scan_is_wanted_from_the_start_and_no_frame_is_made_before_it_is_back() -> None:
+    core = Core()
+    assert core.state.looks.scan == 1
+    core.feed(HostChanged(A, None, "bind pci"))
+    core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
+    assert core.state.frames == {}, "a frame without the other devices would tell kubelet that they are gone"
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_a_late_bind_adds_the_device_and_an_unbind_takes_it_away() -> None:
+    core = Core(gpu(A))
+    core.feed(HostChanged(B, None, "bind pci"))
+    core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    core.feed(HostChanged(A, None, "unbind pci"))
+    core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_a_group_hint_asks_for_a_look_at_each_known_member_only() -> None:
+    core = Core(gpu(A, 7), audio("01:00.1", 7), gpu(B, 8))
+    core.feed(HostChanged(None, 7, "remove vfio"))
+    assert set(core.state.looks.functions) == {A, "0000:01:00.1"}
+    core.feed(HostChanged(None, 99, "add vfio"))
+    assert set(core.state.looks.functions) == {A, "0000:01:00.1"}
+
+
+@pytest.mark.parametrize("scan_comes", [0, 1, 2])
+def test_a_scan_that_comes_back_at_any_moment_ends_with_the_look_asked_for_last(scan_comes: int) -> None:
+    """A scan is out; then an unbind and a removal: the scan, which read before both, comes back at each moment."""
+    core = Core(gpu(A), gpu(B))
+    core.feed(UeventsLost("overflow"))
+    scan = core.state.looks.scan
+    assert scan is not None
+    steps: list[Callable[[], object]] = [
+        lambda: core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),))),
+        lambda: core.feed(FunctionInspected(wanted(core), A, ())),
+    ]
+    steps.insert(scan_comes, lambda: core.feed(HostScanned(scan, (gpu(A), gpu(B)))))
+    core.feed(HostChanged(A, None, "unbind pci"), HostChanged(A, None, "remove pci"))
+    for step in steps:
+        step()
+    assert core.frame() == {B: "Healthy"}
+    assert core.state.looks.functions == {}
+    assert A not in core.state.facts, "what is gone for good is forgotten"
+
+
+def test_a_storm_of_hints_costs_two_looks() -> None:
+    core = Core(gpu(A))
+    looks = set()
+    for _ in range(1000):
+        core.feed(HostChanged(A, None, "change pci"))
+        looks.add(wanted(core))
+    core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
+    looks.add(wanted(core))
+    core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
+    assert core.state.looks.functions == {}
+    assert len(looks) == 2
+    assert core.frame() == {A: "Healthy"}
+
+
+def test_a_change_during_a_scan_is_followed_by_another_scan() -> None:
+    core = Core(gpu(A))
+    core.feed(UeventsLost("overflow"), UeventsLost("overflow"), UeventsLost("overflow"))
+    first = core.state.looks.scan
+    assert first is not None
+    core.feed(HostScanned(first, (gpu(A),)))
+    second = core.state.looks.scan
+    assert second is not None
+    assert second > first
+    core.feed(HostScanned(second, (gpu(A), gpu(B))))
+    assert core.state.looks.scan is None
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_a_result_nobody_waits_for_changes_nothing() -> None:
+    core = Core(gpu(A))
+    before = core.state
+    core.feed(
+        HostScanned(99, ()), ScanFailed(99, "x"), FunctionInspected(99, A, ()), InspectionFailed(99, A, "x")
+    )
+    assert core.state == before
+
+
+def test_a_stale_result_does_not_bring_back_what_a_later_look_found_gone() -> None:
+    core = Core(gpu(A, 7), gpu("01:00.1", 7))
+    core.feed(HostChanged(pci_address("0000:01:00.1"), None, "change pci"))
+    older = wanted(core, "0000:01:00.1")
+    core.feed(HostChanged(A, None, "remove pci"))
+    core.feed(FunctionInspected(wanted(core), A, (gpu("01:00.1", 7),)))
+    core.feed(FunctionInspected(older, pci_address("0000:01:00.1"), (gpu(A, 7), gpu("01:00.1", 7))))
+    assert core.frame() == {"0000:01:00.1": "Healthy"}
+
+
+def test_a_scan_drops_what_it_does_not_name_but_keeps_what_was_looked_up_after_it_was_asked_for() -> None:
+    core = Core(gpu(A))
+    core.feed(UeventsLost("overflow"))
+    scan = core.state.looks.scan
+    assert scan is not None
+    core.feed(HostChanged(B, None, "bind pci"))
+    core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
+    core.feed(HostScanned(scan, ()))
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> None:
+    core = Core(gpu(A))
+    waits = []
+    core.feed(UeventsLost("overflow"))
+    for _ in range(8):
+        scan = core.state.looks.scan
+        assert scan is not None
+        core.feed(ScanFailed(scan, "/sys is not mounted"))
+        waits.append(next_deadline(core.state) - core.at)
+        core.feed(Ticked(), after_s=waits[-1])
+    assert waits == pytest.approx([*limits.SCAN_BACKOFF_S, *limits.SCAN_BACKOFF_S[-1:] * 2])
+    assert core.frame() == {A: "Healthy"}
+    scan = core.state.looks.scan
+    assert scan is not None
+    core.feed(HostScanned(scan, (gpu(A), gpu(B))))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert next_deadline(core.state) == core.at + 300.0, "back to the resync interval"
+
+
+def test_resync_is_the_only_deadline_of_a_settled_node() -> None:
+    core = Core(gpu(A), gpu(B))
+    for plugin in core.state.plugins.values():
+        assert plugin.retry_at is None
+    assert next_deadline(core.state) == core.at + 300.0
+    core.feed(Ticked(), after_s=300.0)
+    assert core.state.looks.scan is not None
+    assert math.isinf(next_deadline(core.state)), "while the scan is out nothing else is due"
+
+
+def test_an_incomplete_look_is_repeated_a_few_times_and_then_left_to_the_scan() -> None:
+    core = Core(gpu(A, has_node=False))
+    assert core.frame() == {A: "Unhealthy"}
+    assert "/dev/vfio/1 does not exist" in core.reason(A)
+    waits = []
+    for _ in limits.UNSETTLED_LOOKS_S:
+        waits.append(next_deadline(core.state) - core.at)
+        core.feed(Ticked(), after_s=waits[-1])
+        core.feed(FunctionInspected(wanted(core), A, (gpu(A, has_node=False),)))
+    assert waits == pytest.approx(list(limits.UNSETTLED_LOOKS_S))
+    assert next_deadline(core.state) > core.at + max(limits.UNSETTLED_LOOKS_S)
+
+
+def test_an_incomplete_look_that_becomes_complete_ends_the_repeating() -> None:
+    core = Core(gpu(A, has_node=False))
+    core.feed(Ticked(), after_s=limits.UNSETTLED_LOOKS_S[0])
+    core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
+    assert core.frame() == {A: "Healthy"}
+    assert core.state.looks.retries == {}
+
+
+def test_a_look_that_fails_leaves_the_device_listed_with_the_failure_as_its_reason() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(HostChanged(A, None, "unbind pci"))
+    core.feed(InspectionFailed(wanted(core), A, "sysfs did not answer within 5 s"))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == "sysfs did not answer within 5 s"
+
+
+def test_a_function_that_cannot_be_read_keeps_its_identity_and_its_place_in_the_list() -> None:
+    core = Core(gpu(A))
+    fault = "cannot read /sys/bus/pci/devices/0000:01:00.0/vendor: Input/output error"
+    unreadable = gpu(A, driver=None, device="", class_code="", model=None, fault=fault)
+    core.feed(HostChanged(A, None, "change pci"))
+    core.feed(FunctionInspected(wanted(core), A, (unreadable,)))
+    assert core.frame(H100) == {A: "Unhealthy"}
+    assert core.reason(A) == fault
+
+
+def test_an_unreadable_function_that_was_never_known_is_no_device() -> None:
+    core = Core(gpu(A), gpu(B, device="", class_code="", model=None, fault="cannot read"))
+    assert core.frame() == {A: "Healthy"}

@@ -26,9 +26,9 @@ SCAN_DEADLINE_S: Final = 60.0
 LOOK_CONCURRENCY: Final = 16
 """Looks that run side by side, so that one hanging look holds up no other device. 16 = GPUs of the largest node."""
 
-UNSETTLED_LOOKS_S: Final = (0.2, 1.0, 5.0)
-"""When to look again at a function whose facts were incomplete (a missing node, an unreadable attribute). udev's
-own rules finish in well under a second; after the last one the periodic scan takes over."""
+UNSETTLED_LOOKS_S: Final = (0.2, 1.0, 5.0, 30.0)
+"""When to look again at a function whose look failed or was incomplete (a missing node, an unreadable attribute); the
+last one repeats. udev's own rules finish in well under a second."""
 
 SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""

@@ -164,17 +164,16 @@ def test_resync_is_the_only_deadline_of_a_settled_node() -> None:
     assert math.isinf(next_deadline(core.state)), "while the scan is out nothing else is due"
 
 
-def test_an_incomplete_look_is_repeated_a_few_times_and_then_left_to_the_scan() -> None:
+def test_an_incomplete_look_is_repeated_ever_more_slowly() -> None:
     core = Core(gpu(A, has_node=False))
     assert core.frame() == {A: "Unhealthy"}
     assert "/dev/vfio/1 does not exist" in core.reason(A)
     waits = []
-    for _ in limits.UNSETTLED_LOOKS_S:
+    for _ in range(6):
         waits.append(next_deadline(core.state) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
         core.feed(FunctionInspected(wanted(core), A, (gpu(A, has_node=False),)))
-    assert waits == pytest.approx(list(limits.UNSETTLED_LOOKS_S))
-    assert next_deadline(core.state) > core.at + max(limits.UNSETTLED_LOOKS_S)
+    assert waits == pytest.approx([*limits.UNSETTLED_LOOKS_S, *limits.UNSETTLED_LOOKS_S[-1:] * 2])
 
 
 def test_an_incomplete_look_that_becomes_complete_ends_the_repeating() -> None:
@@ -206,3 +205,14 @@ def test_a_function_that_cannot_be_read_keeps_its_identity_and_its_place_in_the_
 def test_an_unreadable_function_that_was_never_known_is_no_device() -> None:
     core = Core(gpu(A), gpu(B, device="", class_code="", model=None, fault="cannot read"))
     assert core.frame() == {A: "Healthy"}
+
+
+def test_a_failed_look_at_a_function_never_seen_before_is_repeated() -> None:
+    """Found by the orders: the only hint of a new card came while looks failed, and nothing looked again."""
+    core = Core(gpu(A))
+    core.feed(HostChanged(B, None, "bind pci"))
+    core.feed(InspectionFailed(wanted(core, B), B, "I/O error"))
+    core.feed(Ticked(), after_s=limits.UNSETTLED_LOOKS_S[0])
+    core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.state.looks.retries == {}

@@ -24,8 +24,13 @@ class HostChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class UeventsOpened:
+    """Uevents are heard from now on. What happened before may have been missed."""
+
+
+@dataclass(frozen=True, slots=True)
 class UeventsLost:
-    """Uevents were or may have been missed: overflow (ENOBUFS), or the watcher started anew."""
+    """Uevents were lost (ENOBUFS), or cannot be had at all."""
 
     reason: str
 
@@ -191,7 +196,15 @@ class ShutdownRequested:
     """SIGTERM or SIGINT."""
 
 
-HostEvent = HostChanged | UeventsLost | HostScanned | ScanFailed | FunctionInspected | InspectionFailed
+HostEvent = (
+    HostChanged
+    | UeventsOpened
+    | UeventsLost
+    | HostScanned
+    | ScanFailed
+    | FunctionInspected
+    | InspectionFailed
+)
 KubeletEvent = (
     KubeletAppeared
     | KubeletGone

@@ -109,7 +109,7 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
     if before is not None and before.function is not None and before.look <= event.look:
         facts[event.address] = Fact(event.look, replace(before.function, fault=event.reason))
     looks = _look_back(state.looks, event.address)
-    return _settle(replace(state, facts=facts, looks=looks), {event.address}, at)
+    return _settle(replace(state, facts=facts, looks=looks), {event.address}, at, failed=True)
 
 
 def _scan_back(looks: Looks, due_at: float) -> Looks:
@@ -176,23 +176,27 @@ def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
     )
 
 
-def _settle(state: NodeState, looked_at: Iterable[PciAddress], at: float) -> NodeState:
-    """Forgets what is gone for good, and plans another look at what came back incomplete."""
+def _settle(
+    state: NodeState, looked_at: Iterable[PciAddress], at: float, *, failed: bool = False
+) -> NodeState:
+    """Forgets what is gone for good, and plans another look at what came back incomplete, or failed."""
     outstanding = [*state.looks.functions.values(), *([state.looks.scan] if state.looks.scan else [])]
     oldest = min(outstanding, default=math.inf)
     facts = {a: f for a, f in state.facts.items() if f.function is not None or f.look > oldest}
     retries = dict(state.looks.retries)
     for address in looked_at:
-        fact = facts.get(address)
         before = retries.pop(address, None)
-        if fact is None or fact.function is None or _is_complete(fact.function):
-            continue
-        attempt = before.attempt + 1 if before is not None else 0
-        if attempt < len(limits.UNSETTLED_LOOKS_S):
-            retries[address] = Retry(attempt, at + limits.UNSETTLED_LOOKS_S[attempt])
-        else:
-            retries[address] = Retry(attempt, math.inf)  # from here on the periodic scan looks
+        fact = facts.get(address)
+        complete = fact is None or fact.function is None or _is_complete(fact.function)
+        if failed or not complete:
+            retries[address] = _next_retry(before, at)
     return replace(state, facts=facts, looks=replace(state.looks, retries=retries))
+
+
+def _next_retry(before: Retry | None, at: float) -> Retry:
+    """Ever later, for ever."""
+    attempt = before.attempt + 1 if before is not None else 0
+    return Retry(attempt, at + limits.UNSETTLED_LOOKS_S[min(attempt, len(limits.UNSETTLED_LOOKS_S) - 1)])
 
 
 def _is_complete(function: PciFunction) -> bool:

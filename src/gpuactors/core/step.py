@@ -42,6 +42,7 @@ from gpuactors.core.events import (
     StreamOpened,
     Ticked,
     UeventsLost,
+    UeventsOpened,
 )
 from gpuactors.core.frames import publish
 from gpuactors.core.model import NodeState, PluginState, ResourceName, Settings
@@ -71,6 +72,7 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
     match event:
         case (
             HostChanged()
+            | UeventsOpened()
             | UeventsLost()
             | HostScanned()
             | ScanFailed()
@@ -126,6 +128,8 @@ def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
         case HostChanged():
             wanted = looks.ask_looks(state.looks, sorted(looks.hinted(state, event)))
             return replace(state, looks=wanted), []
+        case UeventsOpened():
+            return replace(state, looks=looks.ask_scan(state.looks)), [Say(Level.INFO, "uevents.opened", {})]
         case UeventsLost(reason):
             return replace(state, looks=looks.ask_scan(state.looks)), [
                 Say(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
@@ -195,7 +199,12 @@ def _standing(resource: ResourceName, before: PluginState, after: PluginState) -
     if registration.is_registered(after) and not registration.is_registered(before):
         return [Say(Level.INFO, "plugin.registered", {"resource": resource})]
     if after.problem != before.problem and after.problem is not None:
-        level = Level.WARNING if after.retry_at is not None else Level.INFO
+        failed = (
+            after.bind_failures > before.bind_failures
+            or after.register_failures > before.register_failures
+            or (before.accepted and not after.accepted)
+        )
+        level = Level.WARNING if failed else Level.INFO
         return [Say(level, "plugin.unregistered", {"resource": resource, "reason": after.problem})]
     return []
 

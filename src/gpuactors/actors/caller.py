@@ -1,0 +1,74 @@
+"""How a gRPC handler reaches the core: it posts an event with a token and waits for the answer.
+
+A handler keeps no state of its own and decides nothing; what it may do is `ports.Caller`, implemented here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.replies import Replies
+from gpuactors.core.effects import Answer
+from gpuactors.core.events import (
+    AllocateAsked,
+    CallAbandoned,
+    Event,
+    PreferenceAsked,
+    PreferenceRequest,
+    PreStartAsked,
+    StreamEnded,
+    StreamOpened,
+)
+from gpuactors.core.model import DeviceId, ResourceName, Token
+
+
+@final
+class InboxCaller:
+    """Posts calls and streams into the registry's inbox. Implements `ports.Caller`."""
+
+    def __init__(self, inbox: trio.MemorySendChannel[Event], replies: Replies[Answer]) -> None:
+        self._inbox = inbox
+        self._replies = replies
+        self._streams = count(1)
+
+    async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
+        return await self._ask(lambda token: AllocateAsked(token, resource, requests))
+
+    async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
+        return await self._ask(lambda token: PreStartAsked(token, resource, devices))
+
+    async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer:
+        return await self._ask(lambda token: PreferenceAsked(token, resource, requests))
+
+    @asynccontextmanager
+    async def stream(self, resource: ResourceName) -> AsyncIterator[None]:
+        number = next(self._streams)
+        await self._inbox.send(StreamOpened(resource, number))
+        try:
+            yield
+        finally:
+            await self._tell(StreamEnded(resource, number))
+
+    async def _ask(self, event: Callable[[Token], Event]) -> Answer:
+        with self._replies.ask() as pending:
+            token = Token(pending.token)
+            await self._inbox.send(event(token))
+            try:
+                return await pending.answer()
+            except trio.Cancelled:
+                await self._tell(CallAbandoned(token))
+                raise
+
+    async def _tell(self, event: Event) -> None:
+        """Posts an event even while this task is being cancelled; gives up if the registry does not listen."""
+        with trio.move_on_after(limits.STREAM_END_POST_S, shield=True):
+            try:
+                await self._inbox.send(event)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):  # the daemon is ending
+                return

@@ -1,0 +1,156 @@
+"""The plugin of one resource: serves its endpoint and registers it, as ordered.
+
+When to bind, when to register and what to stream is decided in the core (`core/registration.py`); this actor does it
+and says how it went. One plugin's trouble never touches another: each has its own task, endpoint and connection, and
+fails and begins anew by itself, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from gpuactors import limits
+from gpuactors.actors.registry import PluginCells
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.events import Event, RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
+from gpuactors.core.model import ResourceName
+from gpuactors.core.registration import PluginOrder
+from gpuactors.ports import Caller, Endpoint, Kubelet, KubeletError
+
+OnFailure = Callable[[str, Exception], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginPorts:
+    """What every plugin needs, whatever its resource."""
+
+    kubelet: Kubelet
+    caller: Caller
+    inbox: trio.MemorySendChannel[Event]
+    pre_start: bool
+    on_failure: OnFailure
+    """Told of an exception that nobody expected: a bug, to be logged with its traceback."""
+
+
+async def run_all(plugins: LatestReader[Mapping[ResourceName, PluginCells]], ports: PluginPorts) -> None:
+    """A plugin for every resource there is, ended when its resource retires; all are ended when the cell is closed."""
+    running: dict[ResourceName, trio.Event] = {}
+    async with trio.open_nursery() as nursery:
+        async for wanted in plugins:
+            for resource in running.keys() - wanted.keys():
+                running.pop(resource).set()
+            for resource, cells in wanted.items():
+                if resource not in running:
+                    running[resource] = trio.Event()
+                    nursery.start_soon(run, resource, cells, ports, running[resource])
+        for stop in running.values():
+            stop.set()
+
+
+async def run(resource: ResourceName, cells: PluginCells, ports: PluginPorts, stop: trio.Event) -> None:
+    """Makes one endpoint after the other, whenever a bind order says so, until `stop` is set."""
+    orders = _Orders(cells.order.subscribe(), stop)
+    registered = _Counter()
+    order = await orders.next()
+    while order is not None:
+        try:
+            async with ports.kubelet.serve(
+                resource, cells.frame, ports.caller, pre_start=ports.pre_start
+            ) as endpoint:
+                bind = order.bind
+                await ports.inbox.send(SocketBound(resource, bind))
+                order = await _attend(resource, endpoint, order, orders, registered, ports)
+                await endpoint.drain(limits.DRAIN_S)
+        except KubeletError as exc:
+            order = await _failed(resource, str(exc), order, orders, ports)
+        except Exception as exc:
+            ports.on_failure(f"plugin {resource}", exc)
+            order = await _failed(
+                resource, f"internal error: {exc!r}; please report it", order, orders, ports
+            )
+
+
+class _Counter:
+    """The largest number of an order that was carried out."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class _Orders:
+    """The orders, until the plugin is stopped."""
+
+    def __init__(self, orders: LatestReader[PluginOrder], stop: trio.Event) -> None:
+        self._orders = orders
+        self._stop = stop
+
+    async def next(self) -> PluginOrder | None:
+        """The next order; None when the plugin is to end."""
+        order: PluginOrder | None = None
+
+        async def end_wait() -> None:
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_wait)
+            order = await self._orders.receive()
+            nursery.cancel_scope.cancel()
+        return None if self._stop.is_set() else order
+
+
+async def _attend(
+    resource: ResourceName,
+    endpoint: Endpoint,
+    order: PluginOrder,
+    orders: _Orders,
+    registered: _Counter,
+    ports: PluginPorts,
+) -> PluginOrder | None:
+    """Carries out orders for as long as this endpoint can serve them; returns the one that needs a new endpoint."""
+    bound = order.bind
+    async with trio.open_nursery() as nursery:
+        current: PluginOrder | None = order
+        while current is not None:
+            if current.bind > bound:
+                if current.renew or not endpoint.still_there():
+                    break
+                bound = current.bind
+                await ports.inbox.send(SocketBound(resource, bound))
+            if current.register > registered.value:
+                registered.value = current.register
+                nursery.start_soon(_register, resource, endpoint, current.register, ports)
+            current = await orders.next()
+        nursery.cancel_scope.cancel()
+    return current
+
+
+async def _register(resource: ResourceName, endpoint: Endpoint, number: int, ports: PluginPorts) -> None:
+    with trio.move_on_after(limits.DISCONNECT_WAIT_S):
+        await endpoint.wait_disconnected()
+    try:
+        await ports.kubelet.register(resource, endpoint.name, pre_start=ports.pre_start)
+    except KubeletError as exc:
+        await ports.inbox.send(RegisterFailed(resource, number, str(exc)))
+    else:
+        await ports.inbox.send(RegisterSucceeded(resource, number))
+
+
+async def _failed(
+    resource: ResourceName,
+    reason: str,
+    order: PluginOrder | None,
+    orders: _Orders,
+    ports: PluginPorts,
+) -> PluginOrder | None:
+    """Says that the endpoint could not be made or has died, and waits for the order to try again."""
+    if order is None:
+        return None
+    await ports.inbox.send(SocketFailed(resource, order.bind, reason))
+    tried = order.bind
+    while order is not None and order.bind <= tried:
+        order = await orders.next()
+    return order

@@ -1,0 +1,72 @@
+"""The sysfs inspector: does the looks at the host that are outstanding, and says what it found.
+
+A look may hang in the kernel for ever, so looks run side by side, each with a deadline of its own, and a full scan
+holds up no look at a single function.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
+from gpuactors.core.model import PciAddress
+from gpuactors.core.snapshot import LooksWanted
+from gpuactors.ports import HostError, HostReader
+
+
+async def run(
+    wanted: LatestReader[LooksWanted], host: HostReader, inbox: trio.MemorySendChannel[Event]
+) -> None:
+    """Runs for ever."""
+    limiter = trio.CapacityLimiter(limits.LOOK_CONCURRENCY)
+    scans = _Started()
+    looks: dict[PciAddress, _Started] = {}
+    async with trio.open_nursery() as nursery:
+        async for now in wanted:
+            if now.scan is not None and scans.is_new(now.scan):
+                nursery.start_soon(_scan, now.scan, host, inbox)
+            for address, number in now.functions.items():
+                if looks.setdefault(address, _Started()).is_new(number):
+                    nursery.start_soon(_look, address, number, host, inbox, limiter)
+            for answered in looks.keys() - now.functions.keys():
+                del looks[answered]
+
+
+class _Started:
+    """The largest number of a look that was started: each is done once."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def is_new(self, number: int) -> bool:
+        if number <= self._number:
+            return False
+        self._number = number
+        return True
+
+
+async def _scan(number: int, host: HostReader, inbox: trio.MemorySendChannel[Event]) -> None:
+    try:
+        functions = await host.scan()
+    except HostError as exc:
+        await inbox.send(ScanFailed(number, str(exc)))
+    else:
+        await inbox.send(HostScanned(number, functions))
+
+
+async def _look(
+    address: PciAddress,
+    number: int,
+    host: HostReader,
+    inbox: trio.MemorySendChannel[Event],
+    limiter: trio.CapacityLimiter,
+) -> None:
+    try:
+        async with limiter:
+            functions = await host.look(address)
+    except HostError as exc:
+        await inbox.send(InspectionFailed(number, address, str(exc)))
+    else:
+        await inbox.send(FunctionInspected(number, address, functions))

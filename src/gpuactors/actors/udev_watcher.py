@@ -1,0 +1,36 @@
+"""The udev watcher: kernel uevents become hints.
+
+A hint says "look there again" and nothing else; a lost, doubled or late one changes only how soon the truth is known.
+Where uevents cannot be had at all, the periodic scan finds every change, later.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from gpuactors import limits
+from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened
+from gpuactors.ports import HostError, OpenUevents, UeventSource, UeventsOverflowError
+
+
+async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event]) -> None:
+    """Runs for ever. What happened before the source was open may have been missed, so it begins with a scan."""
+    while True:
+        try:
+            async with open_uevents() as source:
+                await inbox.send(UeventsOpened())
+                await _forward(source, inbox)
+        except HostError as exc:
+            await inbox.send(UeventsLost(f"no uevents: {exc}"))
+        await trio.sleep(limits.UEVENTS_RETRY_S)
+
+
+async def _forward(source: UeventSource, inbox: trio.MemorySendChannel[Event]) -> None:
+    while True:
+        try:
+            hints = await source.receive()
+        except UeventsOverflowError as exc:
+            await inbox.send(UeventsLost(str(exc)))
+            continue
+        for hint in hints:
+            await inbox.send(HostChanged(hint.address, hint.iommu_group, hint.cause))

@@ -1,0 +1,1 @@
+"""Tools for actors on trio that know nothing of GPUs."""

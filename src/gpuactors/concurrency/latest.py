@@ -1,0 +1,93 @@
+"""A cell that holds the newest value of something, with any number of readers.
+
+The writer never waits and no reader can slow another down. A reader may skip values in between; it never misses the
+last one. A reader holds a read end and cannot write.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar, final
+
+import trio
+
+T = TypeVar("T")
+
+
+@final
+class Latest(Generic[T]):
+    """Owns one value. Kept by its writer; everybody else gets `subscribe()`."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._version = 0
+        self._changed = trio.Event()
+        self._closed = False
+
+    @property
+    def value(self) -> T:
+        """The newest value."""
+        return self._value
+
+    def set(self, value: T) -> None:
+        """Replaces the value and wakes every reader. An equal value wakes nobody."""
+        if self._closed:
+            raise trio.ClosedResourceError("this cell is closed")
+        if value == self._value:
+            return
+        self._value = value
+        self._version += 1
+        self._wake()
+
+    @property
+    def is_closed(self) -> bool:
+        """No value will follow the present one."""
+        return self._closed
+
+    def close(self) -> None:
+        """Each reader still gets the last value, then its iteration ends. Closing twice is no error."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def subscribe(self) -> LatestReader[T]:
+        """A new read end, whose first `receive` returns the present value at once."""
+        return LatestReader(self)
+
+
+@final
+class LatestReader(Generic[T]):
+    """One reader's place in the sequence of values. An asynchronous iterator that ends when the cell is closed."""
+
+    def __init__(self, latest: Latest[T]) -> None:
+        self._latest = latest
+        self._seen = -1
+
+    @property
+    def value(self) -> T:
+        """The newest value, without counting as having had it."""
+        return self._latest.value
+
+    async def receive(self) -> T:
+        """The newest value, once there is one that this reader has not had yet.
+
+        Raises `trio.EndOfChannel` if there will be none.
+        """
+        await trio.lowlevel.checkpoint()
+        while self._seen == self._latest._version:
+            if self._latest._closed:
+                raise trio.EndOfChannel
+            await self._latest._changed.wait()
+        self._seen = self._latest._version
+        return self._latest._value
+
+    def __aiter__(self) -> LatestReader[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None

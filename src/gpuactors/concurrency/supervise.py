@@ -1,0 +1,65 @@
+"""Keeping one actor running: restart with backoff, give up when it is broken and not merely unlucky."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+
+class ActorReturnedError(Exception):
+    """A long-lived actor returned; that is a failure like any other."""
+
+
+class ActorBrokenError(Exception):
+    """An actor failed more often than its policy allows. The process should end and be started anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often an actor may fail, and how long to wait before each restart."""
+
+    max_failures: int
+    within_s: float
+    backoff_initial_s: float
+    backoff_max_s: float
+    jitter: float = 0.2
+    """Share of each wait that is random, so that actors that fell together do not rise together."""
+
+    def wait_s(self, failures: int) -> float:
+        """The wait before the restart after `failures` failures in a row (1, 2, …)."""
+        plain_s = min(self.backoff_max_s, self.backoff_initial_s * 2.0 ** min(failures - 1, 30))
+        return plain_s * (1 - self.jitter * random.random())
+
+
+async def supervise(
+    name: str,
+    actor: Callable[[], Awaitable[None]],
+    policy: RestartPolicy,
+    on_failure: Callable[[str, Exception, float], None],
+) -> None:
+    """Runs `actor` for ever; `on_failure` is told the name, the exception and the wait in seconds.
+
+    Raises `ActorBrokenError` after more than `policy.max_failures` failures within `policy.within_s` seconds.
+    Cancellation passes through: only `Exception` is a failure.
+    """
+    failed_at: deque[float] = deque()
+    while True:
+        try:
+            await actor()
+            raise ActorReturnedError(f"{name} returned; it should run for ever")
+        except Exception as exc:
+            now = trio.current_time()
+            failed_at.append(now)
+            while failed_at[0] < now - policy.within_s:
+                failed_at.popleft()
+            if len(failed_at) > policy.max_failures:
+                raise ActorBrokenError(
+                    f"{name} failed {len(failed_at)} times within {policy.within_s:.0f} s, last: {exc!r}"
+                ) from exc
+            wait_s = policy.wait_s(len(failed_at))
+            on_failure(name, exc, wait_s)
+        await trio.sleep(wait_s)

@@ -1,0 +1,139 @@
+"""What the actors need from outside, as protocols: the host's files, uevents, kubelet.
+
+An actor knows only these; `app.py` hands it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake. Must not
+import anything but the core's values and the latest-value cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.effects import Answer
+from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.model import DeviceId, Frame, PciAddress, PciFunction, ResourceName
+
+
+class HostError(Exception):
+    """The host could not be read; the text says what, where and what to do."""
+
+
+class HostReader(Protocol):
+    """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
+
+    async def scan(self) -> tuple[PciFunction, ...]:
+        """Every function that the selectors choose, and the other members of their IOMMU groups.
+
+        Raises `HostError` if the bus cannot be listed at all.
+        """
+        ...
+
+    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
+        """The function at `address` and the members of its IOMMU group, if the selectors choose any of them; else
+        nothing. A function that is not there is simply not in the answer.
+
+        Raises `HostError` if nothing could be found out.
+        """
+        ...
+
+
+class UeventsOverflowError(Exception):
+    """The kernel dropped uevents (ENOBUFS); the source goes on working."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What one uevent points at: a function, or an IOMMU group."""
+
+    address: PciAddress | None
+    iommu_group: int | None
+    cause: str
+
+
+class UeventSource(Protocol):
+    """An open source of uevents."""
+
+    async def receive(self) -> Sequence[Hint]:
+        """The hints of all uevents that wait, at least one uevent's worth (which may be no hint at all).
+
+        Raises `UeventsOverflowError` once per overflow; may be called again after it.
+        """
+        ...
+
+
+OpenUevents = Callable[[], AbstractAsyncContextManager[UeventSource]]
+"""Opens the source. Raises `HostError` if it cannot be had."""
+
+
+class KubeletError(Exception):
+    """Kubelet or our endpoint for it failed; the text says what, where and what to do."""
+
+
+class Caller(Protocol):
+    """What a gRPC handler may do: post an event and wait for the core's answer."""
+
+    async def allocate(
+        self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]
+    ) -> Answer: ...
+
+    async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer: ...
+
+    async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer: ...
+
+    def stream(self, resource: ResourceName) -> AbstractAsyncContextManager[None]:
+        """Says that a ListAndWatch stream is open as long as the context is."""
+        ...
+
+
+class Endpoint(Protocol):
+    """Our side of one resource's device plugin socket, serving."""
+
+    @property
+    def name(self) -> str:
+        """File name of the socket relative to kubelet's device-plugins directory, as Register wants it."""
+        ...
+
+    def still_there(self) -> bool:
+        """The socket's file is still the one that was made. Kubelet removes all sockets in its directory at start."""
+        ...
+
+    async def wait_disconnected(self) -> None:
+        """Returns when nobody is connected: kubelet closes its connection when it has noticed a stream's end."""
+        ...
+
+    async def drain(self, grace_s: float) -> None:
+        """Calls in flight finish (at most `grace_s`), then streams end with UNAVAILABLE; new calls are refused."""
+        ...
+
+
+class Kubelet(Protocol):
+    """The node's kubelet, as a device plugin sees it."""
+
+    @property
+    def absence(self) -> str:
+        """What to say while there is no kubelet.sock: which path, and what to look at."""
+        ...
+
+    def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[str | None]]:
+        """The identity of kubelet.sock now and after every change; None while there is none.
+
+        Raises `KubeletError` if its directory is not there, or disappears.
+        """
+        ...
+
+    def serve(
+        self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
+    ) -> AbstractAsyncContextManager[Endpoint]:
+        """Serves the device plugin API for `resource` as long as the context is open.
+
+        Raises `KubeletError` if the socket cannot be made. If the socket's file disappears later that is found out by
+        `Endpoint.still_there`, not here.
+        """
+        ...
+
+    async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
+        """Registers the endpoint. Raises `KubeletError`."""
+        ...

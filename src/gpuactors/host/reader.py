@@ -1,0 +1,108 @@
+"""Runs the synchronous sysfs reader for the actors: in threads with deadlines, or inline for the simulation.
+
+Must not decide anything: which functions are of interest is the reader's, what they mean is the core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.host.sysfs import SysfsReader
+from gpuactors.ports import HostError
+
+if TYPE_CHECKING:
+    import outcome
+
+T = TypeVar("T")
+
+
+@final
+class ThreadedReader:
+    """`ports.HostReader` on a real host, where a read of sysfs may hang.
+
+    A look that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers. Two
+    things keep that from spreading: a slot is held by whoever waits for a look, not by the thread, so that given-up
+    looks use up no slots; and there is never more than one thread per address (one for scans), so that looking again
+    and again at a hanging function does not pile up threads: a new look first waits for the old thread to end.
+    """
+
+    def __init__(
+        self,
+        sysfs: SysfsReader,
+        *,
+        look_deadline_s: float = limits.LOOK_DEADLINE_S,
+        scan_deadline_s: float = limits.SCAN_DEADLINE_S,
+    ) -> None:
+        self._sysfs = sysfs
+        self._look_deadline_s = look_deadline_s
+        self._scan_deadline_s = scan_deadline_s
+        self._slots = trio.CapacityLimiter(limits.LOOK_CONCURRENCY)
+        self._threads: dict[PciAddress | None, trio.Event] = {}
+        """Ends of the threads that run, by address; None is the scan."""
+
+    async def scan(self) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.scan`."""
+        with trio.move_on_after(self._scan_deadline_s):
+            return await self._in_thread(None, self._sysfs.scan)
+        raise HostError(
+            f"the scan of the PCI bus did not end within {self._scan_deadline_s:g} s: a read of sysfs hangs; look for "
+            "hung tasks in the kernel's log; the scan is tried again"
+        )
+
+    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.look`."""
+        with trio.move_on_after(self._look_deadline_s):
+            async with self._slots:
+                return await self._in_thread(address, lambda: self._sysfs.look(address))
+        raise HostError(
+            f"looking at {address} did not end within {self._look_deadline_s:g} s: a read of its sysfs directory "
+            "hangs, as it does while an unbind waits for a virtual machine to let go; stop what holds the device"
+        )
+
+    async def _in_thread(self, key: PciAddress | None, read: Callable[[], T]) -> T:
+        """Runs `read` in a thread. When cancelled it stops waiting; the thread ends when it can."""
+        while (earlier := self._threads.get(key)) is not None:
+            await earlier.wait()
+        ended = self._threads[key] = trio.Event()
+        results: list[outcome.Outcome[T]] = []
+        run = trio.lowlevel.current_trio_token()
+
+        def end(result: outcome.Outcome[T]) -> None:
+            results.append(result)
+            del self._threads[key]
+            ended.set()
+
+        def deliver(result: outcome.Outcome[T]) -> None:
+            # Called in the thread. The run may be over by the time that a hanging read comes back.
+            with suppress(trio.RunFinishedError):
+                run.run_sync_soon(end, result)
+
+        # Not trio.to_thread: there the thread of a given-up look keeps its place in the limiter, and whether a
+        # cancelled call had started its thread cannot be known.
+        trio.lowlevel.start_thread_soon(read, deliver, name=f"look at {key}" if key else "scan")
+        await ended.wait()
+        return results[0].unwrap()
+
+
+@final
+class InlineReader:
+    """`ports.HostReader` without threads, for a tree of ordinary files on the mock clock: a read there never hangs."""
+
+    def __init__(self, sysfs: SysfsReader) -> None:
+        self._sysfs = sysfs
+
+    async def scan(self) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.scan`."""
+        await trio.lowlevel.checkpoint()
+        return self._sysfs.scan()
+
+    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.look`."""
+        await trio.lowlevel.checkpoint()
+        return self._sysfs.look(address)

@@ -1,0 +1,45 @@
+"""Where the host's files are: the only place that spells /sys, /dev, /proc and /usr.
+
+A path has two forms: the *host's own* (`/dev/vfio/51`), which is handed to kubelet, and the *real* one, which is read
+by this process: the same below `--host-root`. Must not read anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+PCI_DEVICES: Final = "/sys/bus/pci/devices"
+IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
+
+CONTAINER_NODE: Final = "/dev/vfio/vfio"
+IOMMUFD_NODE: Final = "/dev/iommu"
+
+PCI_IDS_PLACES: Final = (
+    "/usr/share/misc/pci.ids",  # Debian, Arch Linux
+    "/usr/share/hwdata/pci.ids",  # Fedora, RHEL, SUSE, Debian's hwdata
+    "/usr/share/pci.ids",  # pciutils' own default
+    "/usr/share/misc/pci.ids.gz",  # update-pciids with zlib
+)
+"""Where distributions keep the names of PCI ids, in the order in which they are tried."""
+
+
+def group_node(group: int) -> str:
+    """The node of an IOMMU group, as the host's own path."""
+    return f"/dev/vfio/{group}"
+
+
+def cdev_node(name: str) -> str:
+    """The character device of one vfio device (`vfio0`), as the host's own path."""
+    return f"/dev/vfio/devices/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoot:
+    """The directory under which the host's /sys, /dev and /usr are seen."""
+
+    prefix: str = "/"
+
+    def real(self, path: str) -> str:
+        """The path at which this process reads what the host calls `path`."""
+        return self.prefix.rstrip("/") + path

@@ -1,0 +1,260 @@
+"""Uevents from the kernel, or from a test rig in the kernel's format, as hints.
+
+A hint only says where to look. Everything in it comes from the message, as the sysfs directory may be gone by the time
+it is read. Must not read sysfs, must not raise for a malformed message.
+
+pyudev opens the kernel's socket and sizes its buffer (libudev asks for 128 MiB and gets 2 × net.core.rmem_max without
+CAP_NET_ADMIN). The datagrams are received here, not by `Monitor.poll()`: after an overflow that raises for ever (pyudev
+#194), and a pyudev device is a window on sysfs, which must not be looked through here. pyudev's `filter_by` is not
+used: its filter in the kernel reads udevd's message header and lets every message of the kernel pass (libudev,
+udev_monitor_filter_update), so nothing is gained over filtering here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, final
+
+import pyudev
+import structlog
+import trio
+
+from gpuactors import limits
+from gpuactors.core.model import PciAddress, pci_address
+from gpuactors.ports import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
+
+_log = structlog.get_logger(__name__)
+
+SUBSYSTEMS: Final = frozenset({"pci", "vfio", "vfio-dev"})
+ACTIONS: Final = frozenset({"add", "remove", "bind", "unbind", "change"})
+
+_DATAGRAM_BYTES: Final = 16 * 1024
+"""A uevent is at most 2,048 bytes of properties (UEVENT_BUFFER_SIZE, include/linux/kobject.h) and one path."""
+
+_KERNEL_PORT: Final = 0
+"""Netlink port of the kernel itself (man 7 netlink); any other sender is a process."""
+
+
+def parse_datagram(datagram: bytes) -> Mapping[str, str] | None:
+    """The properties of a message in the kernel's format; None for anything else.
+
+    `action@devpath`, then `KEY=value`, each ended by a NUL (lib/kobject_uevent.c, alloc_uevent_skb). The heading must
+    agree with ACTION and DEVPATH.
+    """
+    heading, *lines = datagram.decode("utf-8", errors="replace").split("\0")
+    pairs = (line.partition("=") for line in lines if line)
+    properties = {key: value for key, equals, value in pairs if equals}
+    if heading != f"{properties.get('ACTION')}@{properties.get('DEVPATH')}":
+        return None
+    return properties
+
+
+def hint_of(properties: Mapping[str, str]) -> Hint | None:
+    """What a uevent points at; None if it is none of ours or names no place that can be looked at."""
+    action, subsystem = properties.get("ACTION", ""), properties.get("SUBSYSTEM", "")
+    if subsystem not in SUBSYSTEMS or action not in ACTIONS:
+        return None
+    parts = properties.get("DEVPATH", "").split("/")
+    cause = f"{action} {subsystem}"
+    match subsystem:
+        case "pci":
+            address = _address(properties.get("PCI_SLOT_NAME") or parts[-1])
+            return None if address is None else Hint(address, None, cause)
+        case "vfio-dev":
+            # …/0000:23:00.0/vfio-dev/vfio0; a mediated device has a UUID in the place of the address.
+            address = _address(parts[-3]) if len(parts) >= 3 else None
+            return None if address is None else Hint(address, None, cause)
+        case _:
+            # /devices/virtual/vfio/51; without an IOMMU the name is noiommu-0, which is no group to pass through.
+            name = properties.get("DEVNAME", "").removeprefix("/dev/").removeprefix("vfio/") or parts[-1]
+            return Hint(None, int(name), cause) if _is_group(name) else None
+
+
+def _is_group(name: str) -> bool:
+    # Group numbers are non-negative C ints (drivers/iommu/iommu.c); a longer one is garbage.
+    return name.isascii() and name.isdigit() and len(name) <= 10
+
+
+def _address(text: str) -> PciAddress | None:
+    try:
+        return pci_address(text)
+    except ValueError:
+        return None
+
+
+@final
+class DatagramSource:
+    """`ports.UeventSource` on an open, non-blocking datagram socket. `from_kernel_only` drops what processes sent."""
+
+    def __init__(self, receiver: socket.socket, *, from_kernel_only: bool) -> None:
+        self._socket = receiver
+        self._from_kernel_only = from_kernel_only
+        self._overflowed = False
+
+    async def receive(self) -> Sequence[Hint]:
+        """As `ports.UeventSource.receive`; at most `limits.UEVENTS_AT_ONCE` messages are taken at a time.
+
+        An overflow is raised when the queue has been emptied, not when it is noticed: until then the kernel drops
+        further messages without a word (net/netlink/af_netlink.c, NETLINK_S_CONGESTED), and the scan that follows must
+        begin after the last such loss. The hints from before it are dropped: the scan looks everywhere.
+        """
+        if self._overflowed:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.wait_readable(self._socket)
+        hints: list[Hint] = []
+        for _ in range(limits.UEVENTS_AT_ONCE):
+            try:
+                datagram, _, flags, sender = self._socket.recvmsg(_DATAGRAM_BYTES)
+            except BlockingIOError:
+                if self._overflowed:
+                    self._overflowed = False
+                    raise UeventsOverflowError(
+                        "the kernel dropped uevents: the socket's buffer was full (ENOBUFS)"
+                    ) from None
+                break
+            except OSError as error:
+                # Reported once, and before the messages that are still queued.
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self._overflowed = True
+                continue
+            hint = None if flags & socket.MSG_TRUNC else self._hint(datagram, sender)
+            if hint is not None:
+                hints.append(hint)
+        return hints
+
+    def _hint(self, datagram: bytes, sender: Any) -> Hint | None:
+        if self._from_kernel_only and sender[0] != _KERNEL_PORT:
+            _log.debug("uevent.ignored", reason="sent by a process, not by the kernel", port=sender[0])
+            return None
+        properties = parse_datagram(datagram)
+        if properties is None:
+            _log.debug("uevent.ignored", reason="not in the kernel's format", start=repr(datagram[:64]))
+            return None
+        hint = hint_of(properties)
+        if hint is None and properties.get("SUBSYSTEM") in SUBSYSTEMS:
+            _log.debug(
+                "uevent.ignored", reason="names no function and no group", devpath=properties["DEVPATH"]
+            )
+        return hint
+
+
+@final
+class SilentSource:
+    """`ports.UeventSource` that never hears anything: the periodic scan alone finds changes."""
+
+    async def receive(self) -> Sequence[Hint]:
+        """Never returns."""
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+
+def open_uevents(setting: str) -> OpenUevents:
+    """How to open the source that `--uevents` names: `kernel`, `off` or `unix:PATH`.
+
+    Raises `ValueError` for anything else.
+    """
+    kind, _, path = setting.partition(":")
+    match kind, path:
+        case "kernel", "":
+            return kernel_uevents
+        case "off", "":
+            return no_uevents
+        case "unix", path if path:
+            return lambda: unix_uevents(Path(path))
+        case _:
+            raise ValueError(f"uevents = {setting!r} is none of kernel, off and unix:PATH")
+
+
+@asynccontextmanager
+async def kernel_uevents() -> AsyncIterator[UeventSource]:
+    """The kernel's own uevents (netlink group `kernel`), which a pod's network namespace hears as well.
+
+    Raises `HostError` if the kernel does not give the socket.
+    """
+    try:
+        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+        monitor.start()
+        receiver = socket.socket(fileno=os.dup(monitor.fileno()))
+    except (OSError, ImportError) as error:
+        raise HostError(
+            f"the kernel's uevents cannot be received ({error}): libudev must be installed and netlink sockets allowed "
+            "(seccomp, address families of the service manager); with --uevents off the periodic scan works alone"
+        ) from error
+    # The monitor is kept alive by this frame: it owns the socket that `receiver` is a second descriptor of.
+    with receiver:
+        receiver.setblocking(False)
+        yield DatagramSource(receiver, from_kernel_only=True)
+    del monitor
+
+
+@asynccontextmanager
+async def no_uevents() -> AsyncIterator[UeventSource]:
+    """No source at all."""
+    yield SilentSource()
+
+
+@asynccontextmanager
+async def unix_uevents(path: Path) -> AsyncIterator[UeventSource]:
+    """Uevents from a test rig: a datagram socket that is made at `path` and removed at the end.
+
+    An overflow cannot be seen here: when the queue is full (net.unix.max_dgram_qlen, 10 by default) a unix datagram
+    sender waits or gets EAGAIN, and the receiver is told nothing; a rig has to wait for room. Raises `HostError` if the
+    socket cannot be made.
+    """
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiver,
+        _bound(receiver, path),
+    ):
+        yield DatagramSource(receiver, from_kernel_only=False)
+
+
+@contextmanager
+def _bound(receiver: socket.socket, path: Path) -> Iterator[None]:
+    """Binds at `path`, in the place of a stale socket; at the end the file is removed if it is still this one."""
+    length = len(os.fsencode(path))
+    if length > limits.SOCKET_PATH_MAX_BYTES:
+        raise HostError(
+            f"the uevents socket {path} has a path of {length} bytes, and the kernel takes at most "
+            f"{limits.SOCKET_PATH_MAX_BYTES}: choose a shorter path"
+        )
+    try:
+        _remove_stale(path)
+        receiver.bind(str(path))
+        made = os.lstat(path)
+    except OSError as error:
+        raise HostError(
+            f"the uevents socket {path} cannot be made ({error.strerror}): its directory must exist and be writable"
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if os.path.samestat(os.lstat(path), made):
+                os.unlink(path)
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes a socket file that nobody receives on. Raises `HostError` for anything else that is in the way."""
+    try:
+        in_the_way = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(in_the_way.st_mode):
+        raise HostError(f"{path} is not a socket: remove it, or choose another path for the uevents socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise HostError(
+        f"another process receives on {path}: stop it, or choose another path for the uevents socket"
+    )

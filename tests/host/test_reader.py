@@ -1,0 +1,164 @@
+"""The reader in threads: deadlines, and what a read that hangs does to the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from gpuactors import limits
+from gpuactors.core.model import PciAddress
+from gpuactors.core.selector import parse_selector
+from gpuactors.host.pci_ids import PciIds
+from gpuactors.host.reader import InlineReader, ThreadedReader
+from gpuactors.host.root import HostRoot
+from gpuactors.host.sysfs import SysfsReader
+from gpuactors.ports import HostError, HostReader
+from gpuactors.simulation.host_tree import HostTree, PciSpec
+
+SHORT_S = 0.05
+"""A deadline for reads that hang; a sound read takes a thousandth of a test's patience."""
+
+PATIENCE_S = 10.0
+
+
+def sysfs(tree: HostTree) -> SysfsReader:
+    root = HostRoot(str(tree.root))
+    return SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None, root))
+
+
+def spec(number: int) -> PciSpec:
+    return PciSpec(f"0000:{number:02x}:00.0", "10de", "2330", "030200", number, driver="vfio-pci")
+
+
+def address(number: int) -> PciAddress:
+    return PciAddress(spec(number).address)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> HostTree:
+    tree = HostTree(tmp_path)
+    for number in range(limits.LOOK_CONCURRENCY + 2):
+        tree.plug(spec(number))
+    return tree
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what threads do, which nothing announces."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 -- a thread's end sets no event
+            await trio.sleep(0.001)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", [ThreadedReader, InlineReader])
+async def test_answers_what_sysfs_says(tree: HostTree, kind: Callable[[SysfsReader], HostReader]) -> None:
+    reader = kind(sysfs(tree))
+    with trio.fail_after(PATIENCE_S):
+        assert await reader.scan() == sysfs(tree).scan()
+        assert await reader.look(address(3)) == sysfs(tree).look(address(3)) != ()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", [ThreadedReader, InlineReader])
+async def test_passes_errors_on(tmp_path: Path, kind: Callable[[SysfsReader], HostReader]) -> None:
+    root = HostRoot(str(tmp_path))
+    reader = kind(SysfsReader(root, (), PciIds.open(None, root)))
+    with trio.fail_after(PATIENCE_S), pytest.raises(HostError, match="--host-root"):
+        await reader.scan()
+
+
+@pytest.mark.trio
+async def test_a_look_that_hangs_is_given_up_with_its_reason(tree: HostTree) -> None:
+    reader = ThreadedReader(sysfs(tree), look_deadline_s=SHORT_S)
+    tree.make_hang(address(1), "device")
+    with (
+        trio.fail_after(PATIENCE_S),
+        pytest.raises(HostError, match=r"0000:01:00\.0 did not end within 0\.05 s"),
+    ):
+        await reader.look(address(1))
+    tree.end_hang(address(1), "device", b"0x2330\n")
+
+
+@pytest.mark.trio
+async def test_a_scan_that_hangs_is_given_up_and_holds_up_no_look(tree: HostTree) -> None:
+    reader = ThreadedReader(sysfs(tree), scan_deadline_s=SHORT_S)
+    tree.make_hang(address(1), "device")
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(HostError, match=r"scan .* did not end within 0\.05 s"):
+            await reader.scan()
+        assert len(await reader.look(address(2))) == 1
+    tree.end_hang(address(1), "device", b"0x2330\n")
+
+
+@pytest.mark.trio
+async def test_hanging_looks_use_up_no_slots(tree: HostTree) -> None:
+    """More functions hang than there are slots, and the next look is answered all the same."""
+    reader = ThreadedReader(sysfs(tree), look_deadline_s=1.0)
+    hanging = [address(number) for number in range(limits.LOOK_CONCURRENCY + 1)]
+    for hangs in hanging:
+        tree.make_hang(hangs, "device")
+
+    async def give_up(at: PciAddress) -> None:
+        with pytest.raises(HostError):
+            await reader.look(at)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            for hangs in hanging:
+                nursery.start_soon(give_up, hangs)
+        assert len(await reader.look(address(limits.LOOK_CONCURRENCY + 1))) == 1
+    for hangs in hanging:
+        tree.end_hang(hangs, "device", b"0x2330\n")
+
+
+@pytest.mark.trio
+async def test_looking_again_at_what_hangs_starts_no_second_thread(tree: HostTree) -> None:
+    reader = ThreadedReader(sysfs(tree), look_deadline_s=SHORT_S)
+    tree.make_hang(address(1), "device")
+
+    def stuck() -> int:
+        return sum(thread.name == f"look at {address(1)}" for thread in threading.enumerate())
+
+    with trio.fail_after(PATIENCE_S):
+        for _ in range(4):
+            with pytest.raises(HostError):
+                await reader.look(address(1))
+    assert stuck() == 1
+
+    # Once the kernel answers, the next look finds what is there now, not what the hanging one read.
+    tree.end_hang(address(1), "device", b"0x2331\n")
+    await until(lambda: stuck() == 0)
+    (function,) = await reader.look(address(1))
+    assert (function.device, function.fault) == ("2331", None)
+
+
+@pytest.mark.trio
+async def test_a_cancelled_look_is_left_alone(tree: HostTree) -> None:
+    reader = ThreadedReader(sysfs(tree))
+    tree.make_hang(address(1), "device")
+    with trio.fail_after(PATIENCE_S):
+        with trio.move_on_after(SHORT_S) as scope:
+            await reader.look(address(1))
+        assert scope.cancelled_caught
+        tree.end_hang(address(1), "device", b"0x2330\n")
+        (function,) = await reader.look(address(1))
+    assert function.device == "2330"
+
+
+def test_the_program_can_end_while_a_read_hangs(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.plug(spec(1))
+    tree.make_hang(address(1), "device")
+
+    async def give_up() -> None:
+        with pytest.raises(HostError):
+            await ThreadedReader(sysfs(tree), look_deadline_s=SHORT_S).look(address(1))
+
+    trio.run(give_up)
+    hanging = [thread for thread in threading.enumerate() if thread.name == f"look at {address(1)}"]
+    assert [thread.daemon for thread in hanging] == [True]
+    tree.end_hang(address(1), "device", b"0x2330\n")

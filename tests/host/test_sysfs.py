@@ -1,0 +1,342 @@
+"""The sysfs reader against a real tree, sound and broken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.core.selector import parse_selector
+from gpuactors.host.pci_ids import PciIds
+from gpuactors.host.root import HostRoot
+from gpuactors.host.sysfs import SysfsReader
+from gpuactors.ports import HostError
+from gpuactors.simulation.host_tree import HostTree, PciSpec, Uevent
+
+DEFAULT = ("vendor=10de,class=03", "vendor=10de,class=0680")
+
+GPU = PciSpec(
+    "0000:23:00.0", "10de", "2330", "030200", 51, numa_node=1, pcie_root="pci0000:20", driver="vfio-pci"
+)
+AUDIO = PciSpec("0000:23:00.1", "10de", "22ba", "040300", 51)
+NIC = PciSpec("0000:01:00.0", "8086", "1572", "020000", 7, pcie_root="pci0000:00", driver="i40e")
+SWITCH = PciSpec("0000:c1:00.0", "10de", "22a3", "068000", 60, pcie_root="pci0000:c0")
+
+
+def reader(tree: HostTree, selectors: Sequence[str] = DEFAULT) -> SysfsReader:
+    root = HostRoot(str(tree.root))
+    return SysfsReader(root, tuple(map(parse_selector, selectors)), PciIds.open(None, root))
+
+
+def addresses(functions: Sequence[PciFunction]) -> list[str]:
+    return [function.address for function in functions]
+
+
+def look(tree: HostTree, address: str = GPU.address) -> PciFunction:
+    """The function itself, out of a look at it."""
+    return next(f for f in reader(tree).look(PciAddress(address)) if f.address == address)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> HostTree:
+    return HostTree(tmp_path)
+
+
+# --- sound ------------------------------------------------------------------------------------------------------
+
+
+def test_all_facts_of_a_bound_gpu(tree: HostTree) -> None:
+    tree.plug(replace(GPU, bridges=("0000:20:01.0",)))
+    assert reader(tree).scan() == (
+        PciFunction(
+            address=PciAddress("0000:23:00.0"),
+            vendor="10de",
+            device="2330",
+            class_code="030200",
+            driver="vfio-pci",
+            vfio_bound=True,
+            iommu_group=51,
+            numa_node=1,
+            pcie_root="pci0000:20",
+            nodes=("/dev/vfio/vfio", "/dev/vfio/51"),
+            model="GH100 [H100 SXM5 80GB]",
+            fault=None,
+        ),
+    )
+
+
+def test_cdev_nodes_in_order(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path, cdev=True)
+    tree.plug(GPU)
+    assert look(tree).nodes == ("/dev/vfio/vfio", "/dev/vfio/51", "/dev/vfio/devices/vfio0", "/dev/iommu")
+
+
+def test_only_nodes_that_exist(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path, cdev=True)
+    tree.plug(GPU)
+    tree.remove_node("/dev/vfio/51")
+    tree.remove_node("/dev/iommu")
+    function = look(tree)
+    assert function.nodes == ("/dev/vfio/vfio", "/dev/vfio/devices/vfio0")
+    assert function.vfio_bound
+    assert function.fault is None
+
+
+def test_unbound_and_bound_to_a_host_driver(tree: HostTree) -> None:
+    tree.plug(replace(GPU, driver=None))
+    unbound = look(tree)
+    assert (unbound.driver, unbound.vfio_bound, unbound.nodes) == (None, False, ())
+    tree.bind(GPU.address, "nvidia")
+    bound = look(tree)
+    assert (bound.driver, bound.vfio_bound, bound.nodes) == ("nvidia", False, ())
+
+
+def test_a_vfio_driver_that_nobody_knows_by_name(tree: HostTree) -> None:
+    tree.plug(replace(GPU, driver="some_vfio_pci"))
+    assert not look(tree).vfio_bound
+    (tree.device_dir(GPU.address) / "vfio-dev" / "vfio3").mkdir(parents=True)
+    assert look(tree).vfio_bound
+
+
+def test_vfio_dev_of_an_unbind_that_waits(tree: HostTree) -> None:
+    tree.plug(GPU)
+    (tree.device_dir(GPU.address) / "driver").unlink()
+    function = look(tree)
+    assert (function.driver, function.vfio_bound) == (None, False)
+
+
+def test_the_scan_is_what_is_chosen_and_its_companions(tree: HostTree) -> None:
+    for spec in (SWITCH, NIC, GPU, AUDIO):
+        tree.plug(spec)
+    assert addresses(reader(tree).scan()) == [GPU.address, AUDIO.address, SWITCH.address]
+    assert addresses(reader(tree, ["vendor=8086"]).scan()) == [NIC.address]
+    assert addresses(reader(tree, [f"address={AUDIO.address}"]).scan()) == [GPU.address, AUDIO.address]
+    assert addresses(reader(tree, ["device=22a3", "class=02"]).scan()) == [NIC.address, SWITCH.address]
+    assert reader(tree, []).scan() == ()
+
+
+def test_a_look_is_at_the_function_and_its_group(tree: HostTree) -> None:
+    for spec in (NIC, GPU, AUDIO, SWITCH):
+        tree.plug(spec)
+    sysfs = reader(tree)
+    assert addresses(sysfs.look(PciAddress(GPU.address))) == [GPU.address, AUDIO.address]
+    assert addresses(sysfs.look(PciAddress(AUDIO.address))) == [GPU.address, AUDIO.address]
+    assert sysfs.look(PciAddress(NIC.address)) == ()
+    assert sysfs.look(PciAddress("0000:99:00.0")) == ()
+
+
+def test_a_host_without_an_iommu(tree: HostTree) -> None:
+    tree.plug(replace(GPU, group=None, driver=None))
+    function = look(tree)
+    assert (function.iommu_group, function.fault) == (None, None)
+
+
+def test_what_can_block_is_not_read(tree: HostTree) -> None:
+    """On kernel 6.1 these hang while an unbind waits; here they would hang for ever."""
+    tree.plug(GPU)
+    for name in ("uevent", "driver_override"):
+        os.mkfifo(tree.device_dir(GPU.address) / name)
+    assert reader(tree).scan() == reader(tree).look(PciAddress(GPU.address))
+
+
+def test_the_real_bus_can_be_read() -> None:
+    sysfs = SysfsReader(HostRoot("/"), (parse_selector("class=06"),), PciIds.open(None, HostRoot("/")))
+    if not os.path.isdir("/sys/bus/pci/devices"):
+        pytest.skip("this machine has no PCI bus")
+    for function in sysfs.scan():
+        assert function in sysfs.look(function.address)
+        assert function.fault is None
+
+
+# --- broken -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vendor", "device", "class"])
+@pytest.mark.parametrize(
+    "how", ["unreadable", "missing", b"", b"garbage\n", b"0x\n", b"0x10DE\n", b"\xff\x00" * 9]
+)
+def test_an_attribute_without_sense_is_a_fault_that_names_it(
+    tree: HostTree, name: str, how: bytes | str
+) -> None:
+    tree.plug(GPU)
+    match how:
+        case "unreadable":
+            tree.make_unreadable(GPU.address, name)
+        case "missing":
+            tree.remove_attribute(GPU.address, name)
+        case bytes():
+            tree.set_attribute(GPU.address, name, how)
+    (function,) = reader(tree).scan()
+    assert reader(tree).look(PciAddress(GPU.address)) == (function,)
+    assert function.fault is not None
+    assert f"{GPU.address}/{name} " in function.fault
+    assert f"lspci -vs {GPU.address}" in function.fault
+    unread = {"vendor": function.vendor, "device": function.device, "class": function.class_code}.pop(name)
+    assert unread == ""
+    assert (function.driver, function.iommu_group) == ("vfio-pci", 51)
+
+
+def test_what_is_certainly_not_chosen_is_left_out_even_if_broken(tree: HostTree) -> None:
+    tree.plug(NIC)
+    tree.make_unreadable(NIC.address, "class")
+    tree.make_unreadable(NIC.address, "device")
+    assert reader(tree).scan() == ()
+
+
+def test_a_broken_neighbour_spoils_nothing(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.plug(SWITCH)
+    tree.make_unreadable(SWITCH.address, "vendor")
+    faults = {function.address: function.fault is not None for function in reader(tree).scan()}
+    assert faults == {GPU.address: False, SWITCH.address: True}
+
+
+@pytest.mark.parametrize("content", [b"-1\n", b"", b"nonsense\n", b"\xff", None])
+def test_without_a_numa_node_a_gpu_is_usable(tree: HostTree, content: bytes | None) -> None:
+    tree.plug(GPU)
+    if content is None:
+        tree.make_unreadable(GPU.address, "numa_node")
+    else:
+        tree.set_attribute(GPU.address, "numa_node", content)
+    function = look(tree)
+    assert (function.numa_node, function.fault) == (None, None)
+
+
+def test_a_dangling_driver_link_still_names_the_driver(tree: HostTree) -> None:
+    tree.plug(GPU)
+    shutil.rmtree(tree.root / "sys/bus/pci/drivers/vfio-pci")
+    assert look(tree).driver == "vfio-pci"
+
+
+@pytest.mark.parametrize("link", ["driver", "iommu_group"])
+def test_a_link_that_is_no_link_is_a_fault(tree: HostTree, link: str) -> None:
+    tree.plug(GPU)
+    tree.make_unreadable(GPU.address, link)
+    fault = look(tree).fault
+    assert fault is not None
+    assert f"{GPU.address}/{link} cannot be read as a link" in fault
+
+
+def test_a_group_that_is_no_number_is_a_fault(tree: HostTree) -> None:
+    tree.plug(GPU)
+    path = tree.device_dir(GPU.address) / "iommu_group"
+    path.unlink()
+    path.symlink_to("../nonsense")
+    function = look(tree)
+    assert function.iommu_group is None
+    assert function.fault is not None
+    assert "'nonsense'" in function.fault
+
+
+def test_a_group_that_cannot_be_listed_is_a_fault(tree: HostTree) -> None:
+    """Otherwise a GPU would be offered without anybody knowing who else is in its group."""
+    tree.plug(GPU)
+    shutil.rmtree(tree.root / "sys/kernel/iommu_groups")
+    function = look(tree)
+    assert function.iommu_group == 51
+    assert function.fault is not None
+    assert "iommu_groups/51/devices cannot be listed" in function.fault
+
+
+def test_a_missing_group_link_is_no_fault_here(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.remove_attribute(GPU.address, "iommu_group")
+    function = look(tree)
+    assert (function.iommu_group, function.fault) == (None, None)
+
+
+def test_a_node_that_cannot_be_looked_at_is_a_fault(tree: HostTree) -> None:
+    tree.plug(GPU)
+    node = tree.root / "dev/vfio/51"
+    node.unlink()
+    node.symlink_to(node)
+    function = look(tree)
+    assert function.nodes == ("/dev/vfio/vfio",)
+    assert function.fault is not None
+    assert str(node) in function.fault
+
+
+def test_what_vanishes_during_the_scan_is_not_there(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.plug(SWITCH)
+    tree.hollow(GPU.address)
+    assert addresses(reader(tree).scan()) == [SWITCH.address]
+    assert reader(tree).look(PciAddress(GPU.address)) == ()
+
+
+@pytest.mark.parametrize("moment", ["vendor", "device", "class", "numa_node"])
+def test_what_vanishes_while_it_is_read_is_not_there(tree: HostTree, moment: str) -> None:
+    """Nor is it a fault, or a function that has lost its driver."""
+    tree.plug(GPU)
+    content = (tree.device_dir(GPU.address) / moment).read_bytes()
+    tree.make_hang(GPU.address, moment)
+    attribute = tree.device_dir(GPU.address) / moment
+    assert look_during(reader(tree), attribute, content, lambda: tree.unplug(GPU.address)) == ()
+
+
+def test_a_group_that_vanishes_with_its_function_is_no_fault(tree: HostTree) -> None:
+    tree.plug(GPU)
+    names = tree.root / "pci.ids"  # read after the function and before its group
+    os.mkfifo(names)
+    sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds((names,)))
+    assert look_during(sysfs, names, b"10de  NVIDIA\n", lambda: tree.unplug(GPU.address)) == ()
+
+
+def look_during(
+    sysfs: SysfsReader, fifo: Path, content: bytes, act: Callable[[], object]
+) -> tuple[PciFunction, ...]:
+    """Looks at the GPU; does `act` while the look waits for what it reads from `fifo`, then gives it `content`."""
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        looking = threads.submit(sysfs.look, PciAddress(GPU.address))
+        with fifo.open("wb") as end:  # waits until the look has opened the other end
+            act()
+            end.write(content)
+        return looking.result(timeout=10)
+
+
+def test_a_companion_that_vanishes_is_not_there(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.plug(AUDIO)
+    tree.hollow(AUDIO.address)
+    assert addresses(reader(tree).look(PciAddress(GPU.address))) == [GPU.address]
+
+
+def test_at_every_moment_of_a_life_a_look_finds_a_whole_function(tree: HostTree) -> None:
+    """Uevent by uevent: nothing that a look finds half way is a fault."""
+    tree.plug(AUDIO)
+    steps: tuple[Callable[[], Iterator[Uevent]], ...] = (
+        lambda: tree.plug_steps(GPU),
+        lambda: tree.unbind_steps(GPU.address),
+        lambda: tree.bind_steps(GPU.address, "vfio-pci"),
+        lambda: tree.unplug_steps(GPU.address),
+    )
+    seen = 0
+    for step in steps:
+        for _ in step():
+            for function in reader(tree).look(PciAddress(GPU.address)):
+                seen += 1
+                assert function.fault is None
+    assert seen > 10
+    assert reader(tree).look(PciAddress(GPU.address)) == ()
+
+
+def test_strange_names_on_the_bus_are_ignored(tree: HostTree) -> None:
+    tree.plug(GPU)
+    (tree.root / "sys/bus/pci/devices/README").write_text("?")
+    (tree.root / "sys/kernel/iommu_groups/51/devices/fsl_mc.0").write_text("?")
+    assert addresses(reader(tree).scan()) == [GPU.address]
+
+
+def test_a_missing_bus_is_an_error_with_its_remedy(tmp_path: Path) -> None:
+    root = HostRoot(f"{tmp_path}/")
+    sysfs = SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None, root))
+    with pytest.raises(HostError, match=rf"{tmp_path}/sys/bus/pci/devices .*--host-root"):
+        sysfs.scan()
+    with pytest.raises(HostError, match="--host-root"):
+        sysfs.look(PciAddress(GPU.address))

@@ -1,0 +1,128 @@
+"""Logging set-up: one line per event on standard error, as JSON or for a console, ours and the libraries'
+alike.
+
+Event names are `noun.verb` (`device.added`, `scan.finished`); what belongs to an event are fields, not prose.
+Fields that hold for all that a trio task logs are bound with `structlog.contextvars.bind_contextvars`: trio
+gives each task its own. Must not decide what is worth a line, and must not start a thread or an event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from pathlib import PurePath
+from typing import Any, Final, Literal, TextIO, TypeAlias
+
+import structlog
+from structlog.types import EventDict, Processor, WrappedLogger
+
+LogFormat: TypeAlias = Literal["json", "console"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+_LEVELS: Final[dict[LogLevel, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+FOREIGN_EVENT: Final = "library.logged"
+"""The event name of a line that a library wrote; its prose is in the field `message`, its name in
+`logger`."""
+
+
+def configure(log_format: LogFormat, log_level: LogLevel, *, stream: TextIO | None = None) -> None:
+    """Set up structlog and the standard library's logging for the whole process; the last call holds.
+
+    Lines go to `stream`, standard error where it is None (looked up at each line, so a redirection is
+    followed).
+    """
+    level = _LEVELS[log_level]
+    structlog.configure(
+        processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        # A cached logger would keep the level and format of an earlier call.
+        cache_logger_on_first_use=False,
+    )
+    handler = _StandardError() if stream is None else logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[_foreign, *_shared()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(log_format)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    logging.getLogger("hpack").setLevel(logging.WARNING)  # at debug it writes 20 lines per gRPC call
+    logging.captureWarnings(True)
+    # A reader of our standard error that went away must not put a traceback per line there.
+    logging.raiseExceptions = False
+
+
+def get_logger(**fields: object) -> structlog.typing.FilteringBoundLogger:
+    """A logger whose lines carry `fields`."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger("gpuactors", **fields)
+    return logger
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to whatever `sys.stderr` is at that moment."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        raise AttributeError("the stream is always sys.stderr")
+
+
+def _shared() -> list[Processor]:
+    """What every line gets, ours or a library's."""
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _renderers(log_format: LogFormat) -> list[Processor]:
+    if log_format == "console":
+        plain = structlog.dev.plain_traceback  # a framed one with every local variable fills the screen
+        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    return [
+        structlog.processors.format_exc_info,
+        _time_level_event_first,
+        structlog.processors.JSONRenderer(default=_plain, ensure_ascii=False),
+    ]
+
+
+def _foreign(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A library's line, brought into our form."""
+    record: logging.LogRecord = event["_record"]
+    event["message"], event["event"], event["logger"] = event["event"], FOREIGN_EVENT, record.name
+    return event
+
+
+def _time_level_event_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """For the human who reads JSON lines after all."""
+    first: MutableMapping[str, Any] = {
+        key: event.pop(key) for key in ("timestamp", "level", "event") if key in event
+    }
+    return {**first, **event}
+
+
+def _plain(value: object) -> object:
+    """A field that JSON does not know: sets are sorted, so that a line is the same each time."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    return str(value)

@@ -1,0 +1,157 @@
+"""Log lines: their form, their level, where they go, and that a library's lines look the same."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import PurePosixPath
+
+import pytest
+import structlog
+import trio
+
+from gpuactors.observe.log import FOREIGN_EVENT, configure, get_logger
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Logging belongs to the process: leave it as it was for the other tests."""
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level, logging.raiseExceptions)
+    yield
+    root.handlers[:], root.level, logging.raiseExceptions = before
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_an_event_with_fields() -> None:
+    stream = io.StringIO()
+    configure("json", "info", stream=stream)
+    get_logger(actor="inspector").info(
+        "scan.finished", functions=3, path=PurePosixPath("/sys"), groups=frozenset({51, 7})
+    )
+    (line,) = lines(stream)
+    assert list(line)[:3] == ["timestamp", "level", "event"]
+    stamp = datetime.fromisoformat(str(line.pop("timestamp")))
+    assert stamp.utcoffset() == timedelta(0)
+    assert line == {
+        "level": "info",
+        "event": "scan.finished",
+        "actor": "inspector",
+        "functions": 3,
+        "path": "/sys",
+        "groups": [51, 7],
+    }
+
+
+def test_lines_below_the_level_are_not_written_and_the_last_set_up_holds() -> None:
+    stream = io.StringIO()
+    logger = get_logger()
+    configure("json", "warning", stream=stream)
+    logger.info("scan.finished")
+    logging.getLogger("library").info("chatter")
+    assert stream.getvalue() == ""
+    configure("json", "debug", stream=stream)
+    logger.debug("scan.started")
+    logging.getLogger("library").debug("chatter")
+    assert [line["event"] for line in lines(stream)] == ["scan.started", FOREIGN_EVENT]
+
+
+def test_a_library_writes_in_the_same_form() -> None:
+    stream = io.StringIO()
+    configure("json", "info", stream=stream)
+    logging.getLogger("grpclib.server").warning("lost %s", "peer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old name", DeprecationWarning, stacklevel=1)
+    lost, warned = lines(stream)
+    assert (lost["level"], lost["logger"], lost["message"]) == ("warning", "grpclib.server", "lost peer")
+    assert warned["logger"] == "py.warnings"
+    assert "old name" in str(warned["message"])
+    assert "_record" not in lost
+
+
+def test_an_exception_stays_on_one_line() -> None:
+    stream = io.StringIO()
+    configure("json", "info", stream=stream)
+    try:
+        (0).to_bytes(-1)
+    except ValueError:
+        get_logger().exception("actor.failed", actor="registry")
+        logging.getLogger("library").exception("oh")
+    ours, theirs = lines(stream)
+    assert ours["event"] == "actor.failed"
+    for line in (ours, theirs):
+        assert "ValueError" in json.dumps(line["exception"])
+
+
+def test_the_console_is_for_people() -> None:
+    stream = io.StringIO()
+    configure("console", "info", stream=stream)
+    get_logger().info("device.added", address="0000:23:00.0")
+    logging.getLogger("library").info("hello")
+    first, second = stream.getvalue().splitlines()
+    assert "device.added" in first
+    assert "address=0000:23:00.0" in first
+    assert "message=hello" in second
+
+
+def test_fields_bound_in_one_task_are_not_seen_in_another() -> None:
+    stream = io.StringIO()
+    configure("json", "info", stream=stream)
+
+    async def task(name: str, bound: trio.Event, other: trio.Event) -> None:
+        structlog.contextvars.bind_contextvars(resource=name)
+        bound.set()
+        await other.wait()
+        get_logger().info("stream.opened")
+
+    async def both() -> None:
+        first, second = trio.Event(), trio.Event()
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(task, "a", first, second)
+                nursery.start_soon(task, "b", second, first)
+        get_logger().info("stream.closed")
+
+    trio.run(both)
+    found = [(line["event"], line.get("resource")) for line in lines(stream)]
+    assert sorted(found[:2]) == [("stream.opened", "a"), ("stream.opened", "b")]
+    assert found[2] == ("stream.closed", None)
+
+
+def test_lines_go_to_standard_error_and_no_loop_or_thread_is_started() -> None:
+    program = """
+import os, threading
+from gpuactors.observe.log import configure, get_logger
+configure("json", "info")
+get_logger().info("process.started")
+print(threading.active_count(), any("anon_inode" in os.readlink(f"/proc/self/fd/{n}") for n in range(3, 20)
+      if os.path.islink(f"/proc/self/fd/{n}")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stderr)["event"] == "process.started"
+    assert done.stdout.split() == ["1", "False"]
+
+
+def test_a_reader_that_went_away_does_not_end_the_program() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    configure("json", "info", stream=Gone())
+    get_logger().info("process.started")
+    logging.getLogger("library").info("hello")

@@ -1,0 +1,325 @@
+"""Configuration: which source wins, what each value may be, and that every refusal names key, value and
+source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuactors.config import (
+    DEFAULT_SELECTORS,
+    KEYS,
+    Config,
+    ConfigError,
+    KernelUevents,
+    NoUevents,
+    SocketUevents,
+    as_dict,
+    describe,
+    load,
+    resolve,
+    schema,
+)
+from gpuactors.core.selector import Selector
+from gpuactors.limits import CONFIG_FILE_MAX_BYTES, SOCKET_PATH_MAX_BYTES
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a configuration file of the given name and content."""
+
+    def write_file(name: str, content: str) -> Path:
+        path = tmp_path / name
+        path.write_text(content)
+        return path
+
+    return write_file
+
+
+# Per key: the value in a file (as TOML and YAML), as text in the environment, and as the flag that wins over
+# both.
+SOURCES: list[tuple[str, str, str, str, object, object]] = [
+    ("host_root", '"/file"', "/file", "/env", "/flag", Path("/flag")),
+    ("kubelet_dir", '"/file"', "/file", "/env", Path("/flag"), Path("/flag")),
+    ("state_dir", '"/file"', "/file", "/env", "/flag", Path("/flag")),
+    ("pci_ids", '"/file"', "/file", "/env", "/flag", Path("/flag")),
+    ("uevents", '"kernel"', "kernel", "unix:/env", "off", "off"),
+    ("resync_interval_s", "1.5", "1.5", "2", 3, 3.0),
+    ("select", '["class=01"]', "[class=01]", "class=02;class=12", ("class=03",), ("class=03",)),
+    ("pre_start_gate", "true", "true", "true", False, False),
+    ("log_format", '"console"', "console", "console", "json", "json"),
+    ("log_level", '"warning"', "warning", "error", "debug", "debug"),
+]
+
+
+def test_the_table_of_sources_has_every_key() -> None:
+    assert tuple(row[0] for row in SOURCES) == KEYS
+
+
+@pytest.mark.parametrize(("key", "toml", "yaml", "variable", "flag", "expected"), SOURCES)
+def test_flag_then_environment_then_file_then_default(
+    write: Write, key: str, toml: str, yaml: str, variable: str, flag: object, expected: object
+) -> None:
+    toml_file = write("c.toml", f"{key} = {toml}\n")
+    yaml_file = write("c.yaml", f"{key}: {yaml}\n")
+    name = f"GPUACTORS_{key.upper()}"
+    option = "--" + key.replace("_", "-")
+
+    by_default = resolve({}, {})
+    assert str(by_default.provenance[key]) == "default"
+    assert getattr(by_default.config, key) == getattr(Config(), key)
+
+    by_toml = resolve({"config": toml_file}, {})
+    by_yaml = resolve({"config": str(yaml_file)}, {})
+    assert getattr(by_toml.config, key) == getattr(by_yaml.config, key)
+    assert str(by_toml.provenance[key]) == f"file {toml_file}"
+
+    by_variable = resolve({"config": toml_file}, {name: variable})
+    assert str(by_variable.provenance[key]) == f"environment {name}"
+
+    by_flag = resolve({"config": toml_file, key: flag}, {name: variable})
+    assert str(by_flag.provenance[key]) == f"flag {option}"
+    assert getattr(by_flag.config, key) == expected
+
+    for other in set(KEYS) - {key}:
+        assert by_flag.provenance[other].kind == "default"
+        assert getattr(by_flag.config, other) == getattr(Config(), other)
+
+
+def test_values_from_the_environment_are_typed() -> None:
+    config = load(
+        {},
+        {
+            "GPUACTORS_RESYNC_INTERVAL_S": "1e3",
+            "GPUACTORS_PRE_START_GATE": "False",
+            "GPUACTORS_SELECT": "vendor=10DE,class=03xxxx; address=23:00.0 ;",
+            "GPUACTORS_PCI_IDS": "null",
+            "PATH": "/bin",
+        },
+    )
+    assert config.resync_interval_s == 1000.0
+    assert config.pre_start_gate is False
+    assert config.selectors == (
+        Selector(vendor="10de", class_prefix="03"),
+        Selector(address="0000:23:00.0"),
+    )
+    assert config.pci_ids == Path("null")  # a name like any other
+
+
+def test_a_flag_that_was_not_given_leaves_room_for_the_others() -> None:
+    flags = dict.fromkeys(KEYS) | {"select": (), "config": None}
+    assert load(flags, {"GPUACTORS_SELECT": "class=12"}).select == ("class=12",)
+    assert load(flags, {}) == Config()
+
+
+def test_the_file_may_be_named_by_the_environment_and_the_flag_wins(write: Write) -> None:
+    first, second = write("a.yml", "log_level: debug"), write("b.toml", 'log_level = "error"')
+    assert load({}, {"GPUACTORS_CONFIG": str(first)}).log_level == "debug"
+    assert load({"config": second}, {"GPUACTORS_CONFIG": str(first)}).log_level == "error"
+
+
+def test_selectors_are_kept_in_their_canonical_spelling() -> None:
+    assert load({"select": ("class=0X0302xx,vendor=0x10DE",)}, {}).select == ("vendor=10de,class=0302",)
+    assert tuple(str(selector) for selector in Config().selectors) == DEFAULT_SELECTORS
+
+
+def test_uevents_are_parsed() -> None:
+    assert Config(uevents="kernel").uevent_source == KernelUevents()
+    assert Config(uevents="off").uevent_source == NoUevents()
+    assert Config(uevents="unix:/run/a:b").uevent_source == SocketUevents(Path("/run/a:b"))
+    longest = "/" + "x" * (SOCKET_PATH_MAX_BYTES - 1)
+    assert load({"uevents": f"unix:{longest}"}, {}).uevent_source == SocketUevents(Path(longest))
+
+
+def test_yaml_reads_a_bare_off_as_false_and_it_is_still_off(write: Write) -> None:
+    assert load({"config": write("c.yaml", "uevents: off")}, {}).uevents == "off"
+
+
+def test_an_empty_file_is_a_file_without_settings(write: Write) -> None:
+    assert load({"config": write("c.yaml", "# nothing\n")}, {}) == Config()
+    assert load({"config": write("c.toml", "")}, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("host_root", ""),
+        ("pci_ids", ""),
+        ("uevents", "udev"),
+        ("uevents", "kernel:"),
+        ("uevents", "unix:"),
+        ("uevents", "unix:/" + "x" * SOCKET_PATH_MAX_BYTES),
+        ("resync_interval_s", "0"),
+        ("resync_interval_s", "-1"),
+        ("resync_interval_s", "inf"),
+        ("resync_interval_s", "nan"),
+        ("resync_interval_s", "5m"),
+        ("resync_interval_s", ""),
+        ("select", "class=3"),
+        ("select", "; ;"),
+        ("select", ""),
+        ("pre_start_gate", "yes"),
+        ("log_format", "JSON"),
+        ("log_level", "trace"),
+    ],
+)
+def test_a_bad_value_is_refused_with_key_value_and_source(key: str, text: str) -> None:
+    name = f"GPUACTORS_{key.upper()}"
+    with pytest.raises(ConfigError, match=f"^{key} is .*\\(environment {name}\\), but must be ") as caught:
+        load({}, {name: text})
+    assert text[:20] in str(caught.value) or key == "select"
+    if key != "select":  # one variable holds several selectors, one flag holds one
+        option = "--" + key.replace("_", "-")
+        with pytest.raises(ConfigError, match=f"^{key} is .*\\(flag {option}\\), but must be "):
+            load({key: text}, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "host_root: 3",
+        "host_root: [/a]",
+        'host_root: "/a\\0b"',
+        'uevents: "unix:/a\\0b"',
+        "pre_start_gate: 1",
+        "pre_start_gate: 'true'",
+        "resync_interval_s: '300'",
+        "resync_interval_s: true",
+        "resync_interval_s: .inf",
+        "select: class=03",
+        "select: []",
+        "select: [[class=03]]",
+        "log_level:",
+    ],
+)
+def test_a_file_has_types_and_they_are_held_to(write: Write, line: str) -> None:
+    key = line.partition(":")[0]
+    path = write("c.yaml", line)
+    with pytest.raises(ConfigError) as caught:
+        load({"config": path}, {})
+    assert str(caught.value).startswith(f"{key} is ")
+    assert f"(file {path}), but must be " in str(caught.value)
+
+
+def test_a_bad_selector_says_what_to_write() -> None:
+    with pytest.raises(
+        ConfigError, match=r"flag --select.*unknown key 'driver'.*the keys are vendor, device"
+    ):
+        load({"select": ("vendor=10de", "driver=vfio-pci")}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("GPUACTORS_HOSTROOT", "did you mean GPUACTORS_HOST_ROOT?"),
+        ("GPUACTORS_LOGLEVEL", "GPUACTORS_LOG_LEVEL"),
+        ("GPUACTORS_VERBOSITY", "there is GPUACTORS_HOST_ROOT, "),
+        ("GPUACTORS_SERVICE", "did you mean|there is"),
+        ("GPUACTORS_PORT_80", "did you mean|there is"),
+        ("GPUACTORS_SERVICE_HOSTS", "did you mean|there is"),
+        ("GPUACTORS_host_root", "did you mean|there is"),
+    ],
+)
+def test_an_unknown_variable_is_refused_with_what_comes_close(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown variable {name} in the environment; .*({remedy})"):
+        load({}, {name: "x"})
+
+
+def test_what_kubernetes_says_about_a_service_of_our_name_is_passed_over() -> None:
+    # kubelet pkg/kubelet/envvars/envvars.go for Services `gpuactors` and `gpuactors-metrics` of one named
+    # port.
+    environ = {
+        "GPUACTORS_SERVICE_HOST": "192.0.2.11",
+        "GPUACTORS_SERVICE_PORT": "9100",
+        "GPUACTORS_SERVICE_PORT_HTTP_METRICS": "9100",
+        "GPUACTORS_PORT": "tcp://192.0.2.11:9100",
+        "GPUACTORS_PORT_9100_TCP": "tcp://192.0.2.11:9100",
+        "GPUACTORS_PORT_9100_TCP_PROTO": "tcp",
+        "GPUACTORS_PORT_9100_TCP_PORT": "9100",
+        "GPUACTORS_PORT_9100_TCP_ADDR": "192.0.2.11",
+        "GPUACTORS_METRICS_SERVICE_HOST": "192.0.2.12",
+        "GPUACTORS_METRICS_SERVICE_PORT": "9100",
+        "GPUACTORS_METRICS_PORT": "udp://192.0.2.12:9100",
+        "GPUACTORS_METRICS_PORT_9100_UDP_ADDR": "192.0.2.12",
+    }
+    assert load({}, environ) == Config()
+
+
+def test_no_key_can_be_mistaken_for_what_kubernetes_says_about_a_service() -> None:
+    for key in KEYS:
+        assert "PORT" not in key.upper().split("_"), f"{key}: its variable would be passed over"
+        assert "SERVICE" not in key.upper().split("_")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("c.yaml", "host-root: /x", r"unknown key 'host-root' in file .*c\.yaml; did you mean host_root\?"),
+        ("c.toml", "hostroot = '/x'", r"unknown key 'hostroot' in file .*c\.toml; did you mean host_root\?"),
+        ("c.toml", "[log]\nlevel = 'debug'", r"unknown key 'log' in file .*; "),
+        ("c.yaml", "3: 4", r"unknown key 3 in file .*; there is host_root, "),
+        ("c.yaml", "log_level: info\nlog_level: debug", r"(?s)c\.yaml .* log_level is there twice.*line 2"),
+        ("c.yaml", "? [a]\n: b", r"(?s)c\.yaml .* cannot be read"),
+        ("c.yaml", "a: [", r"(?s)c\.yaml .* cannot be read: .*line 1"),
+        ("c.yaml", "[" * 100_000, r"c\.yaml .* cannot be read"),
+        ("c.yaml", "!!python/object/apply:os.system [x]", r"(?s)c\.yaml .* cannot be read"),
+        ("c.yaml", "- host_root", r"c\.yaml .* must hold keys with values"),
+        ("c.toml", "\na = ]", r"c\.toml .* cannot be read: .*line 2"),
+        ("c.json", "{}", r"c\.json .* must end in \.toml, \.yaml or \.yml"),
+        ("c.yaml", "#" * (CONFIG_FILE_MAX_BYTES + 1), r"c\.yaml .* has more than 1048576 bytes"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name(write: Write, name: str, content: str, words: str) -> None:
+    path = write(name, content)
+    with pytest.raises(ConfigError, match=words):
+        load({"config": path}, {})
+
+
+def test_a_file_that_is_not_text_or_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
+    latin = tmp_path / "c.toml"
+    latin.write_bytes(b"host_root = '/\xe9'")
+    with pytest.raises(ConfigError, match=r"c\.toml \(--config\) is not UTF-8"):
+        load({"config": latin}, {})
+    with pytest.raises(ConfigError, match=r"none\.toml' \(GPUACTORS_CONFIG\): No such file"):
+        load({}, {"GPUACTORS_CONFIG": str(tmp_path / "none.toml")})
+    with pytest.raises(ConfigError, match=r"\(--config\): Is a directory"):
+        load({"config": tmp_path}, {})
+    with pytest.raises(ConfigError, match="has more than"):
+        load({"config": "/dev/zero"}, {})
+
+
+def test_aliases_in_yaml_cannot_make_an_endless_message(write: Write) -> None:
+    levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+    path = write("c.yaml", f"a0: &a0 [x]\n{levels}select: *a29\n".replace("a0: &a0", "log_level: &a0"))
+    with pytest.raises(ConfigError) as caught:
+        load({"config": path}, {})
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_flag_without_a_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no setting for the flag --host-rot"):
+        load({"host_rot": "/"}, {})
+
+
+def test_what_is_shown_can_be_loaded_again(write: Write) -> None:
+    config = load(
+        {"select": ("vendor=10de,device=2330",), "uevents": "off", "pci_ids": "/p", "resync_interval_s": 7},
+        {},
+    )
+    shown = json.dumps(as_dict(config))  # which is YAML too
+    assert load({"config": write("c.yaml", shown)}, {}) == config
+
+
+def test_the_schema_describes_every_key_with_its_default() -> None:
+    described = schema()
+    assert tuple(described["properties"]) == KEYS
+    assert described["additionalProperties"] is False
+    assert described["properties"]["select"]["default"] == list(DEFAULT_SELECTORS)
+    assert {key: value["default"] for key, value in described["properties"].items()} == as_dict(Config())
+    for key in KEYS:
+        assert describe(key).endswith("."), f"{key} is not described"

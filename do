@@ -1,0 +1,92 @@
+#!/bin/sh
+# ./do RECIPE…  sets up what development needs, once, then runs `just RECIPE…` (see justfile; alone it lists them).
+#
+# Needs git and Python >= 3.11, nothing else: neither pip nor venv need to work on the system. Everything goes into
+# .venv of this checkout, in the versions and with the hashes of requirements/dev.txt. What only Debian can provide
+# (venv itself, libudev, kubectl for the tests) is installed with apt as root or by sudo, or asked for in one sentence.
+set -eu
+cd "$(dirname "$0")"
+here=$(pwd -P)
+
+say() { printf './do: %s\n' "$*" >&2; }
+die() { say "$*"; exit 69; } # EX_UNAVAILABLE, sysexits.h
+
+# system_package PACKAGE WHY: have apt install PACKAGE, or say what to do and end.
+system_package() {
+    if ! command -v apt-get >/dev/null 2>&1; then
+        die "$2 is missing and there is no apt-get here: install it with this system's package manager, then try again."
+    elif [ "$(id -u)" = 0 ]; then
+        as_root=
+    elif command -v sudo >/dev/null 2>&1 && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        as_root=sudo
+    else
+        die "$2 is missing: run 'apt-get install $1' as root, then try again."
+    fi
+    say "$2 is missing: installing Debian's package $1"
+    # Lists first: a fresh machine has none, and old ones name packages that the mirror no longer has.
+    if ! $as_root apt-get -qq update ||
+        ! $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$1" >/dev/null; then
+        die "apt-get could not install $1 (its words are above): install it, then try again."
+    fi
+}
+
+find_python() {
+    for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11; do
+        [ -n "$candidate" ] || continue
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "there is no Python 3.11 or newer on PATH: install Debian's package python3, or name one with PYTHON=/path/to/python3."
+}
+
+# A .venv serves if its pip runs and belongs to this directory: a copied or moved checkout has one that does not.
+venv_serves() {
+    case "$(.venv/bin/python -m pip --version 2>/dev/null)" in
+    *" from $here/.venv/"*) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
+make_venv() {
+    python=$(find_python)
+    # Debian has venv in its standard library, but not ensurepip, which puts pip into one.
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || system_package python3-venv "Python's venv with ensurepip"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        die "$python still cannot make a virtual environment: install ensurepip for it, or name another with PYTHON=/path/to/python3."
+    say "making .venv with $("$python" --version)"
+    rm -rf .venv
+    "$python" -m venv .venv
+}
+
+install_requirements() {
+    say "installing requirements/dev.txt into .venv"
+    # PIP_USER from an operator's configuration does not go with a virtual environment.
+    PIP_USER=0 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --require-hashes -r requirements/dev.txt
+    PIP_USER=0 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --no-deps --no-build-isolation --editable .
+}
+
+# What is installed follows from these files alone; the stamp is written last, so an interrupted set-up starts again.
+wanted=$(cat do pyproject.toml requirements/dev.txt | sha256sum)
+if ! venv_serves; then
+    make_venv
+fi
+if [ "$(cat .venv/stamp 2>/dev/null)" != "$wanted" ]; then
+    install_requirements
+    printf '%s\n' "$wanted" >.venv/stamp
+fi
+
+# pyudev loads it when it is imported; apt itself depends on it, so Debian has it, but not every image is Debian.
+.venv/bin/python -c 'import pyudev' 2>/dev/null || system_package libudev1 "libudev.so.1"
+
+# The tests render the manifests of deploy/ with it; no other recipe needs it. Where it cannot be had, the other tests still
+# tell something: those of deploy/ fail and say why.
+case "${1:-}" in
+test | kustomize) command -v kubectl >/dev/null 2>&1 || (system_package kubernetes-client "kubectl") || true ;;
+esac
+
+export VIRTUAL_ENV="$here/.venv" PATH="$here/.venv/bin:$PATH"
+exec just "$@"

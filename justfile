@@ -1,0 +1,89 @@
+# Recipes for development. `./do RECIPE` makes .venv first and runs them from it; plain `just RECIPE` uses the .venv there is.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+export PATH := justfile_directory() / ".venv/bin" + ":" + env("PATH")
+
+pb := "src/gpuactors/kubelet/pb"
+
+# List the recipes.
+default:
+    @just --list --unsorted
+
+# The main job without a GPU, a cluster or root: the incident, step by step, on a fake node; then how to run on a node.
+demo *ARGS:
+    gpuactors simulate --scenario incident {{ ARGS }}
+    @echo
+    @awk '/^## / { on = ($0 == "## On a node") } on' README.md
+
+# Everything that is checked at each change: style, types, dependency rules, generated code, tests.
+test: check
+    python -m pytest
+
+# The static half of `test`.
+check: gen-check
+    ruff check
+    ruff format --check
+    mypy
+    lint-imports
+
+# The kernel's own vfio-pci in a virtual machine (software emulation; fetches QEMU and a kernel from Debian).
+vm *ARGS:
+    tests/vm/setup
+    python -m pytest tests/vm {{ ARGS }}
+
+# Figures as JSON: event to frame, Allocate, start, memory, idle wake-ups.
+bench *ARGS:
+    @python -m tests.bench.run --json {{ ARGS }}
+
+# Format and mend what can be mended by itself.
+fmt:
+    ruff check --fix
+    ruff format
+
+# Render the manifests as `kubectl apply -k deploy/base` would.
+kustomize DIR="deploy/base":
+    @kubectl kustomize {{ DIR }}
+
+# Generate the protobuf code of protos/ again.
+gen: (_generate pb)
+
+# Fail where the committed protobuf code is not what protos/ generates.
+gen-check:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    fresh=$(mktemp -d)
+    trap 'rm -rf "$fresh"' EXIT
+    just _generate "$fresh"
+    cp {{ pb }}/__init__.py "$fresh/"
+    if ! diff --recursive --unified --exclude=__pycache__ --exclude=README.md {{ pb }} "$fresh"; then
+        echo "{{ pb }} is not what protos/ generates: run 'just gen' and commit the result" >&2
+        exit 1
+    fi
+
+# One directory per file of protos/, because each compiler run writes a package of its own.
+_generate TO:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    for proto in protos/*.proto; do
+        to={{ TO }}/$(basename "$proto" .proto)
+        rm -rf "$to"
+        mkdir -p "$to"
+        python -m grpc_tools.protoc -I protos --python_betterproto2_out="$to" \
+            --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
+            "$proto" 2>&1 | { grep -v '^Writing ' || true; }
+        # The marker belongs at the top of the package alone, where it is.
+        find "$to" -name py.typed -delete
+    done
+
+# Resolve the requirements anew: exact versions with hashes, for every Python from 3.11 on.
+lock: _uv (_lock "runtime" "pyproject.toml") (_lock "build" "--group build") (_lock "dev" "pyproject.toml --extra live --group dev")
+
+_lock NAME WHAT:
+    uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+        --no-emit-index-url --no-emit-find-links --custom-compile-command "just lock" \
+        --output-file requirements/{{ NAME }}.txt {{ WHAT }}
+
+# uv is needed for `lock` alone, so it is no part of the development requirements.
+_uv:
+    @command -v uv >/dev/null || python -m pip install --quiet --disable-pip-version-check "uv>=0.9"

@@ -1,0 +1,198 @@
+"""The manifests of deploy/, as kubectl renders them: unprivileged, the mounts that are needed, flags that the
+CLI takes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+RENDER_TIMEOUT_S = 60
+
+Manifest = dict[str, Any]
+
+
+def render(directory: Path) -> list[Manifest]:
+    """What `kubectl apply -k` would send. A missing kubectl is a failure: a skipped check looks like a passed
+    one."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.fail(
+            "kubectl is not on PATH; ./do test installs it where it may, else install kubernetes-client"
+        )
+    done = subprocess.run(
+        [kubectl, "kustomize", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=RENDER_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> Manifest:
+    (found,) = (manifest for manifest in manifests if manifest["kind"] == kind)
+    return found
+
+
+@pytest.fixture(scope="module")
+def base() -> list[Manifest]:
+    return render(DEPLOY / "base")
+
+
+@pytest.fixture(scope="module")
+def daemon_set(base: list[Manifest]) -> Manifest:
+    return of_kind(base, "DaemonSet")
+
+
+@pytest.fixture(scope="module")
+def pod(daemon_set: Manifest) -> Manifest:
+    spec: Manifest = daemon_set["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.fixture(scope="module")
+def container(pod: Manifest) -> Manifest:
+    assert "initContainers" not in pod
+    (only,) = pod["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+@pytest.fixture(scope="module")
+def configuration(container: Manifest) -> dict[str, dict[str, object]]:
+    """What the real command line makes of the container's arguments, with nothing else to go by."""
+    command, *flags = container["args"]
+    assert command == "run"
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuactors", "config", "show", "-o", "json", *flags],
+        capture_output=True,
+        text=True,
+        timeout=RENDER_TIMEOUT_S,
+        env={},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return shown
+
+
+def test_the_base_is_these_objects_in_one_namespace(base: list[Manifest]) -> None:
+    assert sorted(manifest["kind"] for manifest in base) == ["DaemonSet", "Namespace", "ServiceAccount"]
+    for manifest in base:
+        if manifest["kind"] != "Namespace":
+            assert manifest["metadata"]["namespace"] == of_kind(base, "Namespace")["metadata"]["name"]
+
+
+def test_the_container_has_no_privilege(container: Manifest) -> None:
+    assert container["securityContext"] == {
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "ports" not in container
+
+
+def test_the_pod_shares_nothing_with_the_host_but_its_mounts(pod: Manifest) -> None:
+    assert pod["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert (pod["hostNetwork"], pod["hostPID"], pod["hostIPC"]) == (False, False, False)
+    # A user namespace is deaf to the kernel's uevents.
+    assert pod.get("hostUsers", True) is True
+    assert pod["enableServiceLinks"] is False
+
+
+def test_the_pod_has_no_token(base: list[Manifest], pod: Manifest) -> None:
+    account = of_kind(base, "ServiceAccount")
+    assert pod["automountServiceAccountToken"] is False
+    assert account["automountServiceAccountToken"] is False
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+
+
+def test_only_what_is_needed_is_mounted_and_only_the_sockets_can_be_written(
+    pod: Manifest, container: Manifest
+) -> None:
+    volumes = {volume["name"]: volume["hostPath"] for volume in pod["volumes"]}
+    mounts = {
+        mount["mountPath"]: (volumes[mount["name"]]["path"], mount.get("readOnly", False))
+        for mount in container["volumeMounts"]
+    }
+    assert mounts == {
+        "/var/lib/kubelet/device-plugins": ("/var/lib/kubelet/device-plugins", False),
+        "/host/sys": ("/sys", True),
+        "/host/dev": ("/dev", True),
+    }
+    assert len(volumes) == len(mounts)
+    # A hostPath that may be missing would otherwise be made, empty, where kubelet or the kernel should have
+    # made it.
+    assert {volume["type"] for volume in volumes.values()} == {"Directory"}
+    for mount in container["volumeMounts"]:
+        if mount.get("readOnly"):
+            # Without it /dev/shm and whatever else is mounted below stays writable; it excludes mount
+            # propagation.
+            assert mount["recursiveReadOnly"] == "IfPossible"
+            assert "mountPropagation" not in mount
+
+
+def test_the_flags_are_what_the_command_line_takes_and_agree_with_the_mounts(
+    container: Manifest, configuration: dict[str, dict[str, object]]
+) -> None:
+    mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    host_root = PurePosixPath(str(configuration["host_root"]["value"]))
+    kubelet_dir = PurePosixPath(str(configuration["kubelet_dir"]["value"]))
+    assert mounted[str(host_root / "sys")] == "sys"
+    assert mounted[str(host_root / "dev")] == "dev"
+    assert mounted[str(kubelet_dir / "device-plugins")] == "device-plugins"
+    assert configuration["uevents"]["value"] == "kernel"
+    assert configuration["log_format"] == {"value": "json", "from": "flag --log-format"}
+
+
+def test_a_daemon_per_node_that_stays_where_virtual_machines_are(
+    daemon_set: Manifest, pod: Manifest, container: Manifest
+) -> None:
+    assert daemon_set["spec"]["updateStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": 1},
+    }
+    template = daemon_set["spec"]["template"]["metadata"]["labels"]
+    assert daemon_set["spec"]["selector"]["matchLabels"].items() <= template.items()
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+
+
+def test_the_example_overlay_changes_the_image_and_the_nodes_and_nothing_else(base: list[Manifest]) -> None:
+    overlaid = render(DEPLOY / "overlays" / "example")
+    plain = copy.deepcopy(base)
+    changed = of_kind(overlaid, "DaemonSet")["spec"]["template"]["spec"]
+    original = of_kind(plain, "DaemonSet")["spec"]["template"]["spec"]
+    assert changed["containers"][0].pop("image") == "registry.example/gpu/gpuactors:0.1.0"
+    assert original["containers"][0].pop("image") == "gpuactors:0.1.0"
+    assert changed.pop("nodeSelector") == {
+        "kubernetes.io/os": "linux",
+        "nvidia.com/gpu.workload.config": "vm-passthrough",
+    }
+    original.pop("nodeSelector")
+    assert overlaid == plain
+
+
+def test_the_image_is_of_this_version(container: Manifest) -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert container["image"] == f"gpuactors:{version[1]}"

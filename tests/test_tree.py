@@ -1,0 +1,268 @@
+"""Rules that hold for the whole repository: what no file may name, what each bound must say, what the core
+may import, and that the README says what the program does."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gpuactors.config import KEYS, schema
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HOSTS = frozenset(
+    {
+        "127.0.0.1",
+        "docs.kernel.org",
+        "git.kernel.org",
+        "github.com",
+        "json-schema.org",
+        "keepachangelog.com",
+        "kubernetes.io",
+        "localhost",
+        "lwn.net",
+        "pci-ids.ucw.cz",
+        "semver.org",
+        "www.apache.org",
+        "www.kernel.org",
+    }
+)
+"""Hosts that a file may point to. A package registry or a mirror is nobody's to name here: they are
+configured on the machine. (`.example`, `.invalid`, `.test` and 192.0.2.x are always allowed: RFC 2606, RFC 5737.)"""
+
+VENDORED = frozenset({"src/gpuactors/host/data/pci.ids", "src/gpuactors/host/data/LICENSE.pci.ids"})
+"""Other people's texts, kept as they are."""
+
+MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:root|home|work|Users|mnt)/[\w.-]")
+URL_HOST = re.compile(r"\b[a-z][a-z0-9+]*://(?:[^\s/@]*@)?([\w.-]+\.\w+|localhost)", re.IGNORECASE)
+
+PURE = frozenset(
+    {
+        "__future__",
+        "bisect",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "heapq",
+        "itertools",
+        "math",
+        "operator",
+    }
+    | {"re", "string", "types", "typing"}
+)
+"""What the core may take from the standard library: no clock, no chance, no files, no logging, no tasks."""
+
+
+@functools.cache
+def files() -> tuple[str, ...]:
+    """The files of the repository: tracked, or new and not ignored."""
+    done = subprocess.run(
+        # Whoever runs the tests need not be who owns the checkout (a container, a pipeline).
+        ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found = tuple(name for name in done.stdout.split("\0") if name and (ROOT / name).is_file())
+    assert "pyproject.toml" in found
+    return found
+
+
+@functools.cache
+def texts() -> tuple[tuple[str, str], ...]:
+    return tuple((name, (ROOT / name).read_text("utf-8")) for name in files() if name not in VENDORED)
+
+
+def test_every_file_is_text_without_a_secret_of_the_machine_it_was_written_on() -> None:
+    for name, text in texts():
+        for number, line in enumerate(text.splitlines(), start=1):
+            assert not MACHINE_PATH.search(line), (
+                f"{name}:{number} names a path of somebody's machine: {line}"
+            )
+
+
+def test_no_file_names_a_host_that_is_not_on_the_list() -> None:
+    for name, text in texts():
+        for number, line in enumerate(text.splitlines(), start=1):
+            for host in URL_HOST.findall(line):
+                known = host.lower() in HOSTS or host.startswith("192.0.2.")
+                known = known or host.rpartition(".")[2] in {"example", "invalid", "test"}
+                assert known, (
+                    f"{name}:{number} names the host {host}; name the thing instead, or add it to HOSTS"
+                )
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("index = https://packages.test/simple", ["packages.test"]),
+        ("git+ssh://git@mirror.test/x", ["mirror.test"]),
+        ("deb http://deb.mirror.test/debian bookworm", ["deb.mirror.test"]),
+        ("unix:///run/kubelet.sock", []),
+    ],
+)
+def test_hosts_are_found(line: str, found: list[str]) -> None:
+    assert URL_HOST.findall(line) == found
+
+
+def test_the_scripts_can_be_run_and_parsed() -> None:
+    for name, shell in (("do", "sh"), (".ci/run", "bash")):
+        assert (ROOT / name).stat().st_mode & 0o111, f"{name} cannot be run"
+        subprocess.run([shell, "-n", str(ROOT / name)], check=True, timeout=60)
+
+
+def test_requirements_are_exact_and_hashed_and_say_nothing_about_where_from() -> None:
+    assert "uv.lock" not in files()
+    requirements = [(name, text) for name, text in texts() if name.startswith("requirements/")]
+    assert {name for name, _ in requirements} == {
+        f"requirements/{n}.txt" for n in ("build", "dev", "runtime")
+    }
+    for name, text in requirements:
+        assert "://" not in text, name
+        lines = [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
+        for index, line in enumerate(lines):
+            if line.startswith(" "):
+                assert re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}(?: \\)?", line), f"{name}: {line}"
+            else:
+                assert re.match(r"[a-z0-9.-]+==[^ ]+ (;.* )?\\$", line), f"{name}: {line}"
+                assert lines[index + 1].startswith("    --hash"), f"{name}: {line} has no hash"
+
+
+def test_the_requirements_have_all_that_the_project_depends_on() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for name, wanted in {
+        "runtime": project["project"]["dependencies"],
+        "build": project["build-system"]["requires"],
+        "dev": project["project"]["dependencies"]
+        + [entry for entry in project["dependency-groups"]["dev"] if isinstance(entry, str)],
+    }.items():
+        pinned = set(
+            re.findall(r"^([a-z0-9.-]+)==", (ROOT / f"requirements/{name}.txt").read_text(), re.MULTILINE)
+        )
+        for requirement in wanted:
+            package = re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
+            assert package in pinned, f"{package} is not in requirements/{name}.txt: run 'just lock'"
+
+
+def test_every_bound_gives_its_reason() -> None:
+    tree = ast.parse((ROOT / "src/gpuactors/limits.py").read_text())
+    bounds: list[str] = []
+    undescribed: list[str] = []
+    for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        bounds.append(node.target.id)
+        match following:
+            case ast.Expr(value=ast.Constant(value=str(reason))) if len(reason.split()) >= 5:
+                undescribed.clear()
+            case ast.AnnAssign():
+                undescribed.append(
+                    node.target.id
+                )  # one text may stand for a group of bounds, after its last one
+            case _:
+                pytest.fail(f"limits.{node.target.id} has no text that gives its reason")
+    assert not undescribed
+    assert len(bounds) > 10
+
+
+def test_the_core_takes_nothing_impure_from_the_standard_library() -> None:
+    for path in sorted((ROOT / "src/gpuactors/core").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import(names=names):
+                    modules = [alias.name for alias in names]
+                case ast.ImportFrom(module=str(module)):
+                    modules = [module]
+                case ast.AsyncFunctionDef() | ast.Await():
+                    pytest.fail(f"{path.name}:{node.lineno} is asynchronous; the core is not")
+                case _:
+                    continue
+            for name in modules:
+                top = name.partition(".")[0]
+                assert top in PURE or top == "gpuactors", f"{path.name} imports {name}"
+                assert top in sys.stdlib_module_names or top == "gpuactors"
+
+
+def test_no_file_of_ours_imports_asyncio() -> None:
+    for path in sorted((ROOT / "src/gpuactors").rglob("*.py")):
+        if "pb" in path.parts:
+            continue
+        tree = ast.parse(path.read_text())
+        for_types = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "asyncio" for name in imported):
+                assert id(node) in for_types, f"{path} imports asyncio; there is no loop in this process"
+
+
+# --- the README -------------------------------------------------------------------------------------------
+
+
+def readme_table(heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading, without its head."""
+    section = (ROOT / "README.md").read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in section.splitlines()
+        if line.startswith("|")
+    ]
+    return rows[2:]
+
+
+def test_the_readme_lists_every_setting_as_it_is() -> None:
+    properties = schema()["properties"]
+    rows = readme_table("Configuration")
+    assert [row[0].strip("`") for row in rows] == list(KEYS)
+    for key, default, meaning in rows:
+        described = properties[key.strip("`")]
+        value = described["default"]
+        expected = " and ".join(f"`{v}`" for v in value) if isinstance(value, list) else f"`{value}`"
+        if value is None:
+            expected = ""
+        if isinstance(value, bool):
+            expected = f"`{str(value).lower()}`"
+        if isinstance(value, float):
+            expected = f"`{value:g}`"
+        assert default == expected, f"README: the default of {key}"
+        assert meaning == described["description"], f"README: what {key} means"
+
+
+def test_the_readme_lists_every_command() -> None:
+    listed = {row[0].strip("`").split()[1] for row in readme_table("Commands")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuactors", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    commands = set(re.findall(r"^  ([a-z]+)  ", done.stdout.partition("Commands:")[2], re.MULTILINE))
+    assert commands
+    assert listed == commands
+
+
+def test_the_two_commands_of_the_readme_are_those_that_ci_runs() -> None:
+    readme = (ROOT / "README.md").read_text()
+    section = readme.split("\n## Try it\n", 1)[1].split("\n## ", 1)[0]
+    (block,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    commands = [line.partition("#")[0].strip() for line in block.splitlines() if line.strip()]
+    assert len(commands) == 2
+    test_command = commands[1]
+    ci = (ROOT / ".ci/run").read_text()
+    assert f"\n{test_command}\n" in ci
+    for command in commands:
+        wrapper, recipe = command.split()
+        assert (ROOT / wrapper).stat().st_mode & 0o111, f"{wrapper} cannot be run"
+        assert re.search(rf"^{recipe}\b.*:", (ROOT / "justfile").read_text(), re.MULTILINE)

@@ -1,0 +1,191 @@
+"""The command line. It reads its words, calls the one function that does the work, and turns faults into exit codes.
+
+Exit codes: 0 done; 1 a simulated scenario failed; 2 wrong usage; 69 the host cannot be read (EX_UNAVAILABLE); 70 a bug
+in gpuactors (EX_SOFTWARE); 78 wrong configuration (EX_CONFIG, sysexits.h).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+import trio
+
+from gpuactors.config import Config, ConfigError, as_dict, describe, resolve, schema
+from gpuactors.observe import log
+from gpuactors.ports import HostError
+
+EX_UNAVAILABLE: Final = 69
+EX_SOFTWARE: Final = 70
+EX_CONFIG: Final = 78
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _option(flag: str, metavar: str, **kwargs: Any) -> Callable[[F], F]:
+    """An option of the configuration; its help is the key's description, its checks are the configuration's."""
+    key = flag.removeprefix("--").replace("-", "_")
+    return click.option(flag, key, metavar=metavar, default=None, help=describe(key), **kwargs)
+
+
+def configured(command: F) -> F:
+    """Adds every key of the configuration as a flag."""
+    options = [
+        click.option("--config", metavar="FILE", default=None, help="Configuration file, .toml or .yaml."),
+        _option("--host-root", "DIR"),
+        _option("--kubelet-dir", "DIR"),
+        _option("--state-dir", "DIR"),
+        _option("--pci-ids", "FILE"),
+        _option("--uevents", "kernel|off|unix:PATH"),
+        _option("--resync-interval-s", "N"),
+        _option("--select", "KEY=VALUE,…", multiple=True),
+        click.option(
+            "--pre-start-gate/--no-pre-start-gate",
+            "pre_start_gate",
+            default=None,
+            help=describe("pre_start_gate"),
+        ),
+        _option("--log-format", "json|console"),
+        _option("--log-level", "LEVEL"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="gpuactors", prog_name="gpuactors")
+def cli() -> None:
+    """Tells kubelet the truth about every GPU of this node that is passed through to virtual machines.
+
+    Every flag is also a variable GPUACTORS_… and a key of the configuration file. A flag wins over the
+    environment, the environment over the file, the file over the default.
+    """
+
+
+@cli.command()
+@configured
+def run(**flags: object) -> None:
+    """Run the daemon."""
+    config = _config(flags)
+    log.configure(config.log_format, config.log_level)
+    from gpuactors import app  # what only the daemon needs is not loaded for the other commands
+
+    try:
+        trio.run(app.run_until_signal, config)
+    except* HostError as group:
+        _fail(str(_first(group)), EX_CONFIG)
+    except* Exception as group:
+        log.get_logger().error("daemon.died", exc_info=group)
+        _fail(f"internal error, please report it: {_first(group)!r}", EX_SOFTWARE)
+
+
+@cli.command()
+@configured
+@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def inspect(output: str, **flags: object) -> None:
+    """Show the GPUs of this node, what kubelet would be told about each, and why."""
+    from gpuactors import inspection
+
+    config = _config(flags)
+    try:
+        found = inspection.inspect(config)
+    except HostError as exc:
+        _fail(str(exc), EX_UNAVAILABLE)
+    click.echo(inspection.as_json(found) if output == "json" else inspection.as_table(found))
+
+
+@cli.command()
+@click.option(
+    "--scenario", default="incident", show_default=True, metavar="NAME", help="Which story to play."
+)
+@click.option("--list", "list_only", is_flag=True, help="List the scenarios and end.")
+@click.option("--seed", default=0, show_default=True, help="Seed of everything that comes in no fixed order.")
+@click.option("--speed", default=1.0, show_default=True, help="How fast the story runs on a terminal.")
+@click.option(
+    "--json", "json_lines", is_flag=True, help="One JSON object per step instead of the live table."
+)
+def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool) -> None:
+    """Play a story: the real daemon against a fake node and a fake kubelet, over real sockets. Needs no root.
+
+    Ends with exit code 1 if what kubelet was told was not what it should have been.
+    """
+    from gpuactors.simulation import run as simulation
+
+    if list_only:
+        for name, line in simulation.list_scenarios():
+            click.echo(f"{name:<18} {line}")
+        return
+    if scenario not in dict(simulation.list_scenarios()):
+        names = ", ".join(name for name, _ in simulation.list_scenarios())
+        raise click.BadParameter(f"no scenario {scenario!r}; there are {names}", param_hint="--scenario")
+    if speed <= 0:
+        raise click.BadParameter("must be greater than 0", param_hint="--speed")
+    sys.exit(
+        simulation.simulate(scenario=scenario, seed=seed, speed=speed, json_lines=json_lines, out=sys.stdout)
+    )
+
+
+@cli.group(name="config")
+def config_group() -> None:
+    """The configuration: what is set and from where, and what can be set."""
+
+
+@config_group.command()
+@configured
+@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def show(output: str, **flags: object) -> None:
+    """Show every key, its value, and where the value came from."""
+    try:
+        resolved = resolve(_given(flags), os.environ)
+    except ConfigError as exc:
+        _fail(str(exc), EX_CONFIG)
+    values = as_dict(resolved.config)
+    sources = {key: str(source) for key, source in resolved.provenance.items()}
+    if output == "json":
+        click.echo(json.dumps({k: {"value": v, "from": sources[k]} for k, v in values.items()}, indent=2))
+        return
+    width = max(map(len, values))
+    shown = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    value_width = max(map(len, shown.values()))
+    for key, value in shown.items():
+        click.echo(f"{key:<{width}}  {value:<{value_width}}  {sources[key]}")
+
+
+@config_group.command(name="schema")
+def show_schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
+
+
+def main() -> NoReturn:
+    """The entry point of `gpuactors`."""
+    cli(prog_name="gpuactors")
+    raise AssertionError("click ends the process itself")
+
+
+def _config(flags: dict[str, object]) -> Config:
+    try:
+        return resolve(_given(flags), os.environ).config
+    except ConfigError as exc:
+        _fail(str(exc), EX_CONFIG)
+
+
+def _given(flags: dict[str, object]) -> dict[str, object]:
+    """The flags that were on the command line."""
+    return {key: value for key, value in flags.items() if value is not None and value != ()}
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    click.echo(f"gpuactors: {text}", err=True)
+    sys.exit(code)
+
+
+def _first(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc

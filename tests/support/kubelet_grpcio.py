@@ -1,0 +1,515 @@
+"""A stand-in for kubelet's device manager, made with grpcio: the independent side of every test over real sockets.
+
+It does what kubelet 1.36 was seen to do (pkg/kubelet/cm/devicemanager, plugin/v1beta1), its mistakes included: clients
+are looked up by resource name when a stream ends, so that a plugin that registers while its old stream is open is cut
+off; a Register that fails makes it forget the current client; it never dials again by itself. Threads and grpcio's
+synchronous API throughout. Must not import gpuactors, and must not be kinder than kubelet.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Final
+
+import grpc
+
+from tests.support.device_plugin_grpcio import add_service, message, stub
+from tests.support.kubelet_seen import (
+    Allocated,
+    DeviceNode,
+    Frame,
+    ListedDevice,
+    PluginOptions,
+    Registration,
+    Snapshot,
+    StreamEnd,
+)
+
+SUPPORTED_VERSIONS: Final = ("v1beta1",)
+HEALTHY: Final = "Healthy"
+UNHEALTHY: Final = "Unhealthy"
+
+DIAL_TIMEOUT_S: Final = 10.0
+"""Kubelet's own: it blocks in Register for so long where nobody listens at the endpoint."""
+
+CALL_TIMEOUT_S: Final = 30.0
+"""Kubelet sets no deadline for Allocate; a test has to end."""
+
+HOLD_POLL_S: Final = 0.01
+"""How often a held Register looks whether its caller is still there."""
+
+WORKERS: Final = 64
+"""Register calls that may be held at once."""
+
+
+class EndpointStopped(Exception):
+    """Kubelet has no open connection to a plugin of that resource: it fails such a call itself."""
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """Kubelet's `client`: one dialled endpoint, from its Register to the end of its stream."""
+
+    number: int
+    resource: str
+    channel: grpc.Channel
+    methods: Mapping[str, Any]
+    connected: bool = False
+    stream: Any = None
+
+
+@dataclass(slots=True)
+class _Books:
+    """Everything that is guarded by the stand-in's lock."""
+
+    devices: dict[str, dict[str, str]] = field(default_factory=dict)
+    clients: dict[str, _Client] = field(default_factory=dict)
+    """By name, as kubelet keeps them: the cause of the re-registration race."""
+    endpoints: dict[str, _Client] = field(default_factory=dict)
+    """Whom Allocate asks: the client that connected last."""
+    dialled: list[_Client] = field(default_factory=list)
+    in_flight: list[tuple[str, frozenset[str]]] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    stream_ends: list[StreamEnd] = field(default_factory=list)
+    registrations: list[Registration] = field(default_factory=list)
+    panics: list[str] = field(default_factory=list)
+    failures: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
+
+
+class KubeletStandIn:
+    """Kubelet's device manager on `<kubelet_dir>/device-plugins/kubelet.sock`.
+
+    `start` and `stop` may be repeated: a second start is a restarted kubelet, with empty books but with the history
+    (`frames`, `registrations`, `stream_ends`) of its former life. All methods may be called from any thread.
+    """
+
+    def __init__(self, kubelet_dir: Path, *, dial_timeout_s: float = DIAL_TIMEOUT_S) -> None:
+        self.socket_dir = kubelet_dir / "device-plugins"
+        self.socket = self.socket_dir / "kubelet.sock"
+        self._kubelet_dir = kubelet_dir
+        self._dial_timeout_s = dial_timeout_s
+        self._changed = threading.Condition()
+        self._books = _Books()
+        self._numbers = 0
+        self._replies_go = threading.Event()
+        self._replies_go.set()
+        self._server: grpc.Server | None = None
+        self._private_dir: Path | None = None
+        self._streams: list[threading.Thread] = []
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Remove every socket directly in the directory, as kubelet does, then serve Registration."""
+        assert self._server is None, "the stand-in runs already"
+        self.socket_dir.mkdir(parents=True, exist_ok=True)
+        for entry in self.socket_dir.iterdir():
+            if stat.S_ISSOCK(entry.lstat().st_mode):
+                entry.unlink()
+        with self._changed:
+            self._books.devices.clear()
+        # grpcio unlinks the path it listens on when it stops. Listening elsewhere and moving the socket here leaves
+        # it to `stop` whether the socket stays behind.
+        self._private_dir = Path(tempfile.mkdtemp(dir=self._kubelet_dir, prefix=".k"))
+        private = self._private_dir / "s"
+        server = grpc.server(ThreadPoolExecutor(WORKERS, "kubelet"))
+        add_service(server, "Registration", _Registration(self))
+        server.add_insecure_port(f"unix:{private}")
+        server.start()
+        self._server = server
+        private.rename(self.socket)
+
+    def stop(self, *, leave_sockets: bool = False) -> None:
+        """End as the process would: listener, connections and streams close, in no order that a plugin may rely on.
+
+        `leave_sockets` is a kubelet that was killed: kubelet.sock stays behind with nobody listening. Held answers to
+        Register fail; the next life holds none.
+        """
+        assert self._server is not None, "the stand-in does not run"
+        server, self._server = self._server, None
+        stopped = server.stop(grace=None)
+        self.release_register_replies()
+        with self._changed:
+            dialled = list(self._books.dialled)
+            self._books.dialled.clear()
+            self._books.clients.clear()
+            self._books.endpoints.clear()
+        for client in dialled:
+            client.channel.close()
+        stopped.wait()
+        for thread in tuple(self._streams):
+            thread.join(timeout=CALL_TIMEOUT_S)
+        self._streams.clear()
+        if not leave_sockets:
+            self.socket.unlink(missing_ok=True)
+        if self._private_dir is not None:
+            shutil.rmtree(self._private_dir, ignore_errors=True)
+
+    def __enter__(self) -> KubeletStandIn:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self.stop()
+
+    # --- what it has seen ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """The books now. A resource is there from its first frame on, also with an empty list."""
+        with self._changed:
+            return self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
+        return MappingProxyType(
+            {name: MappingProxyType(dict(devices)) for name, devices in self._books.devices.items()}
+        )
+
+    def wait_for(self, predicate: Callable[[Snapshot], bool], timeout_s: float, what: str = "") -> Snapshot:
+        """The first snapshot for which `predicate` is true, at once if it is so now.
+
+        The predicate is called after every change (also after a registration or a stream's end, so that it may look at
+        those too). Raises TimeoutError with the books and what was seen last.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not predicate(snapshot := self._snapshot()):
+                if not self._changed.wait(timeout=deadline - time.monotonic()):
+                    raise TimeoutError(self._complaint(what, timeout_s))
+            return snapshot
+
+    def _complaint(self, what: str, timeout_s: float) -> str:
+        books = {name: dict(devices) for name, devices in self._books.devices.items()}
+        lines = [
+            f"kubelet stand-in: {what or 'the condition'} did not come within {timeout_s:g} s",
+            f"books: {books}",
+        ]
+        for title, items in (
+            ("registrations", self._books.registrations),
+            ("frames", self._books.frames),
+            ("stream ends", self._books.stream_ends),
+        ):
+            last: Sequence[object] = items[-5:]
+            lines.append(f"{title}: {len(items)}{', the last:' if last else ''}")
+            lines += [f"  {item}" for item in last]
+        return "\n".join(lines)
+
+    def frames(self, resource: str) -> tuple[Frame, ...]:
+        """Every frame of a resource, of all its streams, in order of arrival."""
+        with self._changed:
+            return tuple(frame for frame in self._books.frames if frame.resource == resource)
+
+    def stream_ends(self, resource: str) -> tuple[StreamEnd, ...]:
+        """Every stream of a resource that is over, in order."""
+        with self._changed:
+            return tuple(end for end in self._books.stream_ends if end.resource == resource)
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """Every Register call that was answered, the failed ones included."""
+        with self._changed:
+            return tuple(self._books.registrations)
+
+    @property
+    def panics(self) -> tuple[str, ...]:
+        """Moments at which kubelet 1.36 would have died: a device that left the list while a call picked it."""
+        with self._changed:
+            return tuple(self._books.panics)
+
+    def options(self, resource: str) -> PluginOptions:
+        """What the current plugin of a resource answered to GetDevicePluginOptions. Raises EndpointStopped."""
+        number = self._endpoint(resource).number
+        with self._changed:
+            options = next(r.options for r in self._books.registrations if r.client == number)
+        assert options is not None
+        return options
+
+    # --- what it can be told to do ------------------------------------------------------------------------
+
+    def allocate(
+        self, resource: str, ids: Collection[str], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Allocated:
+        """Allocate for one container. Raises grpc.RpcError, or EndpointStopped where nobody is connected."""
+        request = message("AllocateRequest")(
+            container_requests=[message("ContainerAllocateRequest")(devices_ids=list(ids))]
+        )
+        with self._call(resource, ids) as client:
+            answer = client.methods["Allocate"](request, timeout=timeout_s)
+        (container,) = answer.container_responses
+        return Allocated(
+            envs=MappingProxyType(dict(container.envs)),
+            devices=tuple(
+                DeviceNode(node.container_path, node.host_path, node.permissions)
+                for node in container.devices
+            ),
+            mounts=tuple(
+                (mount.host_path, mount.container_path, mount.read_only) for mount in container.mounts
+            ),
+            annotations=MappingProxyType(dict(container.annotations)),
+            cdi_devices=tuple(device.name for device in container.cdi_devices),
+        )
+
+    def preferred(
+        self, resource: str, available: Collection[str], must: Collection[str], n: int,
+        *, timeout_s: float = CALL_TIMEOUT_S,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """GetPreferredAllocation for one container: the plugin's answer, not intersected. Raises as `allocate`."""
+        container = message("ContainerPreferredAllocationRequest")(
+            available_deviceIDs=list(available), must_include_deviceIDs=list(must), allocation_size=n
+        )
+        request = message("PreferredAllocationRequest")(container_requests=[container])
+        with self._call(resource, available) as client:
+            answer = client.methods["GetPreferredAllocation"](request, timeout=timeout_s)
+        (response,) = answer.container_responses
+        return tuple(response.deviceIDs)
+
+    def prestart(self, resource: str, ids: Collection[str], *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """PreStartContainer. Raises as `allocate`."""
+        request = message("PreStartContainerRequest")(devices_ids=list(ids))
+        with self._call(resource, ()) as client:
+            client.methods["PreStartContainer"](request, timeout=timeout_s)
+
+    def cut_stream(self, resource: str) -> None:
+        """End the current ListAndWatch stream of a resource from kubelet's side. Raises EndpointStopped."""
+        stream = self._endpoint(resource).stream
+        if stream is None:
+            raise EndpointStopped(f"the plugin of {resource} has no open stream")
+        stream.cancel()
+
+    def hold_register_replies(self) -> None:
+        """From now on Register dials and asks for options, but its answer waits for `release_register_replies`."""
+        self._replies_go.clear()
+
+    def release_register_replies(self) -> None:
+        """Let held and later answers go."""
+        self._replies_go.set()
+
+    def fail_registers(
+        self,
+        times: int,
+        code: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
+        details: str = "failed to dial device plugin",
+    ) -> None:
+        """Fail the next `times` calls of Register where kubelet fails when it cannot dial: as then, it also forgets
+        the resource's current client, whose stream goes on and whose end is not noticed any more."""
+        with self._changed:
+            self._books.failures += [(code, details)] * times
+
+    @contextmanager
+    def _call(self, resource: str, ids: Collection[str]) -> Iterator[_Client]:
+        client = self._endpoint(resource)
+        entry = (resource, frozenset(ids))
+        with self._changed:
+            self._books.in_flight.append(entry)
+        try:
+            yield client
+        finally:
+            with self._changed:
+                self._books.in_flight.remove(entry)
+
+    def _endpoint(self, resource: str) -> _Client:
+        with self._changed:
+            client = self._books.endpoints.get(resource)
+            if client is None or not client.connected:
+                raise EndpointStopped(f"no plugin of {resource} is connected; books: {self._snapshot()}")
+            return client
+
+    # --- kubelet's inside: server.go and handler.go of plugin/v1beta1, manager.go -------------------------
+
+    def _register(self, request: Any, context: grpc.ServicerContext) -> Any:
+        received_ns = time.monotonic_ns()
+        with self._changed:
+            number = self._numbers
+            self._numbers += 1
+            failure = self._books.failures.pop(0) if self._books.failures else None
+        options: PluginOptions | None = None
+        client: _Client | None = None
+        try:
+            _check_request(request.version, request.resource_name)
+            client = self._new_client(number, request.resource_name, self.socket_dir / request.endpoint)
+            if failure is not None:
+                raise _RegisterFailed(*failure)
+            options = self._connect(client)
+            while not self._replies_go.wait(timeout=HOLD_POLL_S) and context.is_active():
+                pass
+            if not context.is_active():
+                raise _RegisterFailed(grpc.StatusCode.CANCELLED, "the caller gave up")
+        except _RegisterFailed as error:
+            self._forget(client)
+            self._note(request, number, received_ns, options, str(error))
+            context.abort(error.code, str(error))
+        connected = client
+        # ListAndWatch opens when Register has been answered.
+        if not context.add_callback(lambda: self._start_stream(connected)):
+            self._start_stream(connected)
+        self._note(request, number, received_ns, options, None)
+        return message("Empty")()
+
+    def _new_client(self, number: int, resource: str, endpoint: Path) -> _Client:
+        channel = grpc.insecure_channel(
+            f"unix:{endpoint}",
+            options=(
+                ("grpc.default_authority", "localhost"),
+                # Without it grpcio would share one connection among all registrations of an endpoint.
+                ("grpc.use_local_subchannel_pool", 1),
+            ),
+        )
+        client = _Client(number, resource, channel, stub(channel))
+        with self._changed:
+            self._books.dialled.append(client)
+            self._books.clients[resource] = client
+        return client
+
+    def _connect(self, client: _Client) -> PluginOptions:
+        try:
+            grpc.channel_ready_future(client.channel).result(timeout=self._dial_timeout_s)
+        except grpc.FutureTimeoutError:
+            raise _RegisterFailed(grpc.StatusCode.UNKNOWN, "failed to dial device plugin") from None
+        except ValueError:  # grpcio's word for a channel that was closed meanwhile
+            raise _RegisterFailed(grpc.StatusCode.UNAVAILABLE, "the client connection is closing") from None
+        try:
+            # Kubelet has no deadline of its own here; ours only keeps a broken test from hanging.
+            answer = client.methods["GetDevicePluginOptions"](message("Empty")(), timeout=CALL_TIMEOUT_S)
+        except (grpc.RpcError, ValueError) as error:
+            raise _RegisterFailed(
+                grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {error}"
+            ) from None
+        with self._changed:
+            client.connected = True
+            self._books.endpoints[client.resource] = client
+        return PluginOptions(answer.pre_start_required, answer.get_preferred_allocation_available)
+
+    def _forget(self, client: _Client | None) -> None:
+        """A failed Register: whoever has the name is forgotten, the one that was current before included."""
+        if client is None:
+            return
+        with self._changed:
+            self._books.clients.pop(client.resource, None)
+            self._changed.notify_all()
+        if not client.connected:
+            client.channel.close()
+
+    def _note(
+        self, request: Any, number: int, received_ns: int, options: PluginOptions | None, error: str | None
+    ) -> None:
+        registration = Registration(
+            resource=request.resource_name, endpoint=request.endpoint, version=request.version, client=number,
+            received_ns=received_ns, answered_ns=time.monotonic_ns(), options=options, error=error,
+        )  # fmt: skip
+        with self._changed:
+            self._books.registrations.append(registration)
+            self._changed.notify_all()
+
+    def _start_stream(self, client: _Client) -> None:
+        if self._server is None:
+            return
+        thread = threading.Thread(
+            target=self._run, args=(client,), name=f"stream {client.resource}", daemon=True
+        )
+        self._streams.append(thread)
+        thread.start()
+
+    def _run(self, client: _Client) -> None:
+        """One stream to its end, then what kubelet makes of it: the client *of that name* is disconnected."""
+        code, details = "CANCELLED", "the connection was closed before the stream began"
+        try:
+            client.stream = client.methods["ListAndWatch"](message("Empty")())
+            for response in client.stream:
+                self._take_frame(client, response)
+            code, details = client.stream.code().name, client.stream.details()
+        except grpc.RpcError as error:
+            status: Any = error
+            code, details = status.code().name, status.details()
+        except ValueError:  # the channel was closed before the call
+            pass
+        with self._changed:
+            client.stream = None
+            current = self._books.clients.pop(client.resource, None)
+            noticed = current is not None
+            self._books.stream_ends.append(
+                StreamEnd(client.resource, time.monotonic_ns(), code, details or "", client.number, noticed)
+            )
+            if current is not None:
+                current.connected = False
+                for device_id in self._books.devices.get(client.resource, {}):
+                    self._books.devices[client.resource][device_id] = UNHEALTHY
+            self._changed.notify_all()
+        if current is not None:
+            current.channel.close()
+
+    def _take_frame(self, client: _Client, response: Any) -> None:
+        at_ns = time.monotonic_ns()
+        devices = tuple(
+            ListedDevice(
+                id=device.ID,
+                health=device.health,
+                numa_nodes=tuple(node.ID for node in device.topology.nodes)
+                if device.HasField("topology")
+                else None,
+            )
+            for device in response.devices
+        )
+        with self._changed:
+            listed = {device.id: device.health for device in devices}
+            for resource, ids in self._books.in_flight:
+                if resource == client.resource and not ids <= listed.keys():
+                    gone = ", ".join(sorted(ids - listed.keys()))
+                    self._books.panics.append(
+                        f"{resource}: {gone} left the list during a call that picked it"
+                    )
+            self._books.frames.append(Frame(client.resource, at_ns, devices, client.number))
+            self._books.devices[client.resource] = listed
+            self._changed.notify_all()
+
+
+class _RegisterFailed(Exception):
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+
+
+class _Registration:
+    """The gRPC service."""
+
+    def __init__(self, kubelet: KubeletStandIn) -> None:
+        self._kubelet = kubelet
+
+    def Register(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._kubelet._register(request, context)
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+def _check_request(version: str, resource: str) -> None:
+    """Kubelet's own checks, with its own sentences (IsExtendedResourceName of pkg/apis/core/v1/helper)."""
+    if version not in SUPPORTED_VERSIONS:
+        raise _RegisterFailed(
+            grpc.StatusCode.UNKNOWN,
+            f"requested API version {version!r} is not supported by kubelet. Supported version is {SUPPORTED_VERSIONS}",
+        )
+    domain, slash, name = resource.partition("/")
+    valid = (
+        bool(slash)
+        and not domain.endswith("kubernetes.io")
+        and not resource.startswith("requests.")
+        and len(f"requests.{domain}") <= 253
+        and _SUBDOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(name) is not None
+    )
+    if not valid:
+        raise _RegisterFailed(grpc.StatusCode.UNKNOWN, f"the ResourceName {resource!r} is invalid")

@@ -1,0 +1,260 @@
+"""The stand-in against the smallest plugin that grpcio can make: does it do what kubelet was seen to do?"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.support.device_plugin_grpcio import add_service, message, stub
+from tests.support.kubelet_grpcio import EndpointStopped, KubeletStandIn
+from tests.support.kubelet_seen import DeviceNode, PluginOptions
+
+RESOURCE = "example.org/thing"
+WAIT_S = 10.0
+
+
+class TinyPlugin:
+    """One resource on one socket; `frames` takes lists of (id, health), None ends the stream."""
+
+    def __init__(self, socket_dir: Path, name: str = "tiny.sock") -> None:
+        self.frames: queue.Queue[list[tuple[str, str]] | None] = queue.Queue()
+        self.on_allocate: Callable[[], None] = lambda: None
+        self.name = name
+        self.kubelet_socket = socket_dir / "kubelet.sock"
+        self.server = grpc.server(ThreadPoolExecutor(8))
+        add_service(self.server, "DevicePlugin", self)
+        self.server.add_insecure_port(f"unix:{socket_dir / name}")
+        self.server.start()
+
+    def register(self, version: str = "v1beta1", resource: str = RESOURCE, timeout_s: float = WAIT_S) -> None:
+        request = message("RegisterRequest")(version=version, endpoint=self.name, resource_name=resource)
+        with grpc.insecure_channel(f"unix:{self.kubelet_socket}") as channel:
+            stub(channel, "Registration")["Register"](request, timeout=timeout_s)
+
+    def GetDevicePluginOptions(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return message("DevicePluginOptions")(get_preferred_allocation_available=True)
+
+    def ListAndWatch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        while context.is_active():
+            try:
+                frame = self.frames.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if frame is None:
+                return
+            nodes = message("TopologyInfo")(nodes=[message("NUMANode")(ID=1)])
+            yield message("ListAndWatchResponse")(
+                devices=[
+                    message("Device")(ID=name, health=health, topology=nodes if name == "b" else None)
+                    for name, health in frame
+                ]
+            )
+
+    def GetPreferredAllocation(self, request: Any, context: grpc.ServicerContext) -> Any:
+        (wanted,) = request.container_requests
+        chosen = sorted(wanted.available_deviceIDs)[: wanted.allocation_size]
+        container = message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
+        return message("PreferredAllocationResponse")(container_responses=[container])
+
+    def Allocate(self, request: Any, context: grpc.ServicerContext) -> Any:
+        (wanted,) = request.container_requests
+        self.on_allocate()
+        node = message("DeviceSpec")(container_path="/dev/c", host_path="/dev/h", permissions="mrw")
+        container = message("ContainerAllocateResponse")(
+            envs={"IDS": ",".join(wanted.devices_ids)}, devices=[node]
+        )
+        return message("AllocateResponse")(container_responses=[container])
+
+    def PreStartContainer(self, request: Any, context: grpc.ServicerContext) -> Any:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not yet")
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[KubeletStandIn]:
+    with KubeletStandIn(tmp_path, dial_timeout_s=0.5) as standin:
+        yield standin
+
+
+@pytest.fixture
+def plugin(kubelet: KubeletStandIn) -> Iterator[TinyPlugin]:
+    tiny = TinyPlugin(kubelet.socket_dir)
+    yield tiny
+    tiny.server.stop(grace=None).wait()
+
+
+def test_each_frame_replaces_the_list(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])
+    assert kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)[RESOURCE] == {
+        "a": "Healthy",
+        "b": "Healthy",
+    }
+    plugin.frames.put([("b", "Unhealthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"b": "Unhealthy"}, WAIT_S)
+    first, second = kubelet.frames(RESOURCE)
+    assert first.ids == ("a", "b")
+    assert [device.numa_nodes for device in first.devices] == [None, (1,)]
+    assert first.at_ns < second.at_ns
+    (registration,) = kubelet.registrations
+    assert (registration.resource, registration.error) == (RESOURCE, None)
+    assert kubelet.options(RESOURCE) == PluginOptions(False, True)
+
+
+def test_calls_reach_the_plugin(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    allocated = kubelet.allocate(RESOURCE, ["a"])
+    assert allocated.envs == {"IDS": "a"}
+    assert allocated.devices == (DeviceNode("/dev/c", "/dev/h", "mrw"),)
+    assert kubelet.preferred(RESOURCE, ["c", "a", "b"], [], 2) == ("a", "b")
+    with pytest.raises(grpc.RpcError, match="not yet"):
+        kubelet.prestart(RESOURCE, ["a"])
+    with pytest.raises(EndpointStopped):
+        kubelet.allocate("example.org/other", ["a"])
+
+
+def test_stream_end_makes_devices_unhealthy_and_is_not_dialled_again(
+    kubelet: KubeletStandIn, plugin: TinyPlugin
+) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    plugin.frames.put(None)
+    kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
+    (end,) = kubelet.stream_ends(RESOURCE)
+    assert (end.code, end.noticed) == ("OK", True)
+    with pytest.raises(EndpointStopped):
+        kubelet.allocate(RESOURCE, ["a"])
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Healthy"}, WAIT_S)
+    assert [frame.client for frame in kubelet.frames(RESOURCE)] == [0, 1]
+
+
+def test_cut_stream(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.cut_stream(RESOURCE)
+    kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
+    assert kubelet.stream_ends(RESOURCE)[0].code == "CANCELLED"
+
+
+def test_the_end_of_an_old_stream_cuts_off_the_new_one(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    successor = TinyPlugin(kubelet.socket_dir, "successor.sock")
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    successor.register()
+    successor.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: len(kubelet.frames(RESOURCE)) == 2, WAIT_S)
+    plugin.frames.put(None)
+    kubelet.wait_for(lambda books: len(kubelet.stream_ends(RESOURCE)) == 2, WAIT_S)
+    assert kubelet.snapshot()[RESOURCE] == {"a": "Unhealthy"}
+    assert [end.client for end in kubelet.stream_ends(RESOURCE)] == [0, 1]
+    successor.server.stop(grace=None).wait()
+
+
+def test_a_failed_register_makes_it_forget_the_current_client(
+    kubelet: KubeletStandIn, plugin: TinyPlugin
+) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.fail_registers(1)
+    with pytest.raises(grpc.RpcError, match="failed to dial"):
+        plugin.register()
+    assert kubelet.registrations[1].error == "failed to dial device plugin"
+    plugin.frames.put(None)
+    kubelet.wait_for(lambda books: bool(kubelet.stream_ends(RESOURCE)), WAIT_S)
+    assert not kubelet.stream_ends(RESOURCE)[0].noticed
+    assert kubelet.snapshot()[RESOURCE] == {"a": "Healthy"}
+
+
+@pytest.mark.parametrize(
+    ("version", "resource", "sentence"),
+    [
+        ("v1alpha", RESOURCE, "not supported"),
+        ("v1beta1", "no-slash", "is invalid"),
+        ("v1beta1", "example.org/ends_in_", "is invalid"),
+        ("v1beta1", "example.org/" + 64 * "x", "is invalid"),
+        ("v1beta1", "node.kubernetes.io/x", "is invalid"),
+    ],
+)
+def test_register_is_refused(
+    kubelet: KubeletStandIn, plugin: TinyPlugin, version: str, resource: str, sentence: str
+) -> None:
+    with pytest.raises(grpc.RpcError, match=sentence):
+        plugin.register(version, resource)
+    assert sentence in str(kubelet.registrations[0].error)
+
+
+def test_nobody_at_the_endpoint(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    plugin.name = "nobody.sock"
+    with pytest.raises(grpc.RpcError, match="failed to dial device plugin"):
+        plugin.register()
+
+
+def test_held_reply(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    kubelet.hold_register_replies()
+    with pytest.raises(grpc.RpcError) as caught:
+        plugin.register(timeout_s=0.3)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    kubelet.wait_for(lambda books: bool(kubelet.registrations), WAIT_S)
+    kubelet.release_register_replies()
+    assert kubelet.registrations[0].error == "the caller gave up"
+    plugin.register()
+    plugin.frames.put([])
+    assert kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)[RESOURCE] == {}
+
+
+def test_a_device_that_leaves_during_a_call_is_a_panic(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+
+    def drop_b() -> None:
+        plugin.frames.put([("a", "Healthy")])
+        kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Healthy"}, WAIT_S)
+
+    plugin.on_allocate = drop_b
+    kubelet.allocate(RESOURCE, ["a"])
+    assert not kubelet.panics
+    plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])
+    kubelet.wait_for(lambda books: "b" in books[RESOURCE], WAIT_S)
+    kubelet.allocate(RESOURCE, ["b"])
+    assert kubelet.panics == (f"{RESOURCE}: b left the list during a call that picked it",)
+
+
+@pytest.mark.parametrize("leave_sockets", [False, True])
+def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave_sockets: bool) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.stop(leave_sockets=leave_sockets)
+    assert kubelet.socket.exists() is leave_sockets
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(OSError, match=r"refused|No such file"):
+        client.connect(str(kubelet.socket))
+    (kubelet.socket_dir / "keep").write_text("a file is not a socket")
+    kubelet.start()
+    assert kubelet.snapshot() == {}
+    names = {entry.name: stat.S_ISSOCK(entry.lstat().st_mode) for entry in kubelet.socket_dir.iterdir()}
+    assert names == {"kubelet.sock": True, "keep": False}
+
+
+def test_time_out_says_what_was_seen(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    with pytest.raises(TimeoutError, match=r"(?s)the moon .*'a': 'Healthy'.*Frame\("):
+        kubelet.wait_for(lambda books: "moon" in books, 0.05, "the moon")

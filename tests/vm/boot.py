@@ -1,0 +1,227 @@
+"""Run one scenario in one guest: start QEMU, follow the serial console, bring back the guest's exit status.
+
+Must not know what a scenario does. Every wait has a deadline, and QEMU never outlives the call.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from tests.vm.initramfs import build_initramfs
+from tests.vm.machine import GUEST_STATUS_BASE, READY_MARKER, Machine, qemu_arguments
+from tests.vm.provision import CHECKOUT, cached_busybox, cached_kernel, qemu_path
+
+HERE: Final = Path(__file__).resolve().parent
+
+BOOTS: Final = 2
+"""QEMU 7.2 under emulation dies in about 1 of 200 boots (a double fault of the guest's kernel, long before Python):
+one more try, and only where the ready marker has not been seen."""
+
+WARM_TIMEOUT_S: Final = 60.0
+"""Importing a module on the host: about a second, several with nothing compiled yet."""
+
+LAST_LINES: Final = 80
+"""Lines of the serial console that a failure shows; the whole is in the artifacts."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestRun:
+    """How one scenario ended.
+
+    `status` is the scenario's own exit status, None where the guest never said one (`trouble` then says why). Times
+    are seconds of the host's clock: QEMU's start to the ready marker, and from there to the end.
+    """
+
+    status: int | None
+    trouble: str | None
+    boots: int
+    boot_s: float
+    scenario_s: float
+    artifacts: Path
+    console: str
+
+    @property
+    def passed(self) -> bool:
+        """The guest ran the scenario to its end and the scenario was content."""
+        return self.status == 0
+
+    def report(self) -> str:
+        """What a failed test shows."""
+        ending = self.trouble or f"the scenario ended with status {self.status}"
+        lines = self.console.splitlines()[-LAST_LINES:]
+        return "\n".join((ending, f"artifacts: {self.artifacts}", "end of the serial console:", *lines))
+
+
+def logs_dir() -> Path:
+    """Where the artifacts of each scenario's last run are: `var/vm/logs/<scenario>/` of the checkout."""
+    return CHECKOUT / "var" / "vm" / "logs"
+
+
+def run_scenario(scenario: str, machine: Machine) -> GuestRun:
+    """Run module `tests.vm.guest.<scenario>` in a fresh guest that is `machine`.
+
+    The artifacts directory is emptied first and holds, after the run, `serial.log` and whatever the scenario wrote to
+    `/run/artifacts`. Raises ProvisionError where QEMU, kernel or busybox are missing and InitramfsError where the
+    kernel lacks a module; a guest that fails is not an exception but a GuestRun.
+    """
+    qemu, kernel, busybox = qemu_path(), cached_kernel(machine.kernel), cached_busybox()
+    artifacts = logs_dir() / scenario
+    shutil.rmtree(artifacts, ignore_errors=True)
+    artifacts.mkdir(parents=True)
+    initrd = artifacts / "initrd"
+    initrd.write_bytes(
+        build_initramfs(
+            kernel,
+            busybox,
+            (HERE / "init").read_bytes(),
+            modules=machine.modules,
+            files={"stage2": (HERE / "stage2").read_bytes(), "job": _job(scenario, machine)},
+        )
+    )
+    _warm_bytecode(scenario)
+    try:
+        return run_guest(qemu, kernel.image, machine, initrd, artifacts)
+    finally:
+        initrd.unlink()
+
+
+def run_guest(qemu: Path, kernel_image: Path, machine: Machine, initrd: Path, artifacts: Path) -> GuestRun:
+    """Boot and follow one guest to its end; a boot that ends before the ready marker is tried once more."""
+    for boots in range(1, BOOTS + 1):
+        with (artifacts / "serial.log").open("ab") as log:
+            run = _boot(qemu, kernel_image, machine, initrd, artifacts, log, boots)
+        if run.status is not None or READY_MARKER in run.console:
+            break
+    return run
+
+
+def _warm_bytecode(scenario: str) -> None:
+    """Import on the host what the guest will import, so that the guest finds compiled modules.
+
+    In a fresh checkout most of them are not compiled yet, the guest cannot keep what it compiles, and compiling under
+    emulation takes several times as long as everything else that a scenario does. Failures are left to the guest: there
+    they are the scenario's own, with their traceback on the console.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    for module in (
+        "gpuactors.__main__",
+        "gpuactors.app",
+        "tests.vm.guest.runner",
+        f"tests.vm.guest.{scenario}",
+    ):
+        subprocess.run(
+            [sys.executable, "-c", f"import {module}"],
+            cwd=CHECKOUT,
+            env=environment,
+            capture_output=True,
+            timeout=WARM_TIMEOUT_S,
+            check=False,
+        )
+
+
+def _job(scenario: str, machine: Machine) -> bytes:
+    """Shell variables for `init` and `stage2`: in the initramfs, because a kernel command line knows no quoting."""
+    variables = {
+        "checkout": str(CHECKOUT),
+        # Not resolved: the path inside the virtual environment is what makes Python see its packages.
+        "python": sys.executable,
+        "scenario": scenario,
+        "vfio_pci_parameters": " ".join(machine.vfio_pci_parameters),
+        "status_base": str(GUEST_STATUS_BASE),
+    }
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items()).encode()
+
+
+def _boot(
+    qemu: Path,
+    kernel_image: Path,
+    machine: Machine,
+    initrd: Path,
+    artifacts: Path,
+    log: IO[bytes],
+    boots: int,
+) -> GuestRun:
+    monitor, guest_port = socket.socketpair()
+    started = time.monotonic()
+    with monitor, guest_port:
+        arguments = qemu_arguments(
+            machine, kernel_image=kernel_image, initrd=initrd, artifacts=artifacts,
+            monitor_fd=monitor.fileno(), guest_port_fd=guest_port.fileno(),
+        )  # fmt: skip
+        process = subprocess.Popen(
+            [str(qemu), *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            pass_fds=(monitor.fileno(), guest_port.fileno()),
+            # A session of its own: Ctrl-C at the terminal ends pytest, which ends QEMU below.
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        console, ready, trouble = _follow(process, machine, started, log)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        exit_code = process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    ended = time.monotonic()
+    status = _guest_status(exit_code) if trouble is None else None
+    if status is None and trouble is None:
+        trouble = f"QEMU ended with {exit_code} and without the guest's exit status"
+    return GuestRun(
+        status=status,
+        trouble=trouble,
+        boots=boots,
+        boot_s=(ready or ended) - started,
+        scenario_s=ended - (ready or ended),
+        artifacts=artifacts,
+        console=console.decode(errors="replace"),
+    )
+
+
+def _guest_status(exit_code: int) -> int | None:
+    """The scenario's status in QEMU's, or None: isa-debug-exit makes 2 * byte + 1 of the byte written."""
+    if exit_code < 0 or exit_code % 2 == 0 or exit_code // 2 < GUEST_STATUS_BASE:
+        return None
+    return exit_code // 2 - GUEST_STATUS_BASE
+
+
+def _follow(
+    process: subprocess.Popen[bytes], machine: Machine, started: float, log: IO[bytes]
+) -> tuple[bytes, float | None, str | None]:
+    """Read the serial console until QEMU ends or a deadline passes: (console, time of the ready marker, trouble)."""
+    assert process.stdout is not None
+    console = bytearray()
+    ready: float | None = None
+    deadline = started + machine.boot_timeout_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not selector.select(left_s):
+                what, limit_s = (
+                    ("boot did not come to Python", machine.boot_timeout_s) if ready is None
+                    else ("scenario did not end", machine.scenario_timeout_s)
+                )  # fmt: skip
+                return bytes(console), ready, f"the {what} within {limit_s:.0f} s"
+            chunk = os.read(process.stdout.fileno(), 65536)
+            if not chunk:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=10)
+                return bytes(console), ready, None
+            console += chunk
+            log.write(chunk)
+            log.flush()
+            if ready is None and READY_MARKER.encode() in console:
+                ready = time.monotonic()
+                deadline = ready + machine.scenario_timeout_s

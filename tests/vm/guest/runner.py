@@ -1,0 +1,96 @@
+"""What runs in the guest: `python -m tests.vm.guest.runner SCENARIO` says that Python is there, runs the scenario's
+`run(guest)` and ends with 0 if it returned, 1 if it raised.
+
+A scenario is a module of this package with `MACHINE` (a `tests.vm.machine.Machine`) and `run(guest: Guest) -> None`.
+The runner imports it only after the ready marker, so that a scenario's own imports count as its own time.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tests.vm.guest.qmp import QmpClient
+from tests.vm.machine import QMP_PORT_NAME, READY_MARKER, Machine
+
+ARTIFACTS: Final = Path("/run/artifacts")
+"""Shared with the host: what is written here is in `var/vm/logs/<scenario>/` afterwards."""
+
+POLL_PERIOD_S: Final = 0.01
+"""Between two looks at something that the guest's kernel does in its own time."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Guest:
+    """What a scenario has in hand: its machine, QEMU's monitor, a place for artifacts, and named steps."""
+
+    machine: Machine
+    qmp: QmpClient
+    artifacts: Path = ARTIFACTS
+    steps: list[dict[str, object]] = field(default_factory=list)
+    figures: dict[str, object] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """A named part of the scenario: its name is on the console before it begins, its time when it is done."""
+        started = time.monotonic()
+        print(f"[{_uptime_s():7.2f}] {name} …", flush=True)
+        yield
+        took_s = time.monotonic() - started
+        self.steps.append({"name": name, "took_s": round(took_s, 4)})
+        print(f"[{_uptime_s():7.2f}] {name}: ok, {took_s:.3f} s", flush=True)
+
+    def save(self) -> None:
+        """Write steps and figures to `result.json` among the artifacts."""
+        text = json.dumps({"steps": self.steps, "figures": self.figures}, indent=2)
+        (self.artifacts / "result.json").write_text(text + "\n", encoding="utf-8")
+
+
+def eventually(what: str, look: Callable[[], T | None], *, timeout_s: float) -> T:
+    """The first result of `look` that is neither None nor False. Raises TimeoutError that names `what`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = look()
+        if found is not None and found is not False:
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+        time.sleep(POLL_PERIOD_S)
+
+
+def _uptime_s() -> float:
+    return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+
+
+def main(scenario: str) -> int:
+    """Run one scenario; its exit status."""
+    print(f"[{_uptime_s():7.2f}] {READY_MARKER}: {scenario}", flush=True)
+    module = importlib.import_module(f"tests.vm.guest.{scenario}")
+    # Every thread's stack on the console, a little before the host would pull the plug.
+    faulthandler.dump_traceback_later(max(1.0, module.MACHINE.scenario_timeout_s - 5.0))
+    guest: Guest | None = None
+    try:
+        guest = Guest(module.MACHINE, QmpClient.through_port(QMP_PORT_NAME))
+        module.run(guest)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        if guest is not None:
+            guest.save()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

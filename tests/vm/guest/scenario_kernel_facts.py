@@ -1,0 +1,165 @@
+"""What the daemon believes about the kernel, asked of the kernel: the order of uevents, what exists when they are
+read, and who can open a group. No daemon here: a failure says that the ground has moved, not the house."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Final
+
+from tests.vm.guest.runner import Guest
+from tests.vm.guest.sysfs import Function, function_behind, functions_behind, let_vfio_take
+from tests.vm.guest.uevents import Uevent, UeventListener, assert_order
+from tests.vm.machine import Machine, PciFunction
+
+MACHINE: Final = Machine(
+    ports=("rp1", "rp2", "rp3"),
+    functions=(
+        PciFunction("edu1", "edu", "rp1"),
+        PciFunction("nic0", "e1000e", "rp2", function=0),
+        PciFunction("edu2", "edu", "rp2", function=1),
+    ),
+)
+
+EVENT_TIMEOUT_S: Final = 10.0
+"""Measured: within 65 ms."""
+
+NOTHING_FOR_S: Final = 0.3
+"""How long silence is listened to; what would come comes within 10 ms."""
+
+
+def run(guest: Guest) -> None:
+    """Every fact once, in the order of a device's life."""
+    edu = function_behind(guest.machine, "rp1")
+    with UeventListener() as uevents:
+        _bind_and_unbind(guest, uevents, edu)
+        _open_group(guest, uevents, edu)
+        _shared_group(guest, uevents)
+        _hot_plug(guest, uevents)
+        guest.figures["uevents"] = [str(event) for event in uevents.heard]
+
+
+def _bind_and_unbind(guest: Guest, uevents: UeventListener, edu: Function) -> None:
+    with guest.step("driver_override alone says nothing"):
+        (edu.path / "driver_override").write_text("vfio-pci\n", encoding="ascii")
+        assert uevents.silence(for_s=NOTHING_FOR_S) == []
+        assert edu.driver is None
+        assert not edu.group_node.exists()
+
+    with guest.step("bind: add vfio, add vfio-dev, bind pci; then the group opens"):
+        edu.bind_vfio()
+        events = uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        # At the moment when `bind` is read, not later: this is what Allocate may rely on.
+        assert _open_error(edu) is None
+        assert_order(events, "add vfio", "add vfio-dev", "bind pci")
+        group, device, bound = events
+        assert group.devpath == f"/devices/virtual/vfio/{edu.group}"
+        assert group.properties["DEVNAME"] == f"vfio/{edu.group}"
+        assert _is_below(device, edu)
+        # Debian's kernels have no CONFIG_VFIO_DEVICE_CDEV: the directory exists, the node does not.
+        assert ("DEVNAME" in device.properties) == os.path.exists("/dev/vfio/devices")
+        assert bound.properties["PCI_SLOT_NAME"] == edu.address
+        assert bound.properties["DRIVER"] == "vfio-pci"
+        assert bound.properties["PCI_ID"] == "1234:11E8"
+        assert list(edu.path.glob("vfio-dev/vfio*"))
+        guest.figures["bind_spread_ms"] = round((bound.at_s - group.at_s) * 1000, 3)
+
+    with guest.step("unbind: remove vfio-dev, remove vfio, unbind pci without a driver"):
+        node = edu.group_node
+        edu.unbind()
+        events = uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
+        assert_order(events, "remove vfio-dev", "remove vfio", "unbind pci")
+        assert "DRIVER" not in events[-1].properties
+        assert events[-1].properties["PCI_SLOT_NAME"] == edu.address
+        assert edu.driver is None
+        assert not node.exists()
+
+
+def _open_group(guest: Guest, uevents: UeventListener, edu: Function) -> None:
+    with guest.step("a group opens once; opening and closing say nothing"):
+        edu.bind_vfio()
+        uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        first = os.open(edu.group_node, os.O_RDWR)
+        try:
+            assert _open_error(edu) == errno.EBUSY
+        finally:
+            os.close(first)
+        assert _open_error(edu) is None
+        assert uevents.silence(for_s=NOTHING_FOR_S) == []
+        edu.unbind()
+        uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
+
+
+def _shared_group(guest: Guest, uevents: UeventListener) -> None:
+    with guest.step("two functions of one slot: one group, made by the first and removed with the last"):
+        nic, edu = functions_behind(guest.machine, "rp2")
+        assert nic.ids == ("8086", "10d3")
+        assert edu.ids == ("1234", "11e8")
+        assert nic.group == edu.group
+        nic.bind_vfio()
+        uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        edu.bind_vfio()
+        events = uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        assert_order(events, "add vfio-dev", "bind pci")
+        nic.unbind()
+        events = uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
+        assert_order(events, "remove vfio-dev", "unbind pci")
+        assert edu.group_node.exists()
+        edu.unbind()
+        events = uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
+        assert_order(events, "remove vfio-dev", "remove vfio", "unbind pci")
+
+
+def _hot_plug(guest: Guest, uevents: UeventListener) -> None:
+    plugged = PciFunction("late", "e1000e", "rp3", properties=("romfile=",))
+    with guest.step("hot plug of a function that no driver knows: add pci, nothing else"):
+        guest.qmp.plug(plugged)
+        events = uevents.until(_pci("add"), timeout_s=EVENT_TIMEOUT_S)
+        function = Function(events[-1].properties["PCI_SLOT_NAME"])
+        assert function == function_behind(guest.machine, "rp3")
+        assert function.ids == ("8086", "10d3")
+        assert function.driver is None
+        assert [event for event in uevents.silence(for_s=NOTHING_FOR_S) if _is_below(event, function)] == []
+
+    with guest.step("plug out while bound: remove vfio-dev, remove vfio, unbind pci, remove pci"):
+        function.bind_vfio()
+        uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        _unplug(guest, uevents, plugged.id)
+        assert not function.path.exists()
+
+    with guest.step("hot plug of an id that vfio-pci knows: bound without anybody's help"):
+        for other in (*functions_behind(guest.machine, "rp1"), *functions_behind(guest.machine, "rp2")):
+            other.forget_override()
+        let_vfio_take("8086", "10d3")
+        # The other e1000e, driverless since its unbind, is taken at once.
+        uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        guest.qmp.plug(plugged)
+        events = uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        assert_order(events, "add pci", "add vfio", "add vfio-dev", "bind pci")
+        assert _open_error(Function(events[-1].properties["PCI_SLOT_NAME"])) is None
+        _unplug(guest, uevents, plugged.id)
+
+
+def _unplug(guest: Guest, uevents: UeventListener, device_id: str) -> None:
+    guest.qmp.unplug(device_id)
+    events = uevents.until(_pci("remove"), timeout_s=EVENT_TIMEOUT_S)
+    assert_order(events, "remove vfio-dev", "remove vfio", "unbind pci", "remove pci")
+    guest.qmp.wait_unplugged(device_id, timeout_s=EVENT_TIMEOUT_S)
+
+
+def _open_error(function: Function) -> int | None:
+    """The errno of opening (and closing) the function's group, None where it opens."""
+    try:
+        os.close(os.open(function.group_node, os.O_RDWR))
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _pci(action: str) -> Callable[[Uevent], bool]:
+    return lambda event: event.key == (action, "pci")
+
+
+def _is_below(event: Uevent, function: Function) -> bool:
+    return f"/{function.address}/" in event.devpath

@@ -1,0 +1,128 @@
+"""PCI functions in the guest as an operator handles them: find, bind to vfio-pci, unbind, look.
+
+Plain writes to sysfs with their plain errors. Must not share code with the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.vm.guest.runner import eventually
+from tests.vm.machine import Machine
+
+PCI: Final = Path("/sys/bus/pci")
+DEV_VFIO: Final = Path("/dev/vfio")
+
+APPEAR_TIMEOUT_S: Final = 10.0
+"""A plugged function in sysfs. Measured: 10 to 65 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A PCI function by its address."""
+
+    address: str
+
+    @property
+    def path(self) -> Path:
+        """Its directory in sysfs; may be gone."""
+        return PCI / "devices" / self.address
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        """Vendor and device id, four hex digits each."""
+        return (_hex(self.path / "vendor"), _hex(self.path / "device"))
+
+    @property
+    def driver(self) -> str | None:
+        """Name of the bound driver."""
+        return _link_name(self.path / "driver")
+
+    @property
+    def group(self) -> str | None:
+        """Number of its IOMMU group."""
+        return _link_name(self.path / "iommu_group")
+
+    @property
+    def group_node(self) -> Path:
+        """`/dev/vfio/<group>`, there only while a function of the group is on a vfio driver."""
+        group = self.group
+        assert group is not None, f"{self.address} has no IOMMU group: the guest's IOMMU is off"
+        return DEV_VFIO / group
+
+    def bind_vfio(self) -> None:
+        """driver_override and drivers_probe, as driverctl does. A plain OSError says what the kernel refused.
+
+        Probes again while the function has no driver: just after a hot plug the kernel shows it, and announces it by
+        `add`, but matches it with no driver yet (`match_driver`, set in pci_bus_add_device); drivers_probe then does
+        nothing and says nothing. Raises TimeoutError.
+        """
+
+        def probed() -> bool:
+            _write(PCI / "drivers_probe", f"{self.address}\n")
+            return self.driver is not None
+
+        _write(self.path / "driver_override", "vfio-pci\n")
+        eventually(f"vfio-pci taking {self.address}", probed, timeout_s=APPEAR_TIMEOUT_S)
+        if self.driver != "vfio-pci":
+            raise OSError(f"{self.address} is on {self.driver} after drivers_probe, not on vfio-pci")
+
+    def unbind(self) -> None:
+        """Take the driver away; the override stays. Blocks while somebody holds the device."""
+        _write(self.path / "driver" / "unbind", f"{self.address}\n")
+
+    def forget_override(self) -> None:
+        """Clear driver_override. A driverless function that still has it binds at *any* `new_id` of its driver: the
+        kernel then tries every function it has, and an override matches whatever the id (seen on 6.1)."""
+        _write(self.path / "driver_override", "\n")
+
+
+def functions_behind(machine: Machine, port: str) -> list[Function]:
+    """The functions that are behind a root port now, by address.
+
+    Only those that the kernel has finished adding: the directory is there first, then its attributes and the link in
+    `/sys/bus/pci/devices`, then the IOMMU group.
+    """
+    bridge = PCI / "devices" / machine.port_address(port)
+    functions = [Function(entry.name) for entry in sorted(bridge.glob("????:??:??.?"))]
+    return [function for function in functions if function.path.exists() and function.group is not None]
+
+
+def function_behind(machine: Machine, port: str) -> Function:
+    """The one function behind a root port; waits for it. Raises TimeoutError, or ValueError for several."""
+    found = eventually(
+        f"a function behind root port {port}",
+        lambda: functions_behind(machine, port) or None,
+        timeout_s=APPEAR_TIMEOUT_S,
+    )
+    if len(found) > 1:
+        raise ValueError(f"several functions behind {port}: {found}")
+    return found[0]
+
+
+def let_vfio_take(vendor: str, device: str) -> None:
+    """`new_id`: vfio-pci takes every driverless function of this id, present and future."""
+    _write(PCI / "drivers" / "vfio-pci" / "new_id", f"{vendor} {device}\n")
+
+
+def _write(path: Path, text: str) -> None:
+    # One write(2), no O_CREAT, no O_TRUNC: a missing attribute is an error, not a new file.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _hex(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip().removeprefix("0x")
+
+
+def _link_name(path: Path) -> str | None:
+    try:
+        return os.path.basename(os.readlink(path))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,151 @@
+"""What a machine is, as a value: a scenario declares one, and this module turns it into QEMU's command line.
+
+Both sides read it: the host to start QEMU, the guest to find the functions that were declared. Must not start a
+process or touch a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.vm.provision import DEFAULT_KERNEL
+
+VFIO_MODULES: Final = ("vfio_pci", "vfio_iommu_type1")
+"""The modules the suite is about. Deliberately no driver for any emulated endpoint: a function that nobody has bound
+has no driver, as a GPU on a node whose host driver is not installed."""
+
+FIRST_PORT_SLOT: Final = 4
+"""Slots 1 to 3 of the root bus hold the machine's own virtio devices, root ports come after them."""
+
+MAX_PORTS: Final = 24
+"""Slots 4 to 27; q35 keeps the last ones for its own chipset."""
+
+QMP_PORT_NAME: Final = "qmp"
+"""Name of the virtio-serial port in the guest that leads to QEMU's monitor (QMP)."""
+
+DEBUG_EXIT_PORT: Final = 0xF4
+"""I/O port of isa-debug-exit; a byte written there ends QEMU with status 2 * byte + 1. `stage2` writes to it."""
+
+GUEST_STATUS_BASE: Final = 16
+"""Added to the scenario's exit status in the byte that ends QEMU. Without it a scenario that passed (0) would look
+like a QEMU that could not start (exit status 1)."""
+
+READY_MARKER: Final = "GPUACTORS-VM ready"
+"""Written to the serial console when Python runs in the guest. Before it a boot may be retried once, after it never:
+what fails then may be what the suite exists to find."""
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """An emulated PCI function.
+
+    `model` is QEMU's name of the device (`edu`, `e1000e`, …); `port` the root port it sits behind. Functions of one
+    port share slot 0 and therefore an IOMMU group; with more than one, their `function` numbers differ and 0 is among
+    them. `properties` are further `key=value` pairs of the device.
+    """
+
+    id: str
+    model: str
+    port: str
+    function: int = 0
+    properties: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A guest: its root ports (each one its own IOMMU group, each one a place for hot plug), what is plugged at boot,
+    kernel and limits.
+
+    `kernel` is the name of a Debian meta package that `tests/vm/setup` has fetched. `kernel_arguments` go on the
+    kernel's command line, `vfio_pci_parameters` to the vfio-pci module (`ids=1234:11e8`). `boot_timeout_s` runs to the
+    ready marker, `scenario_timeout_s` from there to the end; both are several times what a quiet machine takes,
+    because emulation suffers badly from neighbours (7 s to boot alone, 18 s beside two busy processes).
+    """
+
+    ports: tuple[str, ...]
+    functions: tuple[PciFunction, ...] = ()
+    kernel: str = DEFAULT_KERNEL
+    modules: tuple[str, ...] = VFIO_MODULES
+    kernel_arguments: tuple[str, ...] = ()
+    vfio_pci_parameters: tuple[str, ...] = ()
+    memory_mib: int = 1024
+    cpus: int = 2
+    boot_timeout_s: float = 90.0
+    scenario_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if len(set(self.ports)) != len(self.ports) or len(self.ports) > MAX_PORTS:
+            raise ValueError(f"root ports must be distinct and at most {MAX_PORTS}: {self.ports}")
+        places = [(function.port, function.function) for function in self.functions]
+        if len(set(places)) != len(places):
+            raise ValueError(f"two functions at one place: {places}")
+        for function in self.functions:
+            if function.port not in self.ports:
+                raise ValueError(f"function {function.id} is at {function.port}, which is not a root port")
+
+    def port_address(self, port: str) -> str:
+        """PCI address of a root port in the guest, e.g. `0000:00:04.0`. Functions are at the bus behind it."""
+        return f"0000:00:{FIRST_PORT_SLOT + self.ports.index(port):02x}.0"
+
+
+def qemu_arguments(
+    machine: Machine,
+    *,
+    kernel_image: Path,
+    initrd: Path,
+    artifacts: Path,
+    monitor_fd: int,
+    guest_port_fd: int,
+) -> list[str]:
+    """QEMU's arguments (without the program).
+
+    The host's `/` is exported read-only and `artifacts` writable over 9p. `monitor_fd` and `guest_port_fd` are the two
+    ends of a connected socket pair: QEMU's monitor talks to a virtio-serial port of its own guest, so that the guest
+    plugs and unplugs its own devices and each scenario reads as one story.
+    """
+    command_line = (
+        "console=ttyS0", "quiet", "panic=-1", "intel_iommu=on",
+        # No entropy, clock or timer calibration to wait for under software emulation.
+        "random.trust_cpu=on", "tsc=reliable", "no_timer_check",
+        # Nobody attacks this guest, and what guards its system calls is dear under emulation.
+        "mitigations=off",
+        *machine.kernel_arguments,
+    )  # fmt: skip
+    arguments = [
+        # Software emulation by decision, not for want of better: /dev/kvm may be there and hang.
+        "-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max",
+        "-m", f"{machine.memory_mib}M", "-smp", str(machine.cpus),
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
+        "-kernel", str(kernel_image), "-initrd", str(initrd), "-append", " ".join(command_line),
+        "-device", "intel-iommu,intremap=on",
+        "-device", f"isa-debug-exit,iobase={DEBUG_EXIT_PORT:#x},iosize=0x04",
+        "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
+        "-device", "virtio-9p-pci,fsdev=host,mount_tag=host,bus=pcie.0,addr=1",
+        "-fsdev", f"local,id=artifacts,path={_escaped(artifacts)},security_model=none",
+        "-device", "virtio-9p-pci,fsdev=artifacts,mount_tag=artifacts,bus=pcie.0,addr=2",
+        "-chardev", f"socket,id=monitor,fd={monitor_fd}", "-mon", "chardev=monitor,mode=control",
+        "-chardev", f"socket,id=guestport,fd={guest_port_fd}",
+        "-device", "virtio-serial-pci,id=serialbus,bus=pcie.0,addr=3",
+        "-device", f"virtserialport,bus=serialbus.0,chardev=guestport,name={QMP_PORT_NAME}",
+    ]  # fmt: skip
+    for number, port in enumerate(machine.ports):
+        place = f"bus=pcie.0,addr={FIRST_PORT_SLOT + number:#x},chassis={number + 1},slot={number + 1}"
+        arguments += ["-device", f"pcie-root-port,id={port},{place}"]
+    for function in machine.functions:
+        arguments += ["-device", _device(function, machine)]
+    return arguments
+
+
+def _device(function: PciFunction, machine: Machine) -> str:
+    options = [function.model, f"id={function.id}", f"bus={function.port}", f"addr=0.{function.function}"]
+    shared = sum(other.port == function.port for other in machine.functions) > 1
+    if shared and function.function == 0:
+        options.append("multifunction=on")
+    return ",".join((*options, *function.properties))
+
+
+def _escaped(path: Path) -> str:
+    # A comma ends an option in QEMU's syntax; a doubled one is a comma.
+    return str(path).replace(",", ",,")

@@ -1,0 +1,154 @@
+"""Does the harness tell a guest that passed from everything else? QEMU is played by a shell script here."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.vm.boot import GuestRun, run_guest
+from tests.vm.initramfs import CpioArchive
+from tests.vm.machine import GUEST_STATUS_BASE, READY_MARKER, Machine, PciFunction, qemu_arguments
+
+READY = f"echo '{READY_MARKER}'"
+
+
+def leave(status: int) -> str:
+    """How isa-debug-exit ends QEMU when the guest's scenario ended with `status`."""
+    return f"exit {2 * (GUEST_STATUS_BASE + status) + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A script, the limits it runs under, and how the run must be judged."""
+
+    script: str
+    status: int | None
+    boots: int
+    trouble: str = ""
+    limit_s: float = 30.0
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(ports=(), boot_timeout_s=self.limit_s, scenario_timeout_s=self.limit_s)
+
+
+CASES = {
+    "passed": Case(f"{READY}; {leave(0)}", status=0, boots=1),
+    "failed": Case(f"{READY}; {leave(1)}", status=1, boots=1),
+    "killed by a signal": Case(f"{READY}; {leave(100)}", status=100, boots=1),
+    "QEMU could not start": Case("exit 1", status=None, boots=2, trouble="QEMU ended with 1"),
+    "guest died before the marker": Case(
+        "echo oops; exit 0", status=None, boots=2, trouble="QEMU ended with 0"
+    ),
+    "guest died once before the marker": Case(
+        f"test -e again || {{ touch again; exit 0; }}; {READY}; {leave(0)}", status=0, boots=2
+    ),
+    "guest died after the marker": Case(
+        f"{READY}; exit 0", status=None, boots=1, trouble="QEMU ended with 0"
+    ),
+    "QEMU crashed": Case(f"{READY}; kill -SEGV $$", status=None, boots=1, trouble="QEMU ended with -11"),
+    "boot hangs": Case("exec sleep 60", status=None, boots=2, trouble="did not come to Python", limit_s=0.2),
+    "boot hangs and chatters": Case(
+        "while :; do echo again; done", status=None, boots=2, trouble="did not come to Python", limit_s=0.2
+    ),
+    "scenario hangs": Case(
+        f"{READY}; exec sleep 60", status=None, boots=1, trouble="did not end", limit_s=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_how_a_run_is_judged(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    run = play(case, tmp_path)
+    assert (run.status, run.boots) == (case.status, case.boots)
+    assert run.passed is (case.status == 0)
+    assert case.trouble in (run.trouble or "")
+    assert (tmp_path / "serial.log").read_text().endswith(run.console)
+
+
+def play(case: Case, directory: Path) -> GuestRun:
+    """Run the case's script in place of QEMU."""
+    script = directory / "qemu"
+    script.write_text(f"#!/bin/sh\ncd {directory}\n{case.script}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return run_guest(script, Path("kernel"), case.machine, Path("initrd"), directory)
+
+
+def test_a_report_shows_the_end_of_the_console(tmp_path: Path) -> None:
+    run = play(Case(f"{READY}; echo the last words; {leave(1)}", status=1, boots=1), tmp_path)
+    assert "the last words" in run.report()
+    assert str(tmp_path) in run.report()
+
+
+def test_machine_as_arguments() -> None:
+    machine = Machine(
+        ports=("a", "b"),
+        functions=(
+            PciFunction("x", "e1000e", "b", function=0, properties=("romfile=",)),
+            PciFunction("y", "edu", "b", function=1),
+            PciFunction("z", "edu", "a"),
+        ),
+        kernel_arguments=("more=1",),
+    )
+    arguments = qemu_arguments(
+        machine,
+        kernel_image=Path("k"),
+        initrd=Path("i"),
+        artifacts=Path("/with,comma"),
+        monitor_fd=3,
+        guest_port_fd=4,
+    )
+    assert "pcie-root-port,id=b,bus=pcie.0,addr=0x5,chassis=2,slot=2" in arguments
+    assert "e1000e,id=x,bus=b,addr=0.0,multifunction=on,romfile=" in arguments
+    assert "edu,id=y,bus=b,addr=0.1" in arguments
+    assert "edu,id=z,bus=a,addr=0.0" in arguments
+    assert "local,id=artifacts,path=/with,,comma,security_model=none" in arguments
+    assert arguments[arguments.index("-append") + 1].endswith(" more=1")
+    assert machine.port_address("b") == "0000:00:05.0"
+
+
+@pytest.mark.parametrize(
+    ("functions", "sentence"),
+    [
+        ((PciFunction("x", "edu", "nowhere"),), "not a root port"),
+        ((PciFunction("x", "edu", "a"), PciFunction("y", "edu", "a")), "two functions at one place"),
+    ],
+)
+def test_a_machine_that_cannot_be(functions: tuple[PciFunction, ...], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Machine(ports=("a",), functions=functions)
+
+
+def test_cpio_is_readable_by_the_kernels_rules() -> None:
+    archive = CpioArchive()
+    archive.file("modules/a/b.ko", b"12345", 0o644)
+    archive.file("modules/c", b"")
+    entries = read_newc(archive.finish())
+    assert entries == {
+        "modules": (0o040755, b""),
+        "modules/a": (0o040755, b""),
+        "modules/a/b.ko": (0o100644, b"12345"),
+        "modules/c": (0o100755, b""),
+    }
+
+
+def read_newc(data: bytes) -> dict[str, tuple[int, bytes]]:
+    """Names, modes and contents of a newc archive, read by buffer-format.rst and not by what wrote it."""
+    entries: dict[str, tuple[int, bytes]] = {}
+    offset = 0
+    while True:
+        assert data[offset : offset + 6] == b"070701"
+        header = data[offset + 6 : offset + 110]
+        fields = [int(header[8 * index : 8 * index + 8], 16) for index in range(13)]
+        mode, size, name_size = fields[1], fields[6], fields[11]
+        name = os.fsdecode(data[offset + 110 : offset + 110 + name_size - 1])
+        offset += (110 + name_size + 3) // 4 * 4
+        if name == "TRAILER!!!":
+            return entries
+        entries[name] = (mode, data[offset : offset + size])
+        offset += (size + 3) // 4 * 4

@@ -1,0 +1,1 @@
+"""Adaptor to kubelet: its device plugin API over unix sockets."""

@@ -1,0 +1,208 @@
+"""The node's kubelet over unix sockets: where its socket is, serving an endpoint for it, registering with it.
+
+Implements `ports.Kubelet`. Every fault becomes a `KubeletError`: one sentence that names the path and the remedy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, final
+
+import trio
+from grpclib import GRPCError
+from inotify_simple import INotify, flags
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.model import Frame, ResourceName
+from gpuactors.kubelet.device_plugin import DevicePluginService, options
+from gpuactors.kubelet.grpc_trio import (
+    Channel,
+    Server,
+    SocketError,
+    UnixListener,
+    bind_unix,
+    open_unix_channel,
+)
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+from gpuactors.ports import Caller, KubeletError
+
+API_VERSION: Final = "v1beta1"
+
+_CHANGES: Final = (
+    flags.CREATE
+    | flags.DELETE
+    | flags.MOVED_TO
+    | flags.MOVED_FROM
+    | flags.DELETE_SELF
+    | flags.MOVE_SELF
+    | flags.ONLYDIR
+)
+_DIRECTORY_LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT
+
+
+@final
+class UnixKubelet:
+    """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet)."""
+
+    def __init__(self, kubelet_dir: str) -> None:
+        self._directory = os.path.join(kubelet_dir, "device-plugins")
+        self._socket = os.path.join(self._directory, "kubelet.sock")
+
+    @property
+    def absence(self) -> str:
+        return (
+            f"waiting for kubelet: {self._socket} does not exist; "
+            "is kubelet running, and is --kubelet-dir its directory?"
+        )
+
+    @asynccontextmanager
+    async def sockets(self) -> AsyncIterator[AsyncIterator[str | None]]:
+        """The directory is an ordinary one, made by a program and not by the kernel, so inotify does see it. Where
+        inotify cannot be had (fs.inotify.max_user_instances is used up), the directory is looked at periodically."""
+        with self._watch() as inotify:
+            yield self._identities(inotify)
+
+    @contextmanager
+    def _watch(self) -> Iterator[INotify | None]:
+        try:
+            inotify = INotify(nonblocking=True)
+        except OSError:
+            yield None
+            return
+        with inotify:
+            try:
+                inotify.add_watch(self._directory, _CHANGES)
+            except (FileNotFoundError, NotADirectoryError) as exc:
+                raise KubeletError(
+                    f"waiting for kubelet: the directory {self._directory} does not exist; "
+                    "is kubelet installed, and is --kubelet-dir its directory?"
+                ) from exc
+            except PermissionError as exc:
+                raise KubeletError(f"may not watch {self._directory}: {exc.strerror}; run as root") from exc
+            except OSError:  # fs.inotify.max_user_watches is used up
+                yield None
+                return
+            yield inotify
+
+    async def _identities(self, inotify: INotify | None) -> AsyncIterator[str | None]:
+        last: str | None = ""
+        while True:
+            now = self._identity()
+            if now != last:
+                last = now
+                yield now
+            if inotify is None:
+                await trio.sleep(limits.KUBELET_DIR_RETRY_S)
+                self._check_directory()
+                continue
+            await trio.lowlevel.wait_readable(inotify.fileno())
+            if any(event.mask & _DIRECTORY_LOST for event in inotify.read(timeout=0)):
+                raise self._directory_lost()
+
+    def _check_directory(self) -> None:
+        if not os.path.isdir(self._directory):
+            raise self._directory_lost()
+
+    def _directory_lost(self) -> KubeletError:
+        return KubeletError(f"waiting for kubelet: the directory {self._directory} has disappeared")
+
+    def _identity(self) -> str | None:
+        """Which socket kubelet.sock is now: a restarted kubelet makes a new one, perhaps with the same inode."""
+        try:
+            found = os.stat(self._socket)
+        except OSError:
+            return None
+        if not stat.S_ISSOCK(found.st_mode):
+            return None
+        return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
+
+    @asynccontextmanager
+    async def serve(
+        self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
+    ) -> AsyncIterator[UnixEndpoint]:
+        """The socket lies directly in kubelet's directory, where operators look for it."""
+        name = socket_name(resource, self._directory)
+        try:
+            listener = bind_unix(os.path.join(self._directory, name))
+        except SocketError as exc:
+            raise KubeletError(str(exc)) from exc
+        server = Server(
+            [DevicePluginService(resource, frames, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.serve, listener)
+            yield UnixEndpoint(name, listener, server)
+            nursery.cancel_scope.cancel()
+
+    async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
+        """Kubelet dials the endpoint and asks for its options before it answers."""
+        try:
+            with trio.fail_after(limits.REGISTER_DEADLINE_S):
+                async with open_unix_channel(
+                    self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S
+                ) as channel:
+                    await register_over(channel, resource, endpoint, pre_start=pre_start)
+        except GRPCError as exc:
+            raise KubeletError(
+                f"kubelet refused to register {resource}: {exc.status.name}: {exc.message}"
+            ) from exc
+        except trio.TooSlowError as exc:
+            raise KubeletError(
+                f"kubelet did not answer Register on {self._socket} within {limits.REGISTER_DEADLINE_S:.0f} s"
+            ) from exc
+        except Exception as exc:
+            raise KubeletError(f"cannot reach kubelet at {self._socket}: {_cause(exc)}") from exc
+
+
+@final
+class UnixEndpoint:
+    """Our side of one resource's socket. Implements `ports.Endpoint`."""
+
+    def __init__(self, name: str, listener: UnixListener, server: Server) -> None:
+        self._name = name
+        self._listener = listener
+        self._server = server
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def still_there(self) -> bool:
+        return self._listener.still_there()
+
+    async def wait_disconnected(self) -> None:
+        await self._server.wait_disconnected()
+
+    async def drain(self, grace_s: float) -> None:
+        await self._server.drain(grace_s)
+
+
+async def register_over(channel: Channel, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
+    """Calls Register over an open channel to kubelet. Raises `GRPCError` if kubelet refuses."""
+    request = pb.RegisterRequest(
+        version=API_VERSION,
+        endpoint=endpoint,
+        resource_name=resource,
+        options=options(pre_start=pre_start),
+    )
+    await pb.RegistrationStub(channel).register(request)
+
+
+def socket_name(resource: ResourceName, directory: str) -> str:
+    """The socket's file name: readable, or a digest where that would be longer than the kernel allows."""
+    name = f"gpuactors-{resource.replace('/', '_')}.sock"
+    if len(os.fsencode(os.path.join(directory, name))) <= limits.SOCKET_PATH_MAX_BYTES:
+        return name
+    return f"gpuactors-{hashlib.sha256(resource.encode()).hexdigest()[:12]}.sock"
+
+
+def _cause(exc: BaseException) -> str:
+    """The text of the one exception inside groups of one, as nurseries raise them."""
+    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    return str(exc) or type(exc).__name__

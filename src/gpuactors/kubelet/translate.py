@@ -1,0 +1,86 @@
+"""The core's values as messages of the device plugin API, and back. Nothing else knows both."""
+
+from __future__ import annotations
+
+from grpclib import GRPCError, Status
+
+from gpuactors.core.effects import Answer, Granted, Preferred, Ready, Refused
+from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.model import DeviceId, Frame
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+
+
+def frame_message(frame: Frame) -> pb.ListAndWatchResponse:
+    """A frame. A device without a NUMA node has no topology at all: kubelet would read an empty one as node 0."""
+    return pb.ListAndWatchResponse(
+        devices=[
+            pb.Device(
+                id=device.id,
+                health=str(device.health),
+                topology=None
+                if device.numa_node is None
+                else pb.TopologyInfo(nodes=[pb.NumaNode(id=device.numa_node)]),
+            )
+            for device in frame
+        ]
+    )
+
+
+def allocate_requests(request: pb.AllocateRequest) -> tuple[tuple[DeviceId, ...], ...]:
+    """One tuple of device IDs per container."""
+    return tuple(tuple(map(DeviceId, c.devices_ids)) for c in request.container_requests)
+
+
+def preference_requests(request: pb.PreferredAllocationRequest) -> tuple[PreferenceRequest, ...]:
+    """One preference request per container."""
+    return tuple(
+        PreferenceRequest(
+            available=tuple(map(DeviceId, c.available_deviceIDs)),
+            must_include=tuple(map(DeviceId, c.must_include_deviceIDs)),
+            size=c.allocation_size,
+        )
+        for c in request.container_requests
+    )
+
+
+def allocate_response(answer: Answer) -> pb.AllocateResponse:
+    """Allocate's answer. Raises `GRPCError` for a refusal."""
+    if not isinstance(answer, Granted):
+        raise refusal(answer)
+    return pb.AllocateResponse(
+        container_responses=[
+            pb.ContainerAllocateResponse(
+                envs=dict(grant.envs),
+                devices=[
+                    pb.DeviceSpec(container_path=node, host_path=node, permissions="mrw")
+                    for node in grant.nodes
+                ],
+            )
+            for grant in answer.containers
+        ]
+    )
+
+
+def preferred_response(answer: Answer) -> pb.PreferredAllocationResponse:
+    """GetPreferredAllocation's answer. Raises `GRPCError` if there is none."""
+    if not isinstance(answer, Preferred):
+        raise refusal(answer)
+    return pb.PreferredAllocationResponse(
+        container_responses=[
+            pb.ContainerPreferredAllocationResponse(device_i_ds=list(ids)) for ids in answer.containers
+        ]
+    )
+
+
+def pre_start_response(answer: Answer) -> pb.PreStartContainerResponse:
+    """PreStartContainer's answer. Raises `GRPCError` for a refusal."""
+    if not isinstance(answer, Ready):
+        raise refusal(answer)
+    return pb.PreStartContainerResponse()
+
+
+def refusal(answer: Answer) -> GRPCError:
+    """A refusal as gRPC knows it: the status by name, the reason as its message."""
+    if not isinstance(answer, Refused):
+        raise TypeError(f"the core answered another question: {answer!r}")
+    return GRPCError(Status[answer.status.value], answer.reason)

@@ -1,0 +1,254 @@
+"""What must hold after a step of a scenario: the step's own expectations, and what must hold after every step.
+
+Each expectation is a value that can be said as a sentence and compared with the books. Must not wait and must not act:
+`world.py` compares again after every change until all are met or the time is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuactors.simulation.kubelet_books import BooksView, Figures, LedgerEntry, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The books, and what they are compared with."""
+
+    view: BooksView
+    truth: frozenset[str]
+    """Addresses of the GPUs that a VM could open by the node's own tree: on a vfio driver, in a viable group."""
+    before: BooksView
+    """The books at the step's beginning."""
+    reasons: Mapping[str, str]
+    """Why a device is Unhealthy, in the daemon's words, by device ID."""
+    faults: tuple[str, ...]
+    """What broke: the daemon ended by itself or logged an error, kubelet crashed."""
+
+
+class Expectation(Protocol):
+    """One thing that must hold."""
+
+    def __str__(self) -> str:
+        """The expectation as a sentence."""
+        ...
+
+    def unmet(self, situation: Situation) -> str | None:
+        """What is there instead, as a sentence; None if the expectation is met."""
+        ...
+
+
+# --- what a step expects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The figures of one resource."""
+
+    resource: str
+    capacity: int
+    allocatable: int
+    allocated: int
+
+    def __str__(self) -> str:
+        return f"{self.resource}: {_figures(Figures(self.capacity, self.allocatable, self.allocated))}"
+
+    def unmet(self, situation: Situation) -> str | None:
+        found = situation.view.resources.get(self.resource)
+        if found == Figures(self.capacity, self.allocatable, self.allocated):
+            return None
+        if found is None:
+            return f"kubelet knows no resource {self.resource}"
+        return f"{self.resource} has {_figures(found)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Kubelet has no devices of a resource and never had."""
+
+    resource: str
+
+    def __str__(self) -> str:
+        return f"{self.resource}: kubelet has not heard of it"
+
+    def unmet(self, situation: Situation) -> str | None:
+        if self.resource not in situation.view.connected:
+            return None
+        return f"{self.resource} is registered"
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """A pod runs, on exactly these devices if they are named."""
+
+    pod: str
+    on: frozenset[str] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.pod} runs" + (f" on {_listed(self.on)}" if self.on is not None else "")
+
+    def unmet(self, situation: Situation) -> str | None:
+        pod = situation.view.pods.get(self.pod)
+        if pod is None:
+            return f"there is no pod {self.pod}"
+        if pod.phase is not Phase.RUNNING:
+            return f"{self.pod} is {pod.phase}" + (f": {pod.message}" if pod.message else "")
+        given = devices_of(situation.view, self.pod)
+        if self.on is not None and given != self.on:
+            return f"{self.pod} runs on {_listed(given)}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A pod is Pending because the scheduler sees no room."""
+
+    pod: str
+
+    def __str__(self) -> str:
+        return f"{self.pod} waits for a free GPU"
+
+    def unmet(self, situation: Situation) -> str | None:
+        pod = situation.view.pods.get(self.pod)
+        if pod is None:
+            return f"there is no pod {self.pod}"
+        if pod.phase is not Phase.PENDING or "Insufficient" not in pod.message:
+            return f"{self.pod} is {pod.phase}" + (f": {pod.message}" if pod.message else "")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A pod failed its admission, and the message says what is wrong."""
+
+    pod: str
+    saying: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.pod} is refused, and is told: {', '.join(self.saying)}"
+
+    def unmet(self, situation: Situation) -> str | None:
+        pod = situation.view.pods.get(self.pod)
+        if pod is None:
+            return f"there is no pod {self.pod}"
+        if pod.phase is not Phase.FAILED or not all(part in pod.message for part in self.saying):
+            return f"{self.pod} is {pod.phase}" + (f": {pod.message}" if pod.message else "")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Unhealthy:
+    """A device is listed Unhealthy, and the daemon's reason says what is wrong."""
+
+    device: str
+    saying: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.device} is Unhealthy, because of: {', '.join(self.saying)}"
+
+    def unmet(self, situation: Situation) -> str | None:
+        health = next((row.health for row in situation.view.devices if row.id == self.device), "not listed")
+        if health != "Unhealthy":
+            return f"{self.device} is {health}"
+        reason = situation.reasons.get(self.device, "")
+        return None if all(part in reason for part in self.saying) else f"the reason is: {reason or 'none'}"
+
+
+# --- what holds after every step -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """What must hold after every step, whatever it was."""
+
+    def __str__(self) -> str:
+        return "the books are sound"
+
+    def unmet(self, situation: Situation) -> str | None:
+        checks = (_faults, _negative, _overfull, _twice, _swapped, _disturbed, _untrue)
+        return "; ".join(problem for check in checks if (problem := check(situation)) is not None) or None
+
+
+def _faults(situation: Situation) -> str | None:
+    return "; ".join(situation.faults) or None
+
+
+def _negative(situation: Situation) -> str | None:
+    negative = [f"{r}: free is {f.free}" for r, f in situation.view.resources.items() if f.free < 0]
+    return "; ".join(negative) or None
+
+
+def _overfull(situation: Situation) -> str | None:
+    over = [r for r, f in situation.view.resources.items() if f.allocated > f.capacity]
+    return f"more is allocated than there is of {', '.join(over)}" if over else None
+
+
+def _twice(situation: Situation) -> str | None:
+    """One owner per device, by what the containers were really told to open."""
+    owners: dict[str, list[str]] = {}
+    for (pod, _), entry in situation.view.holdings.items():
+        for address in told(entry):
+            owners.setdefault(address, []).append(pod)
+    twice = [f"{a} was handed out to {_listed(pods)}" for a, pods in owners.items() if len(pods) > 1]
+    return "; ".join(twice) or None
+
+
+def _swapped(situation: Situation) -> str | None:
+    """What a container was told to open is what kubelet's ledger says, never another device."""
+    swapped = [
+        f"kubelet gave {pod} {_listed(entry.devices)}, but its container was told {_listed(told(entry))}"
+        for (pod, _), entry in situation.view.holdings.items()
+        if sorted(told(entry)) != sorted(entry.devices)
+    ]
+    return "; ".join(swapped) or None
+
+
+def _disturbed(situation: Situation) -> str | None:
+    """A pod that ran at the step's beginning and was not ended in it runs on the same devices."""
+    problems = []
+    for name, was in situation.before.pods.items():
+        now = situation.view.pods.get(name)
+        if was.phase is not Phase.RUNNING or now is None:
+            continue
+        if now.phase is not Phase.RUNNING or devices_of(situation.before, name) != devices_of(
+            situation.view, name
+        ):
+            problems.append(f"{name} was running and is disturbed")
+    return "; ".join(problems) or None
+
+
+def _untrue(situation: Situation) -> str | None:
+    """Kubelet's Healthy devices are the GPUs that a VM could open, no more and no fewer."""
+    if not situation.view.running:
+        return None
+    healthy = {row.id for row in situation.view.devices if row.health == "Healthy"}
+    wrong = [f"{d} is offered, but no VM could open it" for d in sorted(healthy - situation.truth)]
+    wrong += [f"{d} could be used, but is not offered" for d in sorted(situation.truth - healthy)]
+    return "; ".join(wrong) or None
+
+
+# --- reading the books -----------------------------------------------------------------------------------------
+
+
+def devices_of(view: BooksView, pod: str) -> frozenset[str]:
+    """The devices of all resources that kubelet's ledger has for a pod."""
+    return frozenset(d for (name, _), entry in view.holdings.items() if name == pod for d in entry.devices)
+
+
+def told(entry: LedgerEntry) -> list[str]:
+    """The PCI addresses in the variables of a container: KubeVirt opens these and nothing else."""
+    values = [v for name, v in entry.envs.items() if name.startswith("PCI_RESOURCE_")]
+    return [address for value in values for address in value.split(",")]
+
+
+def _figures(figures: Figures) -> str:
+    return (
+        f"capacity {figures.capacity}, allocatable {figures.allocatable}, "
+        f"allocated {figures.allocated}, free {figures.free}"
+    )
+
+
+def _listed(names: frozenset[str] | tuple[str, ...] | list[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

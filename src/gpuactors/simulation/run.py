@@ -1,0 +1,118 @@
+"""Plays a scenario: what `gpuactors simulate` calls.
+
+Each step acts, then waits until the books are as expected, and is shown. Must not know any particular story.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Final, TextIO
+
+import trio
+
+from gpuactors.observe import log
+from gpuactors.simulation.expectations import Sound
+from gpuactors.simulation.log_tail import LogTail
+from gpuactors.simulation.scenarios import SCENARIOS
+from gpuactors.simulation.script import Scenario, Step
+from gpuactors.simulation.show import Show, StepResult, StoryResult, make_show
+from gpuactors.simulation.world import World, open_world
+
+PAUSE_S: Final = 4.0
+"""Between two steps on a terminal at speed 1: long enough to read one."""
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_INTERRUPTED: Final = 130
+
+
+def list_scenarios() -> tuple[tuple[str, str], ...]:
+    """Name and one line of each scenario."""
+    return tuple((scenario.name, scenario.line) for scenario in SCENARIOS)
+
+
+def simulate(*, scenario: str, seed: int, speed: float, json_lines: bool, out: TextIO) -> int:
+    """Plays a scenario and answers the exit code: 0, or 1 if anything was not as expected.
+
+    `speed` divides the pauses that a human gets on a terminal; elsewhere there are none. Raises `ValueError` for a name
+    that is not in `list_scenarios`.
+    """
+    story = next((s for s in SCENARIOS if s.name == scenario), None)
+    if story is None:
+        raise ValueError(f"no scenario {scenario!r}; there are {', '.join(s.name for s in SCENARIOS)}")
+    show, human = make_show(out, json_lines=json_lines)
+    pause_s = PAUSE_S / speed if human else 0.0
+    code = EXIT_FAILED
+    try:
+        result = trio.run(play, story, seed, show, pause_s)
+        code = EXIT_OK if result.ok else EXIT_FAILED
+    except* KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except* BrokenPipeError:
+        # `simulate | head`: whoever read has had enough. What is still buffered must not fail at the process's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    finally:
+        show.stop()
+    return code
+
+
+async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> StoryResult:
+    """Plays a scenario in a new world, up to the first step that is not as expected.
+
+    Takes over the logging of the process.
+    """
+    tail = LogTail()
+    log.configure("json", "warning", stream=tail)
+    began_at = trio.current_time()
+    steps = scenario.steps(random.Random(seed))
+    show.opening(scenario, seed)
+    unmet: tuple[str, ...] = ()
+    played = 0
+    async with open_world(seed, tail) as world:
+        for number, step in enumerate(steps, start=1):
+            result = await play_step(world, number, len(steps), step, show)
+            played, unmet = number, result.unmet
+            show.step_ends(result)
+            if unmet:
+                break
+            if number < len(steps):
+                await trio.sleep(pause_s)
+    story = StoryResult(
+        scenario=scenario,
+        seed=seed,
+        steps=played,
+        of=len(steps),
+        unmet=unmet,
+        took_s=trio.current_time() - began_at,
+        log=tail.lines if unmet else (),
+    )
+    show.closing(story)
+    return story
+
+
+async def play_step(world: World, number: int, of: int, step: Step, show: Show) -> StepResult:
+    """Plays one step and waits until the books are as it expects."""
+    before = world.kubelet.view
+    began_at, negative_s = trio.current_time(), world.negative_s
+    show.step_begins(number, of, step, world.moment())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_show_changes, world, show)
+        unmet: tuple[str, ...]
+        try:
+            with trio.fail_after(step.within_s):
+                await step.act(world)
+        except Exception as error:
+            unmet = (f"the step could not be done: {str(error) or type(error).__name__}",)
+            settled_s = trio.current_time() - began_at
+        else:
+            expected = (*step.expect, Sound())
+            outcome = await world.settle(expected, before, step.within_s, began_at)
+            unmet, settled_s = outcome.unmet, outcome.settled_s
+        nursery.cancel_scope.cancel()
+    return StepResult(number, step, world.moment(), unmet, settled_s, world.negative_s - negative_s)
+
+
+async def _show_changes(world: World, show: Show) -> None:
+    async for _ in world.kubelet.changes():
+        show.changed(world.moment())

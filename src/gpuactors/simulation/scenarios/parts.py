@@ -1,0 +1,96 @@
+"""What the stories are made of: GPUs with the ids of real ones, and acts that several stories share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from gpuactors.simulation.host_tree import PciSpec
+from gpuactors.simulation.world import World
+
+VFIO: Final = "vfio-pci"
+HOST_DRIVER: Final = "nvidia"
+
+H100: Final = "nvidia.com/GH100_H100_SXM5_80GB"
+L40S: Final = "nvidia.com/AD102GL_L40S"
+RTX_6000_ADA: Final = "nvidia.com/AD102GL_RTX_6000_ADA_GENERATION"
+B200: Final = "nvidia.com/GB100_B200"
+
+_H100_SLOTS: Final = (
+    ("0000:19:00.0", "pci0000:15", 0),
+    ("0000:3b:00.0", "pci0000:37", 0),
+    ("0000:4c:00.0", "pci0000:48", 0),
+    ("0000:5d:00.0", "pci0000:59", 0),
+    ("0000:9b:00.0", "pci0000:97", 1),
+    ("0000:bb:00.0", "pci0000:b7", 1),
+    ("0000:cb:00.0", "pci0000:c7", 1),
+    ("0000:db:00.0", "pci0000:d7", 1),
+)
+"""Addresses, host bridges and NUMA nodes as in a server with eight of them."""
+
+_FIRST_GROUP: Final = 47
+
+
+def h100s(count: int, driver: str | None) -> tuple[PciSpec, ...]:
+    """The first `count` of eight H100s, each in an IOMMU group of its own."""
+    return tuple(
+        PciSpec(address, "10de", "2330", "030200", _FIRST_GROUP + n, numa, root, driver)
+        for n, (address, root, numa) in enumerate(_H100_SLOTS[:count])
+    )
+
+
+def gpu(address: str, device: str, group: int, driver: str | None, *, numa_node: int = 0) -> PciSpec:
+    """A GPU in a slot of its own."""
+    return PciSpec(address, "10de", device, "030200", group, numa_node, "pci0000:60", driver)
+
+
+Act = Callable[[World], Awaitable[None]]
+
+
+def start_node(*specs: PciSpec) -> Act:
+    """The node boots with these functions, then kubelet and the daemon start."""
+
+    async def act(world: World) -> None:
+        await world.plug(*specs)
+        await world.kubelet.start()
+        await world.start_daemon()
+
+    return act
+
+
+def start_pods(pods: Mapping[str, Mapping[str, int]]) -> Act:
+    """Pods are created, one after another."""
+
+    async def act(world: World) -> None:
+        for name, requests in pods.items():
+            await world.start_pod(name, requests)
+
+    return act
+
+
+def bind(addresses: tuple[str, ...], driver: str = VFIO) -> Act:
+    """Functions are bound to a driver, one after another."""
+
+    async def act(world: World) -> None:
+        for address in addresses:
+            await world.bind(address, driver)
+
+    return act
+
+
+def plug(*specs: PciSpec) -> Act:
+    """Functions are plugged in."""
+
+    async def act(world: World) -> None:
+        await world.plug(*specs)
+
+    return act
+
+
+def end_pod(name: str) -> Act:
+    """A pod ends."""
+
+    async def act(world: World) -> None:
+        world.end_pod(name)
+
+    return act

@@ -1,0 +1,40 @@
+"""What a scenario is: a story in named steps, each with an act and with what must hold after it.
+
+Values only; the stories are in `scenarios/`, and `run.py` plays them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.simulation.expectations import Expectation
+from gpuactors.simulation.world import World
+
+STEP_DEADLINE_S: Final = 15.0
+"""How long the books may take to become what a step expects. They take milliseconds; a loaded machine takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a story."""
+
+    title: str
+    text: str
+    """What happens, and what went wrong there in the field, in plain sentences."""
+    act: Callable[[World], Awaitable[None]]
+    expect: tuple[Expectation, ...]
+    within_s: float = STEP_DEADLINE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A story. `steps` makes its script; what has no fixed order is drawn from the generator it is given."""
+
+    name: str
+    line: str
+    """For the list of scenarios."""
+    text: str
+    steps: Callable[[random.Random], tuple[Step, ...]]

@@ -1,0 +1,429 @@
+"""How a story is shown: a live table on a terminal, plain text elsewhere, or JSON lines for a program.
+
+Must not play anything and must not judge. Apart from times, the text of a story depends on its seed alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, final
+
+from gpuactors.simulation.kubelet_books import DeviceRow, Phase
+from gpuactors.simulation.script import Scenario, Step
+from gpuactors.simulation.world import Moment
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+    from rich.table import Table
+
+WIDTH_MAX: Final = 110
+_BOOKS_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
+_DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
+_LOG_LINES_SHOWN: Final = 15
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """How a step went."""
+
+    number: int
+    step: Step
+    moment: Moment
+    unmet: tuple[str, ...]
+    settled_s: float
+    negative_s: float
+    """How long of it the scheduler would have seen a free count below zero."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.unmet
+
+
+@dataclass(frozen=True, slots=True)
+class StoryResult:
+    """How a story went."""
+
+    scenario: Scenario
+    seed: int
+    steps: int
+    """Steps that were played."""
+    of: int
+    unmet: tuple[str, ...]
+    took_s: float
+    log: tuple[str, ...]
+    """What the daemon said at last; empty if all went well."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.unmet
+
+
+class Show(Protocol):
+    """Shows one story, from its opening to its result."""
+
+    def opening(self, scenario: Scenario, seed: int) -> None: ...
+
+    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None: ...
+
+    def changed(self, moment: Moment) -> None:
+        """The books have changed within a step."""
+        ...
+
+    def step_ends(self, result: StepResult) -> None: ...
+
+    def closing(self, result: StoryResult) -> None: ...
+
+    def stop(self) -> None:
+        """Leaves the terminal as it was, wherever the story is. May be called at any time, and again."""
+        ...
+
+
+def make_show(out: TextIO, *, json_lines: bool) -> tuple[Show, bool]:
+    """The show for this output, and whether a human watches it live."""
+    if json_lines:
+        return JsonLines(out), False
+    if not out.isatty():
+        return PlainText(out), False
+    try:
+        return LiveTable(out), True
+    except ImportError:  # rich comes with `pip install gpuactors[live]`
+        return PlainText(out), True
+
+
+# --- for a program ---------------------------------------------------------------------------------------------
+
+
+@final
+class JsonLines:
+    """One object per step, then one with the result."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def opening(self, scenario: Scenario, seed: int) -> None:
+        pass
+
+    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None:
+        pass
+
+    def changed(self, moment: Moment) -> None:
+        pass
+
+    def step_ends(self, result: StepResult) -> None:
+        view = result.moment.view
+        self._line(
+            step=result.number,
+            title=result.step.title,
+            at_s=round(result.moment.at_s, 4),
+            settled_s=round(result.settled_s, 4),
+            free_negative_s=round(result.negative_s, 4),
+            books={
+                name: {
+                    "capacity": f.capacity,
+                    "allocatable": f.allocatable,
+                    "allocated": f.allocated,
+                    "free": f.free,
+                }
+                for name, f in view.resources.items()
+            },
+            devices=[
+                {
+                    "resource": row.resource,
+                    "id": row.id,
+                    "health": row.health,
+                    "numa_nodes": list(row.numa_nodes),
+                    "pod": row.pod,
+                    "reason": reason_of(row, result.moment),
+                }
+                for row in view.devices
+            ],
+            pods={name: {"phase": pod.phase, "message": pod.message} for name, pod in view.pods.items()},
+            expected=[str(expectation) for expectation in result.step.expect],
+            unmet=list(result.unmet),
+            ok=result.ok,
+        )
+
+    def closing(self, result: StoryResult) -> None:
+        self._line(
+            result="ok" if result.ok else "failed",
+            scenario=result.scenario.name,
+            seed=result.seed,
+            steps=result.steps,
+            of=result.of,
+            unmet=list(result.unmet),
+            took_s=round(result.took_s, 4),
+            log=list(result.log),
+        )
+
+    def stop(self) -> None:
+        pass
+
+    def _line(self, **fields: Any) -> None:
+        self._out.write(json.dumps(fields, ensure_ascii=False) + "\n")
+        self._out.flush()
+
+
+# --- for a human -----------------------------------------------------------------------------------------------
+
+
+@final
+class PlainText:
+    """A block of text per step."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._width = _width() if out.isatty() else WIDTH_MAX
+
+    def opening(self, scenario: Scenario, seed: int) -> None:
+        self._say(f"Scenario {scenario.name} (seed {seed})", "")
+        self._prose(scenario.text)
+
+    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None:
+        title = f"Step {number} of {of}: {step.title}"
+        self._say("", title, "-" * len(title))
+        self._prose(step.text)
+        self._out.flush()
+
+    def changed(self, moment: Moment) -> None:
+        pass
+
+    def step_ends(self, result: StepResult) -> None:
+        tables = [aligned(_BOOKS_HEAD, books_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
+        tables.append(aligned(_DEVICES_HEAD, device_rows(result.moment), right=frozenset({2})))
+        for table in tables:
+            if table:
+                self._say("", *(f"  {line}" for line in table))
+        if remarks := remark_lines(result.moment):
+            self._say("")
+            self._wrapped(remarks)
+        self._say("")
+        self._wrapped(verdict_lines(result))
+        self._out.flush()
+
+    def closing(self, result: StoryResult) -> None:
+        self._say("")
+        self._wrapped(closing_lines(result))
+        self._out.flush()
+
+    def stop(self) -> None:
+        pass
+
+    def _prose(self, text: str) -> None:
+        for number, paragraph in enumerate(_paragraphs(text)):
+            self._say(*([""] if number else []), *textwrap.wrap(paragraph, self._width))
+
+    def _wrapped(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._say(*textwrap.wrap(line, self._width, initial_indent="  ", subsequent_indent="    "))
+
+    def _say(self, *lines: str) -> None:
+        for line in lines:
+            self._out.write(line.rstrip() + "\n")
+
+
+@final
+class LiveTable:
+    """The same with colours, and with the tables changing as the books do. Needs rich."""
+
+    def __init__(self, out: TextIO) -> None:
+        from rich.console import Console
+
+        self._console = Console(file=out, highlight=False, width=_width())
+        self._live: Live | None = None
+
+    def opening(self, scenario: Scenario, seed: int) -> None:
+        self._console.print(f"[bold]Scenario {scenario.name}[/bold] (seed {seed})\n")
+        self._prose(scenario.text)
+
+    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None:
+        from rich.live import Live
+
+        self._console.print()
+        self._console.rule(f"[bold]Step {number} of {of}: {_plain(step.title)}", align="left", style="cyan")
+        self._prose(step.text)
+        self._live = Live(self._tables(moment), console=self._console, auto_refresh=False)
+        self._live.start(refresh=True)
+
+    def changed(self, moment: Moment) -> None:
+        if self._live is not None:
+            self._live.update(self._tables(moment), refresh=True)
+
+    def step_ends(self, result: StepResult) -> None:
+        self.changed(result.moment)
+        self.stop()
+        self._lines(verdict_lines(result), "green" if result.ok else "red")
+
+    def closing(self, result: StoryResult) -> None:
+        self._console.print()
+        self._lines(closing_lines(result), "bold green" if result.ok else "bold red")
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _tables(self, moment: Moment) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        books = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
+        for number, name in enumerate(_BOOKS_HEAD):
+            _column(books, name, is_name=number == 0, right=number > 0)
+        for row in books_rows(moment):
+            books.add_row(*row[:-1], Text(row[-1], style=_colour_of_free(row[-1])))
+        devices = Table(box=None, header_style="dim", pad_edge=False)
+        for number, name in enumerate(_DEVICES_HEAD):
+            _column(devices, name, is_name=number == 0, right=name == "NUMA")
+        for resource, device, numa, health, pod in device_rows(moment):
+            shown_health = Text(health, style=_COLOUR_OF_HEALTH.get(health, ""))
+            devices.add_row(resource, device, numa, shown_health, pod)
+        remarks = [Text(line, style="yellow") for line in remark_lines(moment)]
+        return Group("", books, "", devices, *([""] if remarks else []), *remarks, "")
+
+    def _prose(self, text: str) -> None:
+        self._console.print(_plain("\n\n".join(_paragraphs(text))))
+
+    def _lines(self, lines: Sequence[str], style: str) -> None:
+        for line in lines:
+            self._console.print(_plain(line), style=style)
+
+
+def _column(table: Table, name: str, *, is_name: bool, right: bool) -> None:
+    """Long resource names are broken where the terminal is narrow; figures never."""
+    table.add_column(
+        name,
+        justify="right" if right else "left",
+        overflow="fold",
+        no_wrap=not is_name,
+        min_width=None if is_name else len(name),
+    )
+
+
+_COLOUR_OF_HEALTH: Final = {"Healthy": "green", "Unhealthy": "red", "not listed": "red"}
+
+
+def _colour_of_free(free: str) -> str:
+    return "bold red" if free.startswith("-") else "bold green"
+
+
+def _plain(text: str) -> str:
+    """Text in which rich finds no markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns, WIDTH_MAX)
+
+
+# --- the words -------------------------------------------------------------------------------------------------
+
+
+def books_rows(moment: Moment) -> list[Row]:
+    """The figures of each resource."""
+    return [
+        (name, str(f.capacity), str(f.allocatable), str(f.allocated), str(f.free))
+        for name, f in moment.view.resources.items()
+    ]
+
+
+def device_rows(moment: Moment) -> list[Row]:
+    """The devices that kubelet knows; of the resource's name the part after the slash."""
+    return [
+        (
+            row.resource.partition("/")[2],
+            row.id,
+            ",".join(map(str, row.numa_nodes)) or "-",
+            row.health,
+            row.pod or "",
+        )
+        for row in moment.view.devices
+    ]
+
+
+def reason_of(row: DeviceRow, moment: Moment) -> str | None:
+    """Why a device is not Healthy, if it is known."""
+    if row.health == "Healthy":
+        return None
+    if not moment.view.running:
+        return "kubelet is not running"
+    if row.resource not in moment.view.connected:
+        return "kubelet has lost the plugin's stream"
+    return moment.reasons.get(row.id)
+
+
+def remark_lines(moment: Moment) -> list[str]:
+    """Whatever is not as it should be: kubelet if it does not run, devices that are not Healthy, pods that wait."""
+    lines = [] if moment.view.running else ["Kubelet is not running; these are its last figures."]
+    listed = {row.resource for row in moment.view.devices}
+    lost = sorted(listed - moment.view.connected) if moment.view.running else []
+    lines += [f"{resource}: kubelet has lost the plugin's stream" for resource in lost]
+    lines += [
+        f"{row.id}: {reason}"
+        for row in moment.view.devices
+        if row.resource in moment.view.connected and (reason := reason_of(row, moment)) is not None
+    ]
+    return lines + [
+        f"{pod.name}: {pod.phase}" + (f", {pod.message}" if pod.message else "")
+        for pod in moment.view.pods.values()
+        if pod.phase is not Phase.RUNNING
+    ]
+
+
+def verdict_lines(result: StepResult) -> list[str]:
+    """What was expected, and whether it is so."""
+    if not result.ok:
+        return ["NOT AS EXPECTED:", *(f"- {problem}" for problem in result.unmet)]
+    lines = [f"As expected after {_duration(result.settled_s)}."]
+    if result.negative_s > 0:
+        lines.append(
+            f"For {_duration(result.negative_s)} of it kubelet had no list from the plugin, so that free was below "
+            "zero (kubelet posts its figures every 10 s, so a gap this short is seldom posted)."
+        )
+    return lines
+
+
+def closing_lines(result: StoryResult) -> list[str]:
+    """How the story ended."""
+    played = f"{result.steps} of {result.of} steps in {_duration(result.took_s)}"
+    if result.ok:
+        return [
+            f"{result.scenario.name}: every step as expected ({played}). No GPU was handed out twice, no pod was "
+            "disturbed, and in no settled book was the free count below zero."
+        ]
+    lines = [f"{result.scenario.name} FAILED ({played}):", *(f"- {problem}" for problem in result.unmet)]
+    if result.log:
+        lines += ["The daemon's last warnings and errors:", *result.log[-_LOG_LINES_SHOWN:]]
+    lines.append(f"Play it again: gpuactors simulate --scenario {result.scenario.name} --seed {result.seed}")
+    return lines
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n") if paragraph]
+
+
+def aligned(head: Row, rows: Sequence[Row], *, right: frozenset[int]) -> list[str]:
+    """A table as lines; nothing if it has no rows. `right` are the columns of numbers."""
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

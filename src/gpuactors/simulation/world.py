@@ -1,0 +1,344 @@
+"""A whole node in one process: a fake host tree, a fake kubelet, and the real daemon between them, over real sockets.
+
+The daemon runs as in production (`app.run`): it reads a real directory with sysfs' links, takes uevents from a
+datagram socket and speaks gRPC with kubelet over unix sockets. It is started and stopped in this process, so a restart
+here lacks only the start of a Python interpreter. Needs no root. Must not judge: what must hold is in
+`expectations.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gpuactors import app
+from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.config import Config
+from gpuactors.core.model import Health, NodeState
+from gpuactors.simulation.expectations import Expectation, Situation
+from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.host_tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
+from gpuactors.simulation.kubelet_books import BooksView, Pod
+from gpuactors.simulation.kubelet_transport import UnixTransport
+from gpuactors.simulation.log_tail import LogTail
+from gpuactors.simulation.uevent_sender import UeventSender
+
+DIRECTORY_MAX_CHARS: Final = 24
+"""Sockets with names of up to 63 characters lie two levels below the world's directory, and the path of a unix socket
+may have 107 bytes."""
+
+QUIET_S: Final = 0.02
+"""The books count as settled when nothing has happened in the process for so long."""
+
+_GPU_CLASSES: Final = ("03", "0680")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What there is to see at one moment."""
+
+    at_s: float
+    """Since the story began."""
+    view: BooksView
+    reasons: Mapping[str, str]
+    """Why a device is Unhealthy, in the daemon's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step ended."""
+
+    unmet: tuple[str, ...]
+    """What is not as expected, as sentences."""
+    settled_s: float
+    """From the step's beginning until everything was as expected, or until the time was up."""
+
+
+@asynccontextmanager
+async def open_world(seed: int, log: LogTail) -> AsyncIterator[World]:
+    """An empty node: no functions, kubelet and daemon not started. Everything ends with the context.
+
+    `log` is where the daemon's log goes; an error in it is a fault.
+    """
+    with _short_directory() as directory:
+        (directory / "h").mkdir()
+        plugins = directory / "k" / "device-plugins"
+        checkpoint = plugins / CHECKPOINT_FILE
+        async with (
+            open_fake_kubelet(UnixTransport(plugins), seed=seed, checkpoint=checkpoint) as kubelet,
+            trio.open_nursery() as nursery,
+        ):
+            with UeventSender(directory / "u") as sender:
+                world = World(directory, kubelet, sender, nursery, log)
+                nursery.start_soon(world.watch_the_books)
+                yield world
+                await world.close()
+                nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def _short_directory() -> Iterator[Path]:
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
+        if len(os.fsencode(parent)) <= DIRECTORY_MAX_CHARS - len("/gpua-12345678") and os.access(
+            parent, os.W_OK
+        ):
+            with tempfile.TemporaryDirectory(prefix="gpua-", dir=parent) as name:
+                yield Path(name)
+            return
+    raise OSError("no directory with a short path can be written to; /tmp must be writable for unix sockets")
+
+
+@final
+class World:
+    """Made by `open_world`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        kubelet: FakeKubelet,
+        sender: UeventSender,
+        nursery: trio.Nursery,
+        log: LogTail,
+    ) -> None:
+        self.kubelet = kubelet
+        self.tree = HostTree(directory / "h")
+        self._sender = sender
+        self._nursery = nursery
+        self._log = log
+        self._config = Config(
+            host_root=directory / "h",
+            kubelet_dir=directory / "k",
+            state_dir=directory / "s",
+            uevents=f"unix:{directory / 'u'}",
+        )
+        self._began_at = trio.current_time()
+        self._daemon: app.Daemon | None = None
+        self._daemon_ended = trio.Event()
+        self._state: NodeState | None = None
+        self._states = Latest(0)
+        """Counts the daemon's states, so that a wait wakes on each."""
+        self._negative_s = 0.0
+        self._negative_since: float | None = None
+        self._faults: list[str] = []
+        self._failed = trio.Event()
+
+    # --- the daemon ---------------------------------------------------------------------------------------------
+
+    async def start_daemon(self) -> None:
+        """Starts the daemon; returns when it runs, which is before it has looked at anything."""
+        if self._daemon is not None:
+            raise RuntimeError("the daemon runs already; stop it first")
+        self._daemon_ended = trio.Event()
+        self._daemon = await self._nursery.start(self._run_daemon)
+
+    async def stop_daemon(self) -> None:
+        """Stops it as SIGTERM does; returns when it has ended and kubelet has noticed."""
+        if self._daemon is None:
+            raise RuntimeError("the daemon does not run; start it first")
+        self._daemon.stop()
+        await self._daemon_ended.wait()
+        await self.until(
+            lambda view: not view.running or not view.connected, "kubelet notices the daemon's end"
+        )
+
+    async def restart_daemon(self) -> None:
+        """A new daemon in place of the old one."""
+        await self.stop_daemon()
+        await self.start_daemon()
+
+    async def close(self) -> None:
+        """Ends the daemon if it runs."""
+        if self._daemon is not None:
+            self._daemon.stop()
+            await self._daemon_ended.wait()
+
+    async def _run_daemon(self, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
+        asked = running = False
+
+        async def watched(*, task_status: trio.TaskStatus[app.Daemon]) -> None:
+            await app.run(self._config, task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                daemon: app.Daemon = await nursery.start(watched)
+
+                def stop() -> None:
+                    nonlocal asked
+                    asked = True
+                    daemon.stop()
+
+                task_status.started(app.Daemon(daemon.state, stop))
+                running = True
+                async for state in daemon.state:
+                    self._state = state
+                    self._states.set(self._states.value + 1)
+        except Exception as error:
+            if not running:
+                raise
+            self._fail(f"the daemon died: {_innermost(error)!r}")
+        else:
+            if not asked:
+                self._fail("the daemon ended by itself")
+        finally:
+            self._daemon = self._state = None
+            self._daemon_ended.set()
+
+    def _fail(self, fault: str) -> None:
+        self._faults.append(fault)
+        self._failed.set()
+        self._states.set(self._states.value + 1)
+
+    # --- the host -----------------------------------------------------------------------------------------------
+
+    async def plug(self, *specs: PciSpec) -> None:
+        """Functions are plugged in."""
+        for spec in specs:
+            await self._tell(self.tree.plug_steps(spec))
+
+    async def unplug(self, address: str) -> None:
+        """A function is pulled."""
+        await self._tell(self.tree.unplug_steps(address))
+
+    async def bind(self, address: str, driver: str) -> None:
+        """A function is bound to a driver, from the one it had if it had one."""
+        if self.tree.driver_of(address) is not None:
+            await self._tell(self.tree.unbind_steps(address))
+        await self._tell(self.tree.bind_steps(address, driver))
+
+    async def unbind(self, address: str, *, heard: bool = True) -> None:
+        """A function's driver lets it go; if not `heard`, every uevent of it is lost."""
+        if heard:
+            await self._tell(self.tree.unbind_steps(address))
+        else:
+            self.tree.unbind(address)
+
+    async def _tell(self, uevents: Iterable[Uevent]) -> None:
+        """Sends each uevent while the tree is as it is at that moment; nobody may listen."""
+        for uevent in uevents:
+            await self._sender.send_all((uevent,))
+
+    def truth(self) -> frozenset[str]:
+        """The GPUs that a VM could open: on a vfio driver, with nobody else's driver in the group."""
+        gpus = (a for a, spec in self.tree.functions.items() if spec.class_code.startswith(_GPU_CLASSES))
+        return frozenset(address for address in gpus if self._usable(address))
+
+    def _usable(self, address: str) -> bool:
+        group = self.tree.functions[address].group
+        members = self.tree.group_members(group) if group is not None else frozenset[str]()
+        drivers = {self.tree.driver_of(member) for member in members}
+        return self.tree.driver_of(address) in VFIO_DRIVERS and drivers <= {*VFIO_DRIVERS, None}
+
+    # --- pods ---------------------------------------------------------------------------------------------------
+
+    async def start_pod(self, name: str, requests: Mapping[str, int]) -> Pod:
+        """A pod is created; returns when something can be said of it."""
+        return await self.kubelet.admit(name, requests)
+
+    def end_pod(self, name: str) -> None:
+        """A pod ends."""
+        self.kubelet.delete(name)
+
+    # --- watching -----------------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the story began."""
+        return trio.current_time() - self._began_at
+
+    def moment(self) -> Moment:
+        """What there is to see now."""
+        return Moment(self.now_s, self.kubelet.view, self.reasons())
+
+    def reasons(self) -> Mapping[str, str]:
+        """Why a device is Unhealthy, in the daemon's words, by device ID."""
+        frames = self._state.frames.values() if self._state is not None else ()
+        return {d.id: d.reason for frame in frames for d in frame if d.health is Health.UNHEALTHY}
+
+    async def until(
+        self, condition: Callable[[BooksView], bool], what: str, within_s: float = 15.0
+    ) -> BooksView:
+        """The first books for which `condition` holds. Raises `TimeoutError` that says what was waited for."""
+        with trio.move_on_after(within_s):
+            return await self.kubelet.until(condition)
+        raise TimeoutError(f"waited {within_s:g} s in vain until {what}")
+
+    async def settle(
+        self, expected: Sequence[Expectation], before: BooksView, within_s: float, since: float
+    ) -> Outcome:
+        """Waits until everything is as expected and nothing moves any more, or until the time is up.
+
+        `since` is the step's beginning on trio's clock.
+        """
+        met_at = since
+        with trio.move_on_after(within_s):
+            while not self._failed.is_set():
+                await self._until_met(expected, before)
+                met_at = trio.current_time()
+                await wait_all_tasks_blocked(QUIET_S)
+                if not self._unmet(expected, before):
+                    break
+        unmet = self._unmet(expected, before)
+        ended_at = trio.current_time() if unmet else met_at
+        return Outcome(tuple(unmet), ended_at - since)
+
+    async def _until_met(self, expected: Sequence[Expectation], before: BooksView) -> None:
+        """Looks after every change; a fault ends the wait, as nothing will come of it any more."""
+        async with trio.open_nursery() as nursery:
+
+            async def look(changes: LatestReader[BooksView] | LatestReader[int]) -> None:
+                async for _ in changes:
+                    if self._failed.is_set() or not self._unmet(expected, before):
+                        nursery.cancel_scope.cancel()
+
+            nursery.start_soon(look, self.kubelet.changes())
+            nursery.start_soon(look, self._states.subscribe())
+
+    async def watch_the_books(self) -> None:
+        """Measures how long the books were out of balance, for ever."""
+        async for view in self.kubelet.changes():
+            negative = view.running and any(figures.free < 0 for figures in view.resources.values())
+            if negative and self._negative_since is None:
+                self._negative_since = trio.current_time()
+            elif not negative and self._negative_since is not None:
+                self._negative_s += trio.current_time() - self._negative_since
+                self._negative_since = None
+
+    @property
+    def negative_s(self) -> float:
+        """How long, of the whole story, the scheduler would have seen a free count below zero."""
+        open_s = trio.current_time() - self._negative_since if self._negative_since is not None else 0.0
+        return self._negative_s + open_s
+
+    def _unmet(self, expected: Sequence[Expectation], before: BooksView) -> list[str]:
+        crashes = (f"kubelet crashed: {panic}" for panic in self.kubelet.panics)
+        situation = Situation(
+            view=self.kubelet.view,
+            truth=self.truth(),
+            before=before,
+            reasons=self.reasons(),
+            faults=(
+                *self._faults,
+                *crashes,
+                *(f"the log has an error: {line}" for line in self._log.complaints),
+            ),
+        )
+        return [
+            f"expected: {expectation}; but {problem}"
+            for expectation in expected
+            if (problem := expectation.unmet(situation)) is not None
+        ]
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

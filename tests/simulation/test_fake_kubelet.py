@@ -1,0 +1,738 @@
+"""The fake kubelet: its books as tables (figures seen on a running kubelet 1.36), and the protocol with a small plugin.
+
+The protocol tests run over real unix sockets; what takes minutes runs in memory on trio's mock clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from grpclib import GRPCError, Status
+from trio.testing import MockClock
+
+from gpuactors.kubelet.grpc_trio import Server, TrioService, bind_unix, open_channel, open_unix_channel
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.kubelet_books import (
+    STOP_GRACE_S,
+    AdmissionError,
+    Allocated,
+    Figures,
+    KubeletBooks,
+    KubeletPanicError,
+    ListedDevice,
+    Phase,
+    resource_name_problem,
+)
+from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET, MemoryTransport, UnixTransport
+
+GPU = "nvidia.com/GH100_H100_SXM5_80GB"
+OTHER = "nvidia.com/AD102GL_L40S"
+WITHIN_S = 20.0
+
+
+# --- the books ------------------------------------------------------------------------------------------------
+
+
+def listed(healthy: Iterable[str], unhealthy: Iterable[str] = ()) -> list[ListedDevice]:
+    return [ListedDevice(d, True, (0,)) for d in healthy] + [ListedDevice(d, False) for d in unhealthy]
+
+
+def ids(first: int, last: int) -> list[str]:
+    return [f"gpu{n}" for n in range(first, last + 1)]
+
+
+def books_with(
+    healthy: Iterable[str], unhealthy: Iterable[str] = (), *, pods: dict[str, int] | None = None
+) -> KubeletBooks:
+    """Books of one resource with all pods running."""
+    books = KubeletBooks(random.Random(1))
+    books.boot(0.0)
+    books.connected(GPU, 1, pre_start=False, preferred=False)
+    books.frame(GPU, listed(healthy, unhealthy))
+    for name, size in (pods or {}).items():
+        admit(books, name, size)
+    return books
+
+
+def admit(books: KubeletBooks, name: str, size: int) -> tuple[str, ...]:
+    books.submit(name, {GPU: size}, 0.0)
+    assert books.place(0.0) is not None
+    choice = books.choose(name, GPU, size)
+    assert choice is not None
+    taken = books.take(choice, ())
+    books.commit(choice, taken, Allocated({}, ()))
+    books.admitted(name)
+    books.started(name)
+    return taken
+
+
+def figures(books: KubeletBooks, at: float = 0.0) -> tuple[int, int, int, int]:
+    f = books.view(at).resources[GPU]
+    return f.capacity, f.allocatable, f.allocated, f.free
+
+
+ONE_GPU_EACH = {f"vm{n}": 1 for n in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        pytest.param(listed(ids(0, 7)), (8, 8, 6, 2), id="the six allocated stay Healthy"),
+        pytest.param("allocated unhealthy", (8, 2, 6, -4), id="the six allocated turn Unhealthy"),
+        pytest.param("free only", (2, 2, 6, -4), id="the six allocated are skipped"),
+        pytest.param("one allocated gone", (7, 7, 6, 1), id="one vanishes while allocated"),
+        pytest.param([], (0, 0, 6, -6), id="an empty list"),
+    ],
+)
+def test_figures_of_eight_devices_six_of_them_allocated(
+    frame: list[ListedDevice] | str, expected: tuple[int, int, int, int]
+) -> None:
+    books = books_with(ids(0, 7), pods=ONE_GPU_EACH)
+    used = {row.id for row in books.view(0).devices if row.pod}
+    free = set(ids(0, 7)) - used
+    if frame == "allocated unhealthy":
+        frame = listed(sorted(free), sorted(used))
+    elif frame == "free only":
+        frame = listed(sorted(free))
+    elif frame == "one allocated gone":
+        frame = listed(sorted(free | used - {min(used)}))
+    assert not isinstance(frame, str)
+    books.frame(GPU, frame)
+    assert figures(books) == expected
+
+
+def test_with_negative_free_a_pod_waits_although_two_devices_are_free_and_healthy() -> None:
+    books = books_with(ids(0, 7), pods=ONE_GPU_EACH)
+    used = sorted(row.id for row in books.view(0).devices if row.pod)
+    books.frame(GPU, listed(sorted(set(ids(0, 7)) - set(used)), used))
+    pod = books.submit("late", {GPU: 1}, 0.0)
+    assert (pod.phase, pod.message) == (Phase.PENDING, f"0/1 nodes are available: 1 Insufficient {GPU}.")
+    assert books.place(0.0) is None
+    books.frame(GPU, listed(ids(0, 7)))
+    placed = books.place(0.0)
+    assert placed is not None
+    assert placed.name == "late"
+
+
+def test_a_stream_that_ends_makes_all_unhealthy_and_after_the_grace_there_is_nothing_but_the_name() -> None:
+    books = books_with(ids(0, 3), pods={"vm": 1})
+    books.disconnected(GPU, 10.0)
+    assert figures(books, 10.0) == (4, 0, 1, -1)
+    assert figures(books, 10.0 + STOP_GRACE_S - 1) == (4, 0, 1, -1)
+    assert figures(books, 10.0 + STOP_GRACE_S) == (0, 0, 1, -1)
+    books.expire(10.0 + STOP_GRACE_S)
+    assert books.endpoint(GPU) is None
+    with pytest.raises(AdmissionError, match=f"cannot allocate unregistered device {GPU}"):
+        books.choose("other", GPU, 1)
+
+
+def test_a_restart_empties_the_lists_and_keeps_ledger_and_pods() -> None:
+    books = books_with(ids(0, 3), pods={"vm": 2})
+    before = books.holding("vm", GPU)
+    books.halt()
+    assert books.submit("asked-meanwhile", {GPU: 1}, 5.0).message.endswith("kubelet is not running.")
+    assert books.boot(5.0) == ()
+    assert figures(books, 5.0) == (0, 0, 2, -2)
+    books.connected(GPU, 2, pre_start=False, preferred=False)
+    books.frame(GPU, listed(ids(0, 3)))
+    assert figures(books, 6.0) == (4, 4, 2, 2)
+    assert books.holding("vm", GPU) == before
+
+
+@pytest.mark.parametrize(
+    ("first_frame", "message"),
+    [
+        pytest.param(None, "no healthy devices present; cannot allocate unhealthy devices", id="late plugin"),
+        pytest.param("unhealthy", "previously allocated devices are no longer healthy", id="Unhealthy"),
+        pytest.param("missing", "previously allocated devices are no longer healthy", id="missing"),
+        pytest.param("healthy", None, id="Healthy"),
+    ],
+)
+def test_after_a_restart_a_pod_that_does_not_run_needs_its_device_healthy(
+    first_frame: str | None, message: str | None
+) -> None:
+    books = books_with(ids(0, 1))
+    (device,) = admit(books, "vm", 1)
+    books.not_started("vm", "CreateContainerConfigError")
+    other = "gpu1" if device == "gpu0" else "gpu0"
+    assert books.boot(5.0) == ("vm",)
+    books.connected(GPU, 2, pre_start=True, preferred=False)
+    frames = {
+        "unhealthy": listed([other], [device]),
+        "missing": listed([other]),
+        "healthy": listed(ids(0, 1)),
+    }
+    if first_frame is not None:
+        books.frame(GPU, frames[first_frame])
+    if message is None:
+        assert books.choose("vm", GPU, 1) is None
+    else:
+        with pytest.raises(AdmissionError, match=message):
+            books.choose("vm", GPU, 1)
+
+
+def test_a_device_that_leaves_the_list_during_its_allocate_is_kubelets_crash() -> None:
+    books = books_with(ids(0, 1))
+    books.submit("vm", {GPU: 1}, 0.0)
+    books.place(0.0)
+    choice = books.choose("vm", GPU, 1)
+    assert choice is not None
+    taken = books.take(choice, ())
+    books.frame(GPU, listed(set(ids(0, 1)) - set(taken)))
+    with pytest.raises(KubeletPanicError, match="left the list while an Allocate"):
+        books.commit(choice, taken, Allocated({}, ()))
+
+
+def test_devices_in_flight_are_given_to_nobody_else_and_a_refusal_frees_them() -> None:
+    books = books_with(ids(0, 1))
+    for name in ("a", "b"):
+        books.submit(name, {GPU: 1}, 0.0)
+        books.place(0.0)
+    first = books.choose("a", GPU, 1)
+    assert first is not None
+    taken = books.take(first, ())
+    second = books.choose("b", GPU, 1)
+    assert second is not None
+    assert not set(second.available) & set(taken)
+    books.roll_back(first, taken)
+    again = books.choose("b", GPU, 1)
+    assert again is not None
+    assert set(again.available) == set(ids(0, 1))
+
+
+def test_an_ended_pods_devices_come_back_at_the_next_allocation_and_the_file_names_it_until_then() -> None:
+    books = books_with(ids(0, 0), pods={"first": 1})
+    books.delete("first")
+    assert figures(books) == (1, 1, 0, 1)
+    assert json.loads(books.checkpoint())["Data"]["PodDeviceEntries"][0]["PodUID"] == "first"
+    assert admit(books, "second", 1) == ("gpu0",)
+    (entry,) = json.loads(books.checkpoint())["Data"]["PodDeviceEntries"]
+    assert (entry["PodUID"], entry["ResourceName"], entry["DeviceIDs"]) == ("second", GPU, {"0": ["gpu0"]})
+
+
+def test_the_preferred_answer_is_cut_to_what_was_offered() -> None:
+    books = books_with(ids(0, 3), pods={"vm": 1})
+    (used,) = (row.id for row in books.view(0).devices if row.pod)
+    books.submit("two", {GPU: 2}, 0.0)
+    books.place(0.0)
+    choice = books.choose("two", GPU, 2)
+    assert choice is not None
+    wish = choice.available[-1]
+    taken = books.take(choice, [used, "made-up", wish])
+    assert len(taken) == 2
+    assert wish in taken
+    assert used not in taken
+
+
+def test_the_seed_orders_what_kubelet_has_in_no_order() -> None:
+    def offered(seed: int) -> tuple[str, ...]:
+        books = KubeletBooks(random.Random(seed))
+        books.boot(0.0)
+        books.connected(GPU, 1, pre_start=False, preferred=False)
+        books.frame(GPU, listed(ids(0, 7)))
+        choice = books.choose("vm", GPU, 1)
+        assert choice is not None
+        return choice.available
+
+    assert offered(1) == offered(1)
+    assert len({offered(seed) for seed in range(20)}) > 10
+
+
+@pytest.mark.parametrize(
+    "name", ["GPU", "kubernetes.io/gpu", "nvidia.com/", "nvidia.com/A_", "nvidia.com/" + "A" * 64]
+)
+def test_kubelet_refuses_what_is_not_an_extended_resource_name(name: str) -> None:
+    assert resource_name_problem(name) is not None
+    assert resource_name_problem("nvidia.com/" + "A" * 63) is None
+
+
+# --- a small plugin --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plugin(TrioService, pb.DevicePluginBase):
+    """A device plugin whose frames a test sends by hand."""
+
+    pre_start_required: bool = False
+    options_error: GRPCError | None = None
+    allocate_error: GRPCError | None = None
+    pre_start_errors: list[GRPCError] = field(default_factory=list)
+    hold_allocate: trio.Event | None = None
+    allocating: trio.Event = field(default_factory=trio.Event)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    frames: list[trio.MemorySendChannel[list[tuple[str, str]]]] = field(default_factory=list)
+    first: list[tuple[str, str]] = field(default_factory=list)
+
+    async def get_device_plugin_options(self, message: pb.Empty) -> pb.DevicePluginOptions:
+        if self.options_error:
+            raise self.options_error
+        return pb.DevicePluginOptions(
+            pre_start_required=self.pre_start_required, get_preferred_allocation_available=True
+        )
+
+    async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
+        send, receive = trio.open_memory_channel[list[tuple[str, str]]](10)
+        self.frames.append(send)
+        yield frame(self.first)
+        async with receive:
+            async for devices in receive:
+                yield frame(devices)
+
+    async def get_preferred_allocation(
+        self, message: pb.PreferredAllocationRequest
+    ) -> pb.PreferredAllocationResponse:
+        (request,) = message.container_requests
+        self.asked.append(("prefer", list(request.available_deviceIDs)))
+        chosen = sorted(request.available_deviceIDs)[: request.allocation_size]
+        return pb.PreferredAllocationResponse(
+            container_responses=[pb.ContainerPreferredAllocationResponse(device_i_ds=chosen)]
+        )
+
+    async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:
+        (request,) = message.container_requests
+        self.asked.append(("allocate", list(request.devices_ids)))
+        self.allocating.set()
+        if self.hold_allocate is not None:
+            await self.hold_allocate.wait()
+        if self.allocate_error:
+            raise self.allocate_error
+        container = pb.ContainerAllocateResponse(envs={"GPUS": ",".join(sorted(request.devices_ids))})
+        return pb.AllocateResponse(container_responses=[container])
+
+    async def pre_start_container(self, message: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
+        self.asked.append(("pre_start", list(message.devices_ids)))
+        if self.pre_start_errors:
+            raise self.pre_start_errors.pop(0)
+        return pb.PreStartContainerResponse()
+
+
+def frame(devices: list[tuple[str, str]]) -> pb.ListAndWatchResponse:
+    return pb.ListAndWatchResponse(devices=[pb.Device(id=i, health=h) for i, h in devices])
+
+
+def all_healthy(count: int) -> list[tuple[str, str]]:
+    return [(f"gpu{n}", "Healthy") for n in range(count)]
+
+
+class Rig:
+    """A started fake kubelet and what is needed to be its plugin, over one of the two transports."""
+
+    def __init__(self, kubelet: FakeKubelet, transport: UnixTransport | MemoryTransport, where: Path) -> None:
+        self.kubelet = kubelet
+        self.transport = transport
+        self.directory = where
+
+    @asynccontextmanager
+    async def serving(self, plugin: Plugin, name: str = "p.sock") -> AsyncIterator[Server]:
+        server = Server([plugin], drain_s=0.1)
+        async with trio.open_nursery() as nursery:
+            if isinstance(self.transport, MemoryTransport):
+                async with self.transport.listen_at(name) as listener:
+                    await nursery.start(server.serve, listener)
+                    yield server
+                    nursery.cancel_scope.cancel()
+            else:
+                await nursery.start(server.serve, bind_unix(str(self.directory / name)))
+                yield server
+                nursery.cancel_scope.cancel()
+
+    async def register(self, name: str = "p.sock", resource: str = GPU, version: str = "v1beta1") -> None:
+        request = pb.RegisterRequest(version=version, endpoint=name, resource_name=resource)
+        if isinstance(self.transport, MemoryTransport):
+            async with open_channel(await self.transport.dial(KUBELET_SOCKET)) as channel:
+                await pb.RegistrationStub(channel).register(request)
+        else:
+            path = str(self.directory / KUBELET_SOCKET)
+            async with open_unix_channel(path, connect_deadline_s=WITHIN_S) as channel:
+                await pb.RegistrationStub(channel).register(request)
+
+    async def figures(self, capacity: int, allocatable: int, allocated: int = 0, resource: str = GPU) -> None:
+        expected = Figures(capacity, allocatable, allocated)
+        with trio.fail_after(WITHIN_S):
+            await self.kubelet.until(lambda view: view.resources.get(resource) == expected)
+
+
+@asynccontextmanager
+async def rig(directory: Path | None = None) -> AsyncIterator[Rig]:
+    """Over unix sockets in `directory`, or in memory."""
+    transport = UnixTransport(directory) if directory else MemoryTransport()
+    checkpoint = directory / CHECKPOINT_FILE if directory else None
+    async with open_fake_kubelet(transport, seed=1, checkpoint=checkpoint) as kubelet:
+        await kubelet.start()
+        yield Rig(kubelet, transport, directory or Path())
+
+
+@pytest.mark.trio
+async def test_a_plugin_registers_and_pods_get_its_devices(tmp_path: Path) -> None:
+    with trio.fail_after(WITHIN_S):
+        plugin = Plugin(first=all_healthy(4))
+        async with rig(tmp_path) as r, r.serving(plugin):
+            await r.register()
+            await r.figures(4, 4)
+            pod = await r.kubelet.admit("vm-1", {GPU: 2})
+            assert pod.phase is Phase.RUNNING
+            await r.figures(4, 4, 2)
+            holding = r.kubelet.view.holdings["vm-1", GPU]
+            assert holding.devices == ("gpu0", "gpu1")
+            assert holding.envs == {"GPUS": "gpu0,gpu1"}
+            assert [call for call, _ in plugin.asked] == ["prefer", "allocate"]
+            offered = plugin.asked[0][1]
+            assert sorted(offered) == ["gpu0", "gpu1", "gpu2", "gpu3"]
+            checkpoint = json.loads((tmp_path / CHECKPOINT_FILE).read_text())
+            assert checkpoint["Data"]["PodDeviceEntries"][0]["DeviceIDs"] == {"-1": ["gpu0", "gpu1"]}
+
+            plugin.frames[0].send_nowait([("gpu0", "Healthy"), ("gpu9", "Unhealthy")])
+            await r.figures(2, 1, 2)
+            lost = [row for row in r.kubelet.view.devices if row.health == "not listed"]
+            assert [(row.id, row.pod) for row in lost] == [("gpu1", "vm-1")]
+
+
+@pytest.mark.trio
+async def test_a_waiting_pod_runs_as_soon_as_there_is_room(tmp_path: Path) -> None:
+    with trio.fail_after(WITHIN_S):
+        plugin = Plugin(first=all_healthy(1))
+        async with rig(tmp_path) as r, r.serving(plugin):
+            await r.register()
+            await r.figures(1, 1)
+            assert (await r.kubelet.admit("vm-1", {GPU: 1})).phase is Phase.RUNNING
+            waiting = await r.kubelet.admit("vm-2", {GPU: 1})
+            assert (waiting.phase, waiting.message) == (
+                Phase.PENDING,
+                f"0/1 nodes are available: 1 Insufficient {GPU}.",
+            )
+            plugin.frames[0].send_nowait(all_healthy(2))
+            await r.kubelet.until(lambda view: view.pods["vm-2"].phase is Phase.RUNNING)
+            assert r.kubelet.view.holdings["vm-2", GPU].devices == ("gpu1",)
+
+
+@pytest.mark.trio
+async def test_an_error_of_allocate_is_final_for_the_pod_and_frees_the_device(tmp_path: Path) -> None:
+    with trio.fail_after(WITHIN_S):
+        refusal = GRPCError(Status.FAILED_PRECONDITION, "gpu0: bound to nvidia, not to vfio-pci")
+        plugin = Plugin(first=all_healthy(1), allocate_error=refusal)
+        async with rig(tmp_path) as r, r.serving(plugin):
+            await r.register()
+            await r.figures(1, 1)
+            pod = await r.kubelet.admit("vm-1", {GPU: 1})
+            assert pod.phase is Phase.FAILED
+            assert pod.message == (
+                "UnexpectedAdmissionError: Allocate failed due to rpc error: code = FailedPrecondition "
+                "desc = gpu0: bound to nvidia, not to vfio-pci, which is unexpected"
+            )
+            plugin.allocate_error = None
+            assert (await r.kubelet.admit("vm-2", {GPU: 1})).phase is Phase.RUNNING
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": "v1alpha1"}, "requested API version 'v1alpha1' is not supported"),
+        ({"resource": "nvidia.com/A_"}, "the ResourceName 'nvidia.com/A_' is invalid"),
+    ],
+)
+async def test_register_is_refused(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    with trio.fail_after(WITHIN_S):
+        async with rig(tmp_path) as r, r.serving(Plugin()):
+            with pytest.raises(GRPCError, match=message):
+                await r.register(**change)
+            assert r.kubelet.view.registrations == 0
+
+
+@pytest.mark.trio
+async def test_after_its_restart_kubelet_knows_no_device_and_has_removed_our_socket(tmp_path: Path) -> None:
+    with trio.fail_after(WITHIN_S):
+        plugin = Plugin(first=all_healthy(2))
+        async with rig(tmp_path) as r:
+            (tmp_path / "sub").mkdir()
+            async with r.serving(plugin, "p.sock") as server, r.serving(plugin, "sub/q.sock"):
+                await r.register()
+                await r.figures(2, 2)
+                assert (await r.kubelet.admit("vm-1", {GPU: 1})).phase is Phase.RUNNING
+                await r.kubelet.stop()
+                await server.wait_disconnected()
+                assert not r.kubelet.view.running
+                await r.kubelet.start()
+                await r.figures(0, 0, 1)
+                assert not (tmp_path / "p.sock").exists()
+                assert (tmp_path / CHECKPOINT_FILE).exists()
+                assert r.kubelet.view.pods["vm-1"].phase is Phase.RUNNING
+                await r.register("sub/q.sock")
+                await r.figures(2, 2, 1)
+                assert r.kubelet.view.holdings["vm-1", GPU].devices == ("gpu0",)
+
+
+@pytest.mark.trio
+async def test_a_stopped_kubelet_cannot_be_stopped_nor_a_running_one_started() -> None:
+    with trio.fail_after(WITHIN_S):
+        async with rig() as r:
+            with pytest.raises(RuntimeError, match="runs already"):
+                await r.kubelet.start()
+            await r.kubelet.stop()
+            with pytest.raises(RuntimeError, match="does not run"):
+                await r.kubelet.stop()
+
+
+@pytest.mark.trio
+async def test_a_socket_path_that_is_too_long_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 100)
+    async with open_fake_kubelet(UnixTransport(directory)) as kubelet:
+        with pytest.raises(OSError, match="longer than the 107 bytes"):
+            await kubelet.start()
+
+
+# --- streams that end -------------------------------------------------------------------------------------------
+
+
+def on_mock_clock(body: Any) -> None:
+    """In memory, with time that jumps to the next deadline when nothing else can happen."""
+    trio.run(body, clock=MockClock(autojump_threshold=0))
+
+
+def test_when_the_stream_ends_kubelet_closes_the_connection_and_forgets_after_five_minutes() -> None:
+    async def body() -> None:
+        plugin = Plugin(first=all_healthy(3))
+        async with rig() as r, r.serving(plugin) as server:
+            await r.register()
+            await r.figures(3, 3)
+            ended_at = trio.current_time()
+            plugin.frames[0].close()
+            await r.figures(3, 0)
+            await server.wait_disconnected()
+            assert GPU not in r.kubelet.view.connected
+            refused = await r.kubelet.admit("vm", {GPU: 1})
+            assert refused.phase is Phase.PENDING
+            with trio.fail_after(STOP_GRACE_S + 1):
+                await r.kubelet.until(lambda view: view.resources[GPU] == Figures(0, 0, 0))
+            assert trio.current_time() - ended_at == pytest.approx(STOP_GRACE_S)
+            assert len(plugin.frames) == 1  # it never dialled again
+
+    on_mock_clock(body)
+
+
+def test_registering_again_within_the_grace_restores_everything() -> None:
+    async def body() -> None:
+        plugin = Plugin(first=all_healthy(3))
+        async with rig() as r, r.serving(plugin):
+            await r.register()
+            await r.figures(3, 3)
+            plugin.frames[0].close()
+            await r.figures(3, 0)
+            await trio.sleep(STOP_GRACE_S - 10)
+            await r.register()
+            await r.figures(3, 3)
+            await trio.sleep(STOP_GRACE_S * 2)
+            await r.figures(3, 3)
+
+    on_mock_clock(body)
+
+
+def test_the_re_registration_race_cuts_off_the_new_plugin() -> None:
+    """Register while the old stream is open: both count; when the old one ends, kubelet disconnects the NEW one."""
+
+    async def body() -> None:
+        old, new = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
+        async with (
+            rig() as r,
+            r.serving(old, "old.sock") as old_server,
+            r.serving(new, "new.sock") as new_server,
+        ):
+            await r.register("old.sock")
+            await r.figures(2, 2)
+            await r.register("new.sock")
+            await r.figures(3, 3)
+            old.frames[0].send_nowait(all_healthy(1))
+            await r.figures(1, 1)  # the old stream's frames count as well
+
+            old.frames[0].close()
+            await new_server.wait_disconnected()
+            await r.figures(1, 0)
+            assert old_server.connections == 1  # nobody ever closes the old connection
+
+            await r.register("new.sock")
+            await r.figures(3, 3)
+
+    on_mock_clock(body)
+
+
+def test_ending_the_old_stream_before_registering_avoids_the_race() -> None:
+    async def body() -> None:
+        old, new = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
+        async with rig() as r, r.serving(old, "old.sock") as old_server, r.serving(new, "new.sock"):
+            await r.register("old.sock")
+            await r.figures(2, 2)
+            old.frames[0].close()
+            await old_server.wait_disconnected()
+            await r.register("new.sock")
+            await r.figures(3, 3)
+            await trio.sleep(60)
+            await r.figures(3, 3)
+
+    on_mock_clock(body)
+
+
+@pytest.mark.parametrize("why", ["nobody at the endpoint", "options fail"])
+def test_a_failed_register_makes_kubelet_forget_the_running_plugin(why: str) -> None:
+    """The old stream goes on, but its end is not noticed: the devices stay Healthy with nobody there."""
+
+    async def body() -> None:
+        plugin = Plugin(first=all_healthy(2))
+        broken = Plugin(options_error=GRPCError(Status.INTERNAL, "no options today"))
+        async with rig() as r, r.serving(plugin, "good.sock"), r.serving(broken, "broken.sock"):
+            await r.register("good.sock")
+            await r.figures(2, 2)
+            if why == "options fail":
+                with pytest.raises(GRPCError, match="code = Internal desc = no options today") as refused:
+                    await r.register("broken.sock")
+            else:
+                called_at = trio.current_time()
+                with pytest.raises(GRPCError, match="failed to dial device plugin") as refused:
+                    await r.register("nowhere.sock")
+                assert trio.current_time() - called_at == pytest.approx(10.0)
+            assert refused.value.status is Status.UNKNOWN
+
+            plugin.frames[0].send_nowait(all_healthy(1))
+            await r.figures(1, 1)
+            plugin.frames[0].close()
+            await trio.sleep(STOP_GRACE_S * 2)
+            await r.figures(1, 1)
+
+            await r.register("good.sock")  # heals it
+            await r.figures(2, 2)
+            plugin.frames[1].close()
+            await r.figures(2, 0)
+
+    on_mock_clock(body)
+
+
+def test_a_caller_who_gives_up_on_register_makes_kubelet_forget_the_running_plugin() -> None:
+    async def body() -> None:
+        plugin = Plugin(first=all_healthy(2))
+        async with rig() as r, r.serving(plugin, "good.sock"):
+            await r.register("good.sock")
+            await r.figures(2, 2)
+            with trio.move_on_after(1):
+                await r.register("nowhere.sock")
+            await trio.sleep(20)
+            plugin.frames[0].close()
+            await trio.sleep(STOP_GRACE_S * 2)
+            await r.figures(2, 2)
+
+    on_mock_clock(body)
+
+
+def test_an_allocate_in_flight_when_the_stream_ends_fails_its_pod() -> None:
+    async def body() -> None:
+        plugin = Plugin(first=all_healthy(1), hold_allocate=trio.Event())
+        async with rig() as r, r.serving(plugin):
+            await r.register()
+            await r.figures(1, 1)
+            r.kubelet.submit("vm", {GPU: 1})
+            await plugin.allocating.wait()
+            plugin.frames[0].close()
+            pod = await r.kubelet.settled("vm")
+            assert pod.phase is Phase.FAILED
+            assert "code = Canceled desc = grpc: the client connection is closing" in pod.message
+
+    on_mock_clock(body)
+
+
+def test_kubelet_crashes_when_a_device_leaves_the_list_during_its_allocate() -> None:
+    async def body() -> None:
+        plugin = Plugin(first=all_healthy(2), hold_allocate=trio.Event())
+        async with rig() as r, r.serving(plugin):
+            await r.register()
+            await r.figures(2, 2)
+            r.kubelet.submit("vm", {GPU: 1})
+            await plugin.allocating.wait()
+            plugin.frames[0].send_nowait([("gpu1", "Healthy")])
+            await r.figures(1, 1, 1)
+            assert plugin.hold_allocate is not None
+            plugin.hold_allocate.set()
+            await r.kubelet.until(lambda view: not view.running)
+            (panic,) = r.kubelet.panics
+            assert "gpu0" in panic
+            # It is started again, and then the pod is admitted anew.
+            await r.kubelet.start()
+            async with r.serving(plugin, "again.sock"):
+                await r.register("again.sock")
+                await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.RUNNING)
+
+    on_mock_clock(body)
+
+
+# --- the start of a container -----------------------------------------------------------------------------------
+
+
+def test_pre_start_is_tried_again_at_the_times_that_were_seen() -> None:
+    async def body() -> None:
+        busy = [GRPCError(Status.UNAVAILABLE, f"still held ({n})") for n in range(3)]
+        plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
+        async with rig() as r, r.serving(plugin):
+            await r.register()
+            await r.figures(1, 1)
+            pod = await r.kubelet.admit("vm", {GPU: 1})
+            first = trio.current_time()
+            assert pod.phase is Phase.STARTING
+            assert pod.message == (
+                "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: "
+                "rpc error: code = Unavailable desc = still held (0)"
+            )
+            await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.RUNNING)
+            assert trio.current_time() - first == pytest.approx(27.0)
+            assert [devices for call, devices in plugin.asked if call == "pre_start"] == [["gpu0"]] * 4
+
+    on_mock_clock(body)
+
+
+def test_a_pod_that_is_deleted_while_it_waits_for_its_start_leaves_nothing() -> None:
+    async def body() -> None:
+        busy = [GRPCError(Status.UNAVAILABLE, "still held")] * 2
+        plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
+        async with rig() as r, r.serving(plugin):
+            await r.register()
+            await r.figures(1, 1)
+            await r.kubelet.admit("vm", {GPU: 1})
+            r.kubelet.delete("vm")
+            await r.figures(1, 1, 0)
+            await trio.sleep(60)
+            assert (await r.kubelet.admit("next", {GPU: 1})).phase is Phase.RUNNING
+
+    on_mock_clock(body)
+
+
+def test_two_resources_do_not_touch_each_other() -> None:
+    async def body() -> None:
+        one, two = Plugin(first=all_healthy(2)), Plugin(first=[("l40s", "Healthy")])
+        async with rig() as r, r.serving(one, "1.sock"), r.serving(two, "2.sock"):
+            await r.register("1.sock", GPU)
+            await r.register("2.sock", OTHER)
+            await r.figures(2, 2)
+            await r.figures(1, 1, resource=OTHER)
+            pod = await r.kubelet.admit("both", {GPU: 1, OTHER: 1})
+            assert pod.phase is Phase.RUNNING
+            one.frames[0].close()
+            await r.figures(2, 0, 1)
+            await r.figures(1, 1, 1, resource=OTHER)
+
+    on_mock_clock(body)
+
+
+def test_the_kubelet_directory_is_cleared_of_sockets_only(tmp_path: Path) -> None:
+    async def body() -> None:
+        (tmp_path / "notes.txt").write_text("kept")
+        bind_unix(str(tmp_path / "stale.sock"))
+        async with rig(tmp_path):
+            assert sorted(os.listdir(tmp_path)) == ["kubelet.sock", CHECKPOINT_FILE, "notes.txt"]
+
+    trio.run(body)

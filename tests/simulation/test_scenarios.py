@@ -1,0 +1,310 @@
+"""The stories of `gpuactors simulate`, each played with the real daemon over real sockets; and the judge is judged."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+from gpuactors import app
+from gpuactors.config import Config
+from gpuactors.simulation import run
+from gpuactors.simulation.expectations import (
+    Books,
+    Expectation,
+    Refused,
+    Runs,
+    Situation,
+    Sound,
+    Unhealthy,
+    Waits,
+)
+from gpuactors.simulation.kubelet_books import Allocated, BooksView, KubeletBooks, ListedDevice
+from gpuactors.simulation.scenarios import SCENARIOS
+from gpuactors.simulation.scenarios.parts import H100, VFIO, h100s, start_node
+from gpuactors.simulation.script import Scenario, Step
+from gpuactors.simulation.show import aligned
+from gpuactors.simulation.world import World
+
+NAMES = [scenario.name for scenario in SCENARIOS]
+
+
+class Terminal(io.StringIO):
+    """A terminal, as far as `isatty` knows."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def played(scenario: str, seed: int = 0) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+    """Exit code, steps and result of a story in JSON lines."""
+    out = io.StringIO()
+    code = run.simulate(scenario=scenario, seed=seed, speed=1.0, json_lines=True, out=out)
+    *steps, result = [json.loads(line) for line in out.getvalue().splitlines()]
+    return code, steps, result
+
+
+# --- the stories -------------------------------------------------------------------------------------------------
+
+
+def test_the_stories_that_must_be_there() -> None:
+    names = [name for name, _ in run.list_scenarios()]
+    assert names == NAMES
+    assert {"late-binding", "new-model", "unplug", "kubelet-restart", "incident"} <= set(names)
+    assert all(len(line) < 100 for _, line in run.list_scenarios())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_step_is_as_expected(name: str, seed: int) -> None:
+    code, steps, result = played(name, seed)
+    assert result["unmet"] == []
+    assert (code, result["result"], result["seed"]) == (run.EXIT_OK, "ok", seed)
+    assert [step["step"] for step in steps] == list(range(1, result["of"] + 1))
+    for step in steps:
+        assert step["ok"]
+        assert step["expected"]
+        assert all(figures["free"] >= 0 for figures in step["books"].values())
+
+
+def test_the_incident_shows_the_books_that_the_field_did_not() -> None:
+    _, steps, _ = played("incident")
+    books = [tuple(step["books"][H100].values()) for step in steps[:8]]
+    assert books == [
+        (6, 6, 0, 6),
+        (6, 6, 6, 0),
+        (8, 8, 6, 2),
+        (8, 8, 6, 2),
+        (8, 8, 7, 1),
+        (8, 8, 7, 1),
+        (8, 8, 6, 2),
+        (8, 8, 8, 0),
+    ]
+
+
+def test_a_device_that_is_not_healthy_is_shown_with_its_reason() -> None:
+    _, steps, _ = played("new-model")
+    (device,) = [d for d in steps[2]["devices"] if d["health"] == "Unhealthy"]
+    assert device["id"] == "0000:a1:00.0"
+    assert "0000:a1:00.1 is bound to snd_hda_intel" in device["reason"]
+
+
+def test_the_seed_decides_the_text_and_nothing_else_does() -> None:
+    def text(seed: int) -> str:
+        out = io.StringIO()
+        assert run.simulate(scenario="late-binding", seed=seed, speed=1.0, json_lines=False, out=out) == 0
+        untimed = re.sub(r"[\d.]+ m?s\b", "TIME", out.getvalue())
+        return re.sub(r" +For TIME of it.*?posted\)\.\n", "", untimed, flags=re.DOTALL)
+
+    assert text(3) == text(3)
+    assert text(3).replace("seed 3", "") != text(4).replace("seed 4", "")
+
+
+def test_an_unknown_story_is_named() -> None:
+    with pytest.raises(ValueError, match="no scenario 'nonsense'; there are incident"):
+        run.simulate(scenario="nonsense", seed=0, speed=1.0, json_lines=True, out=io.StringIO())
+
+
+# --- stories that fail -------------------------------------------------------------------------------------------
+
+
+def story(*steps: Step) -> Scenario:
+    return Scenario("test", "A story for a test.", "Its text.", lambda _: steps)
+
+
+def play_only(monkeypatch: pytest.MonkeyPatch, *steps: Step, json_lines: bool = True) -> tuple[int, str]:
+    """Exit code and output of a story of these steps."""
+    monkeypatch.setattr(run, "SCENARIOS", (story(*steps),))
+    out = io.StringIO()
+    code = run.simulate(scenario="test", seed=7, speed=1.0, json_lines=json_lines, out=out)
+    return code, out.getvalue()
+
+
+def test_an_expectation_that_fails_ends_the_story_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Step("Boot", "", start_node(*h100s(2, VFIO)), (Books(H100, 3, 3, 0),), within_s=0.5)
+    never = replace(wrong, title="Never reached")
+    code, output = play_only(monkeypatch, wrong, never, json_lines=False)
+    assert code == run.EXIT_FAILED
+    assert "NOT AS EXPECTED" in output
+    assert "capacity 3, allocatable 3, allocated 0, free 3; but" in " ".join(output.split())
+    assert "has capacity 2, allocatable 2, allocated 0, free 2" in " ".join(output.split())
+    assert "Never reached" not in output
+    assert "gpuactors simulate --scenario test --seed 7" in output
+
+
+def test_a_step_that_cannot_be_done_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World) -> None:
+        await world.stop_daemon()
+
+    code, output = play_only(monkeypatch, Step("Stop what does not run", "", act, ()))
+    step, result = (json.loads(line) for line in output.splitlines())
+    assert code == run.EXIT_FAILED
+    assert (step["ok"], result["result"]) == (False, "failed")
+    assert result["unmet"] == ["the step could not be done: the daemon does not run; start it first"]
+
+
+@pytest.mark.parametrize("how", ["dies", "returns"])
+def test_a_daemon_that_ends_is_found_at_once(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    real = app.run
+
+    async def broken(config: Config, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
+        async with trio.open_nursery() as nursery:
+            daemon: app.Daemon = await nursery.start(real, config)
+            task_status.started(daemon)
+            async for state in daemon.state:
+                if state.facts:
+                    break
+            nursery.cancel_scope.cancel()
+        if how == "dies":
+            raise ZeroDivisionError("a planted bug")
+
+    monkeypatch.setattr(app, "run", broken)
+    with_a_bug = Step("Boot", "", start_node(*h100s(2, VFIO)), (Books(H100, 2, 2, 0),), within_s=60)
+    code, output = play_only(monkeypatch, with_a_bug)
+    result = json.loads(output.splitlines()[-1])
+    assert code == run.EXIT_FAILED
+    assert result["took_s"] < 60
+    expected = "the daemon died: ZeroDivisionError" if how == "dies" else "the daemon ended by itself"
+    assert any(expected in problem for problem in result["unmet"])
+
+
+# --- the judge ---------------------------------------------------------------------------------------------------
+
+GPUS = ("0000:19:00.0", "0000:3b:00.0")
+
+
+def books(*, told: dict[str, str] | None = None, healthy: tuple[str, ...] = GPUS) -> BooksView:
+    """Two GPUs; each pod of `told` runs with one and was told to open the address given."""
+    kept = KubeletBooks(random.Random(0))
+    kept.boot(0.0)
+    kept.connected(H100, 1, pre_start=False, preferred=False)
+    kept.frame(H100, [ListedDevice(gpu, True) for gpu in GPUS])
+    for pod, address in (told or {}).items():
+        kept.submit(pod, {H100: 1}, 0.0)
+        kept.place(0.0)
+        choice = kept.choose(pod, H100, 1)
+        assert choice is not None
+        taken = kept.take(choice, ())
+        environment = {"PCI_RESOURCE_X": address.replace("ITS OWN", taken[0])}
+        kept.commit(choice, taken, Allocated(environment, ()))
+        kept.admitted(pod)
+        kept.started(pod)
+    kept.frame(H100, [ListedDevice(gpu, gpu in healthy) for gpu in GPUS])
+    return kept.view(0.0)
+
+
+def situation(view: BooksView, **changes: Any) -> Situation:
+    fine = Situation(view=view, truth=frozenset(GPUS), before=view, reasons={}, faults=())
+    return replace(fine, **changes)
+
+
+BOTH_RUN = books(told={"vm-1": "ITS OWN", "vm-2": "ITS OWN"})
+ONE_RUNS = books(told={"vm-1": "ITS OWN"})
+
+
+def test_sound_books_are_sound() -> None:
+    assert Sound().unmet(situation(BOTH_RUN)) is None
+    assert Sound().unmet(situation(ONE_RUNS)) is None
+
+
+@pytest.mark.parametrize(
+    ("unsound", "problem"),
+    [
+        pytest.param(
+            situation(books(told={"vm-1": "ITS OWN"}, healthy=()), truth=frozenset()),
+            f"{H100}: free is -1",
+            id="busy is Unhealthy",
+        ),
+        pytest.param(
+            situation(books(told={"vm-1": GPUS[0], "vm-2": GPUS[0]})),
+            f"{GPUS[0]} was handed out to vm-1, vm-2",
+            id="handed out twice",
+        ),
+        pytest.param(
+            situation(books(told={"vm-1": "0000:ff:00.0"})),
+            "but its container was told 0000:ff:00.0",
+            id="swapped",
+        ),
+        pytest.param(
+            situation(ONE_RUNS, truth=frozenset({GPUS[0]})),
+            f"{GPUS[1]} is offered, but no VM could open it",
+            id="offered in vain",
+        ),
+        pytest.param(
+            situation(ONE_RUNS, truth=frozenset({*GPUS, "0000:4c:00.0"})),
+            "0000:4c:00.0 could be used, but is not offered",
+            id="not offered",
+        ),
+        pytest.param(
+            situation(replace(ONE_RUNS, holdings={}), before=ONE_RUNS),
+            "vm-1 was running and is disturbed",
+            id="disturbed",
+        ),
+        pytest.param(
+            situation(ONE_RUNS, faults=("kubelet crashed: somewhere",)), "kubelet crashed", id="fault"
+        ),
+    ],
+)
+def test_unsound_books_are_found(unsound: Situation, problem: str) -> None:
+    assert problem in (Sound().unmet(unsound) or "")
+
+
+@pytest.mark.parametrize(
+    ("expectation", "problem"),
+    [
+        (Books(H100, 2, 2, 1), None),
+        (Books(H100, 2, 1, 1), f"{H100} has capacity 2, allocatable 2, allocated 1, free 1"),
+        (Books("nvidia.com/NONE", 1, 1, 0), "kubelet knows no resource nvidia.com/NONE"),
+        (Runs("vm-1"), None),
+        (Runs("vm-1", frozenset({"0000:ff:00.0"})), "vm-1 runs on 0000:"),
+        (Runs("vm-2"), "there is no pod vm-2"),
+        (Waits("vm-1"), "vm-1 is Running"),
+        (Refused("vm-1", ("vfio",)), "vm-1 is Running"),
+        (Unhealthy(GPUS[0], ("vfio",)), f"{GPUS[0]} is Healthy"),
+    ],
+)
+def test_expectations_say_what_is_there_instead(expectation: Expectation, problem: str | None) -> None:
+    found = expectation.unmet(situation(ONE_RUNS))
+    if problem is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert problem in found
+
+
+# --- how it looks ------------------------------------------------------------------------------------------------
+
+
+def boot() -> Step:
+    return Step("Boot", "Two GPUs.", start_node(*h100s(2, VFIO)), (Books(H100, 2, 2, 0),))
+
+
+def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SCENARIOS", (story(boot()),))
+    out = Terminal()
+    assert run.simulate(scenario="test", seed=0, speed=1e6, json_lines=False, out=out) == 0
+    assert "Step 1 of 1: Boot" in out.getvalue()
+    assert "\x1b[" in out.getvalue()
+    assert out.getvalue().count("0000:19:00.0") > 1  # drawn again as the books changed
+
+
+def test_without_rich_a_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SCENARIOS", (story(boot()),))
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    out = Terminal()
+    assert run.simulate(scenario="test", seed=0, speed=1e6, json_lines=False, out=out) == 0
+    assert "\x1b[" not in out.getvalue()
+    assert "Step 1 of 1: Boot" in out.getvalue()
+
+
+def test_columns_are_aligned() -> None:
+    table = aligned(("Name", "Count"), [("a", "10"), ("longer", "7")], right=frozenset({1}))
+    assert table == ["Name    Count", "a          10", "longer      7"]
+    assert aligned(("Name", "Count"), [], right=frozenset()) == []

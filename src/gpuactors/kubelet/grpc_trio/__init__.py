@@ -1,0 +1,37 @@
+"""gRPC on trio: grpclib's HTTP/2 and gRPC layers without asyncio (why: docs/adr/0001-grpclib-on-trio.md).
+
+`Server`, `TrioService`: serve. `open_channel`, `open_unix_channel`: call. `bind_unix`: make a socket. Handlers raise
+`grpclib.GRPCError`; so do calls. Must not know kubelet: what is served and called is in the packages above.
+"""
+
+from .client import Channel, open_channel, open_unix_channel
+from .server import Server
+from .service import TrioService
+from .unix import (
+    ConnectError,
+    NotASocketError,
+    SocketBindError,
+    SocketError,
+    SocketInUseError,
+    SocketPathTooLongError,
+    UnixListener,
+    bind_unix,
+    connect_unix,
+)
+
+__all__ = [
+    "Channel",
+    "ConnectError",
+    "NotASocketError",
+    "Server",
+    "SocketBindError",
+    "SocketError",
+    "SocketInUseError",
+    "SocketPathTooLongError",
+    "TrioService",
+    "UnixListener",
+    "bind_unix",
+    "connect_unix",
+    "open_channel",
+    "open_unix_channel",
+]

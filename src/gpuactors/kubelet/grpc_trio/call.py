@@ -1,0 +1,233 @@
+"""One call on the server: from its request headers to its trailers.
+
+A call is one task with one cancel scope. The scope is cancelled when the peer resets the stream, when the connection
+ends, and on shutdown; only in the last case is there still somebody to answer, and the answer is UNAVAILABLE. Must not
+know what the handlers do.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+from grpclib import GRPCError, Status, server
+from grpclib.const import Handler
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.events import _DispatchServerEvents
+from grpclib.exceptions import ProtocolError as GrpcProtocolError
+from grpclib.exceptions import StreamTerminatedError
+from grpclib.metadata import decode_metadata, decode_timeout, encode_grpc_message
+from grpclib.protocol import Stream as Http2Stream
+from h2.exceptions import ProtocolError as Http2ProtocolError
+
+from gpuactors.limits import GRPC_REQUEST_DEADLINE_S, GRPC_STATUS_TEXT_MAX_CHARS
+
+from .messages import frame_message, read_message
+
+log = logging.getLogger(__name__)
+
+Headers = list[tuple[str, str]]
+
+SHUTTING_DOWN: Final = "server shutting down"
+
+_CODEC: Final = ProtoCodec()
+_DISPATCH: Final = _DispatchServerEvents()
+_CONTENT_TYPES: Final = frozenset({"application/grpc", "application/grpc+proto"})
+_TIMEOUT_MAX_CHARS: Final = 9  # gRPC over HTTP/2: at most 8 digits and a unit
+_PEER_GONE: Final = (Http2ProtocolError, StreamTerminatedError)
+
+
+class ServerStream(server.Stream[Any, Any]):
+    """grpclib's server stream with bounded messages; used without its `async with`, which swallows cancellation."""
+
+    async def recv_message(self) -> Any:
+        """The next request message; None when a client stream has ended.
+
+        Raises GRPCError as `read_message`, INTERNAL if a unary call carries no message, DEADLINE_EXCEEDED if it does
+        not arrive within GRPC_REQUEST_DEADLINE_S.
+        """
+        if self._cardinality.client_streaming:
+            return await read_message(self._stream, self._codec, self._recv_type)
+        with trio.move_on_after(GRPC_REQUEST_DEADLINE_S):
+            message = await read_message(self._stream, self._codec, self._recv_type)
+            if message is None:
+                raise GRPCError(Status.INTERNAL, "the call ended without a request message")
+            return message
+        raise GRPCError(
+            Status.DEADLINE_EXCEEDED, f"no whole request message within {GRPC_REQUEST_DEADLINE_S:g} s"
+        )
+
+    async def send_message(self, message: Any) -> None:
+        """Waits while the peer does not read. Raises as `frame_message`."""
+        if self._send_message_done and not self._cardinality.server_streaming:
+            raise GrpcProtocolError("a unary call has one answer")
+        frame = frame_message(self._codec, message, self._send_type)
+        if not self._send_initial_metadata_done:
+            await self.send_initial_metadata()
+        await self._stream.send_data(frame)
+        self._send_message_done = True
+
+
+class Call:
+    """One call; `run()` is its task and raises nothing but cancellation that is not its own."""
+
+    def __init__(
+        self,
+        stream: Http2Stream,
+        headers: Headers,
+        methods: dict[str, Handler],
+        release_stream: Callable[[], None],
+        *,
+        accepting: bool,
+        drain_s: float,
+    ) -> None:
+        self._stream = stream
+        self._headers = dict(headers)
+        self._raw_headers = headers
+        self._release_stream = release_stream
+        self._accepting = accepting
+        self._drain_s = drain_s
+        self.path = self._headers.get(":path", "")
+        self._method = methods.get(self.path)
+        self.streams_answers = self._method is not None and self._method.cardinality.server_streaming
+        self.scope = trio.CancelScope()
+        self.finished = trio.Event()
+
+    async def run(self) -> None:
+        try:
+            with self.scope:
+                await self._answer()
+        except* _PEER_GONE:
+            log.debug("%s: the peer is gone", self.path, exc_info=True)
+        except* Exception:
+            log.exception("%s failed", self.path)
+        finally:
+            self._let_go()
+            self.finished.set()
+
+    def _let_go(self) -> None:
+        try:
+            if self._stream.closable:
+                self._stream.reset_nowait()
+            self._release_stream()
+        except Http2ProtocolError:
+            log.debug("%s: the connection is gone", self.path, exc_info=True)
+
+    # --- request headers ----------------------------------------------------------------------------------
+
+    async def _answer(self) -> None:
+        if not self._stream.closable:  # reset or disconnected before this task began
+            return None
+        if self._headers.get(":method") != "POST":
+            return await self._refuse(Status.INTERNAL, "gRPC calls are POST requests", http_status=405)
+        if self._headers.get("content-type", "").partition(";")[0] not in _CONTENT_TYPES:
+            text = "content-type must be application/grpc or application/grpc+proto"
+            return await self._refuse(Status.UNKNOWN, text, http_status=415)
+        if self._method is None:
+            return await self._refuse(Status.UNIMPLEMENTED, f"unknown method: {self.path or '(none)'}")
+        if not self._accepting:
+            return await self._refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
+        try:
+            timeout_s = _timeout_s(self._headers.get("grpc-timeout"))
+            metadata = decode_metadata(self._raw_headers)
+        except ValueError as error:
+            return await self._refuse(Status.INTERNAL, f"malformed header: {error}")
+        reply = self._open_reply(self._method)
+        reply.metadata = metadata
+        return await self._serve(reply, self._method, timeout_s)
+
+    def _open_reply(self, method: Handler) -> ServerStream:
+        return ServerStream(
+            self._stream,
+            self.path,
+            method.cardinality,
+            method.request_type,
+            method.reply_type,
+            codec=_CODEC,
+            status_details_codec=None,
+            dispatch=_DISPATCH,
+            user_agent=self._headers.get("user-agent"),
+        )
+
+    async def _refuse(self, status: Status, text: str, *, http_status: int = 200) -> None:
+        """A trailers-only answer. With its content type: grpc-go maps an answer without one to UNKNOWN."""
+        headers = [
+            (":status", str(http_status)),
+            ("content-type", "application/grpc+proto"),
+            ("grpc-status", str(status.value)),
+            ("grpc-message", encode_grpc_message(_status_text(text))),
+        ]
+        await self._stream.send_headers(headers, end_stream=True)
+
+    # --- handler and trailers -----------------------------------------------------------------------------
+
+    async def _serve(self, reply: ServerStream, method: Handler, timeout_s: float) -> None:
+        try:
+            status, text = await self._outcome(reply, method, timeout_s)
+            if self._stream.closable:
+                await reply.send_trailing_metadata(status=status, status_message=text)
+        except BaseException as error:
+            cancelled = not isinstance(error, Exception)  # alone, or in a group with others
+            if cancelled and self._stream.closable and not reply._send_trailing_metadata_done:
+                await self._say_shutting_down(reply)
+            raise
+
+    async def _say_shutting_down(self, reply: ServerStream) -> None:
+        """Shielded and bounded: a peer that does not read gets no trailers and holds nothing up."""
+        with trio.move_on_after(self._drain_s, shield=True):
+            try:
+                await reply.send_trailing_metadata(status=Status.UNAVAILABLE, status_message=SHUTTING_DOWN)
+            except _PEER_GONE:
+                log.debug("%s: the peer is gone", self.path, exc_info=True)
+
+    async def _outcome(
+        self, reply: ServerStream, method: Handler, timeout_s: float
+    ) -> tuple[Status, str | None]:
+        try:
+            with trio.move_on_after(timeout_s) as deadline:
+                await method.func(reply)
+        except Exception as error:
+            return self._status_of(error)
+        if deadline.cancelled_caught:
+            return Status.DEADLINE_EXCEEDED, f"not done within the caller's {timeout_s:g} s"
+        if not self.streams_answers and not reply._send_message_done:
+            log.error("%s: the handler returned without an answer", self.path)
+            return Status.UNKNOWN, f"internal error in {self.path}: no answer"
+        return Status.OK, None
+
+    def _status_of(self, error: Exception) -> tuple[Status, str | None]:
+        cause = _unwrapped(error)
+        if isinstance(cause, GRPCError):
+            return cause.status, None if cause.message is None else _status_text(cause.message)
+        if isinstance(cause, _PEER_GONE) and not self._stream.closable:
+            log.debug("%s: the peer is gone", self.path, exc_info=error)
+        else:
+            log.error("%s failed", self.path, exc_info=error)
+        return Status.UNKNOWN, f"internal error in {self.path}; the reason is in the log of this process"
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """A lone exception out of the groups that trio's nurseries wrap it in."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _timeout_s(value: str | None) -> float:
+    """The caller's grpc-timeout. Raises ValueError; grpclib accepts any number of digits, and overflows."""
+    if value is None:
+        return math.inf
+    if len(value) > _TIMEOUT_MAX_CHARS:
+        raise ValueError("grpc-timeout has more than 8 digits")
+    return decode_timeout(value)
+
+
+def _status_text(text: str) -> str:
+    """Fit for a header: bounded, and no white space at its ends (RFC 9113 8.2.1: such a header is malformed)."""
+    text = text.strip()
+    if len(text) <= GRPC_STATUS_TEXT_MAX_CHARS:
+        return text
+    return text[: GRPC_STATUS_TEXT_MAX_CHARS - 1] + "…"

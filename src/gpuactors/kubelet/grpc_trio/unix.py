@@ -1,0 +1,246 @@
+"""Unix sockets by path: bind one without hurting anybody, dial one without believing too early.
+
+Standard library calls on purpose: trio binds a unix socket in a thread, and its `open_unix_socket` takes EAGAIN (the
+listener's backlog is full) for "connecting" and returns a stream that was never connected. Must not know gRPC.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import stat
+import struct
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from gpuactors.limits import SOCKET_PATH_MAX_BYTES
+
+_BACKLOG: Final = 128
+_DIAL_RETRY_S: Final = 0.01  # the listener's backlog was full: it has that long to accept some
+_UCRED: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7), SO_PEERCRED)
+
+
+class SocketError(Exception):
+    """A unix socket cannot be made or reached; the text is a sentence for the operator, with the path."""
+
+
+class SocketPathTooLongError(SocketError):
+    """Over SOCKET_PATH_MAX_BYTES."""
+
+
+class SocketInUseError(SocketError):
+    """A live process listens on the path. `pid` is 0 if it is in another PID namespace, None if not to be had."""
+
+    def __init__(self, text: str, *, pid: int | None) -> None:
+        super().__init__(text)
+        self.pid = pid
+
+
+class NotASocketError(SocketError):
+    """There is something else at the path; it is left alone."""
+
+
+class SocketBindError(SocketError):
+    """The directory does not let us: missing, read-only, full, no permission."""
+
+
+class ConnectError(SocketError):
+    """Nobody answers at the path."""
+
+
+class UnixListener(trio.abc.Listener[trio.SocketStream]):
+    """A listening socket and the file that stands for it. Made by `bind_unix`."""
+
+    def __init__(self, path: str, listener: trio.SocketListener, inode_id: tuple[int, int]) -> None:
+        self.path: Final = path
+        self.inode_id: Final = inode_id
+        """Device and inode number of our socket file. Not reused while the socket is open."""
+        self._listener = listener
+
+    def still_there(self) -> bool:
+        """Is the file at the path ours? Kubelet removes every socket of its directory when it starts."""
+        return _inode_id(self.path) == self.inode_id
+
+    async def accept(self) -> trio.SocketStream:
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        """Removes the file, if it is still ours, and then closes, so that nobody is refused at a path that exists."""
+        if self.still_there():
+            with suppress(OSError):  # gone meanwhile, or the directory is read-only now: nothing to be done
+                os.unlink(self.path)
+        await self._listener.aclose()
+
+
+def bind_unix(path: str, *, mode: int = 0o660) -> UnixListener:
+    """Listen at `path`, atomically: the socket is made and listens under a hidden name, and is then renamed.
+
+    So nobody who dials `path` is ever refused, and a stale socket file (nobody listens) is replaced without a moment
+    of absence. (A path so near the limit that no hidden name fits is bound directly.) `mode`: permission bits of the
+    file. Raises SocketError, as its subclasses say.
+    """
+    _check_length(path)
+    _check_vacant(path)
+    try:
+        sock, inode_id = _bind_renamed(path, mode)
+    except OSError as error:
+        raise _bind_error(path, error) from error
+    return UnixListener(path, trio.SocketListener(trio.socket.from_stdlib_socket(sock)), inode_id)
+
+
+async def connect_unix(path: str, *, deadline_s: float) -> trio.SocketStream:
+    """Dial `path` until `deadline_s` on trio's clock. Raises ConnectError, SocketPathTooLongError."""
+    _check_length(path)
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(path)
+        except BlockingIOError:  # on AF_UNIX: the backlog is full, and no connection is under way
+            sock.close()
+        except OSError as error:
+            sock.close()
+            raise _connect_error(path, error) from error
+        else:
+            return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        if trio.current_time() + _DIAL_RETRY_S > deadline_s:
+            raise ConnectError(
+                f"nobody accepts connections at {path}: the queue of its listener is full; is that process hanging?"
+            )
+        await trio.sleep(_DIAL_RETRY_S)
+
+
+# --- bind -------------------------------------------------------------------------------------------------
+
+
+def _check_length(path: str) -> None:
+    length_bytes = len(os.fsencode(path))
+    if length_bytes > SOCKET_PATH_MAX_BYTES:
+        raise SocketPathTooLongError(
+            f"the socket path {path} has {length_bytes} bytes; the kernel takes at most {SOCKET_PATH_MAX_BYTES}: "
+            "use a shorter directory"
+        )
+
+
+def _check_vacant(path: str) -> None:
+    """Nothing there, or a socket file with nobody behind it."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return  # nothing there; or the directory is at fault, which bind() will say
+    if not stat.S_ISSOCK(found.st_mode):
+        raise NotASocketError(
+            f"{path} exists and is not a socket; it is left alone: remove it, or choose another socket directory"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except PermissionError as error:
+            raise SocketBindError(
+                f"{path} is somebody else's socket and this process may not connect to it ({error.strerror}): "
+                "remove it, or run with the permission to"
+            ) from error
+        except OSError:  # EAGAIN: its backlog is full; EPROTOTYPE: not a stream socket. Alive either way.
+            raise _in_use(path, None) from None
+        pid, _uid, _gid = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        raise _in_use(path, pid)
+
+
+def _in_use(path: str, pid: int | None) -> SocketInUseError:
+    match pid:
+        case None:
+            who = "another process"
+        case 0:
+            who = "a process in another PID namespace (another pod?)"
+        case _:
+            who = f"process {pid}"
+    return SocketInUseError(
+        f"{who} listens on {path}; two plugins cannot share it: stop that one first, "
+        "or give one of them another socket directory",
+        pid=pid,
+    )
+
+
+def _bind_renamed(path: str, mode: int) -> tuple[socket.socket, tuple[int, int]]:
+    hidden = _hidden_name(path)
+    if hidden is None:
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # stale: _check_vacant has seen to it
+    name = hidden or path
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(name)
+        try:
+            os.chmod(name, mode)
+            sock.listen(_BACKLOG)
+            inode_id = _inode_id(name)
+            if inode_id is None:
+                raise FileNotFoundError(errno.ENOENT, "the socket was removed while it was being made", name)
+            if hidden is not None:
+                os.rename(hidden, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, inode_id
+
+
+def _hidden_name(path: str) -> str | None:
+    """A name beside `path` that fits, or None. The dot: kubelet's plugin watcher leaves hidden files alone."""
+    directory, base = os.path.split(path)
+    token = secrets.token_hex(3)
+    for name in (f".{base}.{token}", f".{token}"):
+        hidden = os.path.join(directory, name)
+        if len(os.fsencode(hidden)) <= SOCKET_PATH_MAX_BYTES:
+            return hidden
+    return None
+
+
+def _inode_id(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _bind_error(path: str, error: OSError) -> SocketBindError:
+    directory = os.path.dirname(path) or "."
+    match error.errno:
+        case errno.ENOENT:
+            text = f"the directory {directory} does not exist: mount it, or name the right one"
+        case errno.ENOTDIR:
+            text = f"{directory} is not a directory: name the right one"
+        case errno.EROFS:
+            text = f"{directory} is on a read-only file system: mount it writable"
+        case errno.EACCES | errno.EPERM:
+            text = f"user {os.geteuid()} may not write to {directory}: let it, or run as its owner"
+        case errno.ENOSPC | errno.EDQUOT:
+            text = f"the file system of {directory} is full (space or inodes): make room"
+        case _:
+            text = f"{os.strerror(error.errno or 0)}: look at {directory}"
+    return SocketBindError(f"cannot make the socket {path}: {text}")
+
+
+def _connect_error(path: str, error: OSError) -> ConnectError:
+    match error.errno:
+        case errno.ENOENT:
+            text = "there is no such file: is the process that serves it running?"
+        case errno.ECONNREFUSED:
+            text = "nobody listens on it: the process that made it has ended or has not got that far"
+        case errno.EACCES | errno.EPERM:
+            text = f"user {os.geteuid()} may not write to it: run as its owner or group"
+        case _:
+            text = os.strerror(error.errno or 0)
+    return ConnectError(f"cannot connect to {path}: {text}")

@@ -1,0 +1,76 @@
+"""The asyncio look-alikes: what grpclib relies on, and the one difference that is meant."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from gpuactors.kubelet.grpc_trio.primitives import Event, Queue
+
+
+@pytest.mark.trio
+async def test_set_event_does_not_block_nor_yield() -> None:
+    event = Event()
+    event.set()
+    with trio.testing.assert_no_checkpoints():
+        assert await event.wait() is True
+
+
+@pytest.mark.trio
+async def test_set_wakes_every_waiter() -> None:
+    event, woken = Event(), []
+
+    async def wait(number: int) -> None:
+        await event.wait()
+        woken.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(wait, number)
+        await trio.testing.wait_all_tasks_blocked()
+        event.set()
+    assert sorted(woken) == [0, 1, 2]
+
+
+@pytest.mark.trio
+async def test_waiter_looks_again_when_the_event_was_cleared_meanwhile() -> None:
+    """Of two that wait for room, the first may use it up: the second must go on waiting."""
+    event, woken = Event(), []
+
+    async def wait_and_use_up(number: int) -> None:
+        await event.wait()
+        event.clear()
+        woken.append(number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_and_use_up, 1)
+        nursery.start_soon(wait_and_use_up, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        event.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(woken) == 1
+        event.set()
+    assert sorted(woken) == [1, 2]
+
+
+@pytest.mark.trio
+async def test_queue_is_first_in_first_out_and_wakes_its_reader() -> None:
+    queue: Queue[int] = Queue()
+    got: list[int] = []
+
+    async def read() -> None:
+        for _ in range(4):
+            got.append(await queue.get())  # noqa: PERF401  one await at a time is the point
+
+    async with trio.open_nursery() as nursery:
+        queue.put_nowait(1)
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (got, queue.empty(), queue.qsize()) == ([1], True, 0)
+        queue.put_nowait(2)
+        queue.put_nowait(3)
+        assert queue.qsize() == 2
+        await trio.testing.wait_all_tasks_blocked()
+        queue.put_nowait(4)
+    assert got == [1, 2, 3, 4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuactors import limits
 from gpuactors.core.events import (
+    AllocateAsked,
     FunctionInspected,
     HostChanged,
     HostScanned,
@@ -11,7 +12,7 @@ from gpuactors.core.events import (
     Ticked,
     UeventsLost,
 )
-from gpuactors.core.model import PciFunction, ResourceName, pci_address
+from gpuactors.core.model import DeviceId, PciFunction, ResourceName, Token, pci_address
 from gpuactors.core.snapshot import project, report
 from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, Core, gpu
@@ -53,6 +54,14 @@ def test_a_card_swapped_for_another_model_changes_resource() -> None:
     core = Core(gpu(A))
     look(core, A, a100(A))
     assert core.frame() == {}
+    assert core.frame(A100) == {A: "Healthy"}
+
+
+def test_a_card_swapped_under_a_call_is_kept_in_the_old_list_and_new_in_the_other() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(B),),)))
+    look(core, A, a100(A))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
     assert core.frame(A100) == {A: "Healthy"}
 
 

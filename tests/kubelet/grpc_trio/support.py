@@ -85,6 +85,12 @@ class Plugin(TrioService, DevicePluginBase):
             self.streams_closed.set()
 
 
+def bounded() -> trio.CancelScope:
+    """No wait of a test is endless: a bound in real time, or, on a mock clock, one beyond every deadline tested."""
+    mocked = isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock)
+    return trio.CancelScope(deadline=trio.current_time() + (1e6 if mocked else TEST_DEADLINE_S))
+
+
 def allocate_request(*ids: str) -> AllocateRequest:
     return AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=list(ids))])
 
@@ -101,11 +107,13 @@ async def assert_alive(server: Server) -> None:
 async def connected(server: Server) -> AsyncIterator[Channel]:
     """Our own client on `server`, over memory streams."""
     ours, theirs = trio.testing.memory_stream_pair()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve_connection, theirs)
-        async with open_channel(ours) as channel:
-            yield channel
-        nursery.cancel_scope.cancel()
+    with bounded() as bound:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve_connection, theirs)
+            async with open_channel(ours) as channel:
+                yield channel
+            nursery.cancel_scope.cancel()
+    assert not bound.cancelled_caught, "the test hung"
 
 
 class RawPeer:
@@ -216,14 +224,16 @@ async def raw_peer(server: Server, *, handshake: bool = True) -> AsyncIterator[R
         await server.serve_connection(theirs)
         served.set()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        peer = RawPeer(ours)
-        if handshake:
-            await peer.handshake()
-        yield peer
-        await ours.aclose()
-        await served.wait()
+    with bounded() as bound:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            peer = RawPeer(ours)
+            if handshake:
+                await peer.handshake()
+            yield peer
+            await ours.aclose()
+            await served.wait()
+    assert not bound.cancelled_caught, "the test hung"
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

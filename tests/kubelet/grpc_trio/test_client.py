@@ -27,7 +27,16 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
 )
 from gpuactors.limits import GRPC_CLOSE_S, MESSAGE_MAX_BYTES
 
-from .support import DRAIN_S, LIST_AND_WATCH, TEST_DEADLINE_S, Plugin, allocate_request, connected, frame
+from .support import (
+    DRAIN_S,
+    LIST_AND_WATCH,
+    TEST_DEADLINE_S,
+    Plugin,
+    allocate_request,
+    bounded,
+    connected,
+    frame,
+)
 
 OK_HEADERS = [(":status", "200"), ("content-type", "application/grpc")]
 OK_TRAILERS = [("grpc-status", "0")]
@@ -73,8 +82,10 @@ class RawServer:
 @asynccontextmanager
 async def raw_server() -> AsyncIterator[tuple[Channel, RawServer]]:
     ours, theirs = trio.testing.memory_stream_pair()
-    async with open_channel(ours) as channel:
-        yield channel, RawServer(theirs)
+    with bounded() as bound:
+        async with open_channel(ours) as channel:
+            yield channel, RawServer(theirs)
+    assert not bound.cancelled_caught, "the test hung"
 
 
 async def outcome_of_allocate(
@@ -367,6 +378,69 @@ async def test_frames_that_arrived_before_the_end_can_still_be_read() -> None:
                     got.append(message)  # noqa: PERF401
     assert got == messages
     assert ended.value.status is Status.UNAVAILABLE
+
+
+class HangingUp(trio.abc.Stream):
+    """A peer that has closed while its last words are still on their way: sending fails, receiving goes on."""
+
+    def __init__(self, incoming: trio.abc.ReceiveStream, outgoing: trio.abc.SendStream) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self.gone = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self.gone:
+            await trio.lowlevel.checkpoint()
+            raise trio.BrokenResourceError("the peer is gone")
+        await self._outgoing.send_all(data)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._incoming.receive_some(max_bytes)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        await self._incoming.aclose()
+        await self._outgoing.aclose()
+
+
+@pytest.mark.trio
+async def test_last_words_are_read_though_our_own_fail(autojump_clock: trio.testing.MockClock) -> None:
+    """Kubelet answers and closes; our acknowledgement of its SETTINGS fails; its answer counts all the same."""
+    to_server, server_in = trio.testing.memory_stream_one_way_pair()
+    server_out, from_server = trio.testing.memory_stream_one_way_pair()
+    stream = HangingUp(from_server, to_server)
+    server = RawServer(trio.StapledStream(server_out, server_in))
+    outcome: list[AllocateResponse] = []
+
+    async def allocate(channel: Channel) -> None:
+        outcome.append(await DevicePluginStub(channel).allocate(allocate_request("a")))
+
+    with trio.fail_after(TEST_DEADLINE_S):
+        async with open_channel(stream) as channel, trio.open_nursery() as nursery:
+            nursery.start_soon(allocate, channel)
+            stream_id = await server.request()
+            stream.gone = True
+            server.h2.ping(b"12345678")
+            await server.flush()
+            await trio.testing.wait_all_tasks_blocked()  # the answer to the PING could not be sent
+            server.h2.send_headers(stream_id, OK_HEADERS)
+            server.h2.send_data(stream_id, b"\0\0\0\0\0")
+            server.h2.send_headers(stream_id, OK_TRAILERS, end_stream=True)
+            await server.flush()
+            await server_out.aclose()
+    assert outcome == [AllocateResponse()]
+
+
+@pytest.mark.trio
+async def test_acknowledging_after_the_end_is_harmless() -> None:
+    """What was received before the end is read after it, and its reader acknowledges it."""
+    ours, _theirs = trio.testing.memory_stream_pair()
+    async with open_channel(ours) as channel:
+        connection = channel._connection.protocol.connection
+        channel._connection.protocol.processor.close("for the test")
+        connection.ack(1, 2**20)
 
 
 @pytest.mark.trio

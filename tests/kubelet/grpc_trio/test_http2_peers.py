@@ -358,6 +358,8 @@ async def test_rapid_reset(plugin: Plugin, server: Server) -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert server.calls == 0
         assert plugin.streams_open == 0
+        h2_connection = the_connection(server).protocol.connection._connection
+        assert len(h2_connection._closed_streams) <= 1024  # h2 alone would remember 65,536 of them
         assert (await peer.outcome(await peer.call()))["grpc-status"] == "0"
 
 
@@ -466,6 +468,32 @@ class TornStream(trio.abc.Stream):
 
     async def aclose(self) -> None:
         await self._incoming.aclose()
+
+
+@pytest.mark.trio
+async def test_bytes_that_arrive_while_we_close_are_ignored(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Our last bytes are stuck, the bound is running, and the peer still talks: grpclib has taken h2 apart by then."""
+    client_end, incoming = trio.testing.memory_stream_one_way_pair()
+    stream = TornStream(incoming)
+    async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve_connection, stream)
+        await client_end.send_all(PREFACE + frame(SETTINGS, 0, 0))
+        await trio.testing.wait_all_tasks_blocked()
+        stream.torn = True
+        await client_end.send_all(frame(PING, 0, 0, b"12345678"))
+        await trio.testing.wait_all_tasks_blocked()
+
+        async def talk_on() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            assert server.connections == 1
+            await client_end.send_all(frame(PING, 0, 0, b"12345678"))
+
+        outer.start_soon(talk_on)
+        nursery.cancel_scope.cancel()
+    assert stream.cancelled
+    assert [record for record in caplog.records if record.levelname in {"ERROR", "WARNING"}] == []
 
 
 @pytest.mark.trio

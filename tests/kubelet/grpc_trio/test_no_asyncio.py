@@ -68,7 +68,7 @@ async def test_asyncio_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_keepalive_is_off() -> None:
     """grpclib's keepalive would call loop.call_later on the first connection."""
-    from gpuactors.kubelet.grpc_trio.connection import _CONFIGURATION
+    from gpuactors.kubelet.grpc_trio.http2 import _CONFIGURATION
 
     assert _CONFIGURATION._keepalive_time is None
     assert _CONFIGURATION.__for_server__()._keepalive_time is None

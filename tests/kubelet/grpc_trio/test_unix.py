@@ -93,13 +93,14 @@ async def test_bind_mode_and_removal(tmp_path: Path) -> None:
 @pytest.mark.trio
 async def test_connect_works_through_the_renamed_file(tmp_path: Path) -> None:
     listener = bind_unix(str(tmp_path / "plugin.sock"))
-    async with (
-        listener,
-        await connect_unix(listener.path, deadline_s=trio.current_time() + 1) as client,
-        await listener.accept() as served,
-    ):
-        await client.send_all(b"hello")
-        assert await served.receive_some() == b"hello"
+    with trio.fail_after(TEST_DEADLINE_S):
+        async with (
+            listener,
+            await connect_unix(listener.path, deadline_s=trio.current_time() + 1) as client,
+            await listener.accept() as served,
+        ):
+            await client.send_all(b"hello")
+            assert await served.receive_some() == b"hello"
 
 
 @pytest.mark.trio
@@ -110,8 +111,9 @@ async def test_nobody_is_refused_while_a_stale_socket_is_replaced(tmp_path: Path
     assert dialler.stdout is not None
     assert dialler.stdout.readline() == "ready\n"
     listener = bind_unix(path)
-    result = await trio.to_thread.run_sync(dialler.stdout.readline)
-    await trio.to_thread.run_sync(dialler.communicate)
+    with trio.fail_after(TEST_DEADLINE_S):
+        result = await trio.to_thread.run_sync(dialler.stdout.readline, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(dialler.communicate, abandon_on_cancel=True)
     await listener.aclose()
     assert result == "connected\n"
 
@@ -363,7 +365,8 @@ async def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
             with trio.fail_after(TEST_DEADLINE_S):
                 stream = await connect_unix(path, deadline_s=trio.current_time() + TEST_DEADLINE_S)
         swamped.accept()[0].close()
-        assert await stream.receive_some() == b""  # a real connection: its end arrives
+        with trio.fail_after(TEST_DEADLINE_S):
+            assert await stream.receive_some() == b""  # a real connection: its end arrives
         await stream.aclose()
 
 

@@ -31,7 +31,8 @@ from multidict import MultiDict
 
 from gpuactors.limits import GRPC_CLOSE_S
 
-from .connection import Http2Connection, Http2Stream
+from .connection import Http2Connection
+from .http2 import Http2Stream
 from .messages import frame_message, read_message
 from .unix import ConnectError, connect_unix
 

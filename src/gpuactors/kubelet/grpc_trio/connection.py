@@ -1,302 +1,40 @@
-"""One HTTP/2 connection over one trio stream: grpclib's protocol objects, made to run without asyncio.
+"""One HTTP/2 connection over one trio stream: the two tasks that carry its bytes, and its end.
 
-Theory of operation. `H2Protocol` is synchronous: bytes in by `data_received`, bytes out by `transport.write`, events to
-an `AbstractHandler`. Here two tasks carry the bytes (`Http2Connection.run_io`: one reads, one pumps), both under a
-shield of their own, so that a cancelled connection can still say goodbye in whole frames; `close()` ends them within
-a bound. The overrides below take asyncio's objects out of grpclib and close the holes that cost us a process, a hang
-or memory; each says which. Must not know about gRPC calls: `server.py` and `client.py` do.
+Theory of operation. grpclib's protocol objects (`http2.py`) are synchronous. One task reads the stream and feeds them,
+one pumps what they write; both under a shield of their own, so that a cancelled connection can still say goodbye in
+whole frames. `close()` ends them within a bound. Must not know about gRPC calls: `server.py` and `client.py` do.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
-from grpclib import GRPCError, Status, protocol
-from grpclib.config import Configuration
-from grpclib.exceptions import StreamTerminatedError
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.events import Event as H2Event
-from h2.events import RemoteSettingsChanged, StreamReset
-from h2.exceptions import FrameTooLargeError, ProtocolError, StreamClosedError
+from grpclib.protocol import AbstractHandler
+from h2.exceptions import ProtocolError
 
-from gpuactors.limits import (
-    GRPC_CLOSE_S,
-    GRPC_CONNECTION_WINDOW_BYTES,
-    GRPC_HANDSHAKE_DEADLINE_S,
-    GRPC_OUTGOING_MAX_BYTES,
-)
+from gpuactors.limits import GRPC_CLOSE_S, GRPC_HANDSHAKE_DEADLINE_S, GRPC_OUTGOING_MAX_BYTES
 
-from .primitives import Event, Queue
+from .http2 import make_protocol
 from .transport import STREAM_GONE, Transport
 
 if TYPE_CHECKING:
     import asyncio
 
-    from grpclib.utils import Wrapper
-
 log = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 64 * 1024
-_FRAME_MAX_BYTES: Final = (
-    16_384  # HTTP/2's default. grpcio asks for 4 MiB, which would wait here in one piece
-)
-_FRAME_LENGTH_BYTES: Final = 3  # a frame begins with its length (RFC 9113 4.1)
-_STREAM_WINDOW_BYTES: Final = 65_535  # HTTP/2's default: no SETTINGS needed
-
-# Keepalive off: grpclib's uses loop.call_later, and on a unix socket the peer's death is an end of file at once.
-_CONFIGURATION: Final = Configuration(
-    _keepalive_time=None,
-    http2_connection_window_size=GRPC_CONNECTION_WINDOW_BYTES,
-    http2_stream_window_size=_STREAM_WINDOW_BYTES,
-)
-
-
-def _h2_configuration(*, client_side: bool) -> H2Configuration:
-    """As grpclib's own, but latin-1, which decodes every byte: one odd header must not cost the connection."""
-    return H2Configuration(
-        client_side=client_side,
-        header_encoding="latin-1",
-        validate_inbound_headers=False,
-        validate_outbound_headers=False,
-        normalize_inbound_headers=False,
-        normalize_outbound_headers=False,
-    )
-
-
-class ReceiveBuffer(protocol.Buffer):
-    """grpclib's buffer with our queue, and without its mistake about empty DATA frames.
-
-    grpclib takes an entry of no bytes for the end of the stream; RFC 9113 6.1 allows a DATA frame of no bytes anywhere.
-    """
-
-    def __init__(self, ack_callback: Callable[[int], None]) -> None:
-        super().__init__(ack_callback)
-        self._unacked = cast("asyncio.Queue[protocol.UnackedData]", Queue[protocol.UnackedData]())
-
-    def add(self, data: bytes, ack_size: int) -> None:
-        if ack_size:
-            super().add(data, ack_size)
-
-
-class Http2Stream(protocol.Stream):
-    """grpclib's HTTP/2 stream with trio events; what has arrived before the end stays readable after it."""
-
-    def __init__(
-        self,
-        connection: protocol.Connection,
-        h2_connection: H2Connection,
-        transport: asyncio.Transport,
-        *,
-        stream_id: int | None = None,
-        wrapper: Wrapper | None = None,
-    ) -> None:
-        super().__init__(connection, h2_connection, transport, stream_id=stream_id, wrapper=wrapper)
-        self.window_updated = cast("asyncio.Event", Event())
-        self.headers_received = cast("asyncio.Event", Event())
-        self.trailers_received = cast("asyncio.Event", Event())
-        self.ended = False
-        """The peer has ended its side in good order."""
-        self._nobody_reads = False
-        self.reset_code: int | None = None
-        """HTTP/2 error code of the peer's RST_STREAM."""
-
-    def init_stream(self, stream_id: int, connection: protocol.Connection) -> None:
-        super().init_stream(stream_id, connection)
-        self.buffer = ReceiveBuffer(lambda size: connection.ack(stream_id, size))
-
-    def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """As grpclib's, but a client that gives up says CANCEL, not "no error"."""
-        if self._h2_connection.config.client_side and error_code is ErrorCodes.NO_ERROR:
-            error_code = ErrorCodes.CANCEL
-        super().reset_nowait(error_code)
-
-    async def recv_trailers(self) -> list[tuple[str, str]]:
-        """As grpclib's, but a stream that ends without trailers is an error, not a wait for ever."""
-        if self.trailers is None:
-            await self.trailers_received.wait()
-        if self.trailers is None:
-            raise GRPCError(Status.INTERNAL, "the server ended the stream without sending a grpc-status")
-        return self.trailers
-
-    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Waits for the peer's window and for our own buffer. Raises StreamClosedError when nobody will read on.
-
-        grpclib's own loop waits for a window for ever if the stream is reset meanwhile, or if a server has answered
-        without reading its whole request.
-        """
-        assert self.id is not None
-        rest = memoryview(data)
-        while True:
-            await self.connection.write_ready.wait()
-            if self._nobody_reads:
-                raise StreamClosedError(self.id)
-            room_bytes = self._h2_connection.local_flow_control_window(self.id)
-            if room_bytes <= 0:  # a new SETTINGS may make it negative (RFC 9113 6.9.2)
-                self.window_updated.clear()
-                await self.window_updated.wait()
-                continue
-            piece = rest[: min(room_bytes, _FRAME_MAX_BYTES)]
-            rest = rest[len(piece) :]
-            self._h2_connection.send_data(self.id, bytes(piece), end_stream=end_stream and not rest)
-            self._transport.write(self._h2_connection.data_to_send())
-            if not rest:
-                return
-
-    def __ended__(self) -> None:
-        super().__ended__()
-        self.ended = True
-        self.trailers_received.set()
-        if self._h2_connection.config.client_side:  # the server has answered: it wants no more of the request
-            self._stop_sender()
-
-    def __terminated__(self, reason: str) -> None:
-        """The connection is gone or the peer has reset the stream.
-
-        If the answer is complete all the same, its reader is left alone (an answer and the end of the connection
-        often arrive in one read); only a sender is woken, and finds the stream closed.
-        """
-        self._stop_sender()
-        if not self.ended and self.wrapper is not None:
-            self.wrapper.cancel(StreamTerminatedError(reason))
-
-    def _stop_sender(self) -> None:
-        self._nobody_reads = True
-        self.window_updated.set()
-
-
-class _EventOrEnd(Event):
-    """Its waiters are also woken by the connection's end, which they then raise (h2.exceptions.ProtocolError).
-
-    grpclib's senders look again and wait on: for room in a buffer that nobody empties, for a turn that never comes.
-    """
-
-    def __init__(self, is_closing: Callable[[], bool]) -> None:
-        super().__init__()
-        self._is_closing = is_closing
-
-    async def wait(self) -> bool:
-        if not self._is_closing():
-            await super().wait()
-        if self._is_closing():
-            raise ProtocolError("the connection has ended")
-        return True
-
-
-class _Connection(protocol.Connection):
-    """grpclib's connection state with trio events; usable, as a no-op, after its end."""
-
-    def __init__(
-        self, connection: H2Connection, transport: asyncio.Transport, *, config: Configuration
-    ) -> None:
-        super().__init__(connection, transport, config=config)
-        self.closed = False
-        """`close()` was called. (`is_closing()`: or nothing can be sent any more.)"""
-        self.write_ready = cast("asyncio.Event", _EventOrEnd(self.is_closing))
-        self.write_ready.set()
-        self.stream_close_waiter = cast("asyncio.Event", _EventOrEnd(self.is_closing))
-
-    def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> Http2Stream:
-        return Http2Stream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
-
-    def ack(self, stream_id: int, size: int) -> None:
-        """After the end there is nobody to acknowledge to; grpclib would raise at whoever reads what is left."""
-        if not self.is_closing():
-            super().ack(stream_id, size)
-
-    def close(self) -> None:
-        """As grpclib's, and wakes whoever waits to send."""
-        self.closed = True
-        super().close()
-        self.write_ready.set()
-        self.stream_close_waiter.set()
-
-
-class _Processors(dict[type[H2Event], Callable[[Any], None]]):
-    """grpclib raises NotImplementedError on an event it does not know (unknown frame types, ALTSVC, 1xx, pushes);
-    RFC 9113 5.5 says: ignore."""
-
-    def __missing__(self, key: type[H2Event]) -> Callable[[Any], None]:
-        return _ignore
-
-
-def _ignore(event: H2Event) -> None:
-    log.debug("ignored: %r", event)
-
-
-class _EventsProcessor(protocol.EventsProcessor):
-    def __init__(self, handler: protocol.AbstractHandler, connection: protocol.Connection) -> None:
-        super().__init__(handler, connection)
-        self.processors = cast(Any, _Processors(cast(Any, self.processors)))
-        self.peer_ready = False
-        """The peer's SETTINGS have arrived: it really speaks HTTP/2."""
-
-    def process_remote_settings_changed(self, event: RemoteSettingsChanged) -> None:
-        self.peer_ready = True
-        super().process_remote_settings_changed(event)
-
-    def process_stream_reset(self, event: StreamReset) -> None:
-        stream = self.streams.get(event.stream_id)
-        if isinstance(stream, Http2Stream) and event.error_code is not None:
-            stream.reset_code = int(event.error_code)
-        super().process_stream_reset(event)
-
-
-class _Protocol(protocol.H2Protocol):
-    connection: _Connection
-    processor: _EventsProcessor
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As grpclib's, with our classes and without `connection.initialize()` (keepalive)."""
-        h2_connection = H2Connection(config=self.h2_config)
-        h2_connection.initiate_connection()
-        window = h2_connection.local_settings.initial_window_size
-        h2_connection.increment_flow_control_window(self.config.http2_connection_window_size - window)
-        self.connection = _Connection(h2_connection, cast("asyncio.Transport", transport), config=self.config)
-        self.connection.flush()
-        self.processor = _EventsProcessor(self.handler, self.connection)
-
-    def data_received(self, data: bytes) -> None:
-        """As grpclib's, but the peer is told of its error (GOAWAY) before the connection closes."""
-        try:
-            events = self.connection.feed(data)
-            self._refuse_overlong_frame()
-        except ProtocolError as error:
-            log.info("connection closed, the peer breaks HTTP/2: %s", error or type(error).__name__)
-            self.connection.flush()
-            self.processor.close(f"HTTP/2 protocol error: {error}")
-            return
-        self.connection.flush()
-        for event in events:
-            self.processor.process(event)
-        if not self.connection.is_closing():
-            self.connection.flush()
-
-    def _refuse_overlong_frame(self) -> None:
-        """By its announced length. h2 looks at that only when the frame is whole: 16 MiB in memory for nothing."""
-        h2_connection = self.connection._connection
-        announced_bytes = int.from_bytes(h2_connection.incoming_buffer._data[:_FRAME_LENGTH_BYTES], "big")
-        if announced_bytes > h2_connection.max_inbound_frame_size:
-            h2_connection.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
-            raise FrameTooLargeError(
-                f"a frame of {announced_bytes} bytes; the limit is {h2_connection.max_inbound_frame_size}"
-            )
 
 
 class Http2Connection:
     """One connection. The owner runs `run_io()` in a task, waits for `ended`, and calls `close()` in any case;
     the stream stays the owner's to close, after `run_io()` has returned."""
 
-    def __init__(
-        self, stream: trio.abc.Stream, handler: protocol.AbstractHandler, *, client_side: bool
-    ) -> None:
+    def __init__(self, stream: trio.abc.Stream, handler: AbstractHandler, *, client_side: bool) -> None:
         self._stream = stream
-        self.protocol = _Protocol(handler, _CONFIGURATION, _h2_configuration(client_side=client_side))
+        self.protocol = make_protocol(handler, client_side=client_side)
         self.transport = Transport(
             stream, on_pause=self.protocol.pause_writing, on_resume=self.protocol.resume_writing
         )
@@ -330,7 +68,7 @@ class Http2Connection:
         A peer that does not read cannot hold this up longer, and gets no half-said goodbye.
         """
         with trio.move_on_after(within_s, shield=True):
-            if not self.protocol.connection.closed:
+            if not self.protocol.connection.is_closed():
                 self.protocol.connection._connection.close_connection()
                 self.protocol.connection.flush()
                 self.protocol.processor.close("this side is closing the connection")
@@ -341,11 +79,9 @@ class Http2Connection:
         reason = "the connection was closed"
         try:
             with trio.CancelScope(deadline=trio.current_time() + GRPC_HANDSHAKE_DEADLINE_S) as handshake:
-                while not self.protocol.connection.closed:
+                while not self.protocol.connection.is_closed():
                     data = await self._stream.receive_some(_READ_BYTES)
-                    if (
-                        self.transport.is_closing()
-                    ):  # our side has closed meanwhile; grpclib has taken h2 apart
+                    if self.protocol.connection.is_closed():  # meanwhile, by us: grpclib has taken h2 apart
                         break
                     if not data:
                         reason = "the peer closed the connection"

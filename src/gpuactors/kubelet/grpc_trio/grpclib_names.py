@@ -103,5 +103,6 @@ SET_IN_INIT: Final = (
     SetInInit(_C, "Stream", "_codec", "read"),
     SetInInit(_C, "Stream", "_recv_type", "read"),
     SetInInit("h2.connection", "H2Connection", "incoming_buffer", "its _data: bytes of an incomplete frame"),
+    SetInInit("h2.connection", "H2Connection", "_closed_streams", "bounded by our MAX_CLOSED_STREAMS"),
     SetInInit("h2.frame_buffer", "FrameBuffer", "_data", "see incoming_buffer"),
 )

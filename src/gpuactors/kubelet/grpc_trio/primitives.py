@@ -1,6 +1,6 @@
 """asyncio's Event and Queue, as far as grpclib uses them, over trio.
 
-grpclib creates these two itself; `connection.py` replaces them by the ones here right after. Must not grow: only what
+grpclib creates these two itself; `http2.py` replaces them by the ones here right after. Must not grow: only what
 grpclib 0.4.9 calls is here.
 """
 

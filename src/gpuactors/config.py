@@ -12,6 +12,7 @@ given.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import os
 import re
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from gpuactors.core.selector import Selector, parse_selector
@@ -196,6 +196,7 @@ def as_dict(config: Config) -> dict[str, object]:
     return msgspec.json.decode(msgspec.json.encode(config, enc_hook=_encode), type=dict[str, object])
 
 
+@functools.cache
 def schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a configuration file, with the defaults."""
     (_, components) = msgspec.json.schema_components([Config], schema_hook=_path_schema)
@@ -402,34 +403,20 @@ def _parsed(path: Path, origin: str, text: str) -> dict[str, object]:
             case ".toml":
                 values: object = tomllib.loads(text)
             case ".yaml" | ".yml":
-                values = yaml.load(text, Loader=_StrictLoader)
+                from gpuactors import strict_yaml  # 20 ms that only a YAML file is worth
+
+                values = strict_yaml.load(text)
                 values = {} if values is None else values
             case _:
                 raise ConfigError(
                     f"the configuration file {path} ({origin}) must end in .toml, .yaml or .yml, "
                     "so that its language is known"
                 )
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the configuration file {path} ({origin}) cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration file {path} ({origin}) must hold keys with values")
     return values
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML as TOML has it: a key that is there twice is a mistake, not the last one wins."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue  # a list as a key is refused further on, as an unknown one
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} is there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 # --- names ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from gpuactors import limits
@@ -25,6 +26,7 @@ _SPACES = re.compile(r"[\t\n\f\r ]+")
 _DROPPED = re.compile(r"[^A-Z0-9_]+")
 
 
+@lru_cache(maxsize=4096)
 def resource_name(vendor: str, device: str, model: str | None) -> ResourceName:
     """The extended resource that a GPU belongs to: `nvidia.com/GH100_H100_SXM5_80GB`.
 

@@ -1,0 +1,126 @@
+"""The benchmark: real daemon processes, fake nodes, a grpcio kubelet in this process.
+
+Prints the figures as text, or with --json as one JSON document on standard output (the text then goes to standard
+error). The exit code is not 0 only if something did not work: no figure is judged here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.bench import calls, event_to_frame, footprint, start_up
+from tests.bench.figures import Figure, as_text, document, machine
+from tests.bench.node import DidNotWork, Node
+
+GPUS: Final = 8
+LARGE_FUNCTIONS: Final = 4096
+MORE_GPUS: Final = (64, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How much is measured."""
+
+    rounds: int
+    """Of unbind and bind on each of the two nodes that are compared."""
+    more_rounds: int
+    calls: int
+    starts: int
+    models: int
+    quiet_s: float
+    idle_s: float
+    large_functions: int = LARGE_FUNCTIONS
+    more_gpus: tuple[int, ...] = MORE_GPUS
+
+
+FULL: Final = Counts(
+    rounds=200, more_rounds=50, calls=1000, starts=20, models=30, quiet_s=footprint.QUIET_S, idle_s=20.0
+)
+QUICK: Final = Counts(
+    rounds=3,
+    more_rounds=2,
+    calls=5,
+    starts=1,
+    models=2,
+    quiet_s=0.5,
+    idle_s=0.5,
+    large_functions=256,
+    more_gpus=(16,),
+)
+"""Whether it works; its figures mean nothing."""
+
+
+def measure(directory: Path, counts: Counts) -> Iterator[Figure]:
+    """Every figure, in the order in which they are measured. Raises `DidNotWork`."""
+    say("starts")
+    yield from start_up.imports(counts.starts)
+    with ExitStack() as nodes:
+        small = nodes.enter_context(Node(_made(directory / "s"), gpus=GPUS))
+        others = counts.large_functions - GPUS
+        large = nodes.enter_context(Node(_made(directory / "l"), gpus=GPUS, others=others))
+        for node in (small, large):
+            yield from start_up.measure(node, counts.starts)
+        for node in (small, large):
+            known = len(node.kubelet.registrations)
+            node.start_daemon()
+            node.settle(known)
+        say(f"idling, {counts.quiet_s + counts.idle_s:g} s")
+        yield from footprint.idle((small, large), counts.idle_s, quiet_s=counts.quiet_s)
+        for node in (small, large):
+            yield from footprint.memory(node)
+        say("event to frame")
+        yield from event_to_frame.compare(small, large, counts.rounds)
+        say("calls")
+        for node in (small, large):
+            yield from calls.measure(node, counts.calls)
+    say("new models")
+    yield from event_to_frame.new_models(_made(directory / "m"), counts.models)
+    for gpus in counts.more_gpus:
+        say(f"{gpus} GPUs")
+        yield from event_to_frame.more_gpus(_made(directory / f"g{gpus}"), gpus, counts.more_rounds)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 0, or 1 if something did not work."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.run", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few rounds only: does the benchmark itself work?"
+    )
+    options = parser.parse_args(arguments)
+    where = machine()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpuactors-bench-") as directory:
+        try:
+            figures = list(measure(Path(directory), QUICK if options.quick else FULL))
+        except DidNotWork as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+    say(f"done in {time.monotonic() - began:.0f} s")
+    print(as_text(where, figures), file=sys.stderr if options.json else sys.stdout)
+    if options.json:
+        print(json.dumps(document(where, figures, quick=options.quick), indent=2, ensure_ascii=False))
+    return 0
+
+
+def say(text: str) -> None:
+    """Progress, for whoever waits."""
+    print(f"bench: {text} …", file=sys.stderr, flush=True)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -310,6 +310,12 @@ FOUND: dict[str, list[Step]] = {
         ("kubelet starts", 0, 0.0),
     ],
     "a new card while looks fail": [("looks fail", 0, 0.0), ("plug a never-seen model", 1, 0.0)],
+    "a card swapped for another model under a call": [
+        ("looks and scans take long", 0, 0.0),
+        ("a pod comes", 0, 0.001),
+        ("unplug", 0, 0.0),
+        ("plug another model", 0, 0.0),
+    ],
     "unbind that nobody hears of": [("unbind, uevents lost", 0, 0.0)],
 }
 """Orders that must never fail again, by what they are about."""

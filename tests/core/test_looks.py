@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.effects import Say
 from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
@@ -202,9 +203,18 @@ def test_a_function_that_cannot_be_read_keeps_its_identity_and_its_place_in_the_
     assert core.reason(A) == fault
 
 
-def test_an_unreadable_function_that_was_never_known_is_no_device() -> None:
-    core = Core(gpu(A), gpu(B, device="", class_code="", model=None, fault="cannot read"))
+def test_a_function_whose_id_was_never_readable_is_no_device_but_is_said_once() -> None:
+    nameless = gpu(B, device="", model=None, fault="cannot read device: Input/output error")
+    core = Core(gpu(A), nameless)
     assert core.frame() == {A: "Healthy"}
+    assert list(core.state.plugins) == [H100]
+    core.feed(HostChanged(B, None, "change pci"))
+    core.feed(FunctionInspected(wanted(core, B), B, (nameless,)))
+    said = [e for e in core.effects if isinstance(e, Say) and e.name == "function.unreadable"]
+    assert [(s.fields["address"], s.fields["reason"]) for s in said] == [(B, nameless.fault)]
+    core.feed(HostChanged(B, None, "change pci"))
+    core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_failed_look_at_a_function_never_seen_before_is_repeated() -> None:

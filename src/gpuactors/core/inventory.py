@@ -29,7 +29,12 @@ class Device:
 
 
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
-    """Whether an operator's selectors choose this function as a device of its own."""
+    """Whether an operator's selectors choose this function as a device of its own.
+
+    One whose ids could never be read is none: which resource it belongs to is not known.
+    """
+    if not (function.vendor and function.device):
+        return False
     companion = function.class_code.startswith(COMPANION_CLASSES)
     return any(
         matches(

@@ -45,7 +45,14 @@ from gpuactors.core.events import (
     UeventsOpened,
 )
 from gpuactors.core.frames import publish
-from gpuactors.core.model import NodeState, PluginState, ResourceName, Settings
+from gpuactors.core.model import (
+    NodeState,
+    PciAddress,
+    PciFunction,
+    PluginState,
+    ResourceName,
+    Settings,
+)
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -137,16 +144,31 @@ def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
         case HostScanned():
             found = len(event.functions)
             return looks.scanned(state, event, at), [
-                Say(Level.DEBUG if state.scanned else Level.INFO, "host.scanned", {"functions": found})
+                Say(Level.DEBUG if state.scanned else Level.INFO, "host.scanned", {"functions": found}),
+                *_unreadable(state, event.functions),
             ]
         case ScanFailed(_, reason):
             return looks.scan_failed(state, event, at), [Say(Level.ERROR, "scan.failed", {"reason": reason})]
         case FunctionInspected():
-            return looks.inspected(state, event, at), []
+            return looks.inspected(state, event, at), _unreadable(state, event.functions)
         case InspectionFailed(_, address, reason):
             return looks.inspection_failed(state, event, at), [
                 Say(Level.WARNING, "look.failed", {"address": address, "reason": reason})
             ]
+
+
+def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
+    """Says once what of a function cannot be read: it may be a GPU that no list can show."""
+    return [
+        Say(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
+        for function in functions
+        if function.fault is not None and _known_fault(state, function.address) != function.fault
+    ]
+
+
+def _known_fault(state: NodeState, address: PciAddress) -> str | None:
+    fact = state.facts.get(address)
+    return fact.function.fault if fact is not None and fact.function is not None else None
 
 
 def _kubelet(state: NodeState, event: KubeletAppeared | KubeletGone, at: float) -> Stepped:

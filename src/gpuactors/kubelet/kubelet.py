@@ -6,6 +6,7 @@ Implements `ports.Kubelet`. Every fault becomes a `KubeletError`: one sentence t
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
@@ -64,8 +65,9 @@ class UnixKubelet:
     async def sockets(self) -> AsyncIterator[AsyncIterator[str | None]]:
         """The directory is an ordinary one, made by a program and not by the kernel, so inotify does see it. Where
         inotify cannot be had (fs.inotify.max_user_instances is used up), the directory is looked at periodically."""
+        watched = self._directory_id()
         with self._watch() as inotify:
-            yield self._identities(inotify)
+            yield self._identities(inotify, watched)
 
     @contextmanager
     def _watch(self) -> Iterator[INotify | None]:
@@ -89,24 +91,33 @@ class UnixKubelet:
                 return
             yield inotify
 
-    async def _identities(self, inotify: INotify | None) -> AsyncIterator[str | None]:
+    async def _identities(
+        self, inotify: INotify | None, watched: tuple[int, int] | None
+    ) -> AsyncIterator[str | None]:
         last: str | None = ""
         while True:
             now = self._identity()
             if now != last:
                 last = now
                 yield now
-            if inotify is None:
-                await trio.sleep(limits.KUBELET_DIR_RETRY_S)
-                self._check_directory()
-                continue
-            await trio.lowlevel.wait_readable(inotify.fileno())
-            if any(event.mask & _DIRECTORY_LOST for event in inotify.read(timeout=0)):
+            # That the directory was removed inotify says only when nobody holds it any more, and our own sockets do.
+            # It cannot go while kubelet.sock is in it, whose removal is told at once.
+            unsure = now is None or inotify is None
+            with trio.move_on_after(limits.KUBELET_DIR_RETRY_S if unsure else math.inf):
+                if inotify is None:
+                    await trio.sleep_forever()
+                else:
+                    await trio.lowlevel.wait_readable(inotify.fileno())
+            changes = [] if inotify is None else inotify.read(timeout=0)
+            if any(c.mask & _DIRECTORY_LOST for c in changes) or self._directory_id() != watched:
                 raise self._directory_lost()
 
-    def _check_directory(self) -> None:
-        if not os.path.isdir(self._directory):
-            raise self._directory_lost()
+    def _directory_id(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._directory)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _directory_lost(self) -> KubeletError:
         return KubeletError(f"waiting for kubelet: the directory {self._directory} has disappeared")

@@ -1,0 +1,244 @@
+"""The command line as a process: exit codes, the sentence that says what is wrong, and what each command prints."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.process.daemon import gpuactors
+from tests.process.node import A100, H100, HEALTHY, address, open_node
+
+EX_USAGE, EX_UNAVAILABLE, EX_CONFIG = 2, 69, 78
+
+KEYS = {
+    "host_root",
+    "kubelet_dir",
+    "state_dir",
+    "pci_ids",
+    "uevents",
+    "resync_interval_s",
+    "select",
+    "pre_start_gate",
+    "log_format",
+    "log_level",
+}
+
+
+# --- wrong input ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong command line: what `code` it ends with, and what must be `named` in the sentence."""
+
+    words: tuple[str, ...]
+    code: int
+    named: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+WRONG = (
+    Wrong(("run", "--kubelet-dri=/x"), EX_USAGE, ("--kubelet-dri", "--kubelet-dir")),
+    Wrong(("inspect", "-o", "xml"), EX_USAGE, ("xml", "table", "json")),
+    Wrong(("simulate", "--scenario=no-story"), EX_USAGE, ("--scenario", "no-story", "incident")),
+    Wrong(("run", "--resync-interval-s=soon"), EX_CONFIG, ("resync_interval_s", "'soon'", "--resync-interval-s")),
+    Wrong(("run", "--uevents=unix:"), EX_CONFIG, ("uevents", "unix:PATH")),
+    Wrong(("run", "--select=colour=green"), EX_CONFIG, ("select", "colour")),
+    Wrong(("run", "--pci-ids=/no/pci.ids"), EX_CONFIG, ("/no/pci.ids", "--pci-ids")),
+    Wrong(("run", "--config=/no/file.toml"), EX_CONFIG, ("/no/file.toml", "--config")),
+    Wrong(("inspect", "--host-root=/no/root"), EX_UNAVAILABLE, ("/no/root/sys", "--host-root")),
+    Wrong(
+        ("run",), EX_CONFIG, ("GPUACTORS_KUBELET_DRI", "GPUACTORS_KUBELET_DIR"), {"GPUACTORS_KUBELET_DRI": "/x"}
+    ),
+    Wrong(
+        ("run",), EX_CONFIG, ("resync_interval_s", "'-1'", "GPUACTORS_RESYNC_INTERVAL_S"),
+        {"GPUACTORS_RESYNC_INTERVAL_S": "-1"},
+    ),
+    Wrong(("run", "--config=FILES/key.toml"), EX_CONFIG, ("kubelet_dri", "key.toml", "kubelet_dir")),
+    Wrong(("run", "--config=FILES/value.yaml"), EX_CONFIG, ("log_level", "'loud'", "value.yaml")),
+    Wrong(("run", "--config=FILES/syntax.toml"), EX_CONFIG, ("syntax.toml", "line 1")),
+)  # fmt: skip
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key.toml").write_text('kubelet_dri = "/x"')
+    (tmp_path / "value.yaml").write_text("log_level: loud")
+    (tmp_path / "syntax.toml").write_text("log_level = = 1")
+
+    def ended(wrong: Wrong) -> subprocess.CompletedProcess[str]:
+        words = (word.replace("FILES", str(tmp_path)) for word in wrong.words)
+        return gpuactors(*words, env=wrong.environment)
+
+    with ThreadPoolExecutor(3) as pool:
+        for wrong, done in zip(WRONG, pool.map(ended, WRONG), strict=True):
+            assert (done.returncode, done.stdout) == (wrong.code, ""), wrong
+            assert all(part in done.stderr for part in wrong.named), (wrong, done.stderr)
+            assert "Traceback" not in done.stderr, wrong
+            if wrong.code != EX_USAGE:  # click's own messages show the usage as well
+                assert re.fullmatch(r"gpuactors: .+\n", done.stderr), (wrong, "one sentence")
+
+
+# --- run --------------------------------------------------------------------------------------------------
+
+
+def test_run_goes_on_without_a_host_and_without_uevents_and_recovers() -> None:
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        sys, away = node.tree.root / "sys", node.directory / "away"
+        sys.rename(away)
+        nowhere = f"unix:{node.directory}/no/such/directory/u"
+        with node.daemon(f"--uevents={nowhere}", tolerated={"scan.failed"}) as daemon:
+            daemon.wait_event("scan.failed", has=[f"{sys}/bus/pci/devices", "--host-root"])
+            daemon.wait_event("uevents.lost", has=["no/such/directory/u", "must exist"])
+            assert node.books() == {}
+            away.rename(sys)
+            node.wait_books({H100: {address(0x23): HEALTHY}})
+            node.assert_sound(daemon)
+
+
+def test_settings_come_from_flag_environment_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('log_level = "warning"\nkubelet_dir = "/from/file"\nresync_interval_s = 7\n')
+    environment = {"GPUACTORS_KUBELET_DIR": "/from/environment", "GPUACTORS_CONFIG": str(file)}
+    done = gpuactors("config", "show", "-o", "json", "--log-level=error", env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = json.loads(done.stdout)
+    assert shown.keys() == KEYS
+    assert shown["log_level"] == {"value": "error", "from": "flag --log-level"}
+    assert shown["kubelet_dir"] == {
+        "value": "/from/environment",
+        "from": "environment GPUACTORS_KUBELET_DIR",
+    }
+    assert shown["resync_interval_s"] == {"value": 7.0, "from": f"file {file}"}
+    assert shown["uevents"] == {"value": "kernel", "from": "default"}
+
+    done = gpuactors("config", "show")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert {line.split()[0] for line in lines} == KEYS
+    assert len({line.rindex("  default") for line in lines}) == 1, "the columns are aligned"
+
+    done = gpuactors("config", "schema")
+    assert done.returncode == 0
+    schema = json.loads(done.stdout)
+    assert schema["properties"].keys() == KEYS
+    assert schema["additionalProperties"] is False
+
+
+# --- inspect ----------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_what_is_there_and_why(tmp_path: Path) -> None:
+    with open_node() as node:
+        node.plug(0x23, "2330", numa_node=1, driver="vfio-pci")
+        node.plug(0x23, "1aef", function=1, class_code="040300", driver="vfio-pci")
+        node.plug(0x24, "2330", driver="nvidia")
+        node.plug(0x31, "20b0", driver="vfio-pci")
+        node.plug(0x31, "1aef", function=1, class_code="040300", driver="snd_hda_intel")
+        node.plug(0x41, "29ff")
+        node.plug(0x42, "1050", vendor="1af4", driver="vfio-pci")
+        root = f"--host-root={node.tree.root}"
+        done = gpuactors("inspect", root, "-o", "json")
+        assert (done.returncode, done.stderr) == (0, "")
+        shown = json.loads(done.stdout)
+        assert shown == {
+            "devices": [
+                _device(
+                    0x23, "2330", "vfio-pci", "GH100 [H100 SXM5 80GB]", H100, "Healthy", "free",
+                    numa_node=1, group_members=[address(0x23), address(0x23, 1)],
+                ),
+                _device(
+                    0x24, "2330", "nvidia", "GH100 [H100 SXM5 80GB]", H100, "Unhealthy",
+                    "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
+                ),
+                _device(
+                    0x31, "20b0", "vfio-pci", "GA100 [A100 SXM4 40GB]", A100, "Unhealthy",
+                    "IOMMU group 49 is not viable: 0000:31:00.1 is bound to snd_hda_intel; "
+                    "bind it to vfio-pci or to no driver",
+                    group_members=[address(0x31), address(0x31, 1)],
+                ),
+                _device(
+                    0x41, "29ff", None, None, "nvidia.com/29ff", "Unhealthy",
+                    "bound to no driver; bind it to vfio-pci to offer it",
+                ),
+            ]
+        }  # fmt: skip
+
+        done = gpuactors("inspect", root)
+        assert done.returncode == 0
+        header, *rows = done.stdout.splitlines()
+        assert [row.split()[0] for row in rows] == [address(slot) for slot in (0x23, 0x24, 0x31, 0x41)]
+        for title, cells in (
+            ("ID", ["10de:2330", "10de:2330", "10de:20b0", "10de:29ff"]),
+            ("GROUP", ["35", "36", "49", "65"]),
+            ("NUMA", ["1", "-", "-", "-"]),
+            ("RESOURCE", [H100, H100, A100, "nvidia.com/29ff"]),
+            ("HEALTH", ["Healthy", "Unhealthy", "Unhealthy", "Unhealthy"]),
+        ):
+            at = header.index(title)
+            assert [row[at:].split()[0] for row in rows] == cells, "the columns are aligned"
+            assert all(row[at - 2 : at] == "  " for row in rows)
+
+        ids = tmp_path / "pci.ids"
+        ids.write_text("10de  NVIDIA Corporation\n\t2330  Named By The Operator\n")
+        done = gpuactors("inspect", root, "-o", "json", f"--pci-ids={ids}", "--select=address=0000:23:00.0")
+        (device,) = json.loads(done.stdout)["devices"]
+        assert (device["model"], device["resource"]) == (
+            "Named By The Operator",
+            "nvidia.com/NAMED_BY_THE_OPERATOR",
+        )
+        done = gpuactors("inspect", root, "--select=vendor=1002")
+        assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+        assert "selectors" in done.stdout
+
+
+def _device(
+    slot: int, device: str, driver: str | None, model: str | None, resource: str, health: str, reason: str,
+    *, numa_node: int | None = None, group_members: list[str] | None = None,
+) -> dict[str, object]:  # fmt: skip
+    return {
+        "address": address(slot),
+        "vendor": "10de",
+        "device": device,
+        "class": "030200",
+        "driver": driver,
+        "iommu_group": slot,
+        "group_members": group_members or [address(slot)],
+        "numa_node": numa_node,
+        "model": model,
+        "resource": resource,
+        "health": health,
+        "reason": reason,
+    }
+
+
+# --- simulate and the rest --------------------------------------------------------------------------------
+
+
+def test_simulate_lists_and_plays_its_stories() -> None:
+    done = gpuactors("simulate", "--list")
+    assert done.returncode == 0
+    names = {line.split()[0] for line in done.stdout.splitlines()}
+    assert names >= {"late-binding", "new-model", "unplug", "kubelet-restart", "incident"}
+
+    done = gpuactors("simulate", "--scenario", "late-binding", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) > 2
+    assert all(isinstance(line, dict) for line in lines)
+
+
+def test_version_and_help() -> None:
+    done = gpuactors("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert version("gpuactors") in done.stdout
+    done = gpuactors("run", "--help")
+    assert done.returncode == 0
+    flags = {f"--{key.replace('_', '-')}" for key in KEYS}
+    assert all(flag in done.stdout for flag in flags)

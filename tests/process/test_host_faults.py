@@ -1,0 +1,161 @@
+"""Sysfs that cannot be read, makes no sense, hangs or vanishes; uevents that are none. Each fault is one device's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from tests.process.node import A100, H100, HEALTHY, UNHEALTHY, Node, address, listed, open_node
+
+GOOD = address(0x23)
+
+
+def test_faults_that_are_there_from_the_start() -> None:
+    hollow, no_class, no_vendor, no_numa, no_group, odd_group, negative = (
+        address(slot) for slot in range(0x24, 0x2B)
+    )
+    with open_node() as node:
+        tree = node.tree
+        for slot in range(0x23, 0x2B):
+            node.plug(slot, "2330", numa_node=1, driver="vfio-pci")
+        tree.hollow(hollow)
+        tree.set_attribute(no_class, "class", b"\xff\xfe\0junk")
+        tree.make_unreadable(no_vendor, "vendor")
+        tree.set_attribute(no_numa, "numa_node", b"a lot\n")
+        tree.set_attribute(negative, "numa_node", b"-1\n")
+        tree.remove_attribute(no_group, "iommu_group")
+        tree.remove_attribute(odd_group, "iommu_group")
+        (tree.device_dir(odd_group) / "iommu_group").symlink_to("../../../kernel/iommu_groups/forty")
+        os.symlink("nowhere", tree.root / "sys/bus/pci/devices/not-an-address")
+        with node.daemon() as daemon:
+            books = {
+                H100: {GOOD: HEALTHY, no_numa: HEALTHY, no_group: UNHEALTHY, odd_group: UNHEALTHY, negative: HEALTHY}
+            }  # fmt: skip
+            node.wait_books(books)
+            assert node.last_frame(H100).devices == (
+                listed(GOOD, numa_node=1),
+                listed(no_numa),
+                listed(no_group, UNHEALTHY, numa_node=1),
+                listed(odd_group, UNHEALTHY, numa_node=1),
+                listed(negative),
+            )
+            daemon.wait_event("device.changed", device=no_group, has=["in no IOMMU group", "intel_iommu=on"])
+            daemon.wait_event("device.changed", device=odd_group, has=["'forty'", "iommu_group"])
+
+            # What could not be read is read again by itself, and then it is known what it is.
+            tree.set_attribute(no_class, "class", b"0x030200\n")
+            tree.set_attribute(no_vendor, "vendor", b"0x10de\n")
+            tree.remove_attribute(odd_group, "iommu_group")
+            (tree.device_dir(odd_group) / "iommu_group").symlink_to("../../../kernel/iommu_groups/41")
+            books[H100] |= {no_class: HEALTHY, no_vendor: HEALTHY, odd_group: HEALTHY}
+            node.wait_books(books)
+            node.assert_sound(daemon)
+
+
+def test_a_device_whose_id_was_never_read_harms_nobody() -> None:
+    second = address(0x24)
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        node.plug(0x24, "2330", driver="vfio-pci")
+        node.tree.set_attribute(second, "device", b"0x23\n")
+        with node.daemon() as daemon:
+            daemon.wait_event(
+                "function.unreadable", address=second, has=[f"{second}/device", "lspci", "by itself"]
+            )
+            node.wait_books({H100: {GOOD: HEALTHY}})
+            node.tree.set_attribute(second, "device", b"0x2330\n")
+            both = {GOOD: HEALTHY, second: HEALTHY}
+            node.kubelet.wait_for(lambda books: books.get(H100) == both, 10, "both under their name")
+            node.assert_sound(daemon)
+
+
+def test_faults_that_come_later() -> None:
+    second, third = address(0x24), address(0x25)
+    with open_node() as node:
+        tree = node.tree
+        for slot in (0x23, 0x24, 0x25):
+            node.plug(slot, "2330", driver="vfio-pci")
+        with node.daemon() as daemon:
+            books = {H100: {GOOD: HEALTHY, second: HEALTHY, third: HEALTHY}}
+            node.wait_books(books)
+
+            # A known device keeps its name and its place while it cannot be read; the reason names the file.
+            for name, nonsense, sense in (
+                ("vendor", b"", b"0x10de\n"),
+                ("device", b"0x23300\n", b"0x2330\n"),
+                ("class", b"display", b"0x030200\n"),
+            ):
+                mark = daemon.mark()
+                tree.set_attribute(second, name, nonsense)
+                _look_at(node, second)
+                node.wait_books({H100: books[H100] | {second: UNHEALTHY}})
+                attribute = str(tree.root / f"sys/bus/pci/devices/{second}/{name}")
+                daemon.wait_event(
+                    "function.unreadable", address=second, has=[attribute, "instead of"], after=mark
+                )
+                tree.make_unreadable(second, name)
+                _look_at(node, second)
+                daemon.wait_event("function.unreadable", address=second, has=["cannot be read"], after=mark)
+                tree.set_attribute(second, name, sense)
+                _look_at(node, second)
+                node.wait_books(books)
+
+            # A group that cannot be listed: nobody knows what else a tenant would get.
+            group = tree.root / "sys/kernel/iommu_groups/36/devices"
+            shutil.move(group, node.directory / "members")
+            group.write_text("")
+            _look_at(node, second)
+            daemon.wait_event("function.unreadable", address=second, has=[str(group), "cannot be listed"])
+            group.unlink()
+            shutil.move(node.directory / "members", group)
+            node.wait_books(books)
+
+            # One read hangs in the kernel: nobody else waits for it.
+            tree.make_hang(third, "device")
+            _look_at(node, third)
+            node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
+            node.tell(tree.unbind(second))
+            books = {H100: {GOOD: HEALTHY, third: HEALTHY}, A100: {address(0x31): HEALTHY}}
+            node.wait_books(books)
+            assert node.kubelet.allocate(A100, [address(0x31)]).envs
+            assert node.kubelet.allocate(H100, [GOOD]).envs
+            tree.end_hang(third, "device", b"0x2330\n")
+
+            # Listed on the bus, but its directory is gone; then it is gone altogether.
+            tree.hollow(third)
+            _look_at(node, third)
+            del books[H100][third]
+            node.wait_books(books)
+            node.tell(tree.unplug(third))
+            node.tell(tree.bind(second, "vfio-pci"))
+            books[H100][second] = HEALTHY
+            node.wait_books(books)
+            node.assert_sound(daemon)
+
+
+def test_garbage_on_the_uevents_socket() -> None:
+    with open_node() as node, node.daemon() as daemon:
+        daemon.wait_event("uevents.opened")
+        for datagram in (
+            b"",
+            b"\0",
+            b"\xff\x00@",
+            b"libudev\0\xfe\xed\xca\xfe" + b"\0" * 40,
+            b"bind@/devices\0ACTION=bind\0SUBSYSTEM=pci\0",
+            b"bind@\0ACTION=bind\0DEVPATH=\0SUBSYSTEM=pci\0PCI_SLOT_NAME=../../etc\0",
+            b"add@/x\0ACTION=add\0DEVPATH=/x\0SUBSYSTEM=vfio\0DEVNAME=vfio/" + b"9" * 40 + b"\0",
+            b"add@/x\0ACTION=add\0DEVPATH=/x\0SUBSYSTEM=pci\0PCI_SLOT_NAME=ffff:ff:1f.7\0",
+            b"A" * 60_000,
+            b"=\0" * 5_000,
+        ):
+            node.tell_raw(datagram)
+        node.tell(node.plug(0x23, "2330", driver="vfio-pci"))
+        node.wait_books({H100: {GOOD: HEALTHY}})
+        node.assert_sound(daemon)
+
+
+def _look_at(node: Node, name: str) -> None:
+    """A uevent about a function, whatever it is."""
+    devpath = f"/devices/pci0000:20/{name}"
+    pairs = f"ACTION=change\0DEVPATH={devpath}\0SUBSYSTEM=pci\0PCI_SLOT_NAME={name}\0SEQNUM=1\0"
+    node.tell_raw(f"change@{devpath}\0{pairs}".encode())

@@ -87,6 +87,88 @@ whose stream ended only after 300 s."""
 DRAIN_S: Final = 2.0
 """On stopping: calls in flight may finish for so long, then streams end. An Allocate takes about a millisecond."""
 
+# --- the books --------------------------------------------------------------------------------------------
+
+POLL_S: Final = 2.0
+"""How often the use of the groups is looked at while nothing special is known: how long a stranger can hold a free GPU
+before kubelet is told. One poll reads two small files per GPU."""
+
+POLL_FAST_S: Final = 0.25
+"""The same while somebody holds a group who should not, or a container waits to start: how soon a release is seen."""
+
+POLL_DEADLINE_S: Final = 10.0
+"""One poll. `enable` and `power/runtime_status` never block; a scan of /proc of a large node takes a second or two."""
+
+PROC_SCAN_REST: Final = 50
+"""With `--holders proc`: after a pass over all processes none follows for so many times its own duration (2 % of
+one core at most) unless something changed: a large node has 60,000 descriptors, a pass takes 0.2 s. In between,
+the known holders alone are looked at, which is how a release is seen at once."""
+
+OPEN_WITHIN_S: Final = 0.5
+"""With `--holders open`: how long after it was allowed a group may be opened as a probe. It may be handed out in the
+meantime, and a container takes longer to start."""
+
+LEDGER_S: Final = 5.0
+"""How often kubelet's ledger is read while it lists anything of ours: how late a forced deletion is noticed, after
+which the old process lives on without any event. Kubelet allows 100 reads a second for all its clients together."""
+
+LEDGER_RETRY_S: Final = 5.0
+"""After a failed read of kubelet's ledger; kubelet's appearing leads to a read at once."""
+
+LEDGER_DEADLINE_S: Final = 5.0
+"""One read of kubelet's ledger; List answers within milliseconds."""
+
+LEDGER_SETTLE_S: Final = 30.0
+"""After its start kubelet answers List before it knows its pods (kubernetes #112119 for the same list over HTTP):
+so long, what its ledger file names counts as well, unless this kubelet has listed it before. Pods were seen to be
+known again within 1 s; more costs little, as what the file names in excess is only believed for longer."""
+
+CHECKPOINT_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Kubelet's ledger file: some 300 bytes a device. Something else by that name must not be read for ever."""
+
+GRANT_GRACE_S: Final = 30.0
+"""How long a device that Allocate handed out counts as allocated without being listed in kubelet's ledger. Seen: listed
+as soon as Allocate is answered, before PreStartContainer; the rest is for a kubelet that restarts just then."""
+
+GRANT_LEDGER_S: Final = 0.5
+"""When kubelet's ledger is read after an Allocate was answered, so that the entry is there."""
+
+PRE_START_WAIT_S: Final = 25.0
+"""How long PreStartContainer waits for the previous holder to let go: under kubelet's 30 s. Waiting reacts at once, a
+refusal costs 12 to 15 s until kubelet asks again."""
+
+HISTORY_ENTRIES: Final = 20
+"""How many changes of what was said of a device are kept for `explain`: a few hours of an unquiet one."""
+
+HAND_OVER_DEADLINE_S: Final = 5.0
+"""How long a successor waits for the running daemon to end its streams before it takes over anyway. More than the
+longest orderly end: calls in flight (DRAIN_S), the last words of the streams (DRAIN_S), then DISCONNECT_WAIT_S."""
+
+HAND_OVER_RETRY_S: Final = 0.05
+"""How often the running daemon is asked while it hands over to another successor or is just ending: milliseconds."""
+
+CONTROL_CONNECT_S: Final = 1.0
+"""From dialling the control socket to the daemon's HTTP/2 SETTINGS, for a command; a daemon that lives sends them at
+once."""
+
+CONTROL_CALL_S: Final = 2.0
+"""One reading of the running daemon's state by a command; it takes milliseconds."""
+
+CONTROL_LOOK_S: Final = 5.0
+"""How often the daemon looks whether the control socket is still its own (one lstat). It is not if somebody tidied up
+the directory, or if we were taken for hanging (stopped, frozen) and a successor serves."""
+
+CONTROL_RETRY_S: Final = 30.0
+"""How often to try again where the control socket cannot be made (disk full, read-only)."""
+
+SUCCESSOR_LOOK_S: Final = 1.0
+"""After a hand-over: how often the predecessor looks whether anybody listens on the control socket. It has little else
+to do, and is ended soon by whoever upgrades."""
+
+SUCCESSOR_GONE_S: Final = 5.0
+"""Nobody has listened for so long: the successor has ended (kubelet starts a container again after 10 s, then 20 s),
+and no GPU of this node is healthy until somebody serves. Handing over once more costs some milliseconds."""
+
 # --- supervision ------------------------------------------------------------------------------------------
 
 RESTART_BACKOFF_INITIAL_S: Final = 0.1

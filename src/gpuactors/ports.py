@@ -1,4 +1,4 @@
-"""What the actors need from outside, as protocols: the host's files, uevents, kubelet.
+"""What the actors need from outside, as protocols: the host's files, uevents, kubelet, a predecessor.
 
 An actor knows only these; `app.py` hands it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake. Must not
 import anything but the core's values and the latest-value cell.
@@ -11,10 +11,21 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuactors.concurrency.latest import Latest
+from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.effects import Answer
 from gpuactors.core.events import PreferenceRequest
-from gpuactors.core.model import DeviceId, Frame, PciAddress, PciFunction, ResourceName
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    Frame,
+    GroupUse,
+    LedgerEntry,
+    NodeState,
+    PciAddress,
+    PciFunction,
+    ResourceName,
+)
+from gpuactors.core.snapshot import PollTarget
 
 
 class HostError(Exception):
@@ -38,6 +49,35 @@ class HostReader(Protocol):
         Raises `HostError` if nothing could be found out.
         """
         ...
+
+
+class UseReader(Protocol):
+    """Finds out which IOMMU groups are in use."""
+
+    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+        """The use of each group, in any order; a group that could not be looked at is left out. Never blocks for long,
+        never opens a group unless the target allows it (and then only where the configuration asks for it)."""
+        ...
+
+
+class LedgerReader(Protocol):
+    """Reads kubelet's ledger."""
+
+    async def read(self) -> LedgerContents:
+        """All of it, from PodResources or else from the checkpoint file.
+
+        Raises `KubeletError` if neither can be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerContents:
+    """Kubelet's ledger as one read found it."""
+
+    source: str
+    entries: tuple[LedgerEntry, ...]
+    claims: tuple[ClaimedDevice, ...]
 
 
 class UeventsOverflowError(Exception):
@@ -136,4 +176,48 @@ class Kubelet(Protocol):
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
         """Registers the endpoint. Raises `KubeletError`."""
+        ...
+
+
+class ControlError(Exception):
+    """The control socket cannot be had; the text says what, where and what to do."""
+
+
+class ControlTakenError(ControlError):
+    """Another live daemon has the control socket."""
+
+
+class HeldControl(Protocol):
+    """The control socket, while it is ours: `inspect` and `explain` are answered, a successor may ask for it."""
+
+    def still_ours(self) -> bool:
+        """The socket's file is still the one that was made."""
+        ...
+
+    async def asked(self) -> None:
+        """Returns when a successor has asked us to hand over."""
+        ...
+
+    async def give_up(self) -> None:
+        """Closes the socket, and then answers the successor."""
+        ...
+
+
+class Control(Protocol):
+    """The control socket in the state directory. Who has it serves kubelet."""
+
+    async def ask(self) -> str:
+        """Asks the daemon that runs already to hand over and waits until it has; returns how that went, for the log.
+        Takes at most HAND_OVER_DEADLINE_S; after it, whatever the answer was, kubelet is ours to serve."""
+        ...
+
+    def hold(self, state: LatestReader[NodeState]) -> AbstractAsyncContextManager[HeldControl]:
+        """Has and serves the socket as long as the context is open.
+
+        Raises `ControlTakenError` if another live daemon has it, `ControlError` if it cannot be made.
+        """
+        ...
+
+    async def is_held(self) -> bool:
+        """Whether anybody listens on it."""
         ...

@@ -5,10 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuactors.core.effects import Answer, Effect, Reply
-from gpuactors.core.events import Event, HostScanned
-from gpuactors.core.model import NodeState, PciFunction, ResourceName, Settings, pci_address
+from gpuactors.core.events import Event, GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable, Ticked
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    GroupUse,
+    Holder,
+    LedgerEntry,
+    NodeState,
+    PciFunction,
+    Pod,
+    ResourceName,
+    Settings,
+    pci_address,
+)
 from gpuactors.core.selector import parse_selector
-from gpuactors.core.step import initial_state, step
+from gpuactors.core.snapshot import project
+from gpuactors.core.step import initial_state, next_deadline, step
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 SETTINGS = Settings(
@@ -63,28 +76,81 @@ def audio(address: str, group: int, *, driver: str | None = "vfio-pci") -> PciFu
 
 
 class Core:
-    """A state that events are fed to, one after the other, on a clock of its own."""
+    """A state that events are fed to, one after the other, on a clock of its own.
+
+    The two sides that most tests are not about answer by themselves: kubelet's ledger (`ledger`, by ID) and the use of
+    the groups (`enabled`, by address, `holders` by group). `silent` stops them.
+    """
 
     def __init__(self, *functions: PciFunction, settings: Settings = SETTINGS) -> None:
         self.at = 100.0
         self.state: NodeState = initial_state(settings)
         self.effects: list[Effect] = []
+        self.ledger: dict[str, str] = {}
+        self.ledger_problem: str | None = None
+        self.claims: dict[str, str] = {}
+        self.enabled: dict[str, int] = {}
+        self.holders: dict[int, tuple[Holder, ...]] = {}
+        self.silent = False
         if functions:
-            self.feed(HostScanned(self.state.looks.last, functions))
+            self.feed(HostScanned(self.state.looks.last - 1, functions))
 
     def feed(self, *events: Event, after_s: float = 0.0) -> list[Effect]:
         """Feeds the events, `after_s` seconds later; returns what came out."""
         self.at += after_s
         out: list[Effect] = []
         for event in events:
-            self.state, effects = step(self.state, event, self.at)
-            out += effects
+            out += self._step(event)
+            while not self.silent and (answer := self._answer()) is not None:
+                out += self._step(answer)
         self.effects += out
         return out
+
+    def _step(self, event: Event) -> list[Effect]:
+        self.state, effects = step(self.state, event, self.at)
+        return effects
+
+    def _answer(self) -> Event | None:
+        if (read := self.state.ledger.outstanding) is not None:
+            return self.ledger_event(read)
+        if (poll := self.state.polls.outstanding) is not None:
+            return self.poll_event(poll)
+        return None
+
+    def ledger_event(self, read: int) -> Event:
+        """What kubelet's ledger says now."""
+        if self.ledger_problem is not None:
+            return LedgerUnreadable(read, self.ledger_problem)
+        entries = tuple(
+            LedgerEntry(H100, DeviceId(device), Pod("default", pod, ""))
+            for device, pod in self.ledger.items()
+        )
+        claims = tuple(
+            ClaimedDevice("gpu.nvidia.com", "node", device, f"default/{claim}", Pod("default", claim, ""))
+            for device, claim in self.claims.items()
+        )
+        return LedgerRead(read, "PodResources", entries, claims)
+
+    def poll_event(self, poll: int) -> Event:
+        """What a poll of the groups sees now."""
+        uses = []
+        for target in project(self.state).poll.targets:
+            enabled = {a: self.enabled.get(a, 0) for a in target.functions}
+            active = frozenset(a for a, count in enabled.items() if count > 0)
+            uses.append(GroupUse(target.group, enabled, active, self.holders.get(target.group), None))
+        return GroupsObserved(poll, tuple(uses))
 
     def answers(self, *events: Event, after_s: float = 0.0) -> list[Answer]:
         """As `feed`, returning only the answers to calls."""
         return [e.answer for e in self.feed(*events, after_s=after_s) if isinstance(e, Reply)]
+
+    def pass_time(self, seconds: float) -> list[Effect]:
+        """Lets time pass, ticking whenever a deadline comes."""
+        end, out = self.at + seconds, []
+        while (deadline := next_deadline(self.state)) <= end:
+            out += self.feed(Ticked(), after_s=max(0.0, deadline - self.at))
+        self.at = end
+        return out
 
     def frame(self, resource: ResourceName = H100) -> dict[str, str]:
         """ID and health of every device in the resource's frame."""

@@ -21,7 +21,6 @@ from gpuactors.core.events import (
     Ticked,
 )
 from gpuactors.core.model import DeviceId, PciFunction, Token, pci_address
-from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, Core, audio, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
@@ -163,7 +162,7 @@ def test_looks_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A, B)))
     core.feed(looked(core, B, gpu(B)))
-    assert next_deadline(core.state) == core.at + limits.CALL_DEADLINE_S
+    assert core.state.calls[T].deadline == core.at + limits.CALL_DEADLINE_S
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE

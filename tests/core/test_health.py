@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from gpuactors.core.health import verdict
+from gpuactors.core import health
 from gpuactors.core.inventory import Device, devices_of, is_offered
 from gpuactors.core.model import Fact, Health, PciFunction, Settings
 from gpuactors.core.selector import parse_selector
+from gpuactors.core.standing import Stand, Standing
 from tests.core.builders import SETTINGS, audio, gpu
 
 
 def devices(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Device, ...]:
     return devices_of({f.address: Fact(1, f) for f in functions}, settings.selectors)
+
+
+def verdict(device: Device) -> tuple[Health, str]:
+    return health.verdict(device, Stand(Standing.FREE, "free"), None)
 
 
 def test_a_bound_gpu_with_its_node_is_healthy() -> None:
@@ -28,8 +33,8 @@ def test_a_group_is_viable_beside_these_drivers(driver: str | None) -> None:
 
 def test_a_function_on_a_host_driver_makes_the_group_not_viable_and_is_named() -> None:
     (device,) = devices(gpu("01:00.0", 7), audio("01:00.1", 7, driver="snd_hda_intel"))
-    health, reason = verdict(device)
-    assert health is Health.UNHEALTHY
+    word, reason = verdict(device)
+    assert word is Health.UNHEALTHY
     assert reason == (
         "IOMMU group 7 is not viable: 0000:01:00.1 is bound to snd_hda_intel; bind it to vfio-pci or to no driver"
     )
@@ -45,8 +50,8 @@ def test_no_iommu_group_names_the_kernel_command_line() -> None:
     (device,) = devices(
         PciFunction(**{f: getattr(function, f) for f in function.__slots__} | {"iommu_group": None})
     )
-    health, reason = verdict(device)
-    assert health is Health.UNHEALTHY
+    word, reason = verdict(device)
+    assert word is Health.UNHEALTHY
     assert "intel_iommu=on" in reason
 
 
@@ -61,8 +66,8 @@ def test_a_cdev_without_a_group_node_will_do() -> None:
 def test_a_gpu_on_another_driver_is_not_offered(driver: str | None, said: str) -> None:
     (device,) = devices(gpu("01:00.0", driver=driver))
     assert not is_offered(device)
-    health, reason = verdict(device)
-    assert health is Health.UNHEALTHY
+    word, reason = verdict(device)
+    assert word is Health.UNHEALTHY
     assert reason.startswith(said)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
+from gpuactors.core import looks
 from gpuactors.core.effects import Say
 from gpuactors.core.events import (
     FunctionInspected,
@@ -19,7 +20,6 @@ from gpuactors.core.events import (
     UeventsLost,
 )
 from gpuactors.core.model import pci_address
-from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, Core, audio, gpu
 
 A = pci_address("0000:01:00.0")
@@ -80,15 +80,15 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_look_asked_for_last(
 
 def test_a_storm_of_hints_costs_two_looks() -> None:
     core = Core(gpu(A))
-    looks = set()
+    numbers = set()
     for _ in range(1000):
         core.feed(HostChanged(A, None, "change pci"))
-        looks.add(wanted(core))
+        numbers.add(wanted(core))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
-    looks.add(wanted(core))
+    numbers.add(wanted(core))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
     assert core.state.looks.functions == {}
-    assert len(looks) == 2
+    assert len(numbers) == 2
     assert core.frame() == {A: "Healthy"}
 
 
@@ -144,7 +144,7 @@ def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> Non
         scan = core.state.looks.scan
         assert scan is not None
         core.feed(ScanFailed(scan, "/sys is not mounted"))
-        waits.append(next_deadline(core.state) - core.at)
+        waits.append(looks.deadline(core.state.looks) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
     assert waits == pytest.approx([*limits.SCAN_BACKOFF_S, *limits.SCAN_BACKOFF_S[-1:] * 2])
     assert core.frame() == {A: "Healthy"}
@@ -152,17 +152,17 @@ def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> Non
     assert scan is not None
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
     assert core.frame() == {A: "Healthy", B: "Healthy"}
-    assert next_deadline(core.state) == core.at + 300.0, "back to the resync interval"
+    assert looks.deadline(core.state.looks) == core.at + 300.0, "back to the resync interval"
 
 
 def test_resync_is_the_only_deadline_of_a_settled_node() -> None:
     core = Core(gpu(A), gpu(B))
     for plugin in core.state.plugins.values():
         assert plugin.retry_at is None
-    assert next_deadline(core.state) == core.at + 300.0
+    assert looks.deadline(core.state.looks) == core.at + 300.0
     core.feed(Ticked(), after_s=300.0)
     assert core.state.looks.scan is not None
-    assert math.isinf(next_deadline(core.state)), "while the scan is out nothing else is due"
+    assert math.isinf(looks.deadline(core.state.looks)), "while the scan is out nothing else is due"
 
 
 def test_an_incomplete_look_is_repeated_ever_more_slowly() -> None:
@@ -171,7 +171,7 @@ def test_an_incomplete_look_is_repeated_ever_more_slowly() -> None:
     assert "/dev/vfio/1 does not exist" in core.reason(A)
     waits = []
     for _ in range(6):
-        waits.append(next_deadline(core.state) - core.at)
+        waits.append(looks.deadline(core.state.looks) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
         core.feed(FunctionInspected(wanted(core), A, (gpu(A, has_node=False),)))
     assert waits == pytest.approx([*limits.UNSETTLED_LOOKS_S, *limits.UNSETTLED_LOOKS_S[-1:] * 2])

@@ -18,7 +18,6 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.model import PluginState
 from gpuactors.core.registration import is_registered, order
-from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, Core, gpu
 
 
@@ -80,7 +79,7 @@ def test_a_lost_stream_that_had_lasted_registers_at_once() -> None:
     core = registered(Core(gpu("01:00.0")))
     before = plugin(core)
     core.feed(StreamEnded(H100, 1), after_s=60)
-    assert next_deadline(core.state) == core.at
+    assert plugin(core).retry_at == core.at
     core.feed(Ticked())
     assert plugin(core).bind == before.bind + 1
     core.feed(SocketBound(H100, plugin(core).bind))

@@ -5,7 +5,7 @@ Must not decide whether a device may be had at all: that is the gate in `calls.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
@@ -63,15 +63,18 @@ class _Group:
         return (self.numa_node, self.pcie_root, self.ids)
 
 
-def prefer(request: PreferenceRequest, devices: Mapping[DeviceId, Device]) -> tuple[DeviceId, ...]:
+def prefer(
+    request: PreferenceRequest, devices: Mapping[DeviceId, Device], busy: Collection[DeviceId] = ()
+) -> tuple[DeviceId, ...]:
     """The devices that kubelet had better choose, sorted.
 
-    In this order: what must be included; whole IOMMU groups; the fewest NUMA nodes; the fewest PCIe roots; the
-    lowest addresses. Never fails, because an error fails the pod's admission: with fewer devices than asked for, all
-    of them are answered.
+    In this order: what must be included; what is not `busy`; whole IOMMU groups; the fewest NUMA nodes; the fewest
+    PCIe roots; the lowest addresses. Never fails, because an error fails the pod's admission: with fewer devices than
+    asked for, all of them are answered.
     """
     must = tuple(sorted(set(request.must_include)))
-    pool = sorted(set(request.available) | set(must))
+    free = (set(request.available) - set(busy)) | set(must)
+    pool = sorted(free if len(free) >= request.size else set(request.available) | set(must))
     need = max(0, min(request.size, len(pool)) - len(must))
     if need == 0:
         return must[: max(request.size, 0)]

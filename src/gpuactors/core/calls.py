@@ -1,9 +1,12 @@
 """The gate: may these devices be had, right now?
 
-Theory of operation. Allocate and PreStartContainer are answered from facts that were looked up *after* the call came
-in. A call that arrives asks for a look at each of its devices and waits; every look that comes back may complete it.
-A device that is unknown, has changed since kubelet was told of it, or cannot be opened is refused with its reason, and
-never swapped for another: kubelet's ledger would disagree with reality for the pod's life.
+Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: it
+asks for a look at each of its devices and for a poll of the groups' use, and waits; what comes back may complete it.
+A device that is unknown, has changed since kubelet was told of it, cannot be opened or is in foreign hands is refused
+with its reason, and never swapped for another: kubelet's ledger would disagree with reality for the pod's life.
+
+A device that a pod which is gone still holds is handed out all the same where PreStartContainer will be called, because
+that is the one call that kubelet repeats: it waits there for the old process to let go, and is refused only then.
 
 GetPreferredAllocation is answered at once and never refused: kubelet fails the pod on its error.
 """
@@ -14,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core import looks
+from gpuactors.core import books, looks
 from gpuactors.core.allocation import grant, prefer
 from gpuactors.core.effects import (
     Answer,
@@ -30,19 +33,21 @@ from gpuactors.core.effects import (
     Say,
 )
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
-from gpuactors.core.health import not_offered, verdict
-from gpuactors.core.inventory import Device, devices_of, is_offered
+from gpuactors.core.health import not_offered, obstacle
+from gpuactors.core.identity import device_ids
+from gpuactors.core.inventory import Device, devices_of
 from gpuactors.core.model import (
     Call,
     CallKind,
     DeviceId,
-    Health,
     NodeState,
     PciAddress,
     PciFunction,
     ResourceName,
+    Role,
     Token,
 )
+from gpuactors.core.standing import departed_pod, observed_use, owners
 
 Answered = list[Effect]
 """The replies to calls, each with its one line in the log."""
@@ -52,45 +57,49 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
     """A call came in: refuse what cannot be, else ask for fresh looks and wait."""
     match event:
         case AllocateAsked():
-            kind, requests = CallKind.ALLOCATE, event.requests
+            kind, requests, wait_s = CallKind.ALLOCATE, event.requests, limits.CALL_DEADLINE_S
         case PreStartAsked():
-            kind, requests = CallKind.PRE_START, (event.devices,)
+            kind, requests, wait_s = CallKind.PRE_START, (event.devices,), limits.PRE_START_WAIT_S
     known = devices_by_id(state, event.resource)
     ids = [i for request in requests for i in request]
     refused = _refused_at_once(state, event.resource, ids, known)
     if refused is not None:
         return state, _answered(event.token, kind, event.resource, requests, refused)
-    wanted = looks.ask_looks(state.looks, sorted({known[i].function.address for i in ids}))
     call = Call(
         kind=kind,
         resource=event.resource,
         requests=requests,
         seen={known[i].function.address: known[i].function for i in ids},
         since=state.looks.last,
-        deadline=at + limits.CALL_DEADLINE_S,
+        deadline=at + wait_s,
     )
-    return completed(replace(state, looks=wanted, calls={**state.calls, event.token: call}))
+    state = replace(state, looks=looks.ask_looks(state.looks, sorted(call.seen)))
+    return books.ask_poll(replace(state, calls={**state.calls, event.token: call})), []
 
 
-def completed(state: NodeState) -> tuple[NodeState, Answered]:
-    """Answers every waiting call whose looks have all come back."""
-    done = {token: call for token, call in state.calls.items() if _looked(state, call)}
-    if not done:
-        return state, []
+def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
+    """Answers every waiting call that can be answered now."""
     answered: Answered = []
-    for token, call in done.items():
-        answered += _answered(token, call.kind, call.resource, call.requests, _decide(state, call))
-    return replace(state, calls={t: c for t, c in state.calls.items() if t not in done}), answered
+    for token, call in state.calls.items():
+        if _missing(state, call):
+            continue
+        answer = _decide(state, call)
+        if answer is None:  # the previous holder has not let go yet
+            continue
+        answered += _answered(token, call.kind, call.resource, call.requests, answer)
+        if isinstance(answer, Granted):
+            state = _handed_out(state, call, at)
+    return _without(state, answered), answered
 
 
 def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
-    """Refuses the calls whose looks did not come back in time."""
-    late = {token: call for token, call in state.calls.items() if call.deadline <= at}
+    """Refuses the calls that cannot be answered in time."""
     answered: Answered = []
-    for token, call in late.items():
-        refused = Refused(Refusal.UNAVAILABLE, _late(state, call))
-        answered += _answered(token, call.kind, call.resource, call.requests, refused)
-    return replace(state, calls={t: c for t, c in state.calls.items() if t not in late}), answered
+    for token, call in state.calls.items():
+        if call.deadline <= at:
+            refused = Refused(Refusal.UNAVAILABLE, _late(state, call))
+            answered += _answered(token, call.kind, call.resource, call.requests, refused)
+    return _without(state, answered), answered
 
 
 def abandoned(state: NodeState, token: Token) -> NodeState:
@@ -99,20 +108,42 @@ def abandoned(state: NodeState, token: Token) -> NodeState:
 
 
 def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
-    """The answer to GetPreferredAllocation, from what is known."""
+    """The answer to GetPreferredAllocation, from what is known: what could really be opened comes first."""
     known = devices_by_id(state, event.resource)
-    return Reply(event.token, Preferred(tuple(prefer(request, known) for request in event.requests)))
+    owned = owners(state)
+    busy = {
+        i
+        for i, d in known.items()
+        if d.function.address in owned or ((use := observed_use(state, d)) is not None and use.in_use)
+    }
+    return Reply(event.token, Preferred(tuple(prefer(request, known, busy) for request in event.requests)))
+
+
+def waits_for_release(state: NodeState) -> bool:
+    """A container waits to start until somebody lets go of its devices."""
+    return any(c.kind is CallKind.PRE_START and not _missing(state, c) for c in state.calls.values())
 
 
 def devices_by_id(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
-    """The selected devices of a resource by the ID that kubelet knows them by."""
-    devices = devices_of(state.facts, state.settings.selectors)
-    return {device_id(d): d for d in devices if d.resource == resource}
+    """The selected devices of a resource by the IDs that kubelet may use: the listed one, and the PCI address."""
+    devices = [d for d in devices_of(state.facts, state.settings.selectors) if d.resource == resource]
+    ids = device_ids(state)
+    by_id = {DeviceId(d.function.address): d for d in devices}
+    return by_id | {ids[d.function.address]: d for d in devices}
 
 
-def device_id(device: Device) -> DeviceId:
-    """Kubelet's ledger is by ID string; ours is the PCI address, which outlives rebinds and reboots."""
-    return DeviceId(device.function.address)
+def _without(state: NodeState, answered: Answered) -> NodeState:
+    tokens = {effect.token for effect in answered if isinstance(effect, Reply)}
+    if not tokens:
+        return state
+    return replace(state, calls={t: c for t, c in state.calls.items() if t not in tokens})
+
+
+def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
+    """Until kubelet's ledger lists it, what was handed out counts as allocated."""
+    until = dict.fromkeys(call.seen, at + limits.GRANT_GRACE_S)
+    ledger = replace(state.ledger, due_at=min(state.ledger.due_at, at + limits.GRANT_LEDGER_S))
+    return replace(state, granted={**state.granted, **until}, ledger=ledger)
 
 
 def _answered(
@@ -139,12 +170,12 @@ def _answered(
 def _refused_at_once(
     state: NodeState, resource: ResourceName, ids: list[DeviceId], known: Mapping[DeviceId, Device]
 ) -> Refused | None:
-    if state.stopping:
+    if state.stopping or state.role is not Role.SERVING:
         return Refused(Refusal.UNAVAILABLE, "gpuactors is stopping")
     if not ids:
         return Refused(Refusal.INVALID_ARGUMENT, f"no device of {resource} was asked for")
-    if len(set(ids)) != len(ids):
-        twice = sorted({i for i in ids if ids.count(i) > 1})
+    if len({known[i].function.address if i in known else i for i in ids}) != len(ids):
+        twice = sorted({i for i in ids if ids.count(i) > 1}) or sorted(ids)
         return Refused(Refusal.INVALID_ARGUMENT, f"asked for twice in one call: {', '.join(twice)}")
     unknown = [i for i in ids if i not in known]
     if not unknown:
@@ -154,13 +185,12 @@ def _refused_at_once(
     return Refused(Refusal.NOT_FOUND, "; ".join(reasons))
 
 
-def _looked(state: NodeState, call: Call) -> bool:
-    return not _missing(state, call)
-
-
 def _missing(state: NodeState, call: Call) -> list[PciAddress]:
-    """The call's devices whose look, asked for after the call came, is not back yet."""
-    return sorted(a for a in call.seen if a in state.looks.functions and _number(state, a) <= call.since)
+    """The call's devices whose look, or the poll, asked for after the call came, is not back yet."""
+    unseen = [a for a in call.seen if a in state.looks.functions and _number(state, a) <= call.since]
+    if not unseen and state.polls.outstanding is not None and state.polls.done <= call.since:
+        return sorted(call.seen)
+    return sorted(unseen)
 
 
 def _number(state: NodeState, address: PciAddress) -> int:
@@ -168,39 +198,78 @@ def _number(state: NodeState, address: PciAddress) -> int:
     return 0 if fact is None else fact.look
 
 
-def _decide(state: NodeState, call: Call) -> Answer:
+def _decide(state: NodeState, call: Call) -> Answer | None:
+    """The answer; None if it is worth waiting for a holder to let go."""
     known = devices_by_id(state, call.resource)
-    obstacles = [o for address, seen in call.seen.items() if (o := _obstacle(state, known, address, seen))]
+    obstacles = [o for address, seen in call.seen.items() if (o := _obstacle(known, state, address, seen))]
     if obstacles:
         return Refused(Refusal.FAILED_PRECONDITION, "; ".join(sorted(obstacles)))
     match call.kind:
         case CallKind.PRE_START:
-            return Ready()
+            return None if _held(state, call) else Ready()
         case CallKind.ALLOCATE:
+            if taken := _taken(state, call):
+                return Refused(Refusal.FAILED_PRECONDITION, "; ".join(taken))
             return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
 
 
 def _obstacle(
-    state: NodeState, known: Mapping[DeviceId, Device], address: PciAddress, seen: PciFunction
+    known: Mapping[DeviceId, Device], state: NodeState, address: PciAddress, seen: PciFunction
 ) -> str | None:
-    """Why this device cannot be had, in one sentence; None if it can."""
+    """What of its files forbids handing it out, in one sentence; None if nothing."""
     fact = state.facts.get(address)
     now = fact.function if fact is not None else None
     if now is None:
         return f"{address}: the PCI function is gone from this node"
     if (now.vendor, now.device) != (seen.vendor, seen.device):
-        return f"{address}: another device is there now ({now.vendor}:{now.device}, not {seen.vendor}:{seen.device})"
+        was, there = f"{seen.vendor}:{seen.device}", f"{now.vendor}:{now.device}"
+        return f"{address}: another device is there now ({there}, not {was})"
     if now.iommu_group != seen.iommu_group:
         return f"{address}: its IOMMU group changed from {seen.iommu_group} to {now.iommu_group}; ask again"
     device = known.get(DeviceId(address))
-    if device is None or not is_offered(device):
-        return f"{address}: {not_offered(now)}"
-    health, reason = verdict(device)
-    return None if health is Health.HEALTHY else f"{address}: {reason}"
+    reason = not_offered(now) if device is None else obstacle(device)
+    return f"{address}: {reason}" if reason is not None else None
+
+
+def _taken(state: NodeState, call: Call) -> list[str]:
+    """Why Allocate must refuse although the files are in order: whose hands the devices are in."""
+    known = devices_by_id(state, call.resource)
+    owned = owners(state)
+    taken = []
+    for address in sorted(call.seen):
+        device = known[DeviceId(address)]
+        owner = owned.get(address)
+        mates = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
+        use = observed_use(state, device)
+        if owner is not None and (owner.claimed or owner.resource not in (None, call.resource)):
+            taken.append(f"{address}: {owner.said}")
+        elif mates:
+            group = device.function.iommu_group
+            taken.append(f"{address}: IOMMU group {group} is in use: {mates[0]} is {owned[mates[0]].said}")
+        elif use is not None and use.in_use:
+            # Kubelet gives away what its ledger has free: a pod that it still lists for us has just left.
+            left = departed_pod(state, device) is not None or owner is not None
+            if not (left and state.settings.pre_start_gate):
+                taken.append(f"{address}: IOMMU group {device.function.iommu_group} is {use.evidence}")
+    return taken
+
+
+def _held(state: NodeState, call: Call) -> list[str]:
+    """The call's devices whose group somebody holds, each with who does."""
+    known = devices_by_id(state, call.resource)
+    held = []
+    for address in sorted(call.seen):
+        device = known.get(DeviceId(address))
+        use = observed_use(state, device) if device is not None else None
+        if device is not None and use is not None and use.in_use:
+            pod = departed_pod(state, device)
+            gone = f", by pod {pod} that is gone from kubelet's books" if pod is not None else ""
+            held.append(f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}")
+    return held
 
 
 def _late(state: NodeState, call: Call) -> str:
-    return (
-        f"sysfs did not answer within {limits.CALL_DEADLINE_S:.0f} s for {', '.join(_missing(state, call))}; "
-        "a driver may be stuck there, see dmesg"
-    )
+    missing = _missing(state, call)
+    if not missing:
+        return "; ".join(_held(state, call))
+    return f"sysfs did not answer in time for {', '.join(missing)}; a driver may be stuck there, see dmesg"

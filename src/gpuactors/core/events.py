@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuactors.core.model import DeviceId, PciAddress, PciFunction, ResourceName, Token
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    GroupUse,
+    LedgerEntry,
+    PciAddress,
+    PciFunction,
+    ResourceName,
+    Token,
+)
 
 # --- the host ---------------------------------------------------------------------------------------------
 
@@ -67,6 +76,37 @@ class InspectionFailed:
 
     look: int
     address: PciAddress
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsObserved:
+    """Poll number `poll` came back: the use of every group that it was asked for. A group that could not be looked at
+    at all is not in here."""
+
+    poll: int
+    uses: tuple[GroupUse, ...]
+
+
+# --- kubelet's ledger -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRead:
+    """Read number `read` of kubelet's ledger came back, whole."""
+
+    read: int
+    source: str
+    """`PodResources` or `kubelet_internal_checkpoint`."""
+    entries: tuple[LedgerEntry, ...]
+    claims: tuple[ClaimedDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerUnreadable:
+    """Read number `read` failed: neither PodResources nor the checkpoint file could be read."""
+
+    read: int
     reason: str
 
 
@@ -192,6 +232,23 @@ class Ticked:
 
 
 @dataclass(frozen=True, slots=True)
+class PredecessorGone:
+    """The daemon that ran before has ended its streams, or there is none; `how` says which, for the log."""
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverRequested:
+    """A successor is ready and asks us to end our streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessorLost:
+    """The daemon that took over is no longer there."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownRequested:
     """SIGTERM or SIGINT."""
 
@@ -205,6 +262,7 @@ HostEvent = (
     | FunctionInspected
     | InspectionFailed
 )
+BooksEvent = GroupsObserved | LedgerRead | LedgerUnreadable
 KubeletEvent = (
     KubeletAppeared
     | KubeletGone
@@ -216,4 +274,5 @@ KubeletEvent = (
     | StreamEnded
 )
 CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
-Event = HostEvent | KubeletEvent | CallEvent | Ticked | ShutdownRequested
+DaemonEvent = PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested
+Event = HostEvent | BooksEvent | KubeletEvent | CallEvent | DaemonEvent | Ticked

@@ -1,7 +1,8 @@
 """The frames: what kubelet is told of each resource, made anew from the facts after every event.
 
-Here a never-seen model becomes a resource with a plugin, and an emptied resource retires. A list never loses a device
-while kubelet may be using it in a call: kubelet 1.36 panics if it does. Such a device stays listed Unhealthy.
+Here a never-seen model becomes a resource with a plugin, and an emptied resource retires. A device that is gone or
+unbound while a pod has it stays listed, Unhealthy, until its pod is gone: a shrinking list makes capacity smaller than
+allocated. And no list loses a device while kubelet may be using it in a call: kubelet 1.36 panics if it does.
 """
 
 from __future__ import annotations
@@ -10,68 +11,141 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.calls import device_id
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.health import not_offered, verdict
+from gpuactors.core.identity import address_of, device_ids
 from gpuactors.core.inventory import Device, devices_of, is_offered
-from gpuactors.core.model import Advertised, DeviceId, Frame, Health, NodeState, PluginState, ResourceName
+from gpuactors.core.model import (
+    Advertised,
+    DeviceId,
+    Frame,
+    Health,
+    NodeState,
+    PciAddress,
+    PluginState,
+    Pod,
+    ResourceName,
+    Role,
+    Transition,
+)
 from gpuactors.core.registration import new_plugin
+from gpuactors.core.standing import Owner, Standing, owners, stand_of
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
     """`state` with its frames and plugins as the facts demand, and the changes as log lines."""
     if state.stopping:
-        return replace(state, frames={}, plugins={}), []
-    if not state.scanned or _nothing_changed(before, state, at):
+        return replace(state, plugins={}), []
+    if not is_ready(state) or _nothing_changed(before, state, at):
         return state, []
-    offered = _offered(state)
+    owned = owners(state)
+    listed = _listed(state, owned)
     frames: dict[ResourceName, Frame] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
-    for resource in sorted({*state.plugins, *offered}):
-        listed = state.frames.get(resource, ())
-        frame = _frame(state, resource, offered.get(resource, {}), listed, at)
+    for resource in sorted({*state.plugins, *listed}):
+        old = state.frames.get(resource, ())
+        frame = _frame(state, resource, listed.get(resource, {}), old, at)
         plugin = _aged(state.plugins.get(resource), frame, at)
         if plugin is None:
             effects.append(Say(Level.INFO, "resource.retired", {"resource": resource}))
             continue
-        if resource not in state.plugins:
+        if resource not in state.frames:
             effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
         frames[resource], plugins[resource] = frame, plugin
-        effects.extend(_changes(resource, listed, frame))
-    _check(frames)
-    return replace(state, frames=frames, plugins=plugins), effects
+        effects.extend(_changes(resource, old, frame))
+    history = _recorded(state, frames, at)
+    serving = state.role is Role.SERVING
+    state = replace(state, frames=frames, plugins=plugins if serving else {}, history=history)
+    _check(state)
+    return state, effects
+
+
+def is_ready(state: NodeState) -> bool:
+    """All three sides have been looked at once: a first frame made from less would be a guess.
+
+    Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a stranger's
+    GPU is not to be offered at first.
+    """
+    if not (
+        state.scanned and state.ledger.tried and (state.polls.done > 0 or state.polls.outstanding is None)
+    ):
+        return False
+    undecided = any(o.in_use and o.since > state.ledger.read for o in state.polls.groups.values())
+    return bool(state.frames) or state.ledger.problem is not None or not undecided
 
 
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
-    same = before.facts is state.facts and before.scanned and before.calls.keys() == state.calls.keys()
-    held = before.no_shrink_until.keys() == state.no_shrink_until.keys()
-    retiring = any(_is_over(plugin, at) for plugin in state.plugins.values())
-    return same and held and not retiring
+    return (
+        is_ready(before)
+        and before.facts is state.facts
+        and before.calls.keys() == state.calls.keys()
+        and before.no_shrink_until.keys() == state.no_shrink_until.keys()
+        and before.ledger.entries is state.ledger.entries
+        and before.ledger.claims == state.ledger.claims
+        and before.ledger.problem == state.ledger.problem
+        and before.polls.groups is state.polls.groups
+        and before.departed == state.departed
+        and before.granted.keys() == state.granted.keys()
+        and before.role is state.role
+        and not _is_decided(state)
+        and not any(_is_over(plugin, at) for plugin in state.plugins.values())
+    )
 
 
-def _offered(state: NodeState) -> dict[ResourceName, dict[DeviceId, Device]]:
-    offered: dict[ResourceName, dict[DeviceId, Device]] = {}
+def _is_decided(state: NodeState) -> bool:
+    """The ledger has been read since somebody was first seen using a group."""
+    return any(o.in_use and o.since < state.ledger.read for o in state.polls.groups.values())
+
+
+def _listed(
+    state: NodeState, owned: Mapping[PciAddress, Owner]
+) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+    """What there is to list: offered devices, and those that are lost while a pod has them."""
+    ids = device_ids(state)
+    listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
     for device in devices_of(state.facts, state.settings.selectors):
-        if is_offered(device):
-            offered.setdefault(device.resource, {})[device_id(device)] = device
-    return offered
+        stand = stand_of(state, device, owned)
+        if is_offered(device) or stand.standing is Standing.ALLOCATED:
+            device_id = ids[device.function.address]
+            before = next(
+                (a for a in state.frames.get(device.resource, ()) if a.address == device.function.address),
+                None,
+            )
+            health, reason = verdict(device, stand, before)
+            listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, health, reason)
+    for (resource, device_id), pod in state.ledger.entries.items():
+        if (resource in listed or resource in state.plugins) and device_id not in listed.get(resource, {}):
+            listed.setdefault(resource, {})[device_id] = _tombstone(state, resource, device_id, pod)
+    return listed
+
+
+def _advertised(device_id: DeviceId, device: Device, health: Health, reason: str) -> Advertised:
+    return Advertised(device_id, device.function.address, health, device.function.numa_node, reason)
+
+
+def _tombstone(state: NodeState, resource: ResourceName, device_id: DeviceId, pod: Pod) -> Advertised:
+    """A device that kubelet has given to a pod and that is not on this node any more."""
+    address = address_of(state, resource, device_id) or PciAddress(device_id)
+    old = next((a for a in state.frames.get(resource, ()) if a.id == device_id), None)
+    reason = f"allocated to pod {pod}, but the PCI function is gone from this node"
+    return Advertised(device_id, address, Health.UNHEALTHY, old.numa_node if old else None, reason)
 
 
 def _frame(
-    state: NodeState, resource: ResourceName, devices: Mapping[DeviceId, Device], listed: Frame, at: float
+    state: NodeState,
+    resource: ResourceName,
+    devices: Mapping[DeviceId, Advertised],
+    listed: Frame,
+    at: float,
 ) -> Frame:
-    frame = {i: _advertised(i, d) for i, d in devices.items()}
+    frame = dict(devices)
     in_call = any(call.resource == resource for call in state.calls.values())
     if in_call or state.no_shrink_until.get(resource, at) > at:
         for old in listed:
-            frame.setdefault(old.id, replace(old, health=Health.UNHEALTHY, reason=_why_gone(state, old)))
+            kept = replace(old, health=Health.UNHEALTHY, reason=_why_gone(state, old))
+            frame.setdefault(old.id, kept)
     return tuple(sorted(frame.values(), key=lambda a: a.id))
-
-
-def _advertised(device_id: DeviceId, device: Device) -> Advertised:
-    health, reason = verdict(device)
-    return Advertised(device_id, device.function.address, health, device.function.numa_node, reason)
 
 
 def _why_gone(state: NodeState, old: Advertised) -> str:
@@ -111,11 +185,41 @@ def _changes(resource: ResourceName, before: Frame, after: Frame) -> list[Effect
     return said
 
 
-def _check(frames: Mapping[ResourceName, Frame]) -> None:
-    """What must hold whatever happened: a frame describes a device once.
+def _recorded(
+    state: NodeState, frames: Mapping[ResourceName, Frame], at: float
+) -> Mapping[PciAddress, tuple[Transition, ...]]:
+    """The history with what changes now."""
+    old = {a.address: a for frame in state.frames.values() for a in frame}
+    new = {a.address: a for frame in frames.values() for a in frame}
+    history = dict(state.history)
+    for address in old.keys() | new.keys():
+        was, now = old.get(address), new.get(address)
+        if now is None:
+            change = Transition(at, None, "no longer listed")
+        elif was is None or (was.health, was.reason) != (now.health, now.reason):
+            change = Transition(at, now.health, now.reason)
+        else:
+            continue
+        history[address] = (*history.get(address, ()), change)[-limits.HISTORY_ENTRIES :]
+    return history
 
-    For a moment two frames may: a card swapped for another model while a call holds the old resource's list.
+
+def _check(state: NodeState) -> None:
+    """What must hold whatever happened (architecture, "The books").
+
+    A frame describes a device once (for a moment two frames may: a card swapped for another model while a call holds
+    the old resource's list). Every device that kubelet's ledger lists is listed, and Healthy unless it is really
+    lost; so allocatable - allocated is the number of Healthy devices that nobody has, less the allocated ones that
+    are lost, and capacity is never smaller than allocated.
     """
-    for resource, frame in frames.items():
-        ids = [advertised.id for advertised in frame]
-        assert len(ids) == len(set(ids)), f"{resource} describes a device twice: {ids}"
+    for resource, frame in state.frames.items():
+        addresses = [a.address for a in frame]
+        assert len(addresses) == len(set(addresses)), f"{resource} describes a device twice: {addresses}"
+    for (resource, device_id), pod in state.ledger.entries.items():
+        if resource not in state.frames:
+            continue
+        listed = next((a for a in state.frames[resource] if a.id == device_id), None)
+        assert listed is not None, f"{device_id} is allocated to pod {pod} but not listed"
+        fact = state.facts.get(listed.address)
+        lost = fact is None or fact.function is None or not fact.function.vfio_bound
+        assert lost or listed.health is Health.HEALTHY, f"{device_id} is allocated to pod {pod} but Unhealthy"

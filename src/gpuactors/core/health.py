@@ -1,18 +1,16 @@
 """Healthy or Unhealthy, and the one reason for it.
 
-The sentence made here is the one that appears everywhere: in the log, in `inspect`, in the refusal of a call. Must not
-look at anything but one device and its group: who holds a GPU will be decided from the ledger, in the same place.
+The sentence made here is the one that appears everywhere: in the log, in `inspect`, in the refusal of a call. What a
+device's files say is judged here; whose it is comes from `standing.py`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, assert_never
 
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Health, PciFunction
-
-OFFERED: Final = "free"
-"""The reason of a healthy device."""
+from gpuactors.core.model import Advertised, Health, PciFunction
+from gpuactors.core.standing import Stand, Standing
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers beside which the kernel still calls a group viable: they do no DMA of their own (`driver_managed_dma` in
@@ -26,6 +24,29 @@ def not_offered(function: PciFunction) -> str:
     return f"bound to {function.driver}, which is no vfio driver; bind it to vfio-pci to offer it"
 
 
+def verdict(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
+    """What kubelet is told about a device, and why. `before` is what it was told last."""
+    function = device.function
+    if stand.standing is Standing.ALLOCATED:
+        # It is counted in `allocated` already; Unhealthy would subtract it twice. Only a lost one is Unhealthy.
+        if function.vfio_bound:
+            return Health.HEALTHY, stand.reason
+        return Health.UNHEALTHY, f"{stand.reason}, but {not_offered(function)}"
+    if (reason := obstacle(device)) is not None:
+        return Health.UNHEALTHY, reason
+    match stand.standing:
+        case Standing.FREE:
+            return Health.HEALTHY, stand.reason
+        case Standing.UNDECIDED:
+            # Never guessed away: if kubelet has given it to a pod, Unhealthy would subtract it twice. It is not handed
+            # out either, because Allocate looks again.
+            return (before.health, stand.reason) if before is not None else (Health.HEALTHY, stand.reason)
+        case Standing.CLAIMED | Standing.GROUP_IN_USE | Standing.LEFT_HELD | Standing.FOREIGN:
+            return Health.UNHEALTHY, stand.reason
+        case _:
+            assert_never(stand.standing)
+
+
 def offending(device: Device) -> PciFunction | None:
     """The function that makes the device's group not viable: bound to a host driver beside a vfio driver."""
     return next(
@@ -33,20 +54,13 @@ def offending(device: Device) -> PciFunction | None:
     )
 
 
-def verdict(device: Device) -> tuple[Health, str]:
-    """What kubelet is told about a device, and why."""
-    function = device.function
-    if not function.vfio_bound and function.fault is None:
-        return Health.UNHEALTHY, not_offered(function)
-    reason = _obstacle(device)
-    return (Health.HEALTHY, OFFERED) if reason is None else (Health.UNHEALTHY, reason)
-
-
-def _obstacle(device: Device) -> str | None:
-    """What would stop a VM from opening it, apart from its own driver; None if nothing."""
+def obstacle(device: Device) -> str | None:
+    """What of its files would stop a VM from opening it; None if nothing."""
     function = device.function
     if function.fault is not None:
         return function.fault
+    if not function.vfio_bound:
+        return not_offered(function)
     if function.iommu_group is None:
         return (
             "in no IOMMU group; switch the IOMMU on in the firmware and on the kernel command line "

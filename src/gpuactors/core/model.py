@@ -166,6 +166,141 @@ class PluginState:
     empty_since: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, as kubelet names it. From the checkpoint file only the UID is known, from PodResources only the name."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.name else f"with UID {self.uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One device that kubelet has given to a pod, by the ID that kubelet knows it by."""
+
+    resource: ResourceName
+    device: DeviceId
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """One device of a DRA claim that a running pod has, as PodResources lists it."""
+
+    driver: str
+    pool: str
+    device: str
+    """The device's name in its ResourceSlice: `gpu-0000-23-00-0`."""
+    claim: str
+    """Namespace and name of the claim."""
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Kubelet's books: which pod has been given what. Numbers come from the same counter as looks."""
+
+    read: int
+    """The number of the read that these entries are from; 0 before the first one."""
+    entries: Mapping[tuple[ResourceName, DeviceId], Pod]
+    claims: Mapping[PciAddress, ClaimedDevice]
+    problem: str | None
+    """Why the last read failed, as a sentence; the entries are the last known ones then."""
+    tried: bool
+    """A first read has come back, whatever it said."""
+    outstanding: int | None
+    again: bool
+    due_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds a vfio group or device open."""
+
+    pid: int
+    command: str
+    pod_uid: str | None
+    """From its cgroup; None if it is in no pod."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.command})"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUse:
+    """What one poll saw of one IOMMU group, without opening anything (unless an open was allowed)."""
+
+    group: int
+    enabled: Mapping[PciAddress, int]
+    """`enable` of each of its vfio-bound functions: 0 when free, 1 while a device descriptor is open
+    (drivers/pci/pci.c, pci_enable_device). A function that could not be read is not in here."""
+    active: frozenset[PciAddress]
+    """Functions whose `power/runtime_status` is `active`."""
+    holders: tuple[Holder, ...] | None
+    """Who holds it open, by /proc/*/fd; None where that was not looked at."""
+    open_refused: bool | None
+    """The group was opened as a probe: True if that said EBUSY; None where it was not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is known of a group's use, from the poll with number `poll`."""
+
+    poll: int
+    in_use: bool
+    since: int
+    """The number of the poll that first saw it in use, or first saw it free again."""
+    evidence: str
+    """How it is in use: `held by process 4711 (qemu-system-x86)`, `in use (enable of 0000:23:00.0 is 1)`."""
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Polls:
+    """The kernel's side: which groups are in use. Numbers come from the same counter as looks."""
+
+    groups: Mapping[int, Observed]
+    baselines: Mapping[PciAddress, int]
+    """`enable` of a function when it was known to be free, where that is not 0 (an operator can write to it)."""
+    done: int
+    """The number of the last poll that came back; 0 before the first one."""
+    outstanding: int | None
+    again: bool
+    due_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """A device that left kubelet's ledger with the read `read`; its group may still be held by the pod that was."""
+
+    pod: Pod
+    read: int
+
+
+class Role(StrEnum):
+    """Which of two daemons on a node serves kubelet: during an upgrade the new one asks the old one to hand over."""
+
+    TAKING_OVER = "taking over"
+    """Getting ready, or asking the running daemon to end its streams."""
+    SERVING = "serving"
+    HANDED_OVER = "handed over"
+    """A successor serves; this process only waits to be ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of what is said of a device."""
+
+    at: float
+    health: Health | None
+    """None when it left the list."""
+    reason: str
+
+
 class CallKind(StrEnum):
     """Which rpc a waiting call came in by."""
 
@@ -184,7 +319,7 @@ class Call:
     seen: Mapping[PciAddress, PciFunction]
     """Each device as it was known when the call came."""
     since: int
-    """The last look that had been asked for when the call came: only later ones count."""
+    """The last number that had been given out when the call came: only later looks and polls count."""
     deadline: float
 
 
@@ -195,6 +330,8 @@ class Settings:
     selectors: tuple[Selector, ...]
     resync_interval_s: float
     pre_start_gate: bool
+    hand_over: bool = False
+    """Whether a daemon that runs already is asked to hand over before this one serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +349,14 @@ class NodeState:
     no_shrink_until: Mapping[ResourceName, float]
     """Until when a resource's list must not lose a device, because kubelet may be using it in a call's answer."""
     calls: Mapping[Token, Call]
+    ledger: Ledger
+    polls: Polls
+    granted: Mapping[PciAddress, float]
+    """Devices handed out by Allocate that kubelet's ledger does not list yet, and until when we believe in it."""
+    departed: Mapping[PciAddress, Departed]
+    history: Mapping[PciAddress, tuple[Transition, ...]]
+    """The last changes of what was said of each device, oldest first."""
+    role: Role
     kubelet: str | None
     """Identity of the kubelet.sock that is there now; None while there is none."""
     kubelet_missing: str

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuactors.core.calls import device_id
+from gpuactors.core.books import groups_that_matter
+from gpuactors.core.frames import is_ready
 from gpuactors.core.health import not_offered, verdict
+from gpuactors.core.identity import device_ids
 from gpuactors.core.inventory import devices_of, is_offered
-from gpuactors.core.model import DeviceId, Frame, Health, NodeState, PciAddress, PciFunction, ResourceName
+from gpuactors.core.model import (
+    DeviceId,
+    Frame,
+    Health,
+    Holder,
+    NodeState,
+    PciAddress,
+    PciFunction,
+    ResourceName,
+    Role,
+    Transition,
+)
 from gpuactors.core.registration import PluginOrder, is_registered, order
+from gpuactors.core.standing import observed_use, owners, stand_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +32,27 @@ class LooksWanted:
 
     scan: int | None
     functions: Mapping[PciAddress, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PollTarget:
+    """One IOMMU group whose use is wanted."""
+
+    group: int
+    functions: tuple[PciAddress, ...]
+    """Its vfio-bound functions."""
+    may_open: bool
+    """An open as a probe would hurt nobody: not allocated, not claimed, not just handed out."""
+    urgent: bool = False
+    """A call waits for this: nothing known from an earlier poll may stand in for a look."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollWanted:
+    """The outstanding poll; None while none is. Each number is polled once."""
+
+    poll: int | None
+    targets: tuple[PollTarget, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +68,12 @@ class Outputs:
     """Every standing output, for the registry to put into its cells."""
 
     looks: LooksWanted
+    poll: PollWanted
+    ledger_read: int | None
+    """The outstanding read of kubelet's ledger."""
     plugins: Mapping[ResourceName, PluginView]
+    take_over: bool
+    """Ready to serve: the daemon that runs already is to hand over now."""
     stopping: bool
 
 
@@ -41,8 +81,23 @@ def project(state: NodeState) -> Outputs:
     """The standing outputs that follow from the state."""
     return Outputs(
         looks=LooksWanted(state.looks.scan, state.looks.functions),
+        poll=PollWanted(state.polls.outstanding, _targets(state) if state.polls.outstanding else ()),
+        ledger_read=state.ledger.outstanding,
         plugins={r: PluginView(state.frames[r], order(p)) for r, p in state.plugins.items()},
+        take_over=state.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.stopping,
+    )
+
+
+def _targets(state: NodeState) -> tuple[PollTarget, ...]:
+    """The groups to poll. One that anybody was given is never opened as a probe."""
+    asked = {a for call in state.calls.values() for a in call.seen}
+    given = asked | owners(state).keys()
+    return tuple(
+        PollTarget(
+            group, functions, may_open=given.isdisjoint(functions), urgent=not asked.isdisjoint(functions)
+        )
+        for group, functions in sorted(groups_that_matter(state).items())
     )
 
 
@@ -56,27 +111,38 @@ class DeviceReport:
     resource: ResourceName
     health: Health
     reason: str
+    owner: str | None
+    """To whom kubelet has given it."""
+    holders: tuple[Holder, ...]
+    history: tuple[Transition, ...]
 
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
+    owned, ids = owners(state), device_ids(state)
     reports = []
     for device in devices_of(state.facts, state.settings.selectors):
-        listed = next((a for a in state.frames.get(device.resource, ()) if a.id == device_id(device)), None)
+        address = device.function.address
+        listed = next((a for a in state.frames.get(device.resource, ()) if a.address == address), None)
         if listed is not None:
             health, reason = listed.health, listed.reason
         elif is_offered(device):
-            health, reason = verdict(device)
+            health, reason = verdict(device, stand_of(state, device, owned), None)
         else:
             health, reason = Health.UNHEALTHY, not_offered(device.function)
+        use = observed_use(state, device)
+        owner = owned.get(address)
         reports.append(
             DeviceReport(
-                id=device_id(device),
+                id=ids[address],
                 function=device.function,
                 group_members=tuple(m.address for m in device.group),
                 resource=device.resource,
                 health=health,
                 reason=reason,
+                owner=owner.said if owner is not None else None,
+                holders=use.holders if use is not None else (),
+                history=state.history.get(address, ()),
             )
         )
     return tuple(reports)

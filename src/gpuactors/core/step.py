@@ -16,20 +16,25 @@ from dataclasses import replace
 from typing import assert_never
 
 from gpuactors import limits
-from gpuactors.core import calls, looks, registration
-from gpuactors.core.effects import Effect, Level, Reply, Say
+from gpuactors.core import books, calls, looks, registration
+from gpuactors.core.effects import Effect, Field, Level, Reply, Say
 from gpuactors.core.events import (
     AllocateAsked,
     CallAbandoned,
     CallEvent,
     Event,
     FunctionInspected,
+    GroupsObserved,
+    HandOverRequested,
     HostChanged,
     HostEvent,
     HostScanned,
     InspectionFailed,
     KubeletAppeared,
     KubeletGone,
+    LedgerRead,
+    LedgerUnreadable,
+    PredecessorGone,
     PreferenceAsked,
     PreStartAsked,
     RegisterFailed,
@@ -40,6 +45,7 @@ from gpuactors.core.events import (
     SocketFailed,
     StreamEnded,
     StreamOpened,
+    SuccessorLost,
     Ticked,
     UeventsLost,
     UeventsOpened,
@@ -51,23 +57,32 @@ from gpuactors.core.model import (
     PciFunction,
     PluginState,
     ResourceName,
+    Role,
     Settings,
 )
+from gpuactors.core.standing import owners
 
 Stepped = tuple[NodeState, list[Effect]]
 
 
 def initial_state(settings: Settings) -> NodeState:
-    """Nothing known, a full scan wanted, no kubelet."""
+    """Nothing known; a full scan and a read of kubelet's ledger are wanted."""
+    wanted = looks.first_looks()
     return NodeState(
         settings=settings,
-        looks=looks.first_looks(),
+        looks=replace(wanted, last=wanted.last + 1),
         facts={},
         scanned=False,
         frames={},
         plugins={},
         no_shrink_until={},
         calls={},
+        ledger=books.first_ledger(wanted.last + 1),
+        polls=books.first_polls(),
+        granted={},
+        departed={},
+        history={},
+        role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
         kubelet=None,
         kubelet_missing="",
         stopping=False,
@@ -102,11 +117,14 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
             after, effects = _call(state, event, at)
         case Ticked():
             after, effects = _ticked(state, at)
-        case ShutdownRequested():
-            after, effects = replace(state, stopping=True), [Say(Level.INFO, "daemon.stopping", {})]
+        case GroupsObserved() | LedgerRead() | LedgerUnreadable():
+            after, effects = _books(state, event, at)
+        case PredecessorGone() | HandOverRequested() | SuccessorLost() | ShutdownRequested():
+            after, effects = _daemon(state, event)
         case _:
             assert_never(event)
-    after, answered = calls.completed(after)
+    after = _polled_soon(state, _read_soon(state, after), at)
+    after, answered = calls.completed(after, at)
     after = _hold_lists(state, after, answered, at)
     after, published = publish(state, after, at)
     return after, [*effects, *answered, *published]
@@ -116,6 +134,7 @@ def next_deadline(state: NodeState) -> float:
     """When a `Ticked` is due if nothing else happens; infinite if never."""
     return min(
         looks.deadline(state.looks),
+        books.deadline(state),
         min((p.retry_at for p in state.plugins.values() if p.retry_at is not None), default=math.inf),
         min((c.deadline for c in state.calls.values()), default=math.inf),
         min(state.no_shrink_until.values(), default=math.inf),
@@ -157,6 +176,84 @@ def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
             ]
 
 
+def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadable, at: float) -> Stepped:
+    match event:
+        case GroupsObserved():
+            return books.observed(state, event, at), []
+        case LedgerRead(_, source):
+            after = books.ledger_read(state, event, at)
+            told = after.ledger.entries is state.ledger.entries and state.ledger.problem is None
+            level = Level.DEBUG if told and state.ledger.read else Level.INFO
+            fields: dict[str, Field] = {
+                "source": source,
+                "devices": len(event.entries),
+                "claims": len(event.claims),
+            }
+            return after, [Say(level, "ledger.read", fields)]
+        case LedgerUnreadable(_, reason):
+            level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING
+            return books.ledger_unreadable(state, event, at), [
+                Say(level, "ledger.unreadable", {"reason": reason})
+            ]
+
+
+def _daemon(
+    state: NodeState, event: PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested
+) -> Stepped:
+    match event:
+        case PredecessorGone(how):
+            if state.role is Role.SERVING:
+                return state, []
+            return replace(state, role=Role.SERVING), [
+                Say(Level.INFO, "daemon.serving", {"predecessor": how})
+            ]
+        case HandOverRequested():
+            return replace(state, role=Role.HANDED_OVER), [Say(Level.INFO, "daemon.handed_over", {})]
+        case SuccessorLost():
+            if state.role is not Role.HANDED_OVER:
+                return state, []
+            return replace(state, role=Role.TAKING_OVER), [Say(Level.WARNING, "daemon.successor_lost", {})]
+        case ShutdownRequested():
+            return replace(state, stopping=True), [Say(Level.INFO, "daemon.stopping", {})]
+
+
+def _read_soon(before: NodeState, state: NodeState) -> NodeState:
+    """A read of kubelet's ledger at once where something was taken from under a pod: it may have ended just before."""
+    if state.facts is before.facts:
+        return state
+    owned = owners(state)
+    lost = [a for a in owned if _is_bound(before, a) and not _is_bound(state, a)]
+    return books.ask_ledger(state) if lost else state
+
+
+def _is_bound(state: NodeState, address: PciAddress) -> bool:
+    fact = state.facts.get(address)
+    return fact is not None and fact.function is not None and fact.function.vfio_bound
+
+
+def _polled_soon(before: NodeState, state: NodeState, at: float) -> NodeState:
+    """A poll at once where a group appeared that was never polled, soon where somebody should let go."""
+    if state.facts is not before.facts and state.scanned:
+        new = books.groups_that_matter(state).keys() - state.polls.groups.keys()
+        if new:
+            return books.ask_poll(state)
+    if state.polls.outstanding is None and (calls.waits_for_release(state) or _is_wrongly_held(state)):
+        soon = min(state.polls.due_at, at + limits.POLL_FAST_S)
+        return replace(state, polls=replace(state.polls, due_at=soon))
+    return state
+
+
+def _is_wrongly_held(state: NodeState) -> bool:
+    """Somebody holds a group who should not: a stranger, or a pod that is gone."""
+    if state.departed:
+        return True
+    if not any(o.in_use for o in state.polls.groups.values()):
+        return False
+    given = {state.facts[a].function for a in owners(state) if a in state.facts}
+    groups = {f.iommu_group for f in given if f is not None}
+    return any(o.in_use and g not in groups for g, o in state.polls.groups.items())
+
+
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
     """Says once what of a function cannot be read: it may be a GPU that no list can show."""
     return [
@@ -177,6 +274,7 @@ def _kubelet(state: NodeState, event: KubeletAppeared | KubeletGone, at: float) 
             if socket == state.kubelet:
                 return state, []
             plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.plugins.items()}
+            state = books.ask_ledger(state)
             return replace(state, kubelet=socket, kubelet_missing="", plugins=plugins), [
                 Say(Level.INFO, "kubelet.appeared", {})
             ]
@@ -243,7 +341,7 @@ def _call(state: NodeState, event: CallEvent, at: float) -> Stepped:
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, answered = calls.expired(looks.due(state, at), at)
+    state, answered = calls.expired(books.due(looks.due(state, at), at), at)
     plugins = _each(state.plugins, lambda p: registration.due(p, at))
     held = {r: until for r, until in state.no_shrink_until.items() if until > at}
     return replace(state, plugins=plugins, no_shrink_until=held), answered

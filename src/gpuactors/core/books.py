@@ -1,0 +1,267 @@
+"""The two sides of the books that sysfs does not show: kubelet's ledger, and who uses a group in the kernel.
+
+Theory of operation. Reads of the ledger and polls of the groups' use are asked for by number, from the same counter as
+looks (see `looks.py`), so that "known after" can be told across all three. At most one of each is outstanding. A device
+that leaves the ledger is remembered as departed until a later poll finds its group free: a forced deletion leaves the
+ledger within milliseconds while the process lives on. A group that is found in use and that nobody was given leads to
+another read of the ledger before anybody is called a stranger.
+
+Must not judge: what these facts mean for a device is decided in `standing.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
+from gpuactors.core.identity import address_of, claimed_address
+from gpuactors.core.inventory import devices_of, functions_of, groups_of, is_offered
+from gpuactors.core.model import (
+    ClaimedDevice,
+    Departed,
+    GroupUse,
+    Ledger,
+    NodeState,
+    Observed,
+    PciAddress,
+    Pod,
+    Polls,
+)
+
+
+def first_ledger(number: int) -> Ledger:
+    """At start: one read is outstanding."""
+    return Ledger(
+        read=0,
+        entries={},
+        claims={},
+        problem=None,
+        tried=False,
+        outstanding=number,
+        again=False,
+        due_at=math.inf,
+    )
+
+
+def first_polls() -> Polls:
+    """At start: nothing is known to be polled yet."""
+    return Polls(groups={}, baselines={}, done=0, outstanding=None, again=False, due_at=math.inf)
+
+
+def ask_ledger(state: NodeState) -> NodeState:
+    """Asks for a read of kubelet's ledger; if one is outstanding, for another one after it."""
+    if state.ledger.outstanding is not None:
+        return replace(state, ledger=replace(state.ledger, again=True))
+    state, number = _numbered(state)
+    return replace(state, ledger=replace(state.ledger, outstanding=number, again=False, due_at=math.inf))
+
+
+def ask_poll(state: NodeState) -> NodeState:
+    """Asks for a poll of every group that matters; if one is outstanding, for another one after it."""
+    if state.polls.outstanding is not None:
+        return replace(state, polls=replace(state.polls, again=True))
+    state, number = _numbered(state)
+    return replace(state, polls=replace(state.polls, outstanding=number, again=False, due_at=math.inf))
+
+
+def _numbered(state: NodeState) -> tuple[NodeState, int]:
+    number = state.looks.last + 1
+    return replace(state, looks=replace(state.looks, last=number)), number
+
+
+# --- kubelet's ledger -------------------------------------------------------------------------------------
+
+
+def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
+    """The ledger as it is. Who left it may still hold its device."""
+    before = state.ledger
+    if event.read != before.outstanding:
+        return state
+    entries = {(e.resource, e.device): e.pod for e in event.entries}
+    left = {
+        address: Departed(pod, event.read)
+        for (resource, device), pod in before.entries.items()
+        if entries.get((resource, device)) != pod
+        and (address := address_of(state, resource, device)) is not None
+    }
+    listed = {a for (r, d) in entries if (a := address_of(state, r, d)) is not None}
+    state = replace(
+        state,
+        ledger=replace(
+            before,
+            read=event.read,
+            entries=entries if entries != before.entries else before.entries,
+            claims=_claims(event.claims),
+            problem=None,
+            tried=True,
+            outstanding=None,
+            again=False,
+        ),
+        departed={**state.departed, **left},
+        granted={a: until for a, until in state.granted.items() if a not in listed},
+    )
+    due_at = at + limits.LEDGER_S if _matters(state) else math.inf
+    wished = before.due_at if before.due_at > at else math.inf
+    state = replace(state, ledger=replace(state.ledger, due_at=min(due_at, wished)))
+    if left:
+        state = ask_poll(state)
+    return ask_ledger(state) if before.again else state
+
+
+def _is_gone(before: Pod, now: Pod | None) -> bool:
+    """The device has no pod any more, or another one. PodResources gives names, the checkpoint file UIDs: where the
+    two cannot be compared it is the same pod."""
+    if now is None:
+        return True
+    if before.uid and now.uid:
+        return before.uid != now.uid
+    names = (before.namespace, before.name), (now.namespace, now.name)
+    return bool(before.name and now.name) and names[0] != names[1]
+
+
+def _matters(state: NodeState) -> bool:
+    """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
+    ours = {d.function.address for d in devices_of(state.facts, state.settings.selectors)}
+    given = {address_of(state, r, d) for r, d in state.ledger.entries} | state.ledger.claims.keys()
+    in_use = any(o.in_use for o in state.polls.groups.values())
+    tombstones = any(r in state.frames for r, _ in state.ledger.entries)
+    return bool(ours & given or tombstones or in_use or state.granted or state.departed)
+
+
+def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]:
+    return {address: c for c in claimed if (address := claimed_address(c.device)) is not None}
+
+
+def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
+    """What was known last stays known."""
+    if event.read != state.ledger.outstanding:
+        return state
+    again = state.ledger.again
+    ledger = replace(
+        state.ledger,
+        problem=event.reason,
+        tried=True,
+        outstanding=None,
+        again=False,
+        due_at=at + limits.LEDGER_RETRY_S,
+    )
+    state = replace(state, ledger=ledger)
+    return ask_ledger(state) if again else state
+
+
+# --- the use of the groups --------------------------------------------------------------------------------
+
+
+def groups_that_matter(state: NodeState) -> dict[int, tuple[PciAddress, ...]]:
+    """The groups of offered devices, with their vfio-bound functions."""
+    wanted = {
+        d.function.iommu_group for d in devices_of(state.facts, state.settings.selectors) if is_offered(d)
+    }
+    groups = groups_of(functions_of(state.facts).values())
+    return {
+        group: tuple(f.address for f in members if f.vfio_bound)
+        for group, members in groups.items()
+        if group in wanted
+    }
+
+
+def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
+    """A poll came back. Changes lead to a read of the ledger: a release, or somebody who may be a stranger."""
+    before = state.polls
+    if event.poll != before.outstanding:
+        return state
+    baselines = _baselines(before.baselines, event.uses)
+    matter = groups_that_matter(state)
+    groups = {g: o for g, o in before.groups.items() if g in matter}
+    for use in event.uses:
+        groups[use.group] = _observed(use, event.poll, baselines, before.groups.get(use.group))
+    changed = any(
+        groups[g].in_use != (before.groups[g].in_use if g in before.groups else False) for g in groups
+    )
+    polls = replace(
+        before,
+        groups=groups,
+        baselines=baselines,
+        done=event.poll,
+        outstanding=None,
+        again=False,
+        due_at=at + limits.POLL_S if matter else math.inf,
+    )
+    state = replace(state, polls=polls, departed=_still_there(state, groups))
+    if changed:
+        state = ask_ledger(state)
+    return ask_poll(state) if before.again else state
+
+
+def _baselines(before: Mapping[PciAddress, int], uses: Iterable[GroupUse]) -> dict[PciAddress, int]:
+    """A suspended function has no open descriptor, so its count is the baseline, whatever wrote it there."""
+    suspended = {a: n for use in uses for a, n in use.enabled.items() if a not in use.active}
+    return {**before, **suspended}
+
+
+def _observed(
+    use: GroupUse, poll: int, baselines: Mapping[PciAddress, int], before: Observed | None
+) -> Observed:
+    evidence = _evidence(use, baselines)
+    in_use = evidence is not None
+    same = before is not None and before.in_use == in_use
+    return Observed(
+        poll=poll,
+        in_use=in_use,
+        since=before.since if before is not None and same else poll,
+        evidence=evidence or "",
+        holders=use.holders or (),
+    )
+
+
+def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
+    """How the group is in use, in words; None if nothing shows that it is."""
+    if use.holders:
+        return f"held by {', '.join(map(str, use.holders))}"
+    for address, count in sorted(use.enabled.items()):
+        if count > baselines.get(address, 0):
+            return f"in use (enable of {address} is {count})"
+    return "in use (opening it says EBUSY)" if use.open_refused else None
+
+
+def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> dict[PciAddress, Departed]:
+    """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free."""
+    rest = {}
+    for address, departed in state.departed.items():
+        fact = state.facts.get(address)
+        group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+        now = groups.get(group) if group is not None else None
+        if fact is not None and (now is None or now.in_use or now.poll <= departed.read):
+            rest[address] = departed
+    return rest
+
+
+# --- time -------------------------------------------------------------------------------------------------
+
+
+def due(state: NodeState, at: float) -> NodeState:
+    """Asks for the read and the poll whose time has come; forgets what Allocate handed out long ago in vain."""
+    if _ledger_due_at(state) <= at:
+        state = ask_ledger(state)
+    if _poll_due_at(state) <= at:
+        state = ask_poll(state)
+    if state.ledger.problem is None and any(until <= at for until in state.granted.values()):
+        state = replace(state, granted={a: until for a, until in state.granted.items() if until > at})
+    return state
+
+
+def deadline(state: NodeState) -> float:
+    """When `due` will next have something to do."""
+    grants: Iterable[float] = state.granted.values() if state.ledger.problem is None else ()
+    return min([_ledger_due_at(state), _poll_due_at(state), *grants])
+
+
+def _ledger_due_at(state: NodeState) -> float:
+    return state.ledger.due_at if state.ledger.outstanding is None else math.inf
+
+
+def _poll_due_at(state: NodeState) -> float:
+    return state.polls.due_at if state.polls.outstanding is None else math.inf

@@ -1,0 +1,66 @@
+"""How kubelet calls a device, and which device kubelet means.
+
+Kubelet's ledger is by ID string. Ours is the PCI address. NVIDIA's plugin up to 1.4 and KubeVirt's built-in one use the
+IOMMU group number: a device that the ledger knows by such an ID keeps it until its pod ends, so that an older plugin
+can be replaced on a busy node. Never both IDs in one frame.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpuactors.core.inventory import Device, devices_of
+from gpuactors.core.model import DeviceId, NodeState, PciAddress, ResourceName, pci_address
+
+_CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
+
+
+def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
+    """The ID of every selected device: its PCI address, or the older ID that kubelet's ledger knows."""
+    ids: dict[PciAddress, DeviceId] = {}
+    taken: set[tuple[ResourceName, DeviceId]] = set()
+    for device in devices_of(state.facts, state.settings.selectors):
+        older = (device.resource, DeviceId(str(device.function.iommu_group)))
+        known = older in state.ledger.entries or _is_listed(state, *older)
+        if known and older not in taken and not _is_known_by_address(state, device):
+            taken.add(older)
+            ids[device.function.address] = older[1]
+        else:
+            ids[device.function.address] = DeviceId(device.function.address)
+    return ids
+
+
+def _is_known_by_address(state: NodeState, device: Device) -> bool:
+    return (device.resource, DeviceId(device.function.address)) in state.ledger.entries
+
+
+def _is_listed(state: NodeState, resource: ResourceName, device: DeviceId) -> bool:
+    """The older ID stands in the present list, and the list must not change under a call."""
+    held = resource in state.no_shrink_until or any(c.resource == resource for c in state.calls.values())
+    return held and any(a.id == device for a in state.frames.get(resource, ()))
+
+
+def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
+    """The function that kubelet means by an ID: a PCI address, or an IOMMU group number of one of our devices."""
+    try:
+        return pci_address(device)
+    except ValueError:
+        pass
+    listed = next((a.address for a in state.frames.get(resource, ()) if a.id == device), None)
+    if listed is not None or not device.isdigit():
+        return listed
+    group = int(device)
+    return next(
+        (
+            d.function.address
+            for d in devices_of(state.facts, state.settings.selectors)
+            if d.resource == resource and d.function.iommu_group == group
+        ),
+        None,
+    )
+
+
+def claimed_address(name: str) -> PciAddress | None:
+    """The function that a device's name in a ResourceSlice stands for: `gpu-0000-23-00-0`."""
+    match = _CLAIMED.fullmatch(name)
+    return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))

@@ -1,0 +1,109 @@
+"""Where a device stands between kubelet, the kernel and the other members of its group: whose is it?
+
+This is the heart of the program (architecture, "The books"). Held by the pod that kubelet gave it to is Healthy and
+counted once; held by a stranger is Unhealthy and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuactors.core.identity import address_of
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import NodeState, Observed, PciAddress, Pod, ResourceName
+
+
+class Standing(StrEnum):
+    """Whose a device is."""
+
+    FREE = "free"
+    ALLOCATED = "allocated"
+    CLAIMED = "claimed"
+    """By a DRA claim, or by a pod under another resource's name: kubelet counts it elsewhere."""
+    GROUP_IN_USE = "group in use"
+    LEFT_HELD = "held by a pod that is gone"
+    FOREIGN = "in foreign hands"
+    UNDECIDED = "undecided"
+    """In use, and kubelet's ledger has not been read since: it stays what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Whose a device is, and the sentence that says so."""
+
+    standing: Standing
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """To whom kubelet has given a device."""
+
+    resource: ResourceName | None
+    """The resource it was given as; None for a DRA claim, or where only our own Allocate is known."""
+    claimed: bool
+    said: str
+    """`allocated to pod default/vm-1`"""
+
+
+def owners(state: NodeState) -> dict[PciAddress, Owner]:
+    """Every device that kubelet has given to somebody, under whatever ID and API."""
+    found: dict[PciAddress, Owner] = {}
+    for address, claim in state.ledger.claims.items():
+        found[address] = Owner(None, True, f"in use by the claim {claim.claim} of pod {claim.pod}")
+    for address in state.granted:
+        found[address] = Owner(None, False, "just handed out")
+    for (resource, device), pod in state.ledger.entries.items():
+        given = address_of(state, resource, device)
+        if given is not None:
+            found[given] = Owner(resource, False, f"allocated to pod {pod}")
+    return found
+
+
+def stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:
+    """Whose `device` is."""
+    owner = owned.get(device.function.address)
+    if owner is not None and not owner.claimed and owner.resource in (None, device.resource):
+        return Stand(Standing.ALLOCATED, owner.said)
+    if owner is not None:
+        return Stand(Standing.CLAIMED, owner.said + (f" as {owner.resource}" if owner.resource else ""))
+    for member in device.group:
+        if (mate := owned.get(member.address)) is not None:
+            return Stand(
+                Standing.GROUP_IN_USE,
+                f"IOMMU group {device.function.iommu_group} is in use: {member.address} is {mate.said}",
+            )
+    return _by_use(state, device)
+
+
+def observed_use(state: NodeState, device: Device) -> Observed | None:
+    """The use of its group, as last polled."""
+    group = device.function.iommu_group
+    return state.polls.groups.get(group) if group is not None else None
+
+
+def departed_pod(state: NodeState, device: Device) -> Pod | None:
+    """The pod that had a device of this group, has left kubelet's ledger, and may still hold it."""
+    return next((state.departed[m.address].pod for m in device.group if m.address in state.departed), None)
+
+
+def _by_use(state: NodeState, device: Device) -> Stand:
+    use = observed_use(state, device)
+    if use is None or not use.in_use:
+        return Stand(Standing.FREE, "free")
+    group = f"IOMMU group {device.function.iommu_group}"
+    pod = departed_pod(state, device)
+    if pod is not None:
+        reads = [state.departed[m.address].read for m in device.group if m.address in state.departed]
+        if use.poll < max(reads):
+            return Stand(Standing.UNDECIDED, f"{group} is {use.evidence}; pod {pod} has just left")
+        return Stand(
+            Standing.LEFT_HELD,
+            f"{group} is still {use.evidence}: pod {pod} is gone from kubelet's books, its process is not",
+        )
+    if state.ledger.read > use.since:
+        return Stand(Standing.FOREIGN, f"{group} is {use.evidence}, and kubelet has given it to no pod")
+    unread = f"; kubelet's ledger cannot be read: {state.ledger.problem}" if state.ledger.problem else ""
+    return Stand(Standing.UNDECIDED, f"{group} is {use.evidence}{unread}")

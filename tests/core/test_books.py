@@ -1,0 +1,476 @@
+"""The books: kubelet's ledger × who uses the group in the kernel × sysfs, one verdict and one reason per device.
+
+One test per row of the table "The books" (architecture), then what happens between the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.effects import Granted, Preferred, Ready, Refusal, Refused
+from gpuactors.core.events import (
+    AllocateAsked,
+    FunctionInspected,
+    GroupsObserved,
+    HandOverRequested,
+    HostChanged,
+    HostScanned,
+    KubeletAppeared,
+    LedgerRead,
+    LedgerUnreadable,
+    PredecessorGone,
+    PreferenceAsked,
+    PreferenceRequest,
+    PreStartAsked,
+    SuccessorLost,
+    Ticked,
+)
+from gpuactors.core.model import DeviceId, Holder, PciFunction, Role, Token, pci_address
+from gpuactors.core.snapshot import project, report
+from tests.core.builders import H100, SETTINGS, Core, gpu
+
+A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
+QEMU = Holder(4711, "qemu-system-x86", None)
+T = Token(1)
+
+
+def node(
+    *functions: PciFunction, ledger: dict[str, str] | None = None, enabled: tuple[str, ...] = ()
+) -> Core:
+    """A node as a daemon finds it at its start."""
+    core = Core()
+    core.ledger = dict(ledger or {})
+    core.enabled = dict.fromkeys(enabled, 1)
+
+    core.feed(HostScanned(1, functions or (gpu(A), gpu(B))))
+    return core
+
+
+def look(core: Core, address: str, *functions: PciFunction) -> None:
+    where = pci_address(address)
+    core.feed(HostChanged(where, None, "change pci"))
+    core.feed(FunctionInspected(core.state.looks.functions[where], where, functions))
+
+
+def ask(core: Core, *devices: str, token: Token = T) -> None:
+    core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
+
+
+def looked(core: Core, *addresses: str) -> list[FunctionInspected]:
+    return [
+        FunctionInspected(core.state.looks.functions[pci_address(a)], pci_address(a), (gpu(a),))
+        for a in addresses
+    ]
+
+
+# --- the rows ---------------------------------------------------------------------------------------------
+
+
+def test_free() -> None:
+    core = node()
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(A) == "free"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_allocated_is_healthy_held_or_not(held: bool) -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,) if held else ())
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(A) == "allocated to pod default/vm-1"
+
+
+def test_held_by_a_stranger_is_unhealthy_and_names_him_and_is_healthy_again_when_he_lets_go() -> None:
+    core = node()
+    core.holders = {1: (QEMU,)}
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert (
+        core.reason(A)
+        == "IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no pod"
+    )
+    core.holders = {}
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_without_names_the_evidence_is_given() -> None:
+    core = node(enabled=(A,))
+    assert (
+        core.reason(A)
+        == "IOMMU group 1 is in use (enable of 0000:01:00.0 is 1), and kubelet has given it to no pod"
+    )
+
+
+def test_a_pod_that_is_gone_and_still_holds_is_unhealthy_until_it_lets_go() -> None:
+    """Forced deletion: out of kubelet's ledger within 5 ms, the process lives on."""
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.holders = {1: (QEMU,)}
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == (
+        "IOMMU group 1 is still held by process 4711 (qemu-system-x86): "
+        "pod default/vm-1 is gone from kubelet's books, its process is not"
+    )
+    core.enabled, core.holders = {}, {}
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.state.departed == {}
+
+
+def test_a_pod_that_ends_normally_never_shows_as_unhealthy() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger, core.enabled = {}, {}
+    said = core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert not [s for s in said if "Unhealthy" in str(s)]
+
+
+def test_a_device_of_a_claim_is_unhealthy_here() -> None:
+    core = node()
+    core.claims = {"gpu-0000-01-00-0": "claim-1"}
+    core.feed(KubeletAppeared("k1"))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == "in use by the claim default/claim-1 of pod default/claim-1"
+
+
+def test_the_sibling_in_a_used_group_is_unhealthy() -> None:
+    core = node(gpu(A, 7), gpu(B, 7), gpu(C, 8), ledger={A: "vm-1"})
+    assert core.frame() == {A: "Healthy", B: "Unhealthy", C: "Healthy"}
+    assert core.reason(B) == "IOMMU group 7 is in use: 0000:01:00.0 is allocated to pod default/vm-1"
+
+
+def test_gone_while_allocated_stays_listed_until_its_pod_is_gone() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    look(core, A)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == "allocated to pod default/vm-1, but the PCI function is gone from this node"
+    core.enabled = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_unbound_while_allocated_stays_listed_and_says_so() -> None:
+    core = node(ledger={A: "vm-1"})
+    look(core, A, gpu(A, driver="nvidia"))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A).startswith("allocated to pod default/vm-1, but bound to nvidia")
+    look(core, A, gpu(A))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_an_allocated_device_with_a_host_driver_beside_it_stays_healthy() -> None:
+    core = node(gpu(A, 7), gpu(B, 8), ledger={A: "vm-1"})
+    look(core, A, gpu(A, 7), replace(gpu("01:00.1", 7, driver="snd_hda_intel"), class_code="040300"))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_an_unreadable_ledger_keeps_what_was_known_and_guesses_nothing() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger_problem = "rejected by rate limit"
+    core.enabled = {A: 1, B: 1}
+    core.pass_time(60)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(A) == "allocated to pod default/vm-1"
+    assert core.reason(B) == (
+        "IOMMU group 2 is in use (enable of 0000:02:00.0 is 1); kubelet's ledger cannot be read: rejected by rate limit"
+    )
+    core.ledger_problem = None
+    core.pass_time(limits.LEDGER_RETRY_S)
+    assert core.frame() == {A: "Healthy", B: "Unhealthy"}
+
+
+# --- between the rows -------------------------------------------------------------------------------------
+
+
+def test_nobody_is_called_a_stranger_before_the_ledger_was_read_again() -> None:
+    """Another daemon's Allocate may stand in kubelet's ledger since we read it last."""
+    core = node()
+    core.silent = True
+    core.feed(Ticked(), after_s=limits.POLL_S)
+    core.enabled, core.ledger = {A: 1}, {A: "vm-1"}
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    core.feed(core.poll_event(poll))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    read = core.state.ledger.outstanding
+    assert read is not None, "the ledger is read because somebody uses what nobody was given"
+    core.feed(core.ledger_event(read))
+    assert core.reason(A) == "allocated to pod default/vm-1"
+
+
+def test_the_first_frame_waits_for_all_three_sides() -> None:
+
+    core = Core()
+    core.silent = True
+    core.feed(HostScanned(1, (gpu(A),)))
+    assert core.state.frames == {}
+    core.feed(LedgerRead(2, "PodResources", (), ()))
+    assert core.state.frames == {}
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    core.feed(core.poll_event(poll))
+    assert core.frame() == {A: "Healthy"}
+
+
+def test_the_first_frame_does_not_offer_what_a_stranger_holds() -> None:
+    """At start the ledger is read before the first poll: who uses a group is not decided until it is read again."""
+    core = Core()
+    core.silent = True
+    core.enabled = {A: 1}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))), LedgerRead(2, "PodResources", (), ()))
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    core.feed(core.poll_event(poll))
+    assert core.state.frames == {}
+    read = core.state.ledger.outstanding
+    assert read is not None
+    core.feed(core.ledger_event(read))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+
+
+def test_a_ledger_that_cannot_be_read_at_all_does_not_hold_up_the_first_frame() -> None:
+
+    core = Core()
+    core.ledger_problem = "no such directory"
+    core.feed(HostScanned(1, (gpu(A),)))
+    assert core.frame() == {A: "Healthy"}
+
+
+def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspended() -> None:
+    core = node()
+    core.silent = True
+
+    def poll(count: int, *, active: bool) -> None:
+        core.feed(Ticked(), after_s=limits.POLL_S)
+        number = core.state.polls.outstanding
+        assert number is not None
+        event = core.poll_event(number)
+        assert isinstance(event, GroupsObserved)
+        uses = tuple(
+            replace(u, enabled={A: count}, active=frozenset({A}) if active else frozenset())
+            if u.group == 1
+            else u
+            for u in event.uses
+        )
+        core.feed(replace(event, uses=uses))
+
+    poll(1, active=False)
+    assert not core.state.polls.groups[1].in_use, "somebody wrote 1 to enable; no descriptor is open"
+    poll(1, active=True)
+    assert not core.state.polls.groups[1].in_use
+    poll(2, active=True)
+    assert core.state.polls.groups[1].in_use
+
+
+# --- the gate ---------------------------------------------------------------------------------------------
+
+
+def test_allocate_of_a_device_in_foreign_hands_is_refused_and_unhealthy_in_the_next_frame() -> None:
+    core = node()
+    core.enabled = {A: 1}
+    ask(core, A)
+    (answer,) = core.answers(*looked(core, A))
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.FAILED_PRECONDITION
+    assert answer.reason == f"{A}: IOMMU group 1 is in use (enable of {A} is 1)"
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+
+
+def test_allocate_of_a_sibling_in_a_used_group_is_refused() -> None:
+    core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1"})
+    ask(core, B)
+    where = pci_address(B)
+    (answer,) = core.answers(
+        FunctionInspected(core.state.looks.functions[where], where, (gpu(A, 7), gpu(B, 7)))
+    )
+    assert isinstance(answer, Refused)
+    assert "IOMMU group 7 is in use: 0000:01:00.0 is allocated to pod default/vm-1" in answer.reason
+
+
+def test_a_whole_group_is_handed_out_in_one_call() -> None:
+    core = node(gpu(A, 7), gpu(B, 7))
+    ask(core, A, B)
+    both = (gpu(A, 7), gpu(B, 7))
+    events = [FunctionInspected(core.state.looks.functions[a], a, both) for a in (A, B)]
+    assert isinstance(core.answers(*events)[0], Granted)
+
+
+def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> None:
+    core = node()
+    ask(core, A)
+    core.feed(*looked(core, A))
+    assert core.reason(A) == "just handed out"
+    core.enabled = {A: 1}
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    core.ledger = {A: "vm-1"}
+    core.pass_time(limits.LEDGER_S)
+    assert core.reason(A) == "allocated to pod default/vm-1"
+    assert core.state.granted == {}
+
+
+def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
+    core = node()
+    ask(core, A)
+    core.feed(*looked(core, A))
+    core.pass_time(limits.GRANT_GRACE_S - 1)
+    assert core.reason(A) == "just handed out"
+    core.pass_time(2)
+    assert core.reason(A) == "free"
+
+
+def test_the_next_pod_gets_the_device_and_its_start_waits_for_the_old_process() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame()[A] == "Unhealthy"
+    ask(core, A)
+    assert isinstance(core.answers(*looked(core, A))[0], Granted)
+    core.ledger = {A: "vm-2"}
+    core.feed(PreStartAsked(Token(2), H100, (DeviceId(A),)))
+    assert core.answers(*looked(core, A)) == []
+    core.pass_time(5)
+    assert set(core.state.calls) == {Token(2)}, "still waiting"
+    core.enabled = {}
+    answers = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if hasattr(e, "answer")]
+    assert answers == [Ready()]
+
+
+def test_a_start_that_waits_too_long_is_refused_with_the_holders_name() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.holders = {1: (QEMU,)}
+    core.ledger = {A: "vm-2"}
+    core.pass_time(limits.LEDGER_S)
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(*looked(core, A))
+    (answer,) = [e.answer for e in core.pass_time(limits.PRE_START_WAIT_S) if hasattr(e, "answer")]
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.UNAVAILABLE
+    assert answer.reason == (
+        f"{A}: IOMMU group 1 is still held by process 4711 (qemu-system-x86), "
+        "by pod default/vm-1 that is gone from kubelet's books"
+    )
+    assert core.frame()[A] == "Healthy", "it is allocated to vm-2: counted once"
+
+
+def test_without_the_gate_a_device_that_is_still_held_is_refused_at_allocate() -> None:
+    core = Core(settings=replace(SETTINGS, pre_start_gate=False))
+
+    core.ledger, core.enabled = {A: "vm-1"}, {A: 1}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    ask(core, A)
+    assert isinstance(core.answers(*looked(core, A))[0], Refused)
+
+
+def test_preferred_allocation_puts_what_can_really_be_opened_first() -> None:
+    core = node(gpu(A), gpu(B), gpu(C))
+    core.silent = True
+    core.enabled = {A: 1}
+    core.feed(Ticked(), after_s=limits.POLL_S)
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    core.feed(core.poll_event(poll))
+    request = PreferenceRequest(tuple(map(DeviceId, (A, B, C))), (), 2)
+    assert core.answers(PreferenceAsked(T, H100, (request,))) == [Preferred(((DeviceId(B), DeviceId(C)),))]
+    everything = PreferenceRequest(tuple(map(DeviceId, (A, B, C))), (), 3)
+    (answer,) = core.answers(PreferenceAsked(T, H100, (everything,)))
+    assert isinstance(answer, Preferred)
+    assert len(answer.containers[0]) == 3, "never an error, never fewer than asked for"
+
+
+# --- IDs --------------------------------------------------------------------------------------------------
+
+
+def test_a_device_known_by_its_group_number_keeps_that_id_until_its_pod_ends() -> None:
+    core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"}, enabled=(A,))
+    assert core.frame() == {"51": "Healthy", B: "Healthy"}
+    core.ledger, core.enabled = {}, {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_a_device_is_taken_under_either_id_and_the_variable_has_the_address() -> None:
+    core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"})
+    for number, name in enumerate(("51", A)):
+        core.feed(PreStartAsked(Token(number), H100, (DeviceId(name),)))
+        assert core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A, 51),))) == [Ready()]
+
+
+def test_the_id_does_not_change_under_a_call() -> None:
+    core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"})
+    ask(core, B)
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {"51": "Healthy", B: "Healthy"}
+    core.feed(FunctionInspected(core.state.looks.functions[B], B, (gpu(B, 52),)))
+    core.pass_time(limits.CALL_SETTLE_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_an_allocated_id_that_is_on_this_node_no_more_stays_listed() -> None:
+    core = node(ledger={"0000:99:00.0": "vm-1"})
+    assert core.frame() == {A: "Healthy", B: "Healthy", "0000:99:00.0": "Unhealthy"}
+
+
+# --- hand-over --------------------------------------------------------------------------------------------
+
+
+def test_a_successor_gets_ready_and_touches_nothing_until_the_old_daemon_is_gone() -> None:
+
+    core = Core(settings=replace(SETTINGS, hand_over=True))
+    core.ledger = {A: "vm-1"}
+    assert not project(core.state).take_over
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    assert project(core.state).take_over
+    assert project(core.state).plugins == {}
+    core.feed(PredecessorGone("handed over"))
+    assert core.state.role is Role.SERVING
+    assert list(project(core.state).plugins) == [H100]
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    core.feed(HandOverRequested())
+    assert project(core.state).plugins == {}
+    assert not project(core.state).take_over
+    core.feed(SuccessorLost())
+    assert project(core.state).take_over
+    core.feed(PredecessorGone("no daemon answered"))
+    assert list(project(core.state).plugins) == [H100]
+
+
+def test_the_report_names_owner_holder_and_history() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.holders = {1: (QEMU,)}
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    found = {d.function.address: d for d in report(core.state)}
+    assert found[A].holders == (QEMU,)
+    first, *_, last = found[A].history
+    assert (first.health, first.reason) == ("Healthy", "allocated to pod default/vm-1")
+    assert (last.health, last.reason) == ("Unhealthy", core.reason(A))
+
+
+def test_an_unreadable_ledger_at_start_is_read_when_kubelet_appears() -> None:
+    core = Core()
+    core.ledger_problem = "kubelet is not there"
+
+    core.enabled = {A: 1}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    core.ledger_problem, core.ledger = None, {A: "vm-1"}
+    core.feed(KubeletAppeared("k1"))
+    assert core.reason(A) == "allocated to pod default/vm-1"
+
+
+def test_late_answers_change_nothing() -> None:
+    core = node()
+    before = core.state
+    core.feed(LedgerRead(1, "x", (), ()), LedgerUnreadable(1, "x"), GroupsObserved(1, ()))
+    assert core.state == before

@@ -37,6 +37,7 @@ SELECT_SEPARATOR: Final = ";"
 DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
 """NVIDIA's display controllers, and its NVSwitch bridges."""
 
+Holders: TypeAlias = Literal["passive", "proc", "open"]
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -120,6 +121,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         bool,
         Meta(description="Whether kubelet is asked to call PreStartContainer before a container starts."),
     ] = True
+    holders: Annotated[
+        Holders,
+        Meta(
+            description=(
+                "How it is found out whether a GPU is in use, and by whom: `passive` (`enable` and "
+                "`power/runtime_status` in sysfs; opens nothing), `proc` (also /proc/*/fd, which names the process; "
+                "needs the host's PID namespace and CAP_SYS_PTRACE), or `open` (as `passive`, and as a last resort "
+                "opens the IOMMU group of a GPU that nobody was given)."
+            )
+        ),
+    ] = "passive"
     log_format: Annotated[LogFormat, Meta(description="How log lines look: `json` or `console`.")] = "json"
     log_level: Annotated[
         LogLevel, Meta(description="The least level that is logged: `debug`, `info`, `warning` or `error`.")
@@ -225,6 +237,7 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "resync_interval_s": "a finite number of seconds above 0",
     "select": "one or more selectors KEY=VALUE,… with the keys vendor, device, class and address",
     "pre_start_gate": "true or false",
+    "holders": "passive, proc or open",
     "log_format": "json or console",
     "log_level": "debug, info, warning or error",
 }

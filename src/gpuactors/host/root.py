@@ -12,6 +12,10 @@ from typing import Final
 PCI_DEVICES: Final = "/sys/bus/pci/devices"
 IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
 
+PROC: Final = "/proc"
+
+GROUP_NODES: Final = "/dev/vfio"
+CDEV_NODES: Final = "/dev/vfio/devices"
 CONTAINER_NODE: Final = "/dev/vfio/vfio"
 IOMMUFD_NODE: Final = "/dev/iommu"
 
@@ -26,17 +30,17 @@ PCI_IDS_PLACES: Final = (
 
 def group_node(group: int) -> str:
     """The node of an IOMMU group, as the host's own path."""
-    return f"/dev/vfio/{group}"
+    return f"{GROUP_NODES}/{group}"
 
 
 def cdev_node(name: str) -> str:
     """The character device of one vfio device (`vfio0`), as the host's own path."""
-    return f"/dev/vfio/devices/{name}"
+    return f"{CDEV_NODES}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class HostRoot:
-    """The directory under which the host's /sys, /dev and /usr are seen."""
+    """The directory under which the host's /sys, /dev, /proc and /usr are seen."""
 
     prefix: str = "/"
 

@@ -1,0 +1,24 @@
+"""The busy poller: finds out which IOMMU groups are in use when the core asks, and says what it saw.
+
+When to poll, and which groups, is the core's: each number is polled once. One poll at a time: it has a deadline of its
+own, and the core gives out no other number before it is answered.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.events import Event, GroupsObserved
+from gpuactors.core.snapshot import PollWanted
+from gpuactors.ports import UseReader
+
+
+async def run(wanted: LatestReader[PollWanted], use: UseReader, inbox: trio.MemorySendChannel[Event]) -> None:
+    """Runs until there will be no other poll."""
+    done = 0
+    async for now in wanted:
+        if now.poll is None or now.poll <= done:
+            continue
+        done = now.poll
+        await inbox.send(GroupsObserved(now.poll, await use.observe(now.targets)))

@@ -1,0 +1,281 @@
+"""Who holds vfio groups and devices open: /proc/*/fd, by device number.
+
+By number, not by path: a container has device nodes of its own, with other inodes and maybe other names. Synchronous;
+`use.py` runs it. Needs a /proc of the host's PID namespace, and CAP_SYS_PTRACE to look at other users' processes (man 5
+proc, PTRACE_MODE_READ_FSCREDS). Must not open a device node, and must not wait for a filesystem: a process may have
+files open on a dead NFS server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+from gpuactors.core.model import Holder
+from gpuactors.core.snapshot import PollTarget
+from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, HostRoot, cdev_node, group_node
+
+NodeId = tuple[int, int]
+"""What makes two open files the same device: (-1, device number) of a character device, whatever its inode; (device,
+inode) of a plain file, which stands for a node in a fake tree."""
+
+_VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
+"""The descriptor that VFIO_GROUP_GET_DEVICE_FD returns (drivers/vfio/group.c): it does not say of which device."""
+
+_POD_SLICE: Final = re.compile(r"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod([0-9A-Za-z_]+)\.slice")
+"""Kubelet with the systemd driver: `kubepods-burstable-pod<UID with _ for ->.slice`; guaranteed pods have no class in
+it, and a prefix comes from kubelet's --cgroup-root (pkg/kubelet/cm/cgroup_manager_linux.go)."""
+
+_POD_DIRECTORY: Final = re.compile(r"pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})")
+"""Kubelet with the cgroupfs driver: `/kubepods/burstable/pod<UID>`. A static pod's UID is a hash without dashes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one pass over the processes found."""
+
+    holders: Mapping[int, tuple[Holder, ...]]
+    """By IOMMU group, in the order of their PIDs; no entry for a group without a holder."""
+    exhaustive: bool
+    """Every process was looked at, and for each open vfio device it is known in which group it is: a group without a
+    holder in here is held by nobody."""
+
+
+@final
+class ProcReader:
+    """Reads /proc below a host's root. Keeps nothing between calls."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+        self._proc = root.real(PROC)
+
+    def find(
+        self,
+        targets: Iterable[PollTarget],
+        *,
+        only: Iterable[int] | None = None,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> Found:
+        """Who holds the groups of `targets`, or a device in them: one pass for all.
+
+        `only` are the PIDs to look at, else all; the answer is not exhaustive then. When `go_on` says no the pass ends
+        early. Never raises: a process that vanishes is not there, one that may not be looked at makes the answer
+        inexhaustive.
+        """
+        pids = self._pids() if only is None else tuple(only)
+        exhaustive = only is None and pids is not None
+        if not pids:
+            return Found({}, exhaustive)
+        targets = tuple(targets)
+        nodes = self._nodes(targets)
+        wanted = {target.group for target in targets}
+        holders: dict[int, list[Holder]] = {}
+        for pid in sorted(pids):
+            if not go_on():
+                return Found({}, False)
+            groups = self._groups_of(pid, nodes)
+            if groups is None:
+                exhaustive = False
+                continue
+            held = groups & wanted
+            holder = self._holder(pid) if held else None
+            for group in held:
+                if holder is not None:
+                    holders.setdefault(group, []).append(holder)
+        return Found({group: tuple(found) for group, found in holders.items()}, exhaustive)
+
+    # --- nodes ----------------------------------------------------------------------------------------------
+
+    def _nodes(self, targets: Iterable[PollTarget]) -> dict[NodeId, int]:
+        """Every group's node and every cdev's by what it is, with its group; -1 for a cdev of no target."""
+        group_of_cdev = {
+            name: target.group
+            for target in targets
+            for function in target.functions
+            for name in _listing(self._root.real(f"{PCI_DEVICES}/{function}/vfio-dev"))
+        }
+        nodes: dict[NodeId, int] = {}
+        for name in _listing(self._root.real(GROUP_NODES)):
+            if name.isascii() and name.isdigit():
+                _add(nodes, self._root.real(group_node(int(name))), int(name))
+        for name in _listing(self._root.real(CDEV_NODES)):
+            _add(nodes, self._root.real(cdev_node(name)), group_of_cdev.get(name, -1))
+        return nodes
+
+    # --- processes ------------------------------------------------------------------------------------------
+
+    def _pids(self) -> tuple[int, ...] | None:
+        """Every process but this one; None if /proc cannot be listed."""
+        try:
+            names = os.listdir(self._proc)
+        except OSError:
+            return None
+        try:
+            # Not getpid: the /proc of another PID namespace knows this process by another number.
+            myself = os.readlink(f"{self._proc}/self")
+        except OSError:
+            myself = ""
+        return tuple(int(n) for n in names if n != myself and n.isascii() and n.isdigit())
+
+    def _groups_of(self, pid: int, nodes: Mapping[NodeId, int]) -> frozenset[int] | None:
+        """The groups of which a process has the node or a cdev open (-1: one of no target); empty if it is gone.
+
+        None if that cannot be known: its descriptors may not be looked at, or it has a vfio device open but no node
+        (it got the descriptor from another process, or closed the group's).
+        """
+        directory = f"{self._proc}/{pid}/fd"
+        held: set[int] = set()
+        has_device = False
+        try:
+            for name in os.listdir(directory):
+                link = _link(f"{directory}/{name}")
+                if link == _VFIO_DEVICE:
+                    has_device = True
+                # Sockets, pipes and the other anonymous inodes have no path.
+                elif link.startswith("/"):
+                    node = node_id(f"{directory}/{name}")
+                    if node is not None and node in nodes:
+                        held.add(nodes[node])
+        except (FileNotFoundError, ProcessLookupError):
+            return frozenset()
+        except OSError:
+            return None
+        return None if has_device and not held else frozenset(held)
+
+    def _holder(self, pid: int) -> Holder | None:
+        """Its name and pod; None if it is gone."""
+        try:
+            command = _read(f"{self._proc}/{pid}/comm")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except OSError:
+            command = "?"
+        try:
+            cgroup = _read(f"{self._proc}/{pid}/cgroup")
+        except OSError:
+            cgroup = ""
+        return Holder(pid, command.rstrip("\n"), pod_uid(cgroup))
+
+
+def pod_uid(cgroup: str) -> str | None:
+    """The UID of the pod that a process is in, by its /proc/PID/cgroup (v1 or v2); None if it is in no pod.
+
+    Seen from a container with a cgroup namespace of its own the paths begin with `/..`; the pod's part is there all the
+    same. Where a kubelet runs inside a pod of another one (kind), the innermost pod counts.
+    """
+    for line in cgroup.splitlines():
+        for part in reversed(line.split(":", 2)[-1].split("/")):
+            if match := _POD_SLICE.fullmatch(part):
+                return match[1].replace("_", "-")
+            if match := _POD_DIRECTORY.fullmatch(part):
+                return match[1]
+    return None
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def _add(nodes: dict[NodeId, int], path: str, group: int) -> None:
+    node = node_id(path)
+    if node is not None:
+        nodes[node] = group
+
+
+def _listing(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _link(path: str) -> str:
+    """Empty if the descriptor was closed meanwhile. Raises `PermissionError`."""
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""
+
+
+def _read(path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096).decode("utf-8", errors="replace")
+    finally:
+        os.close(descriptor)
+
+
+class _Timestamp(ctypes.Structure):
+    _fields_ = (("sec", ctypes.c_int64), ("nsec", ctypes.c_uint32), ("reserved", ctypes.c_int32))
+
+
+class _Statx(ctypes.Structure):
+    """struct statx, linux/stat.h."""
+
+    _fields_ = (
+        ("mask", ctypes.c_uint32),
+        ("blksize", ctypes.c_uint32),
+        ("attributes", ctypes.c_uint64),
+        ("nlink", ctypes.c_uint32),
+        ("uid", ctypes.c_uint32),
+        ("gid", ctypes.c_uint32),
+        ("mode", ctypes.c_uint16),
+        ("spare0", ctypes.c_uint16),
+        ("ino", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("blocks", ctypes.c_uint64),
+        ("attributes_mask", ctypes.c_uint64),
+        ("times", _Timestamp * 4),
+        ("rdev_major", ctypes.c_uint32),
+        ("rdev_minor", ctypes.c_uint32),
+        ("dev_major", ctypes.c_uint32),
+        ("dev_minor", ctypes.c_uint32),
+        ("spare", ctypes.c_uint64 * 14),
+    )
+
+
+_AT_FDCWD: Final = -100
+_AT_NO_AUTOMOUNT: Final = 0x800
+_AT_STATX_DONT_SYNC: Final = 0x4000
+_STATX_BASIC_STATS: Final = 0x7FF
+
+_statx = getattr(ctypes.CDLL(None), "statx", None)
+"""statx(2) of the C library (glibc 2.28); Python has it from 3.15 on."""
+
+
+def node_id(path: str) -> NodeId | None:
+    """What device a path leads to; None for anything but a character device or a plain file, or if it is not there.
+
+    Does not ask a network filesystem's server (AT_STATX_DONT_SYNC): an ordinary stat of a file on one that does not
+    answer waits for ever, and holds the thread and the pod that it is in.
+    """
+    if _statx is None:
+        return _node_id_by_stat(path)
+    found = _Statx()
+    flags = _AT_STATX_DONT_SYNC | _AT_NO_AUTOMOUNT
+    if _statx(_AT_FDCWD, os.fsencode(path), flags, _STATX_BASIC_STATS, ctypes.byref(found)) != 0:
+        return None
+    return _node_id(
+        found.mode,
+        os.makedev(found.rdev_major, found.rdev_minor),
+        os.makedev(found.dev_major, found.dev_minor),
+        found.ino,
+    )
+
+
+def _node_id_by_stat(path: str) -> NodeId | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return _node_id(found.st_mode, found.st_rdev, found.st_dev, found.st_ino)
+
+
+def _node_id(mode: int, number: int, device: int, inode: int) -> NodeId | None:
+    if stat.S_ISCHR(mode):
+        return -1, number
+    return (device, inode) if stat.S_ISREG(mode) else None

@@ -1,0 +1,341 @@
+"""Which IOMMU groups are in use, without touching them: the adaptor behind the busy poller.
+
+Reads `enable` and `power/runtime_status` of each function, which never block (not even on kernel 6.1 while an unbind
+waits for its holder). With `proc` it asks `procfs.py` who holds what. Opening a group makes it busy for whoever opens
+it at that instant, so it is done with `open` alone, and only where the target allows it. Must not decide what the
+evidence means.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.core.model import GroupUse, Holder, PciAddress
+from gpuactors.core.snapshot import PollTarget
+from gpuactors.host.procfs import Found, ProcReader
+from gpuactors.host.root import PCI_DEVICES, HostRoot, group_node
+
+if TYPE_CHECKING:
+    import outcome
+
+Holders: TypeAlias = Literal["passive", "proc", "open"]
+"""As the configuration has it."""
+
+OpenNode: TypeAlias = Callable[[str], None]
+"""Opens a device node for reading and writing and closes it at once. Raises `OSError`."""
+
+_PROC: Final = -1
+"""In the place of a group's number: the pass over /proc."""
+
+
+def open_and_close(path: str) -> None:
+    """As `OpenNode`: 13 µs, in which nobody else can open the group (drivers/vfio/group.c, vfio_group_fops_open)."""
+    os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+
+@dataclass(frozen=True, slots=True)
+class _Passive:
+    """What sysfs says of one group."""
+
+    target: PollTarget
+    enabled: Mapping[PciAddress, int]
+    active: frozenset[PciAddress]
+
+    @property
+    def seems_used(self) -> bool:
+        return any(self.enabled.values())
+
+    @property
+    def to_open(self) -> bool:
+        """With `open`: only opening it can say more, and hurts nobody."""
+        return self.target.may_open and not self.seems_used
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The last pass over all processes, and what sysfs said then."""
+
+    holders: Mapping[int, tuple[Holder, ...]]
+    enabled: Mapping[PciAddress, int]
+    groups: frozenset[int]
+    took_s: float
+
+
+@final
+class _Look:
+    """One observation. Written by the thread that does it, read by the task that waits for it and may give it up.
+
+    What the thread finds is appended or assigned whole, so that a reader sees every finding or none.
+    """
+
+    def __init__(
+        self,
+        root: HostRoot,
+        holders: Holders,
+        open_node: OpenNode,
+        targets: tuple[PollTarget, ...],
+        *,
+        skip: frozenset[int],
+        known: _Known | None,
+        rested: bool,
+        open_until: float,
+    ) -> None:
+        self._root = root
+        self._holders = holders
+        self._open_node = open_node
+        self._targets = targets
+        self._skip = skip
+        self._rested = rested
+        self._open_until = open_until
+        self.known = known
+        """The last pass over all processes, this observation's included."""
+        self.at: int | None = None
+        """The group that is being looked at, or `_PROC`."""
+        self.given_up = False
+        """Nobody waits for it any more."""
+        self._passive: list[_Passive] = []
+        self._found: Found | None = None
+        self._refused: dict[int, bool | None] = {}
+        """What opening said; no entry where it was not tried."""
+
+    def run(self) -> None:
+        """Looks at everything, the surest first. Ends early when it was given up."""
+        for target in self._targets:
+            if not self._begin(target.group):
+                continue
+            self._passive.append(_passive(self._root, target))
+        if self._holders == "proc" and self._begin(_PROC):
+            self._found = self._find()
+        if self._holders == "open":
+            for passive in self._passive:
+                if passive.to_open and self._begin(passive.target.group):
+                    self._try_open(passive.target.group)
+        self.at = None
+
+    def _begin(self, part: int) -> bool:
+        if self.given_up or part in self._skip:
+            return False
+        self.at = part
+        return True
+
+    # --- who holds it ---------------------------------------------------------------------------------------
+
+    def _find(self) -> Found:
+        """The holders: those known from the last pass if nothing changed since, else by a new pass."""
+        proc = ProcReader(self._root)
+        enabled = {a: count for passive in self._passive for a, count in passive.enabled.items()}
+        groups = frozenset(target.group for target in self._targets)
+        known = self.known
+        urgent = any(target.urgent for target in self._targets)
+        if (
+            known is not None
+            and not (self._rested or urgent)
+            and (known.enabled, known.groups) == (enabled, groups)
+        ):
+            pids = {holder.pid for held in known.holders.values() for holder in held}
+            found = proc.find(self._targets, only=pids, go_on=self._go_on)
+            if found.holders == known.holders:
+                return found
+        began = time.perf_counter()
+        found = proc.find(self._targets, go_on=self._go_on)
+        if not self.given_up:
+            self.known = _Known(found.holders, enabled, groups, time.perf_counter() - began)
+        return found
+
+    def _go_on(self) -> bool:
+        return not self.given_up
+
+    def _try_open(self, group: int) -> None:
+        if time.monotonic() > self._open_until:
+            return
+        try:
+            self._open_node(self._root.real(group_node(group)))
+        except OSError as error:
+            # Any other refusal (no such node, no permission) says nothing about use.
+            self._refused[group] = True if error.errno == errno.EBUSY else None
+        else:
+            self._refused[group] = False
+
+    # --- what is known now ----------------------------------------------------------------------------------
+
+    def uses(self) -> tuple[GroupUse, ...]:
+        """What was found so far."""
+        found = self._found
+        return tuple(
+            use for passive in tuple(self._passive) if (use := self._use(passive, found)) is not None
+        )
+
+    def _use(self, passive: _Passive, found: Found | None) -> GroupUse | None:
+        """None if nothing can be said of the group."""
+        group = passive.target.group
+        holders = None if found is None else found.holders.get(group, () if found.exhaustive else None)
+        if not passive.enabled and not holders:
+            return None
+        # Sysfs shows nothing of a group whose node alone is open, so it proves nothing where more was wanted in vain.
+        if self._holders == "proc" and found is None and not passive.seems_used and self._was_held(group):
+            return None
+        if self._holders == "open" and passive.to_open and group not in self._refused:
+            return None
+        return GroupUse(group, passive.enabled, passive.active, holders, self._refused.get(group))
+
+    def _was_held(self, group: int) -> bool:
+        return self.known is not None and group in self.known.holders
+
+
+@final
+class SysfsUse:
+    """`ports.UseReader` on a real host: one thread per observation, for all groups together.
+
+    A read that hangs is given up at the deadline; its thread cannot be ended and stays until the kernel answers. As
+    long as it does, later observations leave out the one group (or the pass over /proc) at which it hangs, so that
+    there is never more than one thread per group, and the others go on being observed.
+    """
+
+    def __init__(
+        self,
+        root: HostRoot,
+        holders: Holders,
+        *,
+        open_node: OpenNode = open_and_close,
+        deadline_s: float = limits.POLL_DEADLINE_S,
+    ) -> None:
+        self._root = root
+        self._holders = holders
+        self._open_node = open_node
+        self._deadline_s = deadline_s
+        self._hanging: list[_Look] = []
+        self._known: _Known | None = None
+        self._rested_at = 0.0
+
+    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+        """As `ports.UseReader.observe`."""
+        look = _Look(
+            self._root,
+            self._holders,
+            self._open_node,
+            targets,
+            skip=frozenset(late.at for late in self._hanging if late.at is not None),
+            known=self._known,
+            rested=trio.current_time() >= self._rested_at,
+            open_until=time.monotonic() + limits.OPEN_WITHIN_S,
+        )
+        with trio.move_on_after(self._deadline_s):
+            await self._in_thread(look)
+        if look.known is not None and look.known is not self._known:
+            self._known = look.known
+            self._rested_at = trio.current_time() + limits.PROC_SCAN_REST * look.known.took_s
+        return look.uses()
+
+    async def _in_thread(self, look: _Look) -> None:
+        """Runs the look in a thread. When cancelled it stops waiting; the thread ends when it can."""
+        ended = trio.Event()
+        results: list[outcome.Outcome[None]] = []
+        run = trio.lowlevel.current_trio_token()
+
+        def end(result: outcome.Outcome[None]) -> None:
+            results.append(result)
+            self._hanging.remove(look)
+            ended.set()
+
+        def deliver(result: outcome.Outcome[None]) -> None:
+            # Called in the thread. The run may be over by the time that a hanging read comes back.
+            with suppress(trio.RunFinishedError):
+                run.run_sync_soon(end, result)
+
+        self._hanging.append(look)
+        # Not trio.to_thread, for the reasons given in reader.py.
+        trio.lowlevel.start_thread_soon(look.run, deliver, name="poll")
+        try:
+            await ended.wait()
+        finally:
+            look.given_up = True
+        results[0].unwrap()
+
+
+@final
+class InlineUse:
+    """`ports.UseReader` without threads, for a tree of ordinary files on the mock clock: a read there never hangs.
+
+    Every observation with `proc` looks at all processes, so that nothing depends on how long a pass takes.
+    """
+
+    def __init__(self, root: HostRoot, holders: Holders, *, open_node: OpenNode = open_and_close) -> None:
+        self._root = root
+        self._holders = holders
+        self._open_node = open_node
+
+    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+        """As `ports.UseReader.observe`."""
+        await trio.lowlevel.checkpoint()
+        look = _Look(
+            self._root,
+            self._holders,
+            self._open_node,
+            targets,
+            skip=frozenset(),
+            known=None,
+            rested=True,
+            open_until=float("inf"),
+        )
+        look.run()
+        return look.uses()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def _passive(root: HostRoot, target: PollTarget) -> _Passive:
+    enabled: dict[PciAddress, int] = {}
+    active: set[PciAddress] = set()
+    for address in target.functions:
+        directory = root.real(f"{PCI_DEVICES}/{address}")
+        try:
+            enabled[address], is_active = _function(directory)
+        except (OSError, ValueError):
+            continue
+        if is_active:
+            active.add(address)
+    return _Passive(target, enabled, frozenset(active))
+
+
+def _function(directory: str) -> tuple[int, bool]:
+    """The enable count and whether the function is active, as they were at one moment.
+
+    A device is resumed before it is enabled, and suspended after it is disabled (drivers/vfio/pci/vfio_pci_core.c,
+    vfio_pci_core_enable and _disable). If one closes between the two reads, they say enabled and suspended, which is
+    what a count that an operator wrote says for ever. So that is read once more: between two reads of `suspended` no
+    descriptor was open, as a resume and a suspend take milliseconds. Raises `OSError`, `ValueError`.
+    """
+    count = int(_read(f"{directory}/enable"))
+    active = _is_active(directory)
+    if count and not active:
+        count = int(_read(f"{directory}/enable"))
+        active = _is_active(directory)
+    return count, active
+
+
+def _is_active(directory: str) -> bool:
+    """Only `suspended` says that no descriptor is open: a kernel without CONFIG_PM has no such file, and `resuming`,
+    `suspending` and `error` can be either."""
+    try:
+        return _read(f"{directory}/power/runtime_status").strip() != b"suspended"
+    except OSError:
+        return True
+
+
+def _read(path: str) -> bytes:
+    # Three system calls: this is done twice per function and poll, for the life of the process.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 32)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,299 @@
+"""Who holds a group, by /proc: on fake trees, and on this machine's own /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuactors.core.model import Holder, PciAddress
+from gpuactors.core.snapshot import PollTarget
+from gpuactors.host import procfs
+from gpuactors.host.procfs import ProcReader, node_id, pod_uid
+from gpuactors.host.root import HostRoot
+from gpuactors.simulation.host_tree import HostTree, PciSpec
+
+GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")
+OTHER = PciSpec("0000:24:00.0", "10de", "2330", "030200", 52, driver="vfio-pci")
+UID = "0f3c1f0e-8a4b-4c57-9d3e-5b6a7c8d9e0f"
+PATIENCE_S = 10.0
+
+
+def target(spec: PciSpec) -> PollTarget:
+    assert spec.group is not None
+    return PollTarget(spec.group, (PciAddress(spec.address),), may_open=False)
+
+
+BOTH = (target(GPU), target(OTHER))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> HostTree:
+    tree = HostTree(tmp_path, cdev=True)
+    tree.plug(GPU)
+    tree.plug(OTHER)
+    return tree
+
+
+def reader(tree: HostTree) -> ProcReader:
+    return ProcReader(HostRoot(str(tree.root)))
+
+
+# --- fake trees -------------------------------------------------------------------------------------------------
+
+
+def test_nobody(tree: HostTree) -> None:
+    found = reader(tree).find(BOTH)
+    assert (found.holders, found.exhaustive) == ({}, True)
+
+
+def test_a_holder_is_named_with_its_pod(tree: HostTree) -> None:
+    tree.open_group(51, 4711, pod_uid=UID, device=False)
+    tree.open_group(52, 4712, "dpdk-testpmd", device=True)
+    found = reader(tree).find(BOTH)
+    assert found.holders == {
+        51: (Holder(4711, "qemu-system-x86", UID),),
+        52: (Holder(4712, "dpdk-testpmd", None),),
+    }
+    assert found.exhaustive
+    tree.close_group(51, 4711)
+    tree.kill(4712)
+    assert reader(tree).find(BOTH).holders == {}
+
+
+def test_one_process_holds_two_groups_and_only_those_that_were_asked_for_are_told(tree: HostTree) -> None:
+    tree.open_group(51, 4711)
+    tree.open_group(52, 4711)
+    holder = Holder(4711, "qemu-system-x86", None)
+    assert reader(tree).find(BOTH).holders == {51: (holder,), 52: (holder,)}
+    found = reader(tree).find((target(OTHER),))
+    assert (found.holders, found.exhaustive) == ({52: (holder,)}, True)
+
+
+def test_a_cdev_counts_for_its_group(tree: HostTree) -> None:
+    tree.open_group(51, 4711, device=False)
+    descriptors = tree.root / "proc/4711/fd"
+    (descriptors / "9").symlink_to(tree.root / f"dev/vfio/devices/vfio{tree.vfio_number(OTHER.address)}")
+    assert set(reader(tree).find(BOTH).holders) == {51, 52}
+
+
+def test_an_open_device_without_a_group_makes_the_answer_inexhaustive(tree: HostTree) -> None:
+    """A process that was handed a device's descriptor: /proc does not say of which device it is."""
+    tree.open_group(52, 4711)
+    (tree.root / "proc/4713/fd").mkdir(parents=True)
+    (tree.root / "proc/4713/fd/5").symlink_to("anon_inode:[vfio-device]")
+    found = reader(tree).find(BOTH)
+    assert set(found.holders) == {52}
+    assert not found.exhaustive
+
+
+def test_some_pids_alone(tree: HostTree) -> None:
+    tree.open_group(51, 4711)
+    tree.open_group(52, 4712)
+    found = reader(tree).find(BOTH, only=(4712, 4799))
+    assert set(found.holders) == {52}
+    assert not found.exhaustive
+
+
+def test_a_process_that_vanishes_is_skipped(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of the three places: before its descriptors, between them, and before its name is read."""
+    for pid, group in ((1, 51), (2, 52)):
+        tree.open_group(group, pid)
+    (tree.root / "proc/3").mkdir()
+    assert set(reader(tree).find(BOTH).holders) == {51, 52}
+    (tree.root / "proc/2/comm").unlink()
+    found = reader(tree).find(BOTH)
+    assert (set(found.holders), found.exhaustive) == ({51}, True)
+
+    listing = os.listdir
+
+    def one_more(path: str) -> list[str]:
+        return ["99", *listing(path)]
+
+    monkeypatch.setattr(os, "listdir", one_more)
+    assert set(reader(tree).find(BOTH).holders) == {51}
+
+
+def test_what_may_not_be_looked_at_makes_the_answer_inexhaustive(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may look at everything here, so the refusal is played."""
+    tree.open_group(51, 1)
+    tree.open_group(52, 2)
+    listing = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path.endswith("/proc/2/fd"):
+            raise PermissionError(13, "Permission denied", path)
+        return listing(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    found = reader(tree).find(BOTH)
+    assert (set(found.holders), found.exhaustive) == ({51}, False)
+
+
+def test_without_proc_nothing_is_known(tree: HostTree) -> None:
+    (tree.root / "proc").rmdir()
+    found = reader(tree).find(BOTH)
+    assert (found.holders, found.exhaustive) == ({}, False)
+
+
+def test_our_own_process_is_no_holder(tree: HostTree) -> None:
+    tree.open_group(51, 4711)
+    tree.open_group(52, 4712)
+    (tree.root / "proc/self").symlink_to("4711")
+    assert set(reader(tree).find(BOTH).holders) == {52}
+
+
+def test_a_pass_ends_early_when_it_is_told_to(tree: HostTree) -> None:
+    tree.open_group(51, 4711)
+    asked = iter((True, False))
+    (tree.root / "proc/4712/fd").mkdir(parents=True)
+    found = reader(tree).find(BOTH, go_on=lambda: next(asked))
+    assert (found.holders, found.exhaustive) == ({}, False)
+
+
+# --- cgroups ----------------------------------------------------------------------------------------------------
+
+ESCAPED = UID.replace("-", "_")
+SLICE = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{ESCAPED}.slice"
+STATIC = "d41d8cd98f00b204e9800998ecf8427e"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "uid"),
+    [
+        (f"0::{SLICE}/cri-containerd-abc.scope", UID),
+        (f"0::{SLICE}/crio-abc.scope/container", UID),
+        (f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/cri-containerd-abc.scope", UID),
+        (f"0::/../../kubepods-burstable-pod{ESCAPED}.slice/cri-containerd-abc.scope", UID),
+        (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{ESCAPED}.slice/x.scope", UID),
+        (f"0::/kubepods/burstable/pod{UID}/abc", UID),
+        (f"0::/kubepods/pod{STATIC}/abc", STATIC),
+        (f"0::/kubepods.slice/kubepods-pod{STATIC}.slice/abc", STATIC),
+        (f"12:pids:/\n11:devices:/kubepods/besteffort/pod{UID}/abc\n1:name=systemd:/init.scope", UID),
+        (f"3:cpu,cpuacct:{SLICE}/cri-containerd-abc.scope", UID),
+        (f"0::/kubepods/pod{STATIC}/abc/kubelet/kubepods/burstable/pod{UID}/def", UID),
+        ("0::/user.slice/user-0.slice/session-1.scope", None),
+        ("0::/machine.slice/libpod-4f5e.scope/container", None),
+        ("0::/system.slice/podman.service", None),
+        ("0::/", None),
+        ("", None),
+        ("garbage", None),
+    ],
+)
+def test_the_pod_is_in_the_cgroup(cgroup: str, uid: str | None) -> None:
+    assert pod_uid(cgroup + "\n") == uid
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_known_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    link = tmp_path / "link"
+    link.symlink_to(plain)
+    paths = (
+        "/dev/null",
+        "/dev/zero",
+        str(plain),
+        str(link),
+        str(tmp_path),
+        str(tmp_path / "none"),
+        "/proc/self/fd/0",
+    )
+    found = [node_id(path) for path in paths]
+    assert found[0] == (-1, os.stat("/dev/null").st_rdev)
+    assert found[1] not in (None, found[0])
+    assert found[2] == found[3] == (plain.stat().st_dev, plain.stat().st_ino)
+    assert found[4:6] == [None, None]
+
+    # An old C library has no statx.
+    assert procfs._statx is not None
+    monkeypatch.setattr(procfs, "_statx", None)
+    assert [node_id(path) for path in paths] == found
+
+
+# --- this machine's /proc ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def holding(path: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has a file open, and is killed at the end."""
+    program = f"import os, sys; os.open({path!r}, os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def stand_in(tmp_path: Path, device: str) -> ProcReader:
+    """A host whose group 51 is a device of this machine, with this machine's /proc."""
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    (tmp_path / "dev/vfio/51").symlink_to(device)
+    (tmp_path / "proc").symlink_to("/proc")
+    return ProcReader(HostRoot(str(tmp_path)))
+
+
+def comm() -> str:
+    return Path(sys.executable).name[:15]
+
+
+def test_a_real_holder_is_found_and_gone_when_it_is_killed(tmp_path: Path) -> None:
+    reader = stand_in(tmp_path, "/dev/full")  # a character device that nothing else has open
+    with holding("/dev/full") as process:
+        (holder,) = reader.find((target(GPU),)).holders[51]
+        assert (holder.pid, holder.command) == (process.pid, comm())
+        assert holder.pod_uid == pod_uid(Path("/proc/self/cgroup").read_text())
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=PATIENCE_S)
+        assert reader.find((target(GPU),)).holders == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a device node needs root")
+def test_a_holder_by_another_inode_is_found(tmp_path: Path) -> None:
+    """As in a container, which has nodes of its own."""
+    own = tmp_path / "containers-own"
+    try:
+        os.mknod(own, stat.S_IFCHR | 0o600, os.stat("/dev/full").st_rdev)
+        os.close(os.open(own, os.O_RDONLY))
+    except PermissionError:
+        pytest.skip("device nodes cannot be made or opened here")
+    reader = stand_in(tmp_path, "/dev/full")
+    with holding(str(own)) as process:
+        (holder,) = reader.find((target(GPU),)).holders[51]
+        assert holder.pid == process.pid
+
+
+def test_we_are_not_found_ourselves(tmp_path: Path) -> None:
+    reader = stand_in(tmp_path, "/dev/full")
+    descriptor = os.open("/dev/full", os.O_RDONLY)
+    try:
+        assert reader.find((target(GPU),)).holders == {}
+        with holding("/dev/full") as process:
+            assert [h.pid for h in reader.find((target(GPU),)).holders[51]] == [process.pid]
+    finally:
+        os.close(descriptor)
+
+
+def test_holders_come_in_the_order_of_their_pids(tree: HostTree) -> None:
+    """A group opens once, but forked processes share the descriptor."""
+    tree.open_group(51, 20)
+    tree.open_group(52, 3)
+    (tree.root / "proc/3/fd/9").symlink_to(tree.root / "dev/vfio/51")
+    holders = reader(tree).find((replace(target(GPU)),)).holders
+    assert [h.pid for h in holders[51]] == [3, 20]

@@ -1,0 +1,462 @@
+"""What is seen of the groups' use, with each way to look, and what a read that hangs does to the others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import inotify_simple
+import pytest
+import trio
+import trio.testing
+
+from gpuactors import limits
+from gpuactors.core.model import GroupUse, Holder, PciAddress
+from gpuactors.core.snapshot import PollTarget
+from gpuactors.host import procfs, use
+from gpuactors.host.procfs import ProcReader
+from gpuactors.host.root import HostRoot
+from gpuactors.host.use import Holders, InlineUse, OpenNode, SysfsUse
+from gpuactors.ports import UseReader
+from gpuactors.simulation.host_tree import HostTree, PciSpec
+
+SHORT_S = 0.1
+PATIENCE_S = 10.0
+Kind = type[SysfsUse] | type[InlineUse]
+KINDS = [SysfsUse, InlineUse]
+
+
+def spec(number: int, function: int = 0) -> PciSpec:
+    return PciSpec(f"0000:{number:02x}:00.{function}", "10de", "2330", "030200", number, driver="vfio-pci")
+
+
+def address(number: int, function: int = 0) -> PciAddress:
+    return PciAddress(spec(number, function).address)
+
+
+def target(number: int, *, may_open: bool = False, functions: int = 1) -> PollTarget:
+    return PollTarget(number, tuple(address(number, f) for f in range(functions)), may_open)
+
+
+GPU, AUDIO = address(1), address(1, 1)
+ALL = (target(1, functions=2), target(2), target(3))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> HostTree:
+    """Groups 1 (a GPU and its audio function), 2 and 3."""
+    tree = HostTree(tmp_path)
+    for plugged in (spec(1), spec(1, 1), spec(2), spec(3)):
+        tree.plug(plugged)
+    return tree
+
+
+def root(tree: HostTree) -> HostRoot:
+    return HostRoot(str(tree.root))
+
+
+async def observe(reader: UseReader, *targets: PollTarget) -> dict[int, GroupUse]:
+    with trio.fail_after(PATIENCE_S):
+        uses = await reader.observe(targets or ALL)
+    by_group = {use.group: use for use in uses}
+    assert len(by_group) == len(uses)
+    return by_group
+
+
+# --- passive ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_passive_follows_the_kernels_table(tree: HostTree, kind: Kind) -> None:
+    reader = kind(root(tree), "passive")
+    free = {2: GroupUse(2, {address(2): 0}, frozenset(), None, None)}
+    assert await observe(reader, target(2)) == free
+    tree.open_group(2, 4711, device=False)
+    assert await observe(reader, target(2)) == free  # not to be seen in sysfs
+    tree.open_device(address(2), 4711)
+    held = {2: GroupUse(2, {address(2): 1}, frozenset({address(2)}), None, None)}
+    assert await observe(reader, target(2)) == held
+    tree.kill(4711)
+    assert await observe(reader, target(2)) == free
+
+
+@pytest.mark.trio
+async def test_each_function_of_a_group_is_told(tree: HostTree) -> None:
+    tree.open_group(1, 4711, device=False)
+    tree.open_device(AUDIO, 4711)
+    uses = await observe(SysfsUse(root(tree), "passive"))
+    assert (uses[1].enabled, uses[1].active) == ({GPU: 0, AUDIO: 1}, frozenset({AUDIO}))
+    assert set(uses) == {1, 2, 3}
+
+
+@pytest.mark.trio
+async def test_what_cannot_be_read_is_left_out(tree: HostTree) -> None:
+    tree.remove_attribute(GPU, "enable")
+    tree.set_attribute(address(2), "enable", b"nonsense")
+    tree.unplug(address(3))
+    uses = await observe(SysfsUse(root(tree), "passive"))
+    assert set(uses) == {1}
+    assert uses[1].enabled == {AUDIO: 0}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("status", "active"),
+    [(b"active\n", True), (b"suspended\n", False), (b"resuming\n", True), (b"error\n", True), (None, True)],
+)
+async def test_only_suspended_is_not_active(tree: HostTree, status: bytes | None, active: bool) -> None:
+    """The core takes the enable count of a suspended function as its baseline: nothing else may look like it."""
+    if status is None:
+        tree.remove_attribute(address(2), "power/runtime_status")
+    else:
+        tree.set_attribute(address(2), "power/runtime_status", status)
+    uses = await observe(SysfsUse(root(tree), "passive"))
+    assert uses[2].active == ({address(2)} if active else set())
+
+
+@pytest.mark.trio
+async def test_a_count_that_an_operator_wrote_is_told_as_suspended(tree: HostTree) -> None:
+    tree.set_attribute(address(2), "enable", b"1\n")
+    uses = await observe(SysfsUse(root(tree), "passive"))
+    assert (uses[2].enabled, uses[2].active) == ({address(2): 1}, frozenset())
+
+
+@pytest.mark.trio
+async def test_a_holder_that_closes_between_two_reads_is_not_taken_for_an_operators_count(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.open_group(2, 4711)
+    read = use._read
+
+    def close_meanwhile(path: str) -> bytes:
+        content = read(path)
+        if path.endswith(f"{address(2)}/enable") and tree.holder_of(2) is not None:
+            tree.kill(4711)
+        return content
+
+    monkeypatch.setattr(use, "_read", close_meanwhile)
+    uses = await observe(InlineUse(root(tree), "passive"))
+    assert (uses[2].enabled, uses[2].active) == ({address(2): 0}, frozenset())
+
+
+@pytest.mark.trio
+async def test_a_holder_that_opens_between_two_reads_is_seen_now_or_the_next_time(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = use._read
+
+    def open_meanwhile(path: str) -> bytes:
+        content = read(path)
+        if path.endswith(f"{address(2)}/enable") and tree.holder_of(2) is None:
+            tree.open_group(2, 4711)
+        return content
+
+    monkeypatch.setattr(use, "_read", open_meanwhile)
+    uses = await observe(InlineUse(root(tree), "passive"))
+    assert (uses[2].enabled, uses[2].active) == ({address(2): 0}, frozenset({address(2)}))
+
+
+# --- proc -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_proc_names_the_holder_of_a_group_whose_node_alone_is_open(tree: HostTree, kind: Kind) -> None:
+    reader = kind(root(tree), "proc")
+    assert {g: u.holders for g, u in (await observe(reader)).items()} == {1: (), 2: (), 3: ()}
+    tree.open_group(2, 4711, device=False)
+    tree.open_group(3, 4712, "vfio-user")
+    reader = kind(root(tree), "proc")
+    uses = await observe(reader)
+    assert uses[2].holders == (Holder(4711, "qemu-system-x86", None),)
+    assert uses[3].holders == (Holder(4712, "vfio-user", None),)
+    assert uses[1].holders == ()
+    tree.close_group(2, 4711)
+    assert not (await observe(reader))[2].holders
+
+
+@pytest.mark.trio
+async def test_a_held_group_counts_although_sysfs_says_nothing(tree: HostTree) -> None:
+    tree.open_group(2, 4711, device=False)
+    tree.remove_attribute(address(2), "enable")
+    assert (await observe(SysfsUse(root(tree), "proc")))[2].holders == (
+        Holder(4711, "qemu-system-x86", None),
+    )
+
+
+@pytest.mark.trio
+async def test_without_exhaustive_proc_nobody_is_not_said(tree: HostTree) -> None:
+    tree.open_group(2, 4711)
+    (tree.root / "proc/7/fd").mkdir(parents=True)
+    (tree.root / "proc/7/fd/5").symlink_to("anon_inode:[vfio-device]")
+    uses = await observe(SysfsUse(root(tree), "proc"))
+    assert (uses[1].holders, uses[2].holders is not None) == (None, True)
+
+
+class Passes:
+    """Counts the passes over /proc, and which PIDs each was limited to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.only: list[set[int] | None] = []
+        find = ProcReader.find
+
+        def counted(
+            reader: ProcReader, targets: object, *, only: set[int] | None = None, **kwargs: object
+        ) -> object:
+            self.only.append(only)
+            return find(reader, targets, only=only, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(ProcReader, "find", counted)
+        monkeypatch.setattr(limits, "PROC_SCAN_REST", 1e9)  # no second pass by time alone
+
+    def since(self) -> list[set[int] | None]:
+        passes, self.only = self.only, []
+        return passes
+
+
+@pytest.mark.trio
+async def test_all_processes_are_not_looked_at_again_and_again(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = Passes(monkeypatch)
+    reader = SysfsUse(root(tree), "proc")
+    tree.open_group(2, 4711, device=False)
+    await observe(reader)
+    assert passes.since() == [None]
+
+    uses = await observe(reader)
+    assert passes.since() == [{4711}]
+    assert uses[2].holders == (Holder(4711, "qemu-system-x86", None),)
+    assert uses[1].holders is None  # not looked at this time
+
+    tree.open_group(3, 4712)  # sysfs says so
+    uses = await observe(reader)
+    assert passes.since() == [None]
+    assert [h.pid for h in uses[3].holders or ()] == [4712]
+
+    tree.close_group(2, 4711)  # sysfs does not, the holder's descriptors do
+    uses = await observe(reader)
+    assert passes.since() == [{4711, 4712}, None]
+    assert uses[2].holders == ()
+
+    await observe(reader, target(2))  # other groups are asked for
+    assert passes.since() == [None]
+
+
+@pytest.mark.trio
+async def test_after_its_rest_all_processes_are_looked_at_again(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = Passes(monkeypatch)
+    monkeypatch.setattr(limits, "PROC_SCAN_REST", 0)
+    reader = SysfsUse(root(tree), "proc")
+    for _ in range(3):
+        await observe(reader)
+    assert passes.since() == [None] * 3
+
+
+@pytest.mark.trio
+async def test_a_call_that_waits_gets_a_look_at_all_processes(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found on a real kernel: a stranger who had let go and come back within the rest was not seen by Allocate."""
+    passes = Passes(monkeypatch)
+    reader = SysfsUse(root(tree), "proc")
+    await observe(reader)
+    await observe(reader)
+    assert passes.since() == [None, set()]
+    tree.open_group(2, 4711, device=False)
+    uses = await observe(reader, target(1), replace(target(2), urgent=True), target(3))
+    assert passes.since() == [None]
+    assert [h.pid for h in uses[2].holders or ()] == [4711]
+
+
+# --- open -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_open_is_a_last_resort(tree: HostTree, kind: Kind) -> None:
+    tree.open_group(2, 4711, device=False)
+    tree.open_group(3, 4712)
+    reader = kind(root(tree), "open", open_node=tree.open_node)
+    uses = await observe(reader, *(target(n, may_open=True) for n in (1, 2, 3)))
+    assert {g: u.open_refused for g, u in uses.items()} == {1: False, 2: True, 3: None}
+    assert tree.probed == ("/dev/vfio/1", "/dev/vfio/2")  # group 3 is seen to be used
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("holders", ["passive", "proc", "open"])
+async def test_nothing_is_opened_where_the_target_does_not_allow_it(
+    tree: HostTree, kind: Kind, holders: Holders
+) -> None:
+    reader = kind(root(tree), holders, open_node=tree.open_node)
+    tree.open_group(2, 4711, device=False)
+    uses = await observe(reader)
+    assert {u.open_refused for u in uses.values()} == {None}
+    assert tree.probed == ()
+
+
+@pytest.mark.trio
+async def test_what_is_allowed_is_opened_with_open_alone(tree: HostTree) -> None:
+    for reader in (
+        SysfsUse(root(tree), "passive", open_node=tree.open_node),
+        SysfsUse(root(tree), "proc", open_node=tree.open_node),
+    ):
+        await observe(reader, target(1, may_open=True))
+    assert tree.probed == ()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("holders", ["passive", "proc", "open"])
+async def test_the_kernel_sees_no_open_either(tree: HostTree, holders: Holders) -> None:
+    """As above, but with the real open, and inotify as the witness: /proc's links are followed without an open."""
+    tree.open_group(2, 4711)
+    nodes = [tree.root / f"dev/vfio/{n}" for n in (1, 2, 3)]
+    with inotify_simple.INotify() as inotify:
+        for node in nodes:
+            inotify.add_watch(node, inotify_simple.flags.OPEN)
+        await observe(SysfsUse(root(tree), holders))
+        assert inotify.read(timeout=0) == []
+        if holders == "open":
+            uses = await observe(SysfsUse(root(tree), "open"), target(3, may_open=True))
+            assert uses[3].open_refused is False
+            assert len(inotify.read(timeout=0)) == 1
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EPERM, errno.ENODEV])
+async def test_any_other_refusal_says_nothing(tree: HostTree, number: int) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    uses = await observe(SysfsUse(root(tree), "open", open_node=refuse), target(1, may_open=True))
+    assert uses[1].open_refused is None
+
+
+@pytest.mark.trio
+async def test_an_open_that_comes_too_late_is_not_done(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device may have been handed out since it was allowed. The group is left out: nothing can be said of it."""
+    monkeypatch.setattr(limits, "OPEN_WITHIN_S", -1.0)
+    reader = SysfsUse(root(tree), "open", open_node=tree.open_node)
+    assert set(await observe(reader, target(1, may_open=True), target(2))) == {2}
+    assert tree.probed == ()
+
+
+# --- what hangs -------------------------------------------------------------------------------------------------
+
+
+def polls() -> int:
+    return sum(thread.name == "poll" for thread in threading.enumerate())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what threads do, which nothing announces."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 -- a thread's end sets no event
+            await trio.sleep(0.001)
+
+
+@pytest.mark.trio
+async def test_a_group_that_hangs_is_left_out_and_holds_up_the_others_once(tree: HostTree) -> None:
+    await until(lambda: polls() == 0)
+    reader = SysfsUse(root(tree), "passive", deadline_s=SHORT_S)
+    tree.make_hang(address(2), "enable")
+    assert set(await observe(reader)) == {1}  # those before it
+    for _ in range(3):
+        assert set(await observe(reader)) == {1, 3}
+    assert polls() == 1
+    tree.end_hang(address(2), "enable", b"0\n")
+    await until(lambda: polls() == 0)
+    assert set(await observe(reader)) == {1, 2, 3}
+
+
+@pytest.mark.trio
+async def test_each_group_that_hangs_has_one_thread(tree: HostTree) -> None:
+    await until(lambda: polls() == 0)
+    reader = SysfsUse(root(tree), "passive", deadline_s=SHORT_S)
+    tree.make_hang(address(2), "enable")
+    tree.make_hang(address(3), "power/runtime_status")
+    for _ in range(4):
+        uses = await observe(reader)
+    assert set(uses) == {1}
+    assert polls() == 2
+    tree.end_hang(address(2), "enable", b"0\n")
+    tree.end_hang(address(3), "power/runtime_status", b"suspended\n")
+    await until(lambda: polls() == 0)
+
+
+@pytest.mark.trio
+async def test_proc_that_hangs_leaves_what_sysfs_says(tree: HostTree) -> None:
+    """And a group that was held by its node alone is left out: sysfs does not show whether it still is."""
+    await until(lambda: polls() == 0)
+    reader = SysfsUse(root(tree), "proc", deadline_s=SHORT_S)
+    tree.open_group(2, 4711, device=False)
+    tree.open_group(3, 4712)
+    assert (await observe(reader))[2].holders
+    for pid in (4711, 4712):
+        os.unlink(tree.root / f"proc/{pid}/comm")
+        os.mkfifo(tree.root / f"proc/{pid}/comm")
+    for _ in range(3):
+        uses = await observe(reader)
+        assert set(uses) == {1, 3}
+        assert (uses[3].holders, uses[3].enabled) == (None, {address(3): 1})
+        assert polls() == 1
+    for pid in (4711, 4712):
+        path = tree.root / f"proc/{pid}/comm"
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        path.unlink()
+        path.write_text("qemu\n")
+        os.close(descriptor)
+    await until(lambda: polls() == 0)
+    assert [h.command for h in (await observe(reader))[2].holders or ()] == ["qemu"]
+
+
+@pytest.mark.trio
+async def test_what_was_given_up_opens_nothing_when_it_comes_back(tree: HostTree) -> None:
+    await until(lambda: polls() == 0)
+    reader = SysfsUse(root(tree), "open", open_node=tree.open_node, deadline_s=SHORT_S)
+    tree.make_hang(address(2), "enable")
+    assert await observe(reader, *(target(n, may_open=True) for n in (1, 2, 3))) == {}
+    tree.end_hang(address(2), "enable", b"0\n")
+    await until(lambda: polls() == 0)
+    assert tree.probed == ()
+
+
+@pytest.mark.trio
+async def test_a_cancelled_observation_is_left_alone(tree: HostTree) -> None:
+    await until(lambda: polls() == 0)
+    reader = SysfsUse(root(tree), "passive")
+    tree.make_hang(address(2), "enable")
+    with trio.fail_after(PATIENCE_S):
+        with trio.move_on_after(SHORT_S) as scope:
+            await reader.observe(ALL)
+        assert scope.cancelled_caught
+        assert set(await observe(reader)) == {1, 3}
+        tree.end_hang(address(2), "enable", b"0\n")
+        await until(lambda: polls() == 0)
+        assert set(await observe(reader)) == {1, 2, 3}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_bug_is_not_swallowed(tree: HostTree, kind: Kind) -> None:
+    def broken(path: str) -> None:
+        raise RuntimeError("a bug")
+
+    opens: OpenNode = broken
+    with trio.fail_after(PATIENCE_S), pytest.raises(RuntimeError, match="a bug"):
+        await kind(root(tree), "open", open_node=opens).observe((target(1, may_open=True),))
+
+
+def test_statx_is_there() -> None:
+    """Else the pass over /proc would wait for dead file servers on this machine."""
+    assert procfs._statx is not None

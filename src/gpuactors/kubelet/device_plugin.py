@@ -30,9 +30,14 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
         return options(pre_start=self._pre_start)
 
     async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
+        sent: tuple[object, ...] | None = None
         async with self._caller.stream(self._resource):
             async for frame in self._frames.subscribe():
-                yield translate.frame_message(frame)
+                # Kubelet rewrites its ledger's file at each frame, and has no field for our reason.
+                told = tuple((device.id, device.health, device.numa_node) for device in frame)
+                if told != sent:
+                    sent = told
+                    yield translate.frame_message(frame)
 
     async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:
         requests = translate.allocate_requests(message)

@@ -18,11 +18,12 @@ from grpclib import GRPCError
 from inotify_simple import INotify, flags
 
 from gpuactors import limits
-from gpuactors.concurrency.latest import Latest
+from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.grpc_trio import (
     Channel,
+    Owner,
     Server,
     SocketError,
     UnixListener,
@@ -48,11 +49,15 @@ _DIRECTORY_LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | f
 
 @final
 class UnixKubelet:
-    """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet)."""
+    """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet).
 
-    def __init__(self, kubelet_dir: str) -> None:
+    `hanging`: owners whose sockets may be replaced although they live, see `control.unix`.
+    """
+
+    def __init__(self, kubelet_dir: str, hanging: LatestReader[frozenset[Owner]] | None = None) -> None:
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._socket = os.path.join(self._directory, "kubelet.sock")
+        self._hanging = hanging
 
     @property
     def absence(self) -> str:
@@ -138,8 +143,9 @@ class UnixKubelet:
     ) -> AsyncIterator[UnixEndpoint]:
         """The socket lies directly in kubelet's directory, where operators look for it."""
         name = socket_name(resource, self._directory)
+        evict = self._hanging.value if self._hanging is not None else frozenset[Owner]()
         try:
-            listener = bind_unix(os.path.join(self._directory, name))
+            listener = bind_unix(os.path.join(self._directory, name), evict=evict)
         except SocketError as exc:
             raise KubeletError(str(exc)) from exc
         server = Server(

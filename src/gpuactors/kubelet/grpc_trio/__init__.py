@@ -10,6 +10,7 @@ from .service import TrioService
 from .unix import (
     ConnectError,
     NotASocketError,
+    Owner,
     SocketBindError,
     SocketError,
     SocketInUseError,
@@ -17,12 +18,14 @@ from .unix import (
     UnixListener,
     bind_unix,
     connect_unix,
+    owner_of,
 )
 
 __all__ = [
     "Channel",
     "ConnectError",
     "NotASocketError",
+    "Owner",
     "Server",
     "SocketBindError",
     "SocketError",
@@ -34,4 +37,5 @@ __all__ = [
     "connect_unix",
     "open_channel",
     "open_unix_channel",
+    "owner_of",
 ]

@@ -12,7 +12,9 @@ import secrets
 import socket
 import stat
 import struct
+from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -60,10 +62,11 @@ class UnixListener(trio.abc.Listener[trio.SocketStream]):
         self.inode_id: Final = inode_id
         """Device and inode number of our socket file. Not reused while the socket is open."""
         self._listener = listener
+        self._closed = False
 
     def still_there(self) -> bool:
         """Is the file at the path ours? Kubelet removes every socket of its directory when it starts."""
-        return _inode_id(self.path) == self.inode_id
+        return not self._closed and _inode_id(self.path) == self.inode_id
 
     async def accept(self) -> trio.SocketStream:
         return await self._listener.accept()
@@ -73,18 +76,49 @@ class UnixListener(trio.abc.Listener[trio.SocketStream]):
         if self.still_there():
             with suppress(OSError):  # gone meanwhile, or the directory is read-only now: nothing to be done
                 os.unlink(self.path)
+        self._closed = True  # from here on somebody else's file may have our inode number
         await self._listener.aclose()
 
 
-def bind_unix(path: str, *, mode: int = 0o660) -> UnixListener:
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A live process that listens on a socket. `pid` is 0 if it is in another PID namespace, None if not to be had."""
+
+    pid: int | None
+
+
+def owner_of(path: str) -> Owner | None:
+    """Who listens at `path`; None if nobody does, or nothing is there. Dials it, without waiting.
+
+    Raises SocketBindError if this process may not dial it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError as error:
+            raise SocketBindError(
+                f"{path} is somebody else's socket and this process may not connect to it ({error.strerror}): "
+                "remove it, or run with the permission to"
+            ) from error
+        except OSError:  # EAGAIN: its backlog is full; EPROTOTYPE: not a stream socket. Alive either way.
+            return Owner(None)
+        pid, _uid, _gid = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return Owner(pid)
+
+
+def bind_unix(path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> UnixListener:
     """Listen at `path`, atomically: the socket is made and listens under a hidden name, and is then renamed.
 
     So nobody who dials `path` is ever refused, and a stale socket file (nobody listens) is replaced without a moment
     of absence. (A path so near the limit that no hidden name fits is bound directly.) `mode`: permission bits of the
-    file. Raises SocketError, as its subclasses say.
+    file. `evict`: owners whose socket is replaced although they live, because they are known to hang; whoever has
+    dialled them stays connected to them. Raises SocketError, as its subclasses say.
     """
     _check_length(path)
-    _check_vacant(path)
+    _check_vacant(path, evict)
     try:
         sock, inode_id = _bind_renamed(path, mode)
     except OSError as error:
@@ -126,8 +160,8 @@ def _check_length(path: str) -> None:
         )
 
 
-def _check_vacant(path: str) -> None:
-    """Nothing there, or a socket file with nobody behind it."""
+def _check_vacant(path: str, evict: Collection[Owner]) -> None:
+    """Nothing there, or a socket file with nobody behind it, or with one who is to be evicted."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -136,21 +170,9 @@ def _check_vacant(path: str) -> None:
         raise NotASocketError(
             f"{path} exists and is not a socket; it is left alone: remove it, or choose another socket directory"
         )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            return
-        except PermissionError as error:
-            raise SocketBindError(
-                f"{path} is somebody else's socket and this process may not connect to it ({error.strerror}): "
-                "remove it, or run with the permission to"
-            ) from error
-        except OSError:  # EAGAIN: its backlog is full; EPROTOTYPE: not a stream socket. Alive either way.
-            raise _in_use(path, None) from None
-        pid, _uid, _gid = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        raise _in_use(path, pid)
+    owner = owner_of(path)
+    if owner is not None and owner not in evict:
+        raise _in_use(path, owner.pid)
 
 
 def _in_use(path: str, pid: int | None) -> SocketInUseError:

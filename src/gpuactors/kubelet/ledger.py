@@ -1,0 +1,260 @@
+"""Kubelet's ledger: which devices it has given to which pods. Implements `ports.LedgerReader`.
+
+PodResources is asked first, because only it notices that a pod has ended; the ledger *file* is rewritten by a frame or
+an allocation alone and names ended pods until then. The file counts where kubelet does not run (no socket, or nobody
+behind it), and beside PodResources in a kubelet's first seconds, when it answers before it knows its pods. A kubelet
+that runs and cannot answer (rate limit, timeout) is a failed read and never a reason to believe the file.
+
+Must not decide what an entry means for a device: that is the core's.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from collections.abc import Iterable
+from typing import Final, final
+
+import msgspec
+import trio
+from grpclib import GRPCError, Status
+
+from gpuactors import limits
+from gpuactors.core.model import ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.kubelet.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
+from gpuactors.kubelet.pb.podresources import v1 as pb
+from gpuactors.ports import KubeletError, LedgerContents
+
+POD_RESOURCES: Final = "PodResources"
+"""`LedgerContents.source` of a read over gRPC."""
+
+CHECKPOINT: Final = "kubelet_internal_checkpoint"
+"""File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go), and the source of a read from it."""
+
+NOTHING_YET: Final = f"{CHECKPOINT} (not there: kubelet has given nothing away yet)"
+"""The source of a read that found kubelet's directory without the file."""
+
+
+@final
+class KubeletLedger:
+    """The ledger of the kubelet below `kubelet_dir` (normally /var/lib/kubelet). One read at a time."""
+
+    def __init__(self, kubelet_dir: str) -> None:
+        self._socket = os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
+        self._directory = os.path.join(kubelet_dir, "device-plugins")
+        self._file = os.path.join(self._directory, CHECKPOINT)
+        self._young = YoungKubelet()
+
+    async def read(self) -> LedgerContents:
+        """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
+        try:
+            with trio.fail_after(limits.LEDGER_DEADLINE_S):
+                return await self._read()
+        except trio.TooSlowError as exc:
+            raise KubeletError(
+                f"kubelet did not answer PodResources List on {self._socket} within "
+                f"{limits.LEDGER_DEADLINE_S:g} s; what was read last still counts: look whether kubelet hangs"
+            ) from exc
+
+    async def _read(self) -> LedgerContents:
+        kubelet, age_s = self._identity()
+        listed = await self._list()
+        if listed is None:
+            return await self._checkpoint()
+        return self._young.complete(kubelet, listed, await self._beside(age_s))
+
+    async def _beside(self, age_s: float) -> LedgerContents | None:
+        """The file, as long as List may not know every pod. A file that cannot be read says nothing then."""
+        if age_s >= limits.LEDGER_SETTLE_S:
+            return None
+        try:
+            return await self._checkpoint()
+        except KubeletError:
+            return None
+
+    def _identity(self) -> tuple[str, float]:
+        """Which kubelet's socket it is, and for how long it has been there (s). A clock that was set back makes it
+        young, which does no harm."""
+        try:
+            found = os.stat(self._socket)
+        except OSError:
+            return "", math.inf
+        return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}", time.time() - found.st_mtime
+
+    # --- PodResources -------------------------------------------------------------------------------------
+
+    async def _list(self) -> LedgerContents | None:
+        """None if no kubelet is there to ask."""
+        try:
+            async with open_unix_channel(
+                self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S
+            ) as channel:
+                return await list_over(channel)
+        except ConnectError as exc:
+            if _nobody_there(exc):
+                return None
+            raise KubeletError(f"cannot ask kubelet for its ledger: {exc}") from exc
+        except SocketError as exc:
+            raise KubeletError(f"cannot ask kubelet for its ledger: {exc}") from exc
+
+    # --- the file -----------------------------------------------------------------------------------------
+
+    async def _checkpoint(self) -> LedgerContents:
+        # In a thread: a disk that hangs must not stop the daemon.
+        content = await trio.to_thread.run_sync(self._read_file, abandon_on_cancel=True)
+        if content is None:
+            return LedgerContents(NOTHING_YET, (), ())
+        return checkpoint_contents(content, self._file)
+
+    def _read_file(self) -> bytes | None:
+        """None if there is none in a directory that exists."""
+        try:
+            with open(self._file, "rb") as file:
+                content = file.read(limits.CHECKPOINT_MAX_BYTES + 1)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            if os.path.isdir(self._directory):
+                return None
+            raise KubeletError(
+                f"no kubelet answers on {self._socket}, and the directory {self._directory} does not exist: "
+                "is kubelet installed, and is --kubelet-dir its directory?"
+            ) from exc
+        except PermissionError as exc:
+            raise KubeletError(f"may not read {self._file} ({exc.strerror}): run as root") from exc
+        except OSError as exc:
+            raise KubeletError(f"cannot read {self._file} ({exc.strerror}): look at that disk") from exc
+        if len(content) > limits.CHECKPOINT_MAX_BYTES:
+            raise KubeletError(
+                f"{self._file} has more than {limits.CHECKPOINT_MAX_BYTES} bytes, so it is not kubelet's ledger: "
+                "is --kubelet-dir kubelet's directory?"
+            )
+        return content
+
+
+@final
+class YoungKubelet:
+    """Completes the answers of a kubelet that has just started.
+
+    Kubelet serves PodResources before its pods are known to it again: List is empty or partial then, for a moment or
+    for as long as the API server is away. What its ledger file names counts beside it, except what this kubelet has
+    listed before: that has ended since, and only the file still names it.
+    """
+
+    def __init__(self) -> None:
+        self._kubelet = ""
+        self._listed: set[tuple[ResourceName, DeviceId]] = set()
+
+    def complete(
+        self, kubelet: str, listed: LedgerContents, checkpoint: LedgerContents | None
+    ) -> LedgerContents:
+        """`kubelet` is the identity of its socket; `checkpoint` is None when it is not young any more."""
+        if kubelet != self._kubelet:
+            self._kubelet = kubelet
+            self._listed.clear()
+        self._listed.update((entry.resource, entry.device) for entry in listed.entries)
+        known = checkpoint.entries if checkpoint is not None else ()
+        missing = tuple(entry for entry in known if (entry.resource, entry.device) not in self._listed)
+        if not missing:
+            return listed
+        return LedgerContents(f"{POD_RESOURCES} and {CHECKPOINT}", listed.entries + missing, listed.claims)
+
+
+async def list_over(channel: Channel) -> LedgerContents:
+    """Calls List over an open channel to kubelet. Raises `KubeletError` if kubelet refuses."""
+    try:
+        response = await pb.PodResourcesListerStub(channel).list(pb.ListPodResourcesRequest())
+    except GRPCError as exc:
+        raise KubeletError(_refusal(exc)) from exc
+    return listed_contents(response)
+
+
+def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
+    """What List says, each device of a pod once: kubelet names it once per container and NUMA node."""
+    entries: dict[LedgerEntry, None] = {}
+    claims: dict[ClaimedDevice, None] = {}
+    for listed in response.pod_resources:
+        pod = Pod(namespace=listed.namespace, name=listed.name, uid="")
+        for container in listed.containers:
+            entries.update((entry, None) for entry in _devices(container, pod))
+            claims.update((claim, None) for claim in _claims(container, pod))
+    return LedgerContents(POD_RESOURCES, tuple(entries), tuple(claims))
+
+
+def _devices(container: pb.ContainerResources, pod: Pod) -> Iterable[LedgerEntry]:
+    for devices in container.devices:
+        for device in devices.device_ids:
+            yield LedgerEntry(ResourceName(devices.resource_name), DeviceId(device), pod)
+
+
+def _claims(container: pb.ContainerResources, pod: Pod) -> Iterable[ClaimedDevice]:
+    for dynamic in container.dynamic_resources:
+        claim = f"{dynamic.claim_namespace}/{dynamic.claim_name}"
+        for found in dynamic.claim_resources:
+            yield ClaimedDevice(found.driver_name, found.pool_name, found.device_name, claim, pod)
+
+
+class _Entry(msgspec.Struct, rename="pascal"):
+    """PodDevicesEntry of pkg/kubelet/cm/devicemanager/checkpoint."""
+
+    resource_name: str
+    pod_uid: str = msgspec.field(name="PodUID")
+    device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
+    """By NUMA node; before Kubernetes 1.20 a plain list. A device with two nodes is there twice."""
+
+
+class _Data(msgspec.Struct):
+    entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries")
+    """Null (Go's empty slice) while nothing is allocated."""
+
+
+class _Checkpoint(msgspec.Struct):
+    data: _Data = msgspec.field(name="Data")
+
+
+def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
+    """What the ledger file says. Unknown fields and the checksum are not looked at; of a pod only the UID is known.
+
+    Raises `KubeletError`, which names `path`, for what kubelet cannot have written.
+    """
+    try:
+        checkpoint = msgspec.json.decode(content, type=_Checkpoint)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise KubeletError(
+            f"{path} is damaged ({exc}), so it is not known which pods have which GPUs: start kubelet, which tells it "
+            "over PodResources and writes the file anew; if it is damaged while kubelet runs, look at that disk"
+        ) from exc
+    entries: dict[LedgerEntry, None] = {}
+    for entry in checkpoint.data.entries or ():
+        pod = Pod(namespace="", name="", uid=entry.pod_uid)
+        for device in _ids(entry):
+            entries[LedgerEntry(ResourceName(entry.resource_name), DeviceId(device), pod)] = None
+    return LedgerContents(CHECKPOINT, tuple(entries), ())
+
+
+def _ids(entry: _Entry) -> Iterable[str]:
+    if isinstance(entry.device_ids, dict):
+        return (device for ids in entry.device_ids.values() for device in ids or ())
+    return entry.device_ids or ()
+
+
+def _nobody_there(error: ConnectError) -> bool:
+    """No socket, or the socket that a dead kubelet left behind."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED)
+
+
+def _refusal(error: GRPCError) -> str:
+    match error.status:
+        case Status.RESOURCE_EXHAUSTED:
+            remedy = "some client of PodResources on this node asks too often, or the answer is over 4 MiB: find it"
+        case Status.UNIMPLEMENTED:
+            remedy = "this kubelet has no PodResources v1 (Kubernetes 1.20 or later has): upgrade it"
+        case Status.UNAVAILABLE:
+            remedy = "kubelet is stopping or restarting: it is asked again"
+        case _:
+            remedy = "look at kubelet's log"
+    return (
+        f"kubelet did not tell its ledger (PodResources List: {error.status.name}: {error.message}); "
+        f"what was read last still counts: {remedy}"
+    )

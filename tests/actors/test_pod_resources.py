@@ -1,0 +1,93 @@
+"""The pod resources actor: each number once, one after another, and an answer to each that was begun."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gpuactors.actors import pod_resources
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
+from gpuactors.core.model import DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.ports import KubeletError, LedgerContents
+
+WITHIN_S = 10.0
+ENTRY = LedgerEntry(ResourceName("nvidia.com/X"), DeviceId("gpu0"), Pod("default", "vm", ""))
+CONTENTS = LedgerContents("PodResources", (ENTRY,), ())
+
+
+@dataclass
+class Ledger:
+    """A ledger whose reads wait for `go`."""
+
+    answers: list[LedgerContents | KubeletError | ZeroDivisionError] = field(default_factory=list)
+    go: trio.Event = field(default_factory=trio.Event)
+    reads: int = 0
+
+    async def read(self) -> LedgerContents:
+        self.reads += 1
+        await self.go.wait()
+        answer = self.answers.pop(0) if self.answers else CONTENTS
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.trio
+async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
+    wanted: Latest[int | None] = Latest(None)
+    send, receive = trio.open_memory_channel[Event](8)
+    ledger = Ledger(answers=[CONTENTS, KubeletError("not today")])
+    ledger.go.set()
+    nursery.start_soon(pod_resources.run, wanted.subscribe(), ledger, send)
+    with trio.fail_after(WITHIN_S):
+        await wait_all_tasks_blocked()
+        assert ledger.reads == 0
+        for number, answer in (
+            (1, LedgerRead(1, "PodResources", (ENTRY,), ())),
+            (4, LedgerUnreadable(4, "not today")),
+            (5, LedgerRead(5, "PodResources", (ENTRY,), ())),
+        ):
+            wanted.set(number)
+            assert await receive.receive() == answer
+            # The same number again, as when the core's other outputs change.
+            wanted.set(None)
+            await wait_all_tasks_blocked()
+            wanted.set(number)
+            await wait_all_tasks_blocked()
+        assert ledger.reads == 3
+    assert receive.statistics().current_buffer_used == 0
+
+
+@pytest.mark.trio
+async def test_what_is_asked_for_during_a_read_is_read_after_it_and_conflates(nursery: trio.Nursery) -> None:
+    wanted: Latest[int | None] = Latest(1)
+    send, receive = trio.open_memory_channel[Event](8)
+    ledger = Ledger()
+    nursery.start_soon(pod_resources.run, wanted.subscribe(), ledger, send)
+    with trio.fail_after(WITHIN_S):
+        for number in (2, 3):
+            await wait_all_tasks_blocked()
+            wanted.set(number)
+        assert ledger.reads == 1, "one at a time"
+        ledger.go.set()
+        events = [await receive.receive(), await receive.receive()]
+    assert [event.read for event in events if isinstance(event, LedgerRead)] == [1, 3]
+
+
+@pytest.mark.trio
+async def test_after_a_crash_its_successor_does_the_outstanding_number() -> None:
+    wanted: Latest[int | None] = Latest(7)
+    send, receive = trio.open_memory_channel[Event](8)
+    ledger = Ledger(answers=[ZeroDivisionError()])
+    ledger.go.set()
+    with trio.fail_after(WITHIN_S):
+        with pytest.raises(ZeroDivisionError):
+            await pod_resources.run(wanted.subscribe(), ledger, send)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pod_resources.run, wanted.subscribe(), ledger, send)
+            assert await receive.receive() == LedgerRead(7, "PodResources", (ENTRY,), ())
+            nursery.cancel_scope.cancel()

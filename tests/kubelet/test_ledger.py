@@ -1,0 +1,380 @@
+"""Kubelet's ledger over a real socket and from a real file: which of the two counts, and what each of them says."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from grpclib import GRPCError, Status
+
+from gpuactors import limits
+from gpuactors.core.model import ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.kubelet.grpc_trio import Server, bind_unix
+from gpuactors.kubelet.ledger import (
+    CHECKPOINT,
+    NOTHING_YET,
+    POD_RESOURCES,
+    KubeletLedger,
+    checkpoint_contents,
+    listed_contents,
+)
+from gpuactors.kubelet.pb.podresources import v1 as pb
+from gpuactors.ports import KubeletError
+
+GPU = "nvidia.com/GH100_H100_SXM5_80GB"
+WITHIN_S = 10.0
+BOTH = f"{POD_RESOURCES} and {CHECKPOINT}"
+
+
+def entry(device: str, pod: Pod, resource: str = GPU) -> LedgerEntry:
+    return LedgerEntry(ResourceName(resource), DeviceId(device), pod)
+
+
+def named(name: str, namespace: str = "default") -> Pod:
+    return Pod(namespace, name, "")
+
+
+def by_uid(uid: str) -> Pod:
+    return Pod("", "", uid)
+
+
+# --- what List says ---------------------------------------------------------------------------------------------
+
+
+def devices(*ids: str, resource: str = GPU, numa: int | None = None) -> pb.ContainerDevices:
+    topology = None if numa is None else pb.TopologyInfo(nodes=[pb.NumaNode(id=numa)])
+    return pb.ContainerDevices(resource_name=resource, device_ids=list(ids), topology=topology)
+
+
+def pod(name: str, *containers: pb.ContainerResources) -> pb.PodResources:
+    return pb.PodResources(name=name, namespace="default", containers=list(containers))
+
+
+def container(
+    *given: pb.ContainerDevices, dynamic: tuple[pb.DynamicResource, ...] = ()
+) -> pb.ContainerResources:
+    return pb.ContainerResources(name="compute", devices=list(given), dynamic_resources=list(dynamic))
+
+
+def test_a_device_counts_once_however_often_list_names_it() -> None:
+    """Once per NUMA node, and again for each container that has it (an init container's devices are reused)."""
+    response = pb.ListPodResourcesResponse(
+        pod_resources=[
+            pod("idle", container()),
+            pod(
+                "vm",
+                container(devices("a", numa=0), devices("a", numa=1)),
+                container(devices("a"), devices("b", "c"), devices("d", resource="example.org/nic")),
+            ),
+        ]
+    )
+    contents = listed_contents(response)
+    vm = named("vm")
+    assert contents.source == POD_RESOURCES
+    assert contents.entries == (
+        entry("a", vm),
+        entry("b", vm),
+        entry("c", vm),
+        entry("d", vm, "example.org/nic"),
+    )
+    assert contents.claims == ()
+
+
+def test_devices_of_claims_are_listed_with_their_claim() -> None:
+    resources = [
+        pb.ClaimResource(driver_name="gpu.example", pool_name="node-1", device_name=name, share_id=None)
+        for name in ("gpu-0000-23-00-0", "gpu-0000-3b-00-0")
+    ]
+    dynamic = pb.DynamicResource(claim_name="two", claim_namespace="ml", claim_resources=resources)
+    contents = listed_contents(
+        pb.ListPodResourcesResponse(
+            pod_resources=[pod("vm", container(dynamic=(dynamic,)), container(dynamic=(dynamic,)))]
+        )
+    )
+    assert contents.entries == ()
+    assert contents.claims == tuple(
+        ClaimedDevice("gpu.example", "node-1", name, "ml/two", named("vm"))
+        for name in ("gpu-0000-23-00-0", "gpu-0000-3b-00-0")
+    )
+
+
+# --- what the file says -----------------------------------------------------------------------------------------
+
+
+def file_with(device_ids: Any, **more: Any) -> bytes:
+    written = {
+        "PodUID": "uid-1",
+        "ContainerName": "compute",
+        "ResourceName": GPU,
+        "DeviceIDs": device_ids,
+        "AllocResp": "Ch8KFk5WSURJ",
+    }
+    data = {"PodDeviceEntries": [written | more], "RegisteredDevices": {GPU: ["a", "b"]}}
+    return json.dumps({"Data": data, "Checksum": 1}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "ids"),
+    [
+        pytest.param(file_with({"-1": ["a"]}), ["a"], id="no topology"),
+        pytest.param(file_with({"0": ["a"], "1": ["b"]}), ["a", "b"], id="by NUMA node"),
+        pytest.param(file_with({"0": ["a"], "1": ["a"]}), ["a"], id="a device with two NUMA nodes"),
+        pytest.param(file_with(["a", "b"]), ["a", "b"], id="before Kubernetes 1.20"),
+        pytest.param(file_with({"0": None, "1": ["b"]}), ["b"], id="a slice that was never made"),
+        pytest.param(file_with(None), [], id="a map that was never made"),
+        pytest.param(file_with({"0": ["a"]}, ShareID="x", Extra={"y": []}), ["a"], id="unknown fields"),
+        pytest.param(
+            b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}', [], id="empty"
+        ),
+        pytest.param(
+            b'{"Data":{"PodDeviceEntries":[]},"BootID":"z"}', [], id="no checksum, and a later field"
+        ),
+    ],
+)
+def test_every_form_of_the_file_is_read(content: bytes, ids: list[str]) -> None:
+    contents = checkpoint_contents(content, "/the/file")
+    assert contents.source == CHECKPOINT
+    assert contents.entries == tuple(entry(device, by_uid("uid-1")) for device in ids)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty, as after a crash of the node"),
+        pytest.param(b"\x00" * 100, id="zeros"),
+        pytest.param(file_with(["a"])[:-30], id="cut off"),
+        pytest.param(b"{}", id="no data"),
+        pytest.param(b'{"Data":{"RegisteredDevices":{}}}', id="no entries"),
+        pytest.param(file_with(7), id="a number for the devices"),
+        pytest.param(file_with({"0": [7]}), id="a number for a device"),
+        pytest.param(file_with(["a"], PodUID=None), id="no pod"),
+        pytest.param(b'{"Data":{"PodDeviceEntries":[{"PodUID":"\xff"}]}}', id="not UTF-8"),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_it_and_the_remedy(content: bytes) -> None:
+    with pytest.raises(KubeletError, match=r"^/the/file is damaged .*: start kubelet, which tells it over"):
+        checkpoint_contents(content, "/the/file")
+
+
+# --- which of the two counts ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lister(pb.PodResourcesListerBase):
+    """Kubelet's side of PodResources."""
+
+    pods: list[pb.PodResources] = field(default_factory=list)
+    error: GRPCError | None = None
+    hang: bool = False
+    asked: int = 0
+
+    async def list(self, message: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
+        self.asked += 1
+        if self.hang:
+            await trio.sleep_forever()
+        if self.error is not None:
+            raise self.error
+        return pb.ListPodResourcesResponse(pod_resources=self.pods)
+
+
+@dataclass
+class Node:
+    """A kubelet directory."""
+
+    kubelet_dir: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.kubelet_dir / "pod-resources/kubelet.sock"
+
+    @property
+    def file(self) -> Path:
+        return self.kubelet_dir / "device-plugins/kubelet_internal_checkpoint"
+
+    def ledger(self) -> KubeletLedger:
+        return KubeletLedger(str(self.kubelet_dir))
+
+    @asynccontextmanager
+    async def kubelet(self, lister: Lister, age_s: float = limits.LEDGER_SETTLE_S * 2) -> AsyncIterator[None]:
+        """Kubelet answers; its socket has been there for so long."""
+        self.socket.parent.mkdir(exist_ok=True)
+        async with trio.open_nursery() as nursery:
+            server = Server([lister], drain_s=0.1)
+            await nursery.start(server.serve, bind_unix(str(self.socket)))
+            made_at = time.time() - age_s
+            os.utime(self.socket, (made_at, made_at))
+            yield
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    found = Node(tmp_path)
+    found.file.parent.mkdir()
+    return found
+
+
+@pytest.mark.trio
+async def test_pod_resources_counts_and_not_the_file_which_still_names_an_ended_pod(node: Node) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister([pod("vm", container(devices("b")))])):
+            contents = await node.ledger().read()
+    assert (contents.source, contents.entries) == (POD_RESOURCES, (entry("b", named("vm")),))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("left_behind", [False, True], ids=["no socket", "a dead kubelet's socket"])
+async def test_without_a_kubelet_the_file_counts(node: Node, left_behind: bool) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    if left_behind:
+        node.socket.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(node.socket))
+    with trio.fail_after(WITHIN_S):
+        contents = await node.ledger().read()
+    assert (contents.source, contents.entries) == (CHECKPOINT, (entry("a", by_uid("uid-1")),))
+
+
+@pytest.mark.trio
+async def test_no_file_in_kubelets_directory_is_an_empty_ledger_that_says_why(node: Node) -> None:
+    with trio.fail_after(WITHIN_S):
+        contents = await node.ledger().read()
+    assert (contents.source, contents.entries, contents.claims) == (NOTHING_YET, (), ())
+
+
+@pytest.mark.trio
+async def test_no_kubelet_directory_is_an_error(tmp_path: Path) -> None:
+    with trio.fail_after(WITHIN_S), pytest.raises(KubeletError, match="does not exist: is kubelet installed"):
+        await KubeletLedger(str(tmp_path / "nowhere")).read()
+
+
+@pytest.mark.trio
+async def test_something_else_by_the_files_name_is_an_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trio.fail_after(WITHIN_S):
+        node.file.write_bytes(b"{")
+        with pytest.raises(KubeletError, match=f"^{node.file} is damaged"):
+            await node.ledger().read()
+        node.file.write_bytes(file_with(["a"]))
+        monkeypatch.setattr(limits, "CHECKPOINT_MAX_BYTES", 100)
+        with pytest.raises(KubeletError, match="more than 100 bytes, so it is not kubelet's ledger"):
+            await node.ledger().read()
+        node.file.unlink()
+        node.file.mkdir()
+        with pytest.raises(KubeletError, match=r"cannot read .*Is a directory.*: look at that disk"):
+            await node.ledger().read()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            Status.RESOURCE_EXHAUSTED,
+            "rejected by rate limit.*some client of PodResources on this node asks too",
+        ),
+        (Status.UNIMPLEMENTED, "has no PodResources v1"),
+        (Status.UNAVAILABLE, "it is asked again"),
+        (Status.INTERNAL, "look at kubelet's log"),
+    ],
+)
+async def test_a_kubelet_that_refuses_is_a_failed_read_and_no_reason_to_believe_the_file(
+    node: Node, status: Status, words: str
+) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    lister = Lister(error=GRPCError(status, "rejected by rate limit"))
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister, age_s=0):
+            with pytest.raises(
+                KubeletError, match=f"{status.name}.*what was read last still counts.*"
+            ) as failed:
+                await node.ledger().read()
+            assert lister.asked == 1
+    failed.match(words)
+
+
+@pytest.mark.trio
+async def test_a_kubelet_that_hangs_is_a_failed_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    monkeypatch.setattr(limits, "LEDGER_DEADLINE_S", 0.1)
+    lister = Lister(hang=True)
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister):
+            with pytest.raises(KubeletError, match=r"did not answer PodResources List on .* within 0\.1 s"):
+                await node.ledger().read()
+            lister.hang = False
+            monkeypatch.setattr(limits, "LEDGER_DEADLINE_S", WITHIN_S)
+            assert (await node.ledger().read()).source == POD_RESOURCES
+
+
+@pytest.mark.trio
+async def test_something_else_on_the_socket_is_a_failed_read(node: Node) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    node.socket.parent.mkdir()
+    async with trio.open_nursery() as nursery:
+        listener = bind_unix(str(node.socket))
+
+        async def hang_up() -> None:
+            await (await listener.accept()).aclose()
+
+        nursery.start_soon(hang_up)
+        with (
+            trio.fail_after(WITHIN_S),
+            pytest.raises(KubeletError, match=r"^cannot ask kubelet for its ledger"),
+        ):
+            await node.ledger().read()
+        await listener.aclose()
+    node.socket.touch()
+    with trio.fail_after(WITHIN_S):
+        # A file that is no socket refuses as a dead kubelet's socket does.
+        assert (await node.ledger().read()).source == CHECKPOINT
+
+
+# --- a kubelet that has just started ----------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_young_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(node: Node) -> None:
+    node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}))
+    lister, ledger = Lister(), node.ledger()
+    a, b = (entry(device, by_uid("uid-1")) for device in ("a", "b"))
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister, age_s=0):
+            contents = await ledger.read()
+            assert (contents.source, contents.entries) == (BOTH, (a, b))
+            lister.pods = [pod("vm", container(devices("a")))]
+            contents = await ledger.read()
+            assert (contents.source, contents.entries) == (BOTH, (entry("a", named("vm")), b))
+            # It has listed "a" before: that pod has ended now, and only the file still names it.
+            lister.pods = []
+            assert (await ledger.read()).entries == (b,)
+            old = time.time() - limits.LEDGER_SETTLE_S - 1
+            os.utime(node.socket, (old, old))
+            contents = await ledger.read()
+            assert (contents.source, contents.entries) == (POD_RESOURCES, ())
+        async with node.kubelet(lister, age_s=0):
+            assert (await ledger.read()).entries == (a, b), "another kubelet has listed nothing yet"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("content", [None, b"{"], ids=["no file", "a damaged file"])
+async def test_beside_a_young_kubelet_a_file_that_says_nothing_is_no_error(
+    node: Node, content: bytes | None
+) -> None:
+    if content is not None:
+        node.file.write_bytes(content)
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister([pod("vm", container(devices("a")))]), age_s=0):
+            contents = await node.ledger().read()
+    assert (contents.source, contents.entries) == (POD_RESOURCES, (entry("a", named("vm")),))

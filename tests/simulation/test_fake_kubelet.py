@@ -8,20 +8,15 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 from grpclib import GRPCError, Status
-from trio.testing import MockClock
 
-from gpuactors.kubelet.grpc_trio import Server, TrioService, bind_unix, open_channel, open_unix_channel
-from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
-from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, FakeKubelet, open_fake_kubelet
+from gpuactors.kubelet.grpc_trio import bind_unix
+from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, open_fake_kubelet
 from gpuactors.simulation.kubelet_books import (
     STOP_GRACE_S,
     AdmissionError,
@@ -33,11 +28,10 @@ from gpuactors.simulation.kubelet_books import (
     Phase,
     resource_name_problem,
 )
-from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET, MemoryTransport, UnixTransport
+from gpuactors.simulation.kubelet_transport import UnixTransport
+from tests.simulation.kubelet_rig import GPU, WITHIN_S, Plugin, all_healthy, on_mock_clock, rig
 
-GPU = "nvidia.com/GH100_H100_SXM5_80GB"
 OTHER = "nvidia.com/AD102GL_L40S"
-WITHIN_S = 20.0
 
 
 # --- the books ------------------------------------------------------------------------------------------------
@@ -132,6 +126,7 @@ def test_a_stream_that_ends_makes_all_unhealthy_and_after_the_grace_there_is_not
     assert figures(books, 10.0 + STOP_GRACE_S) == (0, 0, 1, -1)
     books.expire(10.0 + STOP_GRACE_S)
     assert books.endpoint(GPU) is None
+    books.submit("other", {GPU: 1}, 10.0 + STOP_GRACE_S)
     with pytest.raises(AdmissionError, match=f"cannot allocate unregistered device {GPU}"):
         books.choose("other", GPU, 1)
 
@@ -141,7 +136,7 @@ def test_a_restart_empties_the_lists_and_keeps_ledger_and_pods() -> None:
     before = books.holding("vm", GPU)
     books.halt()
     assert books.submit("asked-meanwhile", {GPU: 1}, 5.0).message.endswith("kubelet is not running.")
-    assert books.boot(5.0) == ()
+    assert books.boot(5.0, books.checkpoint) == ()
     assert figures(books, 5.0) == (0, 0, 2, -2)
     books.connected(GPU, 2, pre_start=False, preferred=False)
     books.frame(GPU, listed(ids(0, 3)))
@@ -165,7 +160,8 @@ def test_after_a_restart_a_pod_that_does_not_run_needs_its_device_healthy(
     (device,) = admit(books, "vm", 1)
     books.not_started("vm", "CreateContainerConfigError")
     other = "gpu1" if device == "gpu0" else "gpu0"
-    assert books.boot(5.0) == ("vm",)
+    assert books.boot(5.0, books.checkpoint) == ("vm",)
+    books.learn_pods()
     books.connected(GPU, 2, pre_start=True, preferred=False)
     frames = {
         "unhealthy": listed([other], [device]),
@@ -212,12 +208,15 @@ def test_devices_in_flight_are_given_to_nobody_else_and_a_refusal_frees_them() -
 
 def test_an_ended_pods_devices_come_back_at_the_next_allocation_and_the_file_names_it_until_then() -> None:
     books = books_with(ids(0, 0), pods={"first": 1})
+    first = books.view(0).pods["first"]
     books.delete("first")
     assert figures(books) == (1, 1, 0, 1)
-    assert json.loads(books.checkpoint())["Data"]["PodDeviceEntries"][0]["PodUID"] == "first"
+    assert books.listing() == ()
+    assert list(books.checkpoint.entries) == [(first.uid, GPU)]
     assert admit(books, "second", 1) == ("gpu0",)
-    (entry,) = json.loads(books.checkpoint())["Data"]["PodDeviceEntries"]
-    assert (entry["PodUID"], entry["ResourceName"], entry["DeviceIDs"]) == ("second", GPU, {"0": ["gpu0"]})
+    second = books.view(0).pods["second"]
+    assert list(books.checkpoint.entries) == [(second.uid, GPU)]
+    assert first.uid != second.uid
 
 
 def test_the_preferred_answer_is_cut_to_what_was_offered() -> None:
@@ -240,6 +239,7 @@ def test_the_seed_orders_what_kubelet_has_in_no_order() -> None:
         books.boot(0.0)
         books.connected(GPU, 1, pre_start=False, preferred=False)
         books.frame(GPU, listed(ids(0, 7)))
+        books.submit("vm", {GPU: 1}, 0.0)
         choice = books.choose("vm", GPU, 1)
         assert choice is not None
         return choice.available
@@ -256,120 +256,7 @@ def test_kubelet_refuses_what_is_not_an_extended_resource_name(name: str) -> Non
     assert resource_name_problem("nvidia.com/" + "A" * 63) is None
 
 
-# --- a small plugin --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Plugin(TrioService, pb.DevicePluginBase):
-    """A device plugin whose frames a test sends by hand."""
-
-    pre_start_required: bool = False
-    options_error: GRPCError | None = None
-    allocate_error: GRPCError | None = None
-    pre_start_errors: list[GRPCError] = field(default_factory=list)
-    hold_allocate: trio.Event | None = None
-    allocating: trio.Event = field(default_factory=trio.Event)
-    asked: list[tuple[str, Any]] = field(default_factory=list)
-    frames: list[trio.MemorySendChannel[list[tuple[str, str]]]] = field(default_factory=list)
-    first: list[tuple[str, str]] = field(default_factory=list)
-
-    async def get_device_plugin_options(self, message: pb.Empty) -> pb.DevicePluginOptions:
-        if self.options_error:
-            raise self.options_error
-        return pb.DevicePluginOptions(
-            pre_start_required=self.pre_start_required, get_preferred_allocation_available=True
-        )
-
-    async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
-        send, receive = trio.open_memory_channel[list[tuple[str, str]]](10)
-        self.frames.append(send)
-        yield frame(self.first)
-        async with receive:
-            async for devices in receive:
-                yield frame(devices)
-
-    async def get_preferred_allocation(
-        self, message: pb.PreferredAllocationRequest
-    ) -> pb.PreferredAllocationResponse:
-        (request,) = message.container_requests
-        self.asked.append(("prefer", list(request.available_deviceIDs)))
-        chosen = sorted(request.available_deviceIDs)[: request.allocation_size]
-        return pb.PreferredAllocationResponse(
-            container_responses=[pb.ContainerPreferredAllocationResponse(device_i_ds=chosen)]
-        )
-
-    async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:
-        (request,) = message.container_requests
-        self.asked.append(("allocate", list(request.devices_ids)))
-        self.allocating.set()
-        if self.hold_allocate is not None:
-            await self.hold_allocate.wait()
-        if self.allocate_error:
-            raise self.allocate_error
-        container = pb.ContainerAllocateResponse(envs={"GPUS": ",".join(sorted(request.devices_ids))})
-        return pb.AllocateResponse(container_responses=[container])
-
-    async def pre_start_container(self, message: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
-        self.asked.append(("pre_start", list(message.devices_ids)))
-        if self.pre_start_errors:
-            raise self.pre_start_errors.pop(0)
-        return pb.PreStartContainerResponse()
-
-
-def frame(devices: list[tuple[str, str]]) -> pb.ListAndWatchResponse:
-    return pb.ListAndWatchResponse(devices=[pb.Device(id=i, health=h) for i, h in devices])
-
-
-def all_healthy(count: int) -> list[tuple[str, str]]:
-    return [(f"gpu{n}", "Healthy") for n in range(count)]
-
-
-class Rig:
-    """A started fake kubelet and what is needed to be its plugin, over one of the two transports."""
-
-    def __init__(self, kubelet: FakeKubelet, transport: UnixTransport | MemoryTransport, where: Path) -> None:
-        self.kubelet = kubelet
-        self.transport = transport
-        self.directory = where
-
-    @asynccontextmanager
-    async def serving(self, plugin: Plugin, name: str = "p.sock") -> AsyncIterator[Server]:
-        server = Server([plugin], drain_s=0.1)
-        async with trio.open_nursery() as nursery:
-            if isinstance(self.transport, MemoryTransport):
-                async with self.transport.listen_at(name) as listener:
-                    await nursery.start(server.serve, listener)
-                    yield server
-                    nursery.cancel_scope.cancel()
-            else:
-                await nursery.start(server.serve, bind_unix(str(self.directory / name)))
-                yield server
-                nursery.cancel_scope.cancel()
-
-    async def register(self, name: str = "p.sock", resource: str = GPU, version: str = "v1beta1") -> None:
-        request = pb.RegisterRequest(version=version, endpoint=name, resource_name=resource)
-        if isinstance(self.transport, MemoryTransport):
-            async with open_channel(await self.transport.dial(KUBELET_SOCKET)) as channel:
-                await pb.RegistrationStub(channel).register(request)
-        else:
-            path = str(self.directory / KUBELET_SOCKET)
-            async with open_unix_channel(path, connect_deadline_s=WITHIN_S) as channel:
-                await pb.RegistrationStub(channel).register(request)
-
-    async def figures(self, capacity: int, allocatable: int, allocated: int = 0, resource: str = GPU) -> None:
-        expected = Figures(capacity, allocatable, allocated)
-        with trio.fail_after(WITHIN_S):
-            await self.kubelet.until(lambda view: view.resources.get(resource) == expected)
-
-
-@asynccontextmanager
-async def rig(directory: Path | None = None) -> AsyncIterator[Rig]:
-    """Over unix sockets in `directory`, or in memory."""
-    transport = UnixTransport(directory) if directory else MemoryTransport()
-    checkpoint = directory / CHECKPOINT_FILE if directory else None
-    async with open_fake_kubelet(transport, seed=1, checkpoint=checkpoint) as kubelet:
-        await kubelet.start()
-        yield Rig(kubelet, transport, directory or Path())
+# --- registration and allocation -------------------------------------------------------------------------------------
 
 
 @pytest.mark.trio
@@ -388,7 +275,7 @@ async def test_a_plugin_registers_and_pods_get_its_devices(tmp_path: Path) -> No
             assert [call for call, _ in plugin.asked] == ["prefer", "allocate"]
             offered = plugin.asked[0][1]
             assert sorted(offered) == ["gpu0", "gpu1", "gpu2", "gpu3"]
-            checkpoint = json.loads((tmp_path / CHECKPOINT_FILE).read_text())
+            checkpoint = json.loads((r.directory / CHECKPOINT_FILE).read_text())
             assert checkpoint["Data"]["PodDeviceEntries"][0]["DeviceIDs"] == {"-1": ["gpu0", "gpu1"]}
 
             plugin.frames[0].send_nowait([("gpu0", "Healthy"), ("gpu9", "Unhealthy")])
@@ -454,7 +341,7 @@ async def test_after_its_restart_kubelet_knows_no_device_and_has_removed_our_soc
     with trio.fail_after(WITHIN_S):
         plugin = Plugin(first=all_healthy(2))
         async with rig(tmp_path) as r:
-            (tmp_path / "sub").mkdir()
+            (r.directory / "sub").mkdir()
             async with r.serving(plugin, "p.sock") as server, r.serving(plugin, "sub/q.sock"):
                 await r.register()
                 await r.figures(2, 2)
@@ -464,8 +351,8 @@ async def test_after_its_restart_kubelet_knows_no_device_and_has_removed_our_soc
                 assert not r.kubelet.view.running
                 await r.kubelet.start()
                 await r.figures(0, 0, 1)
-                assert not (tmp_path / "p.sock").exists()
-                assert (tmp_path / CHECKPOINT_FILE).exists()
+                assert not (r.directory / "p.sock").exists()
+                assert (r.directory / CHECKPOINT_FILE).exists()
                 assert r.kubelet.view.pods["vm-1"].phase is Phase.RUNNING
                 await r.register("sub/q.sock")
                 await r.figures(2, 2, 1)
@@ -492,11 +379,6 @@ async def test_a_socket_path_that_is_too_long_is_named(tmp_path: Path) -> None:
 
 
 # --- streams that end -------------------------------------------------------------------------------------------
-
-
-def on_mock_clock(body: Any) -> None:
-    """In memory, with time that jumps to the next deadline when nothing else can happen."""
-    trio.run(body, clock=MockClock(autojump_threshold=0))
 
 
 def test_when_the_stream_ends_kubelet_closes_the_connection_and_forgets_after_five_minutes() -> None:
@@ -697,7 +579,7 @@ def test_pre_start_is_tried_again_at_the_times_that_were_seen() -> None:
 
 def test_a_pod_that_is_deleted_while_it_waits_for_its_start_leaves_nothing() -> None:
     async def body() -> None:
-        busy = [GRPCError(Status.UNAVAILABLE, "still held")] * 2
+        busy = [GRPCError(Status.UNAVAILABLE, "still held")]
         plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
         async with rig() as r, r.serving(plugin):
             await r.register()
@@ -730,9 +612,11 @@ def test_two_resources_do_not_touch_each_other() -> None:
 
 def test_the_kubelet_directory_is_cleared_of_sockets_only(tmp_path: Path) -> None:
     async def body() -> None:
-        (tmp_path / "notes.txt").write_text("kept")
-        bind_unix(str(tmp_path / "stale.sock"))
+        directory = tmp_path / "device-plugins"
+        directory.mkdir()
+        (directory / "notes.txt").write_text("kept")
+        bind_unix(str(directory / "stale.sock"))
         async with rig(tmp_path):
-            assert sorted(os.listdir(tmp_path)) == ["kubelet.sock", CHECKPOINT_FILE, "notes.txt"]
+            assert sorted(os.listdir(directory)) == ["kubelet.sock", "notes.txt"]
 
     trio.run(body)

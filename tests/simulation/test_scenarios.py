@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,10 @@ from gpuactors.simulation import run
 from gpuactors.simulation.expectations import (
     Books,
     Expectation,
+    HeldUp,
+    InForeignHands,
+    LeftHeld,
+    NobodyRefused,
     Refused,
     Runs,
     Situation,
@@ -26,7 +31,7 @@ from gpuactors.simulation.expectations import (
     Unhealthy,
     Waits,
 )
-from gpuactors.simulation.kubelet_books import Allocated, BooksView, KubeletBooks, ListedDevice
+from gpuactors.simulation.kubelet_books import Allocated, BooksView, KubeletBooks, ListedDevice, Phase
 from gpuactors.simulation.scenarios import SCENARIOS
 from gpuactors.simulation.scenarios.parts import H100, VFIO, h100s, start_node
 from gpuactors.simulation.script import Scenario, Step
@@ -43,6 +48,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@cache  # a story takes seconds, and what it told is only read
 def played(scenario: str, seed: int = 0) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
     """Exit code, steps and result of a story in JSON lines."""
     out = io.StringIO()
@@ -57,7 +63,9 @@ def played(scenario: str, seed: int = 0) -> tuple[int, list[dict[str, Any]], dic
 def test_the_stories_that_must_be_there() -> None:
     names = [name for name, _ in run.list_scenarios()]
     assert names == NAMES
-    assert {"late-binding", "new-model", "unplug", "kubelet-restart", "incident"} <= set(names)
+    assert {"late-binding", "new-model", "unplug", "kubelet-restart", "incident", "foreign-holder"} <= set(
+        names
+    )
     assert all(len(line) < 100 for _, line in run.list_scenarios())
 
 
@@ -75,18 +83,47 @@ def test_every_step_is_as_expected(name: str, seed: int) -> None:
 
 
 def test_the_incident_shows_the_books_that_the_field_did_not() -> None:
-    _, steps, _ = played("incident")
-    books = [tuple(step["books"][H100].values()) for step in steps[:8]]
+    _, steps, _ = played("incident", 0)
+    books = [tuple(step["books"][H100].values()) for step in steps]
     assert books == [
         (6, 6, 0, 6),
         (6, 6, 6, 0),
-        (8, 8, 6, 2),
-        (8, 8, 6, 2),
+        (8, 8, 6, 2),  # two are bound late
+        (8, 8, 6, 2),  # the daemon is restarted
+        (8, 8, 6, 2),  # and upgraded
         (8, 8, 7, 1),
-        (8, 8, 7, 1),
         (8, 8, 6, 2),
+        (8, 7, 5, 2),  # a pod is deleted by force, its process lives on
+        (8, 8, 5, 3),
         (8, 8, 8, 0),
+        (8, 8, 8, 0),
+        (8, 8, 8, 0),  # another one is, and its GPU is the next pod's
+        (8, 8, 8, 0),
+        (8, 8, 7, 1),
+        (8, 7, 7, 0),  # a stranger takes the free one
+        (8, 7, 7, 0),
+        (8, 8, 8, 0),  # and lets go
+        *[(8, 8, 8, 0)] * 5,
     ]
+    assert not any(
+        "UnexpectedAdmissionError" in pod["message"] for step in steps for pod in step["pods"].values()
+    )
+
+
+def test_the_incident_names_who_holds_a_gpu() -> None:
+    _, steps, _ = played("incident", 0)
+    reasons = [[d["reason"] for d in step["devices"] if d["health"] == "Unhealthy"] for step in steps]
+    (left,), (foreign,) = reasons[7], reasons[14]
+    assert re.fullmatch(
+        r"IOMMU group \d+ is still held by process 40\d\d \(qemu-system-x86\): "
+        r"pod default/vm-\d is gone from kubelet's books, its process is not",
+        left,
+    )
+    assert re.fullmatch(
+        r"IOMMU group \d+ is held by process 1717 \(python3\), and kubelet has given it to no pod", foreign
+    )
+    # Between steps, too: nothing else was ever left Unhealthy.
+    assert [n for n, found in enumerate(reasons, start=1) if found] == [8, 15, 16]
 
 
 def test_a_device_that_is_not_healthy_is_shown_with_its_reason() -> None:
@@ -268,6 +305,12 @@ def test_unsound_books_are_found(unsound: Situation, problem: str) -> None:
         (Waits("vm-1"), "vm-1 is Running"),
         (Refused("vm-1", ("vfio",)), "vm-1 is Running"),
         (Unhealthy(GPUS[0], ("vfio",)), f"{GPUS[0]} is Healthy"),
+        (HeldUp("vm-1"), "vm-1 is Running"),
+        (HeldUp("vm-2"), "there is no pod vm-2"),
+        (NobodyRefused(), None),
+        (InForeignHands(17, "python3"), "process 17 holds nothing"),
+        (LeftHeld("vm-1"), "nobody holds 0000:"),
+        (LeftHeld("vm-2"), "vm-2 had nothing"),
     ],
 )
 def test_expectations_say_what_is_there_instead(expectation: Expectation, problem: str | None) -> None:
@@ -279,6 +322,34 @@ def test_expectations_say_what_is_there_instead(expectation: Expectation, proble
         assert problem in found
 
 
+NAMED = "IOMMU group 48 is held by process 17 (python3), and kubelet has given it to no pod"
+LEFT = "IOMMU group 48 is still held by process 17 (qemu): pod default/vm-2 is gone from kubelet's books"
+
+
+@pytest.mark.parametrize(
+    ("expectation", "reason", "problem"),
+    [
+        (InForeignHands(17, "python3"), NAMED, None),
+        (InForeignHands(17, "nvtop"), NAMED, "the reason is: IOMMU group 48"),
+        (InForeignHands(17, "python3"), "", "the reason is: none"),
+        (LeftHeld("vm-2"), LEFT, None),
+        (LeftHeld("vm-2"), NAMED, "the reason is: IOMMU group 48"),
+    ],
+)
+def test_the_holder_must_be_named(expectation: Expectation, reason: str, problem: str | None) -> None:
+    before = books(told={"vm-1": "ITS OWN", "vm-2": "ITS OWN"})
+    (device,) = {d for d in GPUS if d in before.holdings["vm-2", H100].devices}
+    gone = books(told={"vm-1": "ITS OWN"}, healthy=tuple(d for d in GPUS if d != device))
+    found = expectation.unmet(situation(gone, before=before, holders={device: 17}, reasons={device: reason}))
+    assert (found is None) if problem is None else (found is not None and problem in found)
+
+
+def test_a_refused_pod_is_found() -> None:
+    refused = {"vm-1": replace(ONE_RUNS.pods["vm-1"], phase=Phase.FAILED, message="UnexpectedAdmissionError")}
+    found = NobodyRefused().unmet(situation(replace(ONE_RUNS, pods=refused)))
+    assert found == "vm-1 is Failed: UnexpectedAdmissionError"
+
+
 # --- how it looks ------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +359,6 @@ def boot() -> Step:
 
 def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SCENARIOS", (story(boot()),))
-    monkeypatch.setenv("TERM", "xterm")  # a dumb one gets no live table, and CI may have one
     out = Terminal()
     assert run.simulate(scenario="test", seed=0, speed=1e6, json_lines=False, out=out) == 0
     assert "Step 1 of 1: Boot" in out.getvalue()

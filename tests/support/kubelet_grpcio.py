@@ -35,6 +35,8 @@ from tests.support.kubelet_seen import (
     Snapshot,
     StreamEnd,
 )
+from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
+from tests.support.pod_resources_grpcio import PodLedger
 
 SUPPORTED_VERSIONS: Final = ("v1beta1",)
 HEALTHY: Final = "Healthy"
@@ -51,6 +53,8 @@ HOLD_POLL_S: Final = 0.01
 
 WORKERS: Final = 64
 """Register calls that may be held at once."""
+
+POD_RESOURCES_WORKERS: Final = 4
 
 
 class EndpointStopped(Exception):
@@ -88,15 +92,20 @@ class _Books:
 
 
 class KubeletStandIn:
-    """Kubelet's device manager on `<kubelet_dir>/device-plugins/kubelet.sock`.
+    """Kubelet's device manager on `<kubelet_dir>/device-plugins/kubelet.sock`, its ledger file beside that, and
+    PodResources on `<kubelet_dir>/pod-resources/kubelet.sock`.
 
-    `start` and `stop` may be repeated: a second start is a restarted kubelet, with empty books but with the history
-    (`frames`, `registrations`, `stream_ends`) of its former life. All methods may be called from any thread.
+    `start` and `stop` may be repeated: a second start is a restarted kubelet, with empty books but with its ledger and
+    the history (`frames`, `registrations`, `stream_ends`) of its former life. All methods may be called from any
+    thread.
     """
 
     def __init__(self, kubelet_dir: Path, *, dial_timeout_s: float = DIAL_TIMEOUT_S) -> None:
         self.socket_dir = kubelet_dir / "device-plugins"
         self.socket = self.socket_dir / "kubelet.sock"
+        self.pod_resources_socket = kubelet_dir / "pod-resources" / "kubelet.sock"
+        self.checkpoint = self.socket_dir / "kubelet_internal_checkpoint"
+        self._pods = PodLedger(self.checkpoint)
         self._kubelet_dir = kubelet_dir
         self._dial_timeout_s = dial_timeout_s
         self._changed = threading.Condition()
@@ -105,13 +114,14 @@ class KubeletStandIn:
         self._replies_go = threading.Event()
         self._replies_go.set()
         self._server: grpc.Server | None = None
+        self._pod_resources: grpc.Server | None = None
         self._private_dir: Path | None = None
         self._streams: list[threading.Thread] = []
 
     # --- life ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Remove every socket directly in the directory, as kubelet does, then serve Registration."""
+        """Remove every socket directly in the directory, as kubelet does; serve PodResources, then Registration."""
         assert self._server is None, "the stand-in runs already"
         self.socket_dir.mkdir(parents=True, exist_ok=True)
         for entry in self.socket_dir.iterdir():
@@ -122,23 +132,25 @@ class KubeletStandIn:
         # grpcio unlinks the path it listens on when it stops. Listening elsewhere and moving the socket here leaves
         # it to `stop` whether the socket stays behind.
         self._private_dir = Path(tempfile.mkdtemp(dir=self._kubelet_dir, prefix=".k"))
-        private = self._private_dir / "s"
+        self._pod_resources = grpc.server(ThreadPoolExecutor(POD_RESOURCES_WORKERS, "pod-resources"))
+        POD_RESOURCES.add_service(self._pod_resources, "PodResourcesLister", self._pods)
+        _listen(self._pod_resources, self._private_dir / "p", self.pod_resources_socket)
         server = grpc.server(ThreadPoolExecutor(WORKERS, "kubelet"))
         add_service(server, "Registration", _Registration(self))
-        server.add_insecure_port(f"unix:{private}")
-        server.start()
         self._server = server
-        private.rename(self.socket)
+        _listen(server, self._private_dir / "s", self.socket)
 
     def stop(self, *, leave_sockets: bool = False) -> None:
         """End as the process would: listener, connections and streams close, in no order that a plugin may rely on.
 
-        `leave_sockets` is a kubelet that was killed: kubelet.sock stays behind with nobody listening. Held answers to
+        `leave_sockets` is a kubelet that was killed: its sockets stay behind with nobody listening. Held answers to
         Register fail; the next life holds none.
         """
         assert self._server is not None, "the stand-in does not run"
+        assert self._pod_resources is not None
         server, self._server = self._server, None
         stopped = server.stop(grace=None)
+        self._pod_resources.stop(grace=None).wait()
         self.release_register_replies()
         with self._changed:
             dialled = list(self._books.dialled)
@@ -153,6 +165,7 @@ class KubeletStandIn:
         self._streams.clear()
         if not leave_sockets:
             self.socket.unlink(missing_ok=True)
+            self.pod_resources_socket.unlink(missing_ok=True)
         if self._private_dir is not None:
             shutil.rmtree(self._private_dir, ignore_errors=True)
 
@@ -240,15 +253,25 @@ class KubeletStandIn:
     # --- what it can be told to do ------------------------------------------------------------------------
 
     def allocate(
-        self, resource: str, ids: Collection[str], *, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        resource: str,
+        ids: Collection[str],
+        *,
+        pod: str | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> Allocated:
-        """Allocate for one container. Raises grpc.RpcError, or EndpointStopped where nobody is connected."""
+        """Allocate for one container; with a pod's name, the ledger has it when it is answered.
+
+        Raises grpc.RpcError, EndpointStopped where nobody is connected, ValueError where another pod has a device.
+        """
         request = message("AllocateRequest")(
             container_requests=[message("ContainerAllocateRequest")(devices_ids=list(ids))]
         )
         with self._call(resource, ids) as client:
             answer = client.methods["Allocate"](request, timeout=timeout_s)
         (container,) = answer.container_responses
+        if pod is not None:
+            self._pods.given(pod, resource, ids, container.SerializeToString())
         return Allocated(
             envs=MappingProxyType(dict(container.envs)),
             devices=tuple(
@@ -261,6 +284,29 @@ class KubeletStandIn:
             annotations=MappingProxyType(dict(container.annotations)),
             cdi_devices=tuple(device.name for device in container.cdi_devices),
         )
+
+    def end_pod(self, pod: str) -> None:
+        """A pod's process has ended: it leaves PodResources 0.1 s later, and the file with the next frame or
+        allocation. Raises KeyError if there is no such pod."""
+        self._pods.end(pod)
+
+    def force_delete(self, pod: str) -> None:
+        """A pod is deleted by force: it leaves PodResources at once, whatever its process does. Raises KeyError."""
+        self._pods.force_delete(pod)
+
+    def fail_lists(
+        self,
+        times: int,
+        code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED,
+        details: str = "rejected by rate limit",
+    ) -> None:
+        """Refuse the next `times` calls of PodResources List."""
+        self._pods.fail(times, code, details)
+
+    @property
+    def lists(self) -> int:
+        """How often PodResources List was called, in all its lives."""
+        return self._pods.asked
 
     def preferred(
         self, resource: str, available: Collection[str], must: Collection[str], n: int,
@@ -465,14 +511,24 @@ class KubeletStandIn:
         with self._changed:
             listed = {device.id: device.health for device in devices}
             for resource, ids in self._books.in_flight:
-                if resource == client.resource and not ids <= listed.keys():
-                    gone = ", ".join(sorted(ids - listed.keys()))
+                before = self._books.devices.get(resource, {}).keys()
+                if resource == client.resource and (ids & before) - listed.keys():
+                    gone = ", ".join(sorted((ids & before) - listed.keys()))
                     self._books.panics.append(
                         f"{resource}: {gone} left the list during a call that picked it"
                     )
             self._books.frames.append(Frame(client.resource, at_ns, devices, client.number))
             self._books.devices[client.resource] = listed
+            self._pods.frame(client.resource, [i for i, health in listed.items() if health == HEALTHY])
             self._changed.notify_all()
+
+
+def _listen(server: grpc.Server, private: Path, socket: Path) -> None:
+    """Start `server` at `socket`, which stays behind when the server stops."""
+    server.add_insecure_port(f"unix:{private}")
+    server.start()
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    private.rename(socket)
 
 
 class _RegisterFailed(Exception):

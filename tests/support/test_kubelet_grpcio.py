@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from tests.support.device_plugin_grpcio import add_service, message, stub
 from tests.support.kubelet_grpcio import EndpointStopped, KubeletStandIn
 from tests.support.kubelet_seen import DeviceNode, PluginOptions
+from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
 
 RESOURCE = "example.org/thing"
 WAIT_S = 10.0
@@ -249,7 +252,7 @@ def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave
     kubelet.start()
     assert kubelet.snapshot() == {}
     names = {entry.name: stat.S_ISSOCK(entry.lstat().st_mode) for entry in kubelet.socket_dir.iterdir()}
-    assert names == {"kubelet.sock": True, "keep": False}
+    assert names == {"kubelet.sock": True, "keep": False, "kubelet_internal_checkpoint": False}
 
 
 def test_time_out_says_what_was_seen(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
@@ -258,3 +261,74 @@ def test_time_out_says_what_was_seen(kubelet: KubeletStandIn, plugin: TinyPlugin
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     with pytest.raises(TimeoutError, match=r"(?s)the moon .*'a': 'Healthy'.*Frame\("):
         kubelet.wait_for(lambda books: "moon" in books, 0.05, "the moon")
+
+
+# --- its ledger -------------------------------------------------------------------------------------------
+
+
+def listed(kubelet: KubeletStandIn) -> dict[str, list[str]]:
+    """What PodResources lists: devices by pod."""
+    with grpc.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as channel:
+        lister = POD_RESOURCES.stub(channel, "PodResourcesLister")
+        answer = lister["List"](POD_RESOURCES.message("ListPodResourcesRequest")(), timeout=WAIT_S)
+    return {
+        pod.name: [d for c in pod.containers for devices in c.devices for d in devices.device_ids]
+        for pod in answer.pod_resources
+    }
+
+
+def in_file(kubelet: KubeletStandIn) -> list[list[str]]:
+    entries = json.loads(kubelet.checkpoint.read_text())["Data"]["PodDeviceEntries"]
+    return [entry["DeviceIDs"]["-1"] for entry in entries or ()]
+
+
+def test_a_pods_devices_are_listed_until_it_ends_and_stay_in_the_file(
+    kubelet: KubeletStandIn, plugin: TinyPlugin
+) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])
+    kubelet.wait_for(lambda books: len(books.get(RESOURCE, ())) == 2, WAIT_S)
+    assert listed(kubelet) == {}
+    assert in_file(kubelet) == []
+    before: list[dict[str, list[str]]] = []
+    plugin.on_allocate = lambda: before.append(listed(kubelet))
+    kubelet.allocate(RESOURCE, ["a"], pod="one")
+    kubelet.allocate(RESOURCE, ["b"], pod="two")
+    assert before == [{}, {"one": ["a"]}], "an Allocate in flight is not listed"
+    assert listed(kubelet) == {"one": ["a"], "two": ["b"]}
+    with pytest.raises(ValueError, match=r"a of example\.org/thing belongs to pod one"):
+        kubelet.allocate(RESOURCE, ["a"], pod="three")
+
+    kubelet.force_delete("one")
+    assert listed(kubelet) == {"two": ["b"]}
+    kubelet.end_pod("two")
+    deadline = time.monotonic() + WAIT_S
+    while listed(kubelet):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert in_file(kubelet) == [["a"], ["b"]], "a release writes nothing"
+    kubelet.allocate(RESOURCE, ["b"], pod="next")
+    assert in_file(kubelet) == [["b"]]
+    assert kubelet.lists >= 5
+
+
+def test_its_ledger_outlives_it(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.allocate(RESOURCE, ["a"], pod="one")
+    kubelet.stop(leave_sockets=True)
+    with pytest.raises(grpc.RpcError) as refused:
+        listed(kubelet)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert in_file(kubelet) == [["a"]]
+    assert stat.S_ISSOCK(kubelet.pod_resources_socket.stat().st_mode)
+    kubelet.start()
+    assert listed(kubelet) == {"one": ["a"]}
+
+
+def test_lists_are_refused_when_it_is_told_to(kubelet: KubeletStandIn) -> None:
+    kubelet.fail_lists(1)
+    with pytest.raises(grpc.RpcError, match="rejected by rate limit"):
+        listed(kubelet)
+    assert listed(kubelet) == {}

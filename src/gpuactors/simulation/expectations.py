@@ -7,7 +7,7 @@ Each expectation is a value that can be said as a sentence and compared with the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuactors.simulation.kubelet_books import BooksView, Figures, LedgerEntry, Phase
@@ -19,13 +19,16 @@ class Situation:
 
     view: BooksView
     truth: frozenset[str]
-    """Addresses of the GPUs that a VM could open by the node's own tree: on a vfio driver, in a viable group."""
+    """Addresses of the GPUs that should be Healthy by the node's own tree: on a vfio driver, in a viable group, and in
+    nobody's hands but those of the pod that kubelet gave it to."""
     before: BooksView
     """The books at the step's beginning."""
     reasons: Mapping[str, str]
     """Why a device is Unhealthy, in the daemon's words, by device ID."""
     faults: tuple[str, ...]
-    """What broke: the daemon ended by itself or logged an error, kubelet crashed."""
+    """What broke: the daemon ended by itself or logged an error, kubelet crashed, a VM met a GPU that was busy."""
+    holders: Mapping[str, int] = field(default_factory=dict)
+    """By the node's own tree: the PID that has a GPU's group open."""
 
 
 class Expectation(Protocol):
@@ -120,6 +123,24 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldUp:
+    """A pod has its devices, and its container waits to start: PreStartContainer has been asked and not answered."""
+
+    pod: str
+
+    def __str__(self) -> str:
+        return f"{self.pod} has its GPU, and its container waits to start"
+
+    def unmet(self, situation: Situation) -> str | None:
+        pod = situation.view.pods.get(self.pod)
+        if pod is None:
+            return f"there is no pod {self.pod}"
+        if pod.phase is not Phase.STARTING or pod.message:
+            return f"{self.pod} is {pod.phase}" + (f": {pod.message}" if pod.message else "")
+        return None if devices_of(situation.view, self.pod) else f"{self.pod} was given nothing"
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A pod failed its admission, and the message says what is wrong."""
 
@@ -149,11 +170,69 @@ class Unhealthy:
         return f"{self.device} is Unhealthy, because of: {', '.join(self.saying)}"
 
     def unmet(self, situation: Situation) -> str | None:
-        health = next((row.health for row in situation.view.devices if row.id == self.device), "not listed")
-        if health != "Unhealthy":
-            return f"{self.device} is {health}"
-        reason = situation.reasons.get(self.device, "")
-        return None if all(part in reason for part in self.saying) else f"the reason is: {reason or 'none'}"
+        return _not_unhealthy(situation, self.device, self.saying)
+
+
+@dataclass(frozen=True, slots=True)
+class InForeignHands:
+    """Every GPU that a process has open, and there is one, is Unhealthy; the reason names the process."""
+
+    pid: int
+    command: str
+
+    def __str__(self) -> str:
+        return f"what {self.command} (pid {self.pid}) holds is Unhealthy, and the reason names it"
+
+    def unmet(self, situation: Situation) -> str | None:
+        held = sorted(address for address, pid in situation.holders.items() if pid == self.pid)
+        if not held:
+            return f"process {self.pid} holds nothing"
+        saying = (str(self.pid), self.command, "kubelet has given it to no pod")
+        return "; ".join(p for a in held if (p := _not_unhealthy(situation, a, saying))) or None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftHeld:
+    """What a pod had at the step's beginning is Unhealthy: its process lives on without it. The reason names both."""
+
+    pod: str
+
+    def __str__(self) -> str:
+        return f"the GPU of {self.pod} is Unhealthy, and the reason names the pod and its process"
+
+    def unmet(self, situation: Situation) -> str | None:
+        had = sorted(devices_of(situation.before, self.pod))
+        if not had:
+            return f"{self.pod} had nothing"
+        problems = []
+        for device in had:
+            pid = situation.holders.get(device)
+            if pid is None:
+                problems.append(f"nobody holds {device}")
+            elif problem := _not_unhealthy(situation, device, (f"/{self.pod} is gone", str(pid))):
+                problems.append(problem)
+        return "; ".join(problems) or None
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyRefused:
+    """No pod ever failed its admission: kubelet would say UnexpectedAdmissionError, and it is final for the pod."""
+
+    def __str__(self) -> str:
+        return "no pod was refused"
+
+    def unmet(self, situation: Situation) -> str | None:
+        refused = [pod for pod in situation.view.pods.values() if pod.phase is Phase.FAILED]
+        return "; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in refused) or None
+
+
+def _not_unhealthy(situation: Situation, device: str, saying: tuple[str, ...]) -> str | None:
+    """What is there instead of an Unhealthy device whose reason says all this; None if it is so."""
+    health = next((row.health for row in situation.view.devices if row.id == device), "not listed")
+    if health != "Unhealthy":
+        return f"{device} is {health}"
+    reason = situation.reasons.get(device, "")
+    return None if all(part in reason for part in saying) else f"the reason is: {reason or 'none'}"
 
 
 # --- what holds after every step -------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """A model of kubelet 1.36's device manager that speaks the real protocol: the node's kubelet in `gpuactors simulate`,
 in the tests and in `replay`.
 
-Three parts, each in its own file: the bookkeeping (`kubelet_books.py`, no clock, no tasks), the plugins
-(`kubelet_plugins.py`) and the pods (`kubelet_pods.py`). Here is the life of the process: start, stop, what survives a
-restart (the ledger, the pods), and what can be seen from outside. Must not decide anything by itself.
+Its parts, each in its own file: the bookkeeping (`kubelet_books.py`, no clock, no tasks), the plugins
+(`kubelet_plugins.py`), the pods (`kubelet_pods.py`), PodResources (`kubelet_pod_resources.py`), the ledger's file
+(`kubelet_checkpoint.py`), and what is not kubelet: the containers (`kubelet_containers.py`). Here is the life of the
+process: start, stop, what survives a restart (the ledger's file, the pods, their containers), and what can be done and
+seen from outside. Must not decide anything by itself.
 
 What the model leaves out: the delay of a node status update (kubelet posts capacity every 10 s; here the scheduler sees
-it at once), the topology manager, several containers in a pod, PodResources, and a reboot of the node.
+it at once), the topology manager, several containers in a pod, preparing DRA claims (a pod may be given one, which
+PodResources lists), and a reboot of the node.
 """
 
 from __future__ import annotations
@@ -15,23 +18,33 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, final
 
 import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.kubelet.grpc_trio import Server
-from gpuactors.simulation.kubelet_books import BooksView, KubeletBooks, KubeletPanicError, Phase, Pod
+from gpuactors.simulation.kubelet_books import KubeletBooks
+from gpuactors.simulation.kubelet_checkpoint import CorruptCheckpointError
+from gpuactors.simulation.kubelet_containers import Containers, Tenancy
 from gpuactors.simulation.kubelet_plugins import PluginManager
+from gpuactors.simulation.kubelet_pod_resources import PodResourcesService
 from gpuactors.simulation.kubelet_pods import PodWorker
-from gpuactors.simulation.kubelet_transport import KubeletTransport
+from gpuactors.simulation.kubelet_transport import CHECKPOINT_FILE, KubeletTransport
+from gpuactors.simulation.kubelet_values import (
+    BooksView,
+    Checkpoint,
+    Claim,
+    DoubleHandOut,
+    KubeletPanicError,
+    Phase,
+    Pod,
+)
 
-CHECKPOINT_FILE: Final = "kubelet_internal_checkpoint"
-"""File name of kubelet's ledger in its device-plugins directory."""
+__all__ = ["CHECKPOINT_FILE", "FakeKubelet", "open_fake_kubelet"]
 
 DRAIN_S: Final = 0.1
-"""Kubelet does not end its registration service gracefully; this only bounds the last bytes."""
+"""Kubelet does not end its services gracefully; this only bounds the last bytes."""
 
 _TRANSITIONAL: Final = frozenset({Phase.PENDING, Phase.ADMITTING, Phase.STARTING})
 
@@ -43,43 +56,54 @@ class _Life:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ended: trio.Event = field(default_factory=trio.Event)
     plugins: PluginManager | None = None
+    pods: PodWorker | None = None
 
 
 @asynccontextmanager
 async def open_fake_kubelet(
-    transport: KubeletTransport, *, seed: int = 0, checkpoint: Path | None = None
+    transport: KubeletTransport, *, seed: int = 0, tenancy: Tenancy | None = None
 ) -> AsyncIterator[FakeKubelet]:
-    """A kubelet that is not started yet; it ends with the context.
+    """A kubelet that is not started yet; it ends with the context, and so do all containers.
 
-    `seed` orders what kubelet has in no order. `checkpoint` is the ledger's file; None writes none.
+    `seed` orders what kubelet has in no order. `tenancy` is what a pod's virtual machine does with its devices; without
+    one it holds nothing.
     """
     async with trio.open_nursery() as nursery:
-        yield FakeKubelet(transport, nursery, seed=seed, checkpoint=checkpoint)
+        yield FakeKubelet(transport, nursery, seed=seed, tenancy=tenancy)
         nursery.cancel_scope.cancel()
 
 
 @final
 class FakeKubelet:
-    """Made by `open_fake_kubelet`. The ledger and the pods outlive `stop` and `start`; nothing else does."""
+    """Made by `open_fake_kubelet`. The pods, their containers and what the ledger's file says outlive `stop` and
+    `start`; nothing else does."""
 
     def __init__(
-        self, transport: KubeletTransport, nursery: trio.Nursery, *, seed: int, checkpoint: Path | None
+        self, transport: KubeletTransport, nursery: trio.Nursery, *, seed: int, tenancy: Tenancy | None
     ) -> None:
         self._transport = transport
         self._nursery = nursery
         self._rng = random.Random(seed)
         self._books = KubeletBooks(self._rng)
+        self._containers = Containers(nursery, tenancy, self._exited)
         self._view = Latest(self._books.view(trio.current_time()))
-        self._checkpoint = checkpoint
-        self._checkpointed = ""
+        self._written = self._books.checkpoint
+        self._opens_after_s: dict[str, float] = {}
+        self._deaths: dict[str, float | None] = {}
+        """How long the container of a deleted pod takes to end, by UID."""
+        self._exits: dict[str, str | None] = {}
+        """Why containers ended, by pod UID: kubelet may not have seen it yet."""
         self._life: _Life | None = None
         self.panics: list[str] = []
         """Where kubelet's process ended by a crash."""
+        self.warnings: list[str] = []
+        """What kubelet's log would say of a ledger file that it cannot read."""
 
     # --- the process --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Starts kubelet: removes the sockets of its directory, listens, has no device of any plugin.
+        """Starts kubelet: reads its ledger's file, removes the sockets of its directory, listens, has no device of any
+        plugin.
 
         Raises `RuntimeError` if it runs, `OSError` if its socket cannot be made.
         """
@@ -88,7 +112,7 @@ class FakeKubelet:
         await self._nursery.start(self._live)
 
     async def stop(self) -> None:
-        """Kubelet's process ends at once; its socket's file stays, as after a crash. Pods run on.
+        """Kubelet's process ends at once; its sockets' files stay, as after a crash. Containers run on.
 
         Raises `RuntimeError` if it does not run.
         """
@@ -112,17 +136,43 @@ class FakeKubelet:
             life.ended.set()
 
     async def _serve(self, life: _Life, task_status: trio.TaskStatus[None]) -> None:
-        async with self._transport.listen() as listener, trio.open_nursery() as nursery:
+        async with (
+            self._transport.listen_pod_resources() as pod_resources,
+            self._transport.listen() as registration,
+            trio.open_nursery() as nursery,
+        ):
+            again = self._books.boot(trio.current_time(), self._read_checkpoint())
+            self._written = self._books.checkpoint
             plugins = PluginManager(self._books, self._transport, nursery, self._publish)
-            pods = PodWorker(self._books, plugins, nursery, self._publish, self._rng)
-            again = self._books.boot(trio.current_time())
-            await nursery.start(Server([plugins], drain_s=DRAIN_S).serve, listener)
-            nursery.start_soon(pods.run, again, self._view.subscribe())
+            pods = PodWorker(
+                self._books,
+                plugins,
+                self._containers,
+                nursery,
+                self._publish,
+                self._view.subscribe,
+                self._opens_after_s,
+                self._rng,
+            )
+            lister = PodResourcesService(self._books)
+            await nursery.start(Server([lister], drain_s=DRAIN_S).serve, pod_resources)
+            await nursery.start(Server([plugins], drain_s=DRAIN_S).serve, registration)
+            nursery.start_soon(pods.run, again, self._settle_containers)
             nursery.start_soon(plugins.expire_later)
-            life.plugins = plugins
+            life.plugins, life.pods = plugins, pods
             self._life = life
             self._publish()
             task_status.started()
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        try:
+            return self._transport.read_checkpoint()
+        except CorruptCheckpointError as error:
+            self.warnings.append(
+                "Continue after failing to read checkpoint file. Device allocation info may NOT be up-to-date: "
+                f"{error}"
+            )
+            return None
 
     def lose_stream(self, resource: str) -> None:
         """The connection to a resource's plugin breaks. Raises `KeyError` if there is none."""
@@ -132,15 +182,24 @@ class FakeKubelet:
 
     # --- pods ---------------------------------------------------------------------------------------------------
 
-    def submit(self, name: str, requests: Mapping[str, int]) -> Pod:
-        """Creates a pod that asks for devices: it runs as soon as there is room for it. Raises `ValueError`."""
-        pod = self._books.submit(name, requests, trio.current_time())
+    def submit(
+        self,
+        name: str,
+        requests: Mapping[str, int],
+        *,
+        claims: tuple[Claim, ...] = (),
+        opens_after_s: float = 0.0,
+    ) -> Pod:
+        """Creates a pod that asks for devices: it runs as soon as there is room for it. Its virtual machine opens them
+        when its container starts, or so much later. Raises `ValueError`."""
+        pod = self._books.submit(name, requests, trio.current_time(), claims)
+        self._opens_after_s[pod.uid] = opens_after_s
         self._publish()
         return pod
 
-    async def admit(self, name: str, requests: Mapping[str, int]) -> Pod:
+    async def admit(self, name: str, requests: Mapping[str, int], *, opens_after_s: float = 0.0) -> Pod:
         """Creates a pod and waits until it runs, fails, waits for room, or is held up at its container's start."""
-        self.submit(name, requests)
+        self.submit(name, requests, opens_after_s=opens_after_s)
         return await self.settled(name)
 
     async def settled(self, name: str) -> Pod:
@@ -151,10 +210,76 @@ class FakeKubelet:
                 return pod
         raise AssertionError("unreachable: a subscription never ends")
 
-    def delete(self, name: str) -> None:
-        """A pod ends. Raises `KeyError` if there is no such pod."""
-        self._books.delete(name)
+    def delete(self, name: str, *, dies_after_s: float | None = 0.0) -> None:
+        """Deletes a pod: kubelet ends its container, which takes it so long (None: it does not listen); the pod is
+        Terminating until then, and gone 0.1 s later. Deleting it again changes nothing.
+
+        Raises `KeyError` if there is no such pod.
+        """
+        pod = self._books.pod(name)
+        if pod is None:
+            raise KeyError(name)
+        if pod.phase is not Phase.TERMINATING and self._books.terminate(name):
+            self._deaths[pod.uid] = dies_after_s
+            # One that is being admitted or started is let go by whoever does that.
+            if self._life is not None and pod.phase is Phase.RUNNING:
+                self._end_container(pod, self._life)
         self._publish()
+
+    def force_delete(self, name: str, *, dies_after_s: float | None = None) -> None:
+        """Deletes a pod with a grace of 0 and by force: it is gone at once, and kubelet gives its devices to the next
+        pod. Its container ends after so long; None lives on until `end_process`. Raises `KeyError`.
+        """
+        pod = self._books.pod(name)
+        if pod is None:
+            raise KeyError(name)
+        self._books.delete(name)
+        self._deaths[pod.uid] = dies_after_s
+        if self._life is not None:
+            self._containers.kill(pod, dies_after_s)
+        self._publish()
+
+    def end_process(self, name: str) -> None:
+        """The virtual machine of a pod of that name (the oldest, if a deleted one is left) ends, by SIGKILL or from
+        inside. Raises `KeyError` if there is none."""
+        self._containers.end(name)
+
+    @property
+    def containers(self) -> tuple[Pod, ...]:
+        """The pods whose container runs, those included that are no more."""
+        return self._containers.pods
+
+    @property
+    def double_handouts(self) -> list[DoubleHandOut]:
+        """Each virtual machine that met EBUSY on a device that kubelet had given to its pod."""
+        return self._containers.double_handouts
+
+    def _exited(self, pod: Pod, why: str | None) -> None:
+        self._exits[pod.uid] = why
+        if self._life is not None and self._life.pods is not None:
+            self._life.pods.release_soon(pod, why)
+        self._publish()
+
+    def _end_container(self, pod: Pod, life: _Life) -> None:
+        if self._containers.is_running(pod):
+            self._containers.kill(pod, self._deaths[pod.uid])
+        elif life.pods is not None:
+            life.pods.release_soon(pod, self._exits.get(pod.uid))
+
+    def _settle_containers(self) -> None:
+        """Kubelet has heard which pods it has: it ends what should not run, and sees what has ended."""
+        life = self._life
+        if life is None or life.pods is None:
+            return
+        wanted = {pod.uid: pod for pod in self._books.view(trio.current_time()).pods.values()}
+        for pod in self._containers.pods:
+            if pod.uid not in wanted:
+                self._containers.kill(pod, self._deaths.get(pod.uid))
+        for pod in wanted.values():
+            if pod.phase is Phase.TERMINATING:
+                self._end_container(pod, life)
+            elif pod.phase is Phase.RUNNING and not self._containers.is_running(pod):
+                life.pods.release_soon(pod, self._exits.get(pod.uid))
 
     # --- what can be seen ---------------------------------------------------------------------------------------
 
@@ -176,17 +301,11 @@ class FakeKubelet:
 
     def _publish(self) -> None:
         self._view.set(self._books.view(trio.current_time()))
-        if self._checkpoint is not None:
-            self._write_checkpoint(self._checkpoint)
-
-    def _write_checkpoint(self, path: Path) -> None:
-        text = self._books.checkpoint()
-        if text == self._checkpointed:
-            return
-        draft = path.with_name(path.name + ".new")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-        self._checkpointed = text
+        checkpoint = self._books.checkpoint
+        if self._life is not None and checkpoint is not self._written:
+            if checkpoint != self._written:
+                self._transport.write_checkpoint(checkpoint)
+            self._written = checkpoint
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

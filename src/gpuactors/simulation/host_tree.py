@@ -3,19 +3,23 @@
 A tree below a root holds what the daemon reads: `sys/` with sysfs' symbolic links and `dev/` with the device nodes
 (plain files: nodes need root, and nothing here may be opened anyway). Every operation changes the tree in the kernel's
 order and returns the uevents in the kernel's order (drivers/base/core.c, drivers/vfio/{group,vfio_main}.c; measured
-in a virtual machine). Must not decide anything about devices: it plays the kernel, not the daemon.
+in a virtual machine). Tenants (`tenants.py`) open and close groups, which says nothing to anybody, as in the kernel.
+Must not decide anything about devices: it plays the kernel, not the daemon.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
 
+from gpuactors.simulation.tenants import Tenants
 from gpuactors.simulation.uevent_sender import Uevent
 
 __all__ = ["VFIO_DRIVERS", "HostTree", "PciSpec", "Uevent"]
@@ -56,6 +60,8 @@ class _Plugged:
     driver: str | None = None
     vfio: int | None = None
     """N of `vfio-dev/vfioN`."""
+    waiting: Iterator[Uevent] | None = None
+    """The rest of an unbind or unplug that waits for the holder of the device."""
 
     @property
     def devpath(self) -> str:
@@ -71,6 +77,10 @@ class HostTree:
 
     Each operation comes twice: `bind()` does it all and returns the uevents; `bind_steps()` yields each uevent with the
     tree as it is at that moment, so that a test can look half way or stop there.
+
+    While a tenant has a device open, its unbind or unplug stops half way, where the kernel's writer sleeps (kernel
+    6.12: vfio_unregister_group_dev, after `remove vfio-dev`): the driver's link is gone, the group's node stays. The
+    rest happens when the tenant lets go, in `close_group` or `kill`, which return its uevents.
     """
 
     def __init__(self, root: Path, *, cdev: bool = False) -> None:
@@ -80,6 +90,8 @@ class HostTree:
         self._members: dict[int, set[str]] = {}
         self._vfio_numbers: set[int] = set()
         self._seqnum = 1000
+        self._tenants = Tenants(root)
+        self._probed: list[str] = []
         for directory in (
             "sys/bus/pci/devices",
             "sys/bus/pci/drivers",
@@ -118,6 +130,19 @@ class HostTree:
         """The function's real directory below `sys/devices`."""
         return self.root / f"sys{self._functions[address].devpath}"
 
+    def holder_of(self, group: int) -> int | None:
+        """The PID of the tenant that has a group open."""
+        return self._tenants.holder_of(group)
+
+    def is_waiting(self, address: str) -> bool:
+        """An unbind or unplug of the function waits for its holder. Raises `KeyError` if it is not plugged."""
+        return self._functions[address].waiting is not None
+
+    @property
+    def probed(self) -> tuple[str, ...]:
+        """The host's paths of all nodes that `open_node` was asked for, in their order."""
+        return tuple(self._probed)
+
     # --- what can happen ------------------------------------------------------------------------------------
 
     def plug(self, spec: PciSpec) -> tuple[Uevent, ...]:
@@ -152,18 +177,16 @@ class HostTree:
     def unplug_steps(self, address: str) -> Iterator[Uevent]:
         """`unplug`, uevent by uevent. The directory goes with the last one, when the reader may already have it."""
         plugged = self._find(address)
+        self._refuse_if_waiting(plugged)
         if plugged.driver is not None:
-            yield from self._unbind(plugged)
-        os.unlink(self.root / "sys/bus/pci/devices" / address)
-        if plugged.spec.group is not None:
-            self._leave_group(plugged, plugged.spec.group)
-        del self._functions[address]
-        shutil.rmtree(self.root / f"sys{plugged.devpath}", ignore_errors=True)
-        yield self._pci_uevent("remove", plugged)
+            yield from self._unbind(plugged, self._remove(plugged))
+        else:
+            yield from self._remove(plugged)
 
     def bind_steps(self, address: str, driver: str) -> Iterator[Uevent]:
         """`bind`, uevent by uevent."""
         plugged = self._find(address)
+        self._refuse_if_waiting(plugged)
         if plugged.driver is not None:
             raise ValueError(f"{address} is bound to {plugged.driver} already; unbind it first")
         yield from self._bind(plugged, driver)
@@ -171,9 +194,105 @@ class HostTree:
     def unbind_steps(self, address: str) -> Iterator[Uevent]:
         """`unbind`, uevent by uevent. Stopped before the end, it is an unbind that waits for its holder."""
         plugged = self._find(address)
+        self._refuse_if_waiting(plugged)
         if plugged.driver is None:
             raise ValueError(f"{address} is bound to no driver")
-        yield from self._unbind(plugged)
+        yield from self._unbind(plugged, iter(()))
+
+    # --- tenants --------------------------------------------------------------------------------------------
+
+    def open_group(
+        self,
+        group: int,
+        pid: int,
+        command: str = "qemu-system-x86",
+        pod_uid: str | None = None,
+        *,
+        device: bool = True,
+    ) -> None:
+        """A process opens a group and, with `device`, every function in it. It is started if it is not there.
+
+        Raises `OSError` as open(2) would: ENOENT without a node, EBUSY if anybody has the group open (this process
+        included).
+        """
+        self._check_open(f"/dev/vfio/{group}", group)
+        if pid not in self._tenants:
+            self._tenants.start(pid, command, pod_uid)
+        self._tenants.open_group(pid, group)
+        if device:
+            for address in sorted(self._members.get(group, ())):
+                if self._functions[address].vfio is not None:
+                    self.open_device(address, pid)
+
+    def open_device(self, address: str, pid: int) -> None:
+        """A process that has the function's group open gets its device: the function wakes up and is enabled.
+
+        Raises `ValueError` if it has not, has the device already, or the function is bound to no vfio driver.
+        """
+        plugged = self._find(address)
+        group = plugged.spec.group
+        if plugged.vfio is None or group is None or self.holder_of(group) != pid:
+            raise ValueError(
+                f"process {pid} cannot open {address}: it does not hold its group, or it is not on vfio"
+            )
+        if self._tenants.opener_of(address) is not None:
+            raise ValueError(f"process {pid} has {address} open already")
+        self._tenants.open_device(pid, address)
+        self._set_status(plugged, "active")
+        self._count(plugged, +1)
+
+    def close_group(self, group: int, pid: int) -> tuple[Uevent, ...]:
+        """A process closes a group and its devices, and lives on. Says nothing to anybody, unless an unbind waited.
+
+        Raises `ValueError` if it does not hold the group.
+        """
+        if self.holder_of(group) != pid:
+            raise ValueError(f"process {pid} does not hold group {group}")
+        return tuple(self._close_group(group, pid))
+
+    def kill(self, pid: int) -> tuple[Uevent, ...]:
+        """A process ends, with all that it holds; as `close_group`. Raises `ValueError` if there is none."""
+        uevents = [u for group in self._tenants.groups_of(pid) for u in self._close_group(group, pid)]
+        self._tenants.kill(pid)
+        return tuple(uevents)
+
+    def open_node(self, path: str) -> None:
+        """A probe opens a group's node (its real path) and closes it. Raises `OSError`: ENOENT, EBUSY."""
+        node = "/" + str(Path(path).relative_to(self.root))
+        self._probed.append(node)
+        self._check_open(node, int(Path(path).name))
+
+    def _check_open(self, node: str, group: int) -> None:
+        if not (self.root / node.removeprefix("/")).exists():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), node)
+        if self.holder_of(group) is not None:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), node)
+
+    def _close_group(self, group: int, pid: int) -> Iterator[Uevent]:
+        members = [self._functions[address] for address in sorted(self._members.get(group, ()))]
+        for plugged in members:
+            if self._tenants.opener_of(plugged.spec.address) == pid:
+                self._close_device(plugged, pid)
+        self._tenants.close_group(pid, group)
+        for plugged in members:
+            if plugged.waiting is not None:
+                rest, plugged.waiting = plugged.waiting, None
+                yield from rest
+
+    def _close_device(self, plugged: _Plugged, pid: int) -> None:
+        self._tenants.close_device(pid, plugged.spec.address)
+        self._count(plugged, -1)
+        self._set_status(plugged, "suspended")
+
+    def _set_status(self, plugged: _Plugged, status: str) -> None:
+        with suppress(OSError):  # a fault was put there, or the function is hollow
+            _replace(f"{self.root}/sys{plugged.devpath}/power/runtime_status", f"{status}\n")
+
+    def _count(self, plugged: _Plugged, change: int) -> None:
+        """Changes `enable`, which is a count: an operator may have written to it."""
+        path = f"{self.root}/sys{plugged.devpath}/enable"
+        with suppress(OSError, ValueError):  # a fault was put there
+            _replace(path, f"{int(Path(path).read_bytes()) + change}\n")
 
     # --- faults ---------------------------------------------------------------------------------------------
 
@@ -227,6 +346,13 @@ class HostTree:
             raise ValueError(f"{address} is not plugged in")
         return self._functions[address]
 
+    def _refuse_if_waiting(self, plugged: _Plugged) -> None:
+        """The kernel would let the caller sleep on the device's lock as well."""
+        if plugged.waiting is not None:
+            raise ValueError(
+                f"{plugged.spec.address} is being unbound and waits for its holder; close its group first"
+            )
+
     def _make_function(self, plugged: _Plugged) -> None:
         spec = plugged.spec
         directory = f"{self.root}/sys{plugged.devpath}"
@@ -277,14 +403,41 @@ class HostTree:
             yield from self._make_vfio(plugged, plugged.spec.group)
         yield self._pci_uevent("bind", plugged)
 
-    def _unbind(self, plugged: _Plugged) -> Iterator[Uevent]:
-        """The links go at once, then the driver's own things, then the uevent: dd.c, __device_release_driver."""
+    def _unbind(self, plugged: _Plugged, then: Iterator[Uevent]) -> Iterator[Uevent]:
+        """The links go at once, then the driver's own things, then the uevent: dd.c, __device_release_driver.
+
+        `then` is what follows an unbind; if somebody has the device open it waits for him with the rest.
+        """
         driver, plugged.driver = plugged.driver, None
         (self.root / f"sys{plugged.devpath}/driver").unlink(missing_ok=True)
         (self.root / f"sys/bus/pci/drivers/{driver}/{plugged.spec.address}").unlink(missing_ok=True)
-        if plugged.vfio is not None and plugged.spec.group is not None:
-            yield from self._drop_vfio(plugged, plugged.spec.group, plugged.vfio)
+        rest = self._finish_unbind(plugged, plugged.vfio, then)
+        if plugged.vfio is not None:
+            yield from self._drop_vfio_device(plugged, plugged.vfio)
+        if self._tenants.opener_of(plugged.spec.address) is not None:
+            plugged.waiting = rest
+        else:
+            yield from rest
+
+    def _finish_unbind(
+        self, plugged: _Plugged, number: int | None, then: Iterator[Uevent]
+    ) -> Iterator[Uevent]:
+        if number is not None and plugged.spec.group is not None:
+            self._vfio_numbers.discard(number)
+            # vfio_pci_core_unregister_device forbids runtime power management, which resumes the function.
+            self._set_status(plugged, "active")
+            yield from self._drop_group(plugged.spec.group)
         yield self._pci_uevent("unbind", plugged)
+        yield from then
+
+    def _remove(self, plugged: _Plugged) -> Iterator[Uevent]:
+        """The function itself goes: drivers/pci/remove.c, pci_destroy_dev."""
+        os.unlink(self.root / "sys/bus/pci/devices" / plugged.spec.address)
+        if plugged.spec.group is not None:
+            self._leave_group(plugged, plugged.spec.group)
+        del self._functions[plugged.spec.address]
+        shutil.rmtree(self.root / f"sys{plugged.devpath}", ignore_errors=True)
+        yield self._pci_uevent("remove", plugged)
 
     def _make_vfio(self, plugged: _Plugged, group: int) -> Iterator[Uevent]:
         number = next(n for n in range(len(self._vfio_numbers) + 1) if n not in self._vfio_numbers)
@@ -309,22 +462,29 @@ class HostTree:
             self._node(f"vfio/devices/vfio{number}")
         yield self._vfio_dev_uevent("add", plugged, number)
 
-    def _drop_vfio(self, plugged: _Plugged, group: int, number: int) -> Iterator[Uevent]:
+    def _drop_vfio_device(self, plugged: _Plugged, number: int) -> Iterator[Uevent]:
         (self.root / f"dev/vfio/devices/vfio{number}").unlink(missing_ok=True)
         (self.root / f"sys/class/vfio-dev/vfio{number}").unlink(missing_ok=True)
         # The kernel removes `vfio-dev/` as well: it is a glue directory (drivers/base/core.c, cleanup_glue_dir).
         shutil.rmtree(self.root / f"sys{plugged.devpath}/vfio-dev", ignore_errors=True)
         plugged.vfio = None
-        self._vfio_numbers.discard(number)
         yield self._vfio_dev_uevent("remove", plugged, number)
-        if self._vfio_bound_members(group) == 0:
-            (self.root / f"dev/vfio/{group}").unlink(missing_ok=True)
-            (self.root / f"sys/class/vfio/{group}").unlink(missing_ok=True)
-            shutil.rmtree(self.root / f"sys/devices/virtual/vfio/{group}", ignore_errors=True)
-            yield self._group_uevent("remove", group)
+
+    def _drop_group(self, group: int) -> Iterator[Uevent]:
+        """The group's node goes with the last function, even if somebody has the node alone open (seen on 6.1): only an
+        open device holds an unbind up."""
+        if self._vfio_bound_members(group) != 0:
+            return
+        self._tenants.node_removed(group)
+        (self.root / f"dev/vfio/{group}").unlink(missing_ok=True)
+        (self.root / f"sys/class/vfio/{group}").unlink(missing_ok=True)
+        shutil.rmtree(self.root / f"sys/devices/virtual/vfio/{group}", ignore_errors=True)
+        yield self._group_uevent("remove", group)
 
     def _vfio_bound_members(self, group: int) -> int:
-        return sum(self._functions[address].vfio is not None for address in self._members.get(group, ()))
+        """Those that are on vfio, or leave it and wait for their holder."""
+        members = [self._functions[address] for address in self._members.get(group, ())]
+        return sum(plugged.vfio is not None or plugged.waiting is not None for plugged in members)
 
     # --- uevents --------------------------------------------------------------------------------------------
 
@@ -393,3 +553,11 @@ def _write(path: str, content: str) -> None:
         os.write(descriptor, content.encode())
     finally:
         os.close(descriptor)
+
+
+def _replace(path: str, content: str) -> None:
+    """Changes a file while others read it: they find the old content or the new one. Raises `OSError`."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    _write(f"{path}.new", content)
+    os.replace(f"{path}.new", path)

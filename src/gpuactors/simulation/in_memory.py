@@ -20,8 +20,23 @@ from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.grpc_trio import Server, open_channel
 from gpuactors.kubelet.kubelet import register_over, socket_name
-from gpuactors.ports import Caller, Hint, HostError, KubeletError, UeventSource, UeventsOverflowError
-from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET, MemoryTransport
+from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over
+from gpuactors.ports import (
+    Caller,
+    Hint,
+    HostError,
+    KubeletError,
+    LedgerContents,
+    UeventSource,
+    UeventsOverflowError,
+)
+from gpuactors.simulation.kubelet_checkpoint import encode
+from gpuactors.simulation.kubelet_transport import (
+    CHECKPOINT_FILE,
+    KUBELET_SOCKET,
+    POD_RESOURCES_SOCKET,
+    MemoryTransport,
+)
 from gpuactors.simulation.uevent_sender import Uevent
 
 SLOW_S: Final = 0.5
@@ -197,3 +212,50 @@ class MemoryEndpoint:
     async def drain(self, grace_s: float) -> None:
         """As `ports.Endpoint.drain`."""
         await self._server.drain(grace_s)
+
+
+@final
+class MemoryLedger:
+    """The ledger of a fake kubelet on a `MemoryTransport`, read as `KubeletLedger` reads a real one. Implements
+    `ports.LedgerReader`."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._transport = transport
+        self._young = YoungKubelet()
+        self.read_failures = 0
+        """How many of the next reads fail."""
+        self.slow = 0
+        """How many of the next reads take long: they read at once and answer `SLOW_S` later."""
+
+    async def read(self) -> LedgerContents:
+        """As `ports.LedgerReader.read`."""
+        if self.read_failures:
+            self.read_failures -= 1
+            raise KubeletError("the read of kubelet's ledger was told to fail")
+        contents = await self._read()
+        if self.slow:
+            self.slow -= 1
+            await trio.sleep(SLOW_S)
+        return contents
+
+    async def _read(self) -> LedgerContents:
+        found = self._transport.pod_resources()
+        if found is None:
+            await trio.lowlevel.checkpoint()
+            return self._checkpoint()
+        kubelet, since = found
+        young = trio.current_time() - since < limits.LEDGER_SETTLE_S
+        try:
+            with trio.fail_after(limits.LEDGER_DEADLINE_S):
+                async with open_channel(await self._transport.dial(POD_RESOURCES_SOCKET)) as channel:
+                    listed = await list_over(channel)
+        except KubeletError:
+            raise
+        except Exception as exc:  # kubelet stops just now
+            raise KubeletError(f"kubelet did not answer PodResources List: {exc!r}") from exc
+        return self._young.complete(kubelet, listed, self._checkpoint() if young else None)
+
+    def _checkpoint(self) -> LedgerContents:
+        if self._transport.checkpoint is None:
+            return LedgerContents(NOTHING_YET, (), ())
+        return checkpoint_contents(encode(self._transport.checkpoint).encode(), CHECKPOINT_FILE)

@@ -3,12 +3,16 @@ object.
 
 What kubelet decides and remembers is here: which devices a resource has, who was given what, what is posted
 as capacity and allocatable, whom the scheduler lets on to the node. Must not know of a clock (times come in
-as `at`, seconds of the caller's clock), of tasks or of gRPC: `fake_kubelet.py` makes the calls and tells the
-books how they went.
+as `at`, seconds of the caller's clock), of tasks, of files or of gRPC: `fake_kubelet.py` makes the calls and
+tells the books how they went.
 
 An admission is a conversation of four steps, because kubelet lets go of its lock for each call to the plugin:
 `choose` → (GetPreferredAllocation) → `take` → (Allocate) → `commit` or `roll_back`. Between them a frame may
-come in or a stream may end, and the books behave then as kubelet's do, its crash included.
+come in, a stream may end or the pod may be deleted, and the books behave then as kubelet's do, its crash
+included.
+
+A pod is deleted in one of two ways. `terminate` is the normal one: its devices are its own until `delete`,
+when its container has ended. A forced deletion is `delete` at once, whatever the container does.
 
 Sources: pkg/kubelet/cm/devicemanager/manager.go, endpoint.go, pod_devices.go and plugin/v1beta1 of kubelet
 1.36.
@@ -16,163 +20,62 @@ Sources: pkg/kubelet/cm/devicemanager/manager.go, endpoint.go, pod_devices.go an
 
 from __future__ import annotations
 
-import base64
-import json
 import random
 import re
+import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Final
+
+from gpuactors.simulation.kubelet_values import (
+    AdmissionError,
+    Allocated,
+    BooksView,
+    Checkpoint,
+    Choice,
+    Claim,
+    DeviceRow,
+    Endpoint,
+    Figures,
+    KubeletPanicError,
+    LedgerEntry,
+    ListedDevice,
+    Phase,
+    Pod,
+    PodListing,
+)
+
+__all__ = [
+    "STOP_GRACE_S",
+    "AdmissionError",
+    "Allocated",
+    "BooksView",
+    "Checkpoint",
+    "Choice",
+    "DeviceRow",
+    "Endpoint",
+    "Figures",
+    "KubeletBooks",
+    "KubeletPanicError",
+    "LedgerEntry",
+    "ListedDevice",
+    "Phase",
+    "Pod",
+    "PodListing",
+    "resource_name_problem",
+]
 
 STOP_GRACE_S: Final = 300.0
 """How long kubelet keeps counting a resource's devices after its plugin went away
 (endpointStopGracePeriod)."""
 
-NODE_WITHOUT_TOPOLOGY: Final = -1
-"""The key of devices without NUMA nodes in kubelet's ledger (nodeWithoutTopology)."""
-
 _NAME_PART = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
-
-class AdmissionError(Exception):
-    """Kubelet does not admit the pod; the text is kubelet's own."""
-
-
-class KubeletPanicError(Exception):
-    """Here kubelet 1.36 dereferences a nil pointer and its process ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
-    """One device of a ListAndWatch frame."""
-
-    id: str
-    healthy: bool
-    numa_nodes: tuple[int, ...] = ()
-
-
-class Phase(StrEnum):
-    """Where a pod stands. Kubernetes' words, except that Pending is split by what the pod waits for."""
-
-    PENDING = "Pending"
-    """No room for it by the scheduler's arithmetic."""
-    ADMITTING = "Admitting"
-    """Placed on the node; kubelet is choosing and allocating devices."""
-    STARTING = "ContainerCreating"
-    """It has its devices; its container is about to start (PreStartContainer)."""
-    RUNNING = "Running"
-    FAILED = "Failed"
-
-
-_COUNTED: Final = frozenset({Phase.ADMITTING, Phase.STARTING, Phase.RUNNING})
+_COUNTED: Final = frozenset({Phase.ADMITTING, Phase.STARTING, Phase.RUNNING, Phase.TERMINATING})
 """Pods whose requests the scheduler subtracts from allocatable."""
 
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """A pod of one container, as the API server would show it."""
-
-    name: str
-    requests: tuple[tuple[str, int], ...]
-    """Resource name and number of devices."""
-    phase: Phase
-    message: str
-    """Why it is where it is, as `kubectl describe pod` would say."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """What kubelet remembers of one allocation (podDevices, and the checkpoint file)."""
-
-    devices: tuple[str, ...]
-    numa_nodes: Mapping[str, tuple[int, ...]]
-    envs: Mapping[str, str]
-    nodes: tuple[str, ...]
-    """Device nodes that the container got, as paths of the host."""
-    response: bytes
-    """The container's part of AllocateResponse, encoded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allocated:
-    """What the plugin answered to Allocate for one container."""
-
-    envs: Mapping[str, str]
-    nodes: tuple[str, ...]
-    response: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One resource as the scheduler sees it."""
-
-    capacity: int
-    """All devices listed."""
-    allocatable: int
-    """The Healthy ones."""
-    allocated: int
-    """What the pods on the node ask for."""
-
-    @property
-    def free(self) -> int:
-        """What the scheduler believes it may still hand out. Negative means that the books are broken."""
-        return self.allocatable - self.allocated
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
-    """One device as kubelet knows it, and the pod that has it."""
-
-    resource: str
-    id: str
-    health: str
-    """`Healthy`, `Unhealthy`, or `not listed` for a device that a pod was given and that the plugin lists no
-    more."""
-    numa_nodes: tuple[int, ...]
-    pod: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BooksView:
-    """Everything that can be seen of the books at one moment."""
-
-    running: bool
-    """Kubelet's process lives. While it does not, the figures are its last ones."""
-    resources: Mapping[str, Figures]
-    devices: tuple[DeviceRow, ...]
-    pods: Mapping[str, Pod]
-    holdings: Mapping[tuple[str, str], LedgerEntry]
-    """(pod, resource) → what a pod that is not deleted was given."""
-    connected: frozenset[str]
-    """Resources with a plugin that kubelet has not seen leave."""
-    registrations: int
-    """Register calls that succeeded, ever."""
-    frames: int
-    """Frames received, ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """What kubelet keeps of a resource's plugin."""
-
-    client: int | None
-    """Number of the connection; None for the placeholder that a restart makes out of the checkpoint."""
-    pre_start_required: bool
-    preferred_allocation: bool
-    stopped_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What is left to decide about one resource of one pod."""
-
-    pod: str
-    resource: str
-    endpoint: Endpoint
-    available: tuple[str, ...]
-    """Healthy devices that nobody has, in no order."""
-    size: int
+_ENDED: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED})
+"""Pods whose devices are free: kubelet takes them for no longer active."""
 
 
 class KubeletBooks:
@@ -181,29 +84,45 @@ class KubeletBooks:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._running = False
+        self._knows_pods = False
         self._known: dict[str, None] = {}
         self._listed: dict[str, tuple[ListedDevice, ...]] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._pods: dict[str, Pod] = {}
         self._ledger: dict[tuple[str, str], LedgerEntry] = {}
+        """By pod UID and resource."""
         self._picked: dict[str, set[str]] = {}
+        self._checkpoint = Checkpoint()
         self._registrations = 0
         self._frames = 0
 
     # --- the life of kubelet's process -----------------------------------------------------------------
 
-    def boot(self, at: float) -> tuple[str, ...]:
-        """Kubelet starts: lists are empty until the plugins register again, the ledger is what it was.
+    def boot(self, at: float, checkpoint: Checkpoint | None = None) -> tuple[str, ...]:
+        """Kubelet starts with what its checkpoint file says (None: there is none, or it is damaged): the ledger
+        is what it was when the file was last written, and lists are empty until the plugins register again.
 
         Returns the pods that kubelet admits anew: those whose container is not running. ("Container detected
         running, nothing to do" holds for the others.)
         """
+        kept = checkpoint or Checkpoint()
         self._running = True
+        self._knows_pods = not self._pods
         self._picked.clear()
-        for resource in self._known:
-            self._listed[resource] = ()
-            self._endpoints[resource] = Endpoint(None, False, False, stopped_at=at)
+        self._checkpoint = kept
+        self._ledger = dict(kept.entries)
+        self._listed = dict.fromkeys(kept.registered, ())
+        self._endpoints = {r: Endpoint(None, False, False, stopped_at=at) for r in kept.registered}
         return tuple(p.name for p in self._pods.values() if p.phase in (Phase.ADMITTING, Phase.STARTING))
+
+    @property
+    def knows_pods(self) -> bool:
+        """Kubelet has heard from the API server which pods it has. Until then PodResources lists none."""
+        return self._knows_pods
+
+    def learn_pods(self) -> None:
+        """Kubelet hears which pods it has."""
+        self._knows_pods = True
 
     def halt(self) -> None:
         """Kubelet's process ends. What it has posted stays posted."""
@@ -234,12 +153,16 @@ class KubeletBooks:
         self._known[resource] = None
         self._listed[resource] = tuple({device.id: device for device in devices}.values())
         self._frames += 1
+        self._write_checkpoint()
 
     def expire(self, at: float) -> None:
         """Forgets the devices of plugins that have been away for longer than the grace (GetCapacity)."""
-        for resource in [r for r in self._listed if self._expired(r, at)]:
+        expired = [r for r in self._listed if self._expired(r, at)]
+        for resource in expired:
             self._endpoints.pop(resource, None)
             del self._listed[resource]
+        if expired:
+            self._write_checkpoint()
 
     def endpoint(self, resource: str) -> Endpoint | None:
         """The plugin that kubelet would call for this resource."""
@@ -253,14 +176,17 @@ class KubeletBooks:
 
     # --- pods ----------------------------------------------------------------------------------------------
 
-    def submit(self, name: str, requests: Mapping[str, int], at: float) -> Pod:
+    def submit(
+        self, name: str, requests: Mapping[str, int], at: float, claims: tuple[Claim, ...] = ()
+    ) -> Pod:
         """A pod is created. It stays Pending until `place` finds room for it.
 
         Raises `ValueError` if there is a pod of that name already.
         """
         if name in self._pods:
             raise ValueError(f"pod {name} exists already; delete it first or choose another name")
-        pod = Pod(name, tuple(requests.items()), Phase.PENDING, "")
+        uid = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        pod = Pod(name, tuple(requests.items()), Phase.PENDING, "", uid, claims=claims)
         self._pods[name] = pod
         return self._explain_pending(pod, at)
 
@@ -275,26 +201,59 @@ class KubeletBooks:
                 return self._set(pod.name, Phase.ADMITTING, "")
         return None
 
-    def delete(self, name: str) -> None:
-        """A pod ends. Kubelet notices at its next allocation that the pod's devices are free.
+    def pod(self, name: str) -> Pod | None:
+        """The pod, if it is not deleted."""
+        return self._pods.get(name)
 
-        Raises `KeyError` if there is no such pod.
-        """
-        del self._pods[name]
+    def is_wanted(self, pod: Pod) -> bool:
+        """It is neither deleted nor being deleted nor ended, and not another one of the same name."""
+        found = self._pods.get(pod.name)
+        return (
+            found is not None
+            and found.uid == pod.uid
+            and found.phase not in _ENDED
+            and found.phase is not Phase.TERMINATING
+        )
 
-    def started(self, name: str) -> None:
-        """The pod's container runs."""
-        self._set(name, Phase.RUNNING, "")
+    def admitted(self, name: str) -> None:
+        """The pod has all its devices; its container may start."""
+        self._set(name, Phase.STARTING, "")
 
     def not_started(self, name: str, why: str) -> None:
         """PreStartContainer refused; kubelet will try again."""
         self._set(name, Phase.STARTING, why)
+
+    def started(self, name: str) -> None:
+        """The pod's container runs."""
+        self._set(name, Phase.RUNNING, "")
 
     def failed(self, name: str, why: str) -> None:
         """The pod is not admitted, for good. Kubelet never tries again; what it had picked is free."""
         self._set(
             name, Phase.FAILED, f"UnexpectedAdmissionError: Allocate failed due to {why}, which is unexpected"
         )
+
+    def ended(self, name: str, why: str | None) -> None:
+        """The pod's container has ended by itself, with an error if there is a reason; it is not started again."""
+        self._set(name, Phase.SUCCEEDED if why is None else Phase.FAILED, why or "")
+
+    def terminate(self, name: str) -> bool:
+        """A pod is to end. Returns whether there is a container, or a start of one, to wait for: then it is
+        Terminating until `delete`; else it is gone. Raises `KeyError` if there is no such pod.
+        """
+        if self._pods[name].phase in _ENDED | {Phase.PENDING}:
+            del self._pods[name]
+            return False
+        self._set(name, Phase.TERMINATING, "")
+        return True
+
+    def delete(self, name: str) -> None:
+        """A pod is no more, whether its container has ended or not. Kubelet notices at its next allocation, or
+        when PodResources is asked, that its devices are free.
+
+        Raises `KeyError` if there is no such pod.
+        """
+        del self._pods[name]
 
     def _set(self, name: str, phase: Phase, message: str) -> Pod:
         pod = replace(self._pods[name], phase=phase, message=message)
@@ -313,10 +272,11 @@ class KubeletBooks:
     def choose(self, pod: str, resource: str, size: int) -> Choice | None:
         """What there is to choose from for one resource of a pod; None if the pod has its devices already.
 
-        Raises `AdmissionError` in kubelet's words (devicesToAllocate).
+        Raises `AdmissionError` in kubelet's words (devicesToAllocate), `KeyError` if there is no such pod.
         """
+        uid = self._pods[pod].uid
         self._collect()
-        entry = self._ledger.get((pod, resource))
+        entry = self._ledger.get((uid, resource))
         listed = self._listed.get(resource)
         if listed is None:
             raise AdmissionError(f"cannot allocate unregistered device {resource}")
@@ -338,7 +298,7 @@ class KubeletBooks:
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             raise AdmissionError(f"unknown Device Plugin {resource}")
-        return Choice(pod, resource, endpoint, self._shuffled(available), size)
+        return Choice(pod, uid, resource, endpoint, self._shuffled(available), size)
 
     def take(self, choice: Choice, preferred: Iterable[str]) -> tuple[str, ...]:
         """Picks devices: first what the plugin prefers out of what was offered, then whatever there is.
@@ -354,7 +314,7 @@ class KubeletBooks:
         return self._shuffled(taken)
 
     def commit(self, choice: Choice, devices: tuple[str, ...], allocated: Allocated) -> None:
-        """Allocate succeeded: the ledger has it.
+        """Allocate succeeded: the ledger has it, though the pod may be gone meanwhile.
 
         Raises `KubeletPanicError` if a device is listed no more: kubelet looks up its topology through a nil
         pointer.
@@ -365,7 +325,7 @@ class KubeletBooks:
                 raise KubeletPanicError(
                     f"{device} of {choice.resource} left the list while an Allocate that had picked it was in flight"
                 )
-        self._ledger[choice.pod, choice.resource] = LedgerEntry(
+        self._ledger[choice.uid, choice.resource] = LedgerEntry(
             devices=tuple(sorted(devices)),
             numa_nodes={device: listed[device].numa_nodes for device in devices},
             envs=dict(allocated.envs),
@@ -373,22 +333,16 @@ class KubeletBooks:
             response=allocated.response,
         )
         self._unpick(choice.resource, devices)
+        self._write_checkpoint()
 
     def roll_back(self, choice: Choice, devices: tuple[str, ...]) -> None:
         """Allocate failed: what was picked is free again."""
         self._unpick(choice.resource, devices)
 
-    def admitted(self, pod: str) -> None:
-        """The pod has all its devices; its container may start."""
-        self._set(pod, Phase.STARTING, "")
-
-    def pod(self, name: str) -> Pod | None:
-        """The pod, if it is not deleted."""
-        return self._pods.get(name)
-
     def holding(self, pod: str, resource: str) -> LedgerEntry | None:
         """What the ledger says a pod was given of a resource."""
-        return self._ledger.get((pod, resource))
+        found = self._pods.get(pod)
+        return None if found is None else self._ledger.get((found.uid, resource))
 
     def _unpick(self, resource: str, devices: Iterable[str]) -> None:
         self._picked.get(resource, set()).difference_update(devices)
@@ -398,13 +352,15 @@ class KubeletBooks:
         return in_ledger | self._picked.get(resource, set())
 
     def _collect(self) -> None:
-        """Drops the entries of pods that are no more (UpdateAllocatedDevices)."""
-        for key in [k for k in self._ledger if not self._active(k[0])]:
-            del self._ledger[key]
+        """Drops the entries of pods that are no more (UpdateAllocatedDevices), once it is known which those
+        are."""
+        if self._knows_pods:
+            active = self._active()
+            self._ledger = {key: entry for key, entry in self._ledger.items() if key[0] in active}
 
-    def _active(self, pod: str) -> bool:
-        found = self._pods.get(pod)
-        return found is not None and found.phase is not Phase.FAILED
+    def _active(self) -> dict[str, Pod]:
+        """By UID."""
+        return {pod.uid: pod for pod in self._pods.values() if pod.phase not in _ENDED}
 
     def _shuffled(self, devices: Iterable[str]) -> tuple[str, ...]:
         """Go's maps have no order; the seed makes ours repeatable."""
@@ -413,6 +369,32 @@ class KubeletBooks:
         return tuple(ordered)
 
     # --- what can be seen -----------------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What kubelet has written to its file last: by a frame, an allocation or the end of a grace. A release
+        writes nothing, so it still names pods that have ended."""
+        return self._checkpoint
+
+    def _write_checkpoint(self) -> None:
+        healthy = {r: tuple(d.id for d in devices if d.healthy) for r, devices in self._listed.items()}
+        self._checkpoint = Checkpoint(dict(self._ledger), healthy)
+
+    def listing(self) -> tuple[PodListing, ...]:
+        """What PodResources lists: every active pod that kubelet knows of, once it has been given something."""
+        if not self._knows_pods:
+            return ()
+        self._collect()
+        listed = []
+        for uid, pod in self._active().items():
+            devices = tuple((r, entry) for (u, r), entry in self._ledger.items() if u == uid)
+            if devices or pod.phase not in (Phase.PENDING, Phase.ADMITTING):
+                listed.append(PodListing(pod, devices))
+        return tuple(listed)
+
+    def allocatable(self) -> tuple[tuple[str, ListedDevice], ...]:
+        """The Healthy devices of every resource."""
+        return tuple((r, d) for r, devices in self._listed.items() for d in devices if d.healthy)
 
     def _figures(self, resource: str, at: float) -> Figures:
         listed = () if self._expired(resource, at) else self._listed.get(resource, ())
@@ -428,7 +410,12 @@ class KubeletBooks:
         """The books now. A resource whose plugin is gone for good keeps its name, with zeros, as in a node's
         status."""
         names = sorted({*self._known, *(r for p in self._pods.values() for r, _ in p.requests)})
-        holdings = {key: entry for key, entry in self._ledger.items() if self._active(key[0])}
+        active = self._active()
+        holdings = {
+            (active[uid].name, resource): entry
+            for (uid, resource), entry in self._ledger.items()
+            if uid in active
+        }
         return BooksView(
             running=self._running,
             resources={name: self._figures(name, at) for name in names},
@@ -454,30 +441,6 @@ class KubeletBooks:
         ]
         lost = [DeviceRow(resource, device, "not listed", (), pod) for device, pod in pods.items()]
         return sorted(rows + lost, key=lambda row: row.id)
-
-    def checkpoint(self) -> str:
-        """The ledger as `kubelet_internal_checkpoint` has it. Like the file, it still names pods that have
-        ended until the next allocation. (The checksum of the real file is a hash of Go's own memory layout;
-        here it is 0.)"""
-        entries = []
-        for (pod, resource), entry in sorted(self._ledger.items()):
-            by_node: dict[str, list[str]] = {}
-            for device in entry.devices:
-                for node in entry.numa_nodes[device] or (NODE_WITHOUT_TOPOLOGY,):
-                    by_node.setdefault(str(node), []).append(device)
-            entries.append(
-                {
-                    "PodUID": pod,
-                    "ContainerName": "compute",
-                    "ResourceName": resource,
-                    "DeviceIDs": by_node,
-                    "AllocResp": base64.b64encode(entry.response).decode("ascii"),
-                }
-            )
-        healthy = {r: [d.id for d in devices if d.healthy] for r, devices in self._listed.items()}
-        return json.dumps(
-            {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": healthy}, "Checksum": 0}
-        )
 
 
 def resource_name_problem(name: str) -> str | None:

@@ -31,14 +31,9 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
-from gpuactors.simulation.kubelet_books import (
-    STOP_GRACE_S,
-    Endpoint,
-    KubeletBooks,
-    ListedDevice,
-    resource_name_problem,
-)
+from gpuactors.simulation.kubelet_books import STOP_GRACE_S, KubeletBooks, resource_name_problem
 from gpuactors.simulation.kubelet_transport import KubeletTransport
+from gpuactors.simulation.kubelet_values import Endpoint, ListedDevice
 
 API_VERSION: Final = "v1beta1"
 

@@ -1,90 +1,105 @@
-"""The pod side of the fake kubelet: places pods, gives them devices, starts their containers.
+"""The pod side of the fake kubelet: places pods, gives them devices, starts their containers, and lets them go.
 
-Plays the scheduler (one node), devicemanager/manager.go's Allocate and the container's start of kubelet 1.36: admission
-is one pod after another, an error of Allocate is final for the pod, an error of PreStartContainer is tried again. Must
-not do arithmetic (`kubelet_books.py`) and must not know how a plugin is reached (`kubelet_plugins.py`).
+Plays the scheduler (one node), devicemanager/manager.go's Allocate and a pod worker of kubelet 1.36: admission is one
+pod after another, an error of Allocate is final for the pod, an error of PreStartContainer is tried again, a pod's
+devices are its own until its container has ended. Must not do arithmetic (`kubelet_books.py`), and must not know how a
+plugin is reached (`kubelet_plugins.py`) or what a container does (`kubelet_containers.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, final
 
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateResponse
-from gpuactors.simulation.kubelet_books import (
-    AdmissionError,
-    Allocated,
-    BooksView,
-    Choice,
-    KubeletBooks,
-    Pod,
-)
+from gpuactors.simulation.kubelet_books import KubeletBooks
+from gpuactors.simulation.kubelet_checkpoint import allocated_of
+from gpuactors.simulation.kubelet_containers import Containers
 from gpuactors.simulation.kubelet_plugins import PluginCallError, PluginManager
+from gpuactors.simulation.kubelet_values import AdmissionError, BooksView, Choice, Phase, Pod
 
 PRE_START_RETRY_S: Final = (0.3, 11.7, 15.0)
 """Waits between kubelet's attempts to start a container that PreStartContainer refused: seen at 0, 0.3, 12 and 27 s.
 The last one repeats."""
 
 READMIT_AFTER_S: Final = (0.03, 1.0)
-"""After its start kubelet admits anew the pods whose container does not run: seen between these bounds."""
+"""After its start kubelet hears which pods it has, and admits those anew whose container does not run: seen between
+these bounds."""
+
+RELEASE_S: Final = 0.1
+"""From the end of a container to the moment at which its pod is gone, and out of PodResources: seen."""
 
 
 @final
 class PodWorker:
-    """Lives as long as kubelet's process: `nursery` is the process, `publish` is called after each change."""
+    """Lives as long as kubelet's process: `nursery` is the process, `publish` is called after each change.
+
+    `opens_after_s` says how long a pod's virtual machine takes from its start until it opens its devices.
+    """
 
     def __init__(
         self,
         books: KubeletBooks,
         plugins: PluginManager,
+        containers: Containers,
         nursery: trio.Nursery,
         publish: Callable[[], None],
+        changes: Callable[[], LatestReader[BooksView]],
+        opens_after_s: Mapping[str, float],
         rng: random.Random,
     ) -> None:
         self._books = books
         self._plugins = plugins
+        self._containers = containers
         self._nursery = nursery
         self._publish = publish
+        self._changes = changes
+        self._opens_after_s = opens_after_s
         self._rng = rng
 
-    async def run(self, again: tuple[str, ...], changes: LatestReader[BooksView]) -> None:
-        """Admits the pods `again` anew, then places every pod for which there is room, for ever.
+    async def run(self, again: tuple[str, ...], settle: Callable[[], None]) -> None:
+        """Hears which pods there are and calls `settle`, admits the pods `again` anew, then places every pod for which
+        there is room, for ever.
 
         Raises `KubeletPanicError` where kubelet would end.
         """
-        if again:
+        if not self._books.knows_pods:
             await trio.sleep(self._rng.uniform(*READMIT_AFTER_S))
+            self._books.learn_pods()
+        settle()
         for name in again:
-            pod = self._books.pod(name)
-            if pod is not None:
+            if (pod := self._books.pod(name)) is not None:
                 await self._admit(pod)
-        async for _ in changes:
+        async for _ in self._changes():
             while (pod := self._books.place(trio.current_time())) is not None:
                 self._publish()
                 await self._admit(pod)
             self._publish()
 
+    # --- admission --------------------------------------------------------------------------------------------
+
     async def _admit(self, pod: Pod) -> None:
         try:
             for resource, size in pod.requests:
-                await self._give(pod.name, resource, size)
+                if self._books.is_wanted(pod):
+                    await self._give(pod, resource, size)
         except AdmissionError as error:
-            if self._books.pod(pod.name) is not None:
+            if self._books.is_wanted(pod):
                 self._books.failed(pod.name, str(error))
+        if self._books.is_wanted(pod):
+            self._books.admitted(pod.name)
+            self._nursery.start_soon(self._start_container, pod)
         else:
-            if self._books.pod(pod.name) is not None:
-                self._books.admitted(pod.name)
-                self._nursery.start_soon(self._start_container, pod)
+            self.release_soon(pod)
         self._publish()
 
-    async def _give(self, pod: str, resource: str, size: int) -> None:
+    async def _give(self, pod: Pod, resource: str, size: int) -> None:
         """Devices of one resource for one pod. Raises `AdmissionError`."""
-        choice = self._books.choose(pod, resource, size)
+        choice = self._books.choose(pod.name, resource, size)
         if choice is None:
             return
         try:
@@ -100,29 +115,35 @@ class PodWorker:
             response = await self._plugins.allocate(choice.endpoint, choice.resource, devices)
             if not response.container_responses:
                 raise AdmissionError("no containers return in allocation response")
-            self._books.commit(choice, devices, _allocated(response))
+            self._books.commit(choice, devices, allocated_of(response.container_responses[0]))
             committed = True
         finally:
             if not committed:
                 self._books.roll_back(choice, devices)
 
+    # --- the container ----------------------------------------------------------------------------------------
+
     async def _start_container(self, pod: Pod) -> None:
+        """Until it runs, fails, or is wanted no more. A PreStartContainer in flight is waited for in any case: the pod
+        worker does one thing after another."""
         waits = itertools.chain(PRE_START_RETRY_S, itertools.repeat(PRE_START_RETRY_S[-1]))
         for wait_s in waits:
             problem = await self._pre_start(pod)
-            if self._books.pod(pod.name) is None:
-                return
+            if not self._books.is_wanted(pod):
+                break
             if problem is None:
-                self._books.started(pod.name)
-                self._publish()
+                self._run_container(pod)
                 return
             self._books.not_started(pod.name, f"CreateContainerConfigError: {problem}")
             self._publish()
-            await trio.sleep(wait_s)
+            with trio.move_on_after(wait_s):
+                await self._until_unwanted(pod)
+                break
+        self.release_soon(pod)
 
     async def _pre_start(self, pod: Pod) -> str | None:
         for resource, _ in pod.requests:
-            holding = self._books.holding(pod.name, resource)
+            holding = self._books.holding(pod.name, resource) if self._books.is_wanted(pod) else None
             if holding is None:
                 continue
             try:
@@ -131,11 +152,38 @@ class PodWorker:
                 return str(error)
         return None
 
+    def _run_container(self, pod: Pod) -> None:
+        holdings = [h for resource, _ in pod.requests if (h := self._books.holding(pod.name, resource))]
+        problem = self._containers.start(
+            pod,
+            devices=[device for holding in holdings for device in holding.devices],
+            nodes=[node for holding in holdings for node in holding.nodes],
+            opens_after_s=self._opens_after_s.get(pod.uid, 0.0),
+        )
+        if problem is None:
+            self._books.started(pod.name)
+        else:
+            self._books.ended(pod.name, problem)
+        self._publish()
 
-def _allocated(response: AllocateResponse) -> Allocated:
-    container = response.container_responses[0]
-    return Allocated(
-        envs=dict(container.envs),
-        nodes=tuple(device.host_path for device in container.devices),
-        response=bytes(container),
-    )
+    async def _until_unwanted(self, pod: Pod) -> None:
+        async for _ in self._changes():
+            if not self._books.is_wanted(pod):
+                return
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def release_soon(self, pod: Pod, why: str | None = None) -> None:
+        """The pod has no container, or none any more; `why` is set if that is an error. Kubelet needs a moment."""
+        self._nursery.start_soon(self._release, pod, why)
+
+    async def _release(self, pod: Pod, why: str | None) -> None:
+        await trio.sleep(RELEASE_S)
+        found = self._books.pod(pod.name)
+        if found is None or found.uid != pod.uid:
+            return
+        if found.phase is Phase.TERMINATING:
+            self._books.delete(pod.name)
+        elif found.phase is Phase.RUNNING:
+            self._books.ended(pod.name, why)
+        self._publish()

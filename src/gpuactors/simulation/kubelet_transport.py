@@ -1,7 +1,8 @@
-"""How a fake kubelet and device plugins reach each other: over unix sockets in a directory, or in memory.
+"""Kubelet's directory, real or in memory: how a fake kubelet and its clients reach each other, and where its ledger's
+file lies.
 
 The fake kubelet knows only `KubeletTransport`. Must not know gRPC or kubelet's rules, but for one: at its start kubelet
-removes every socket that lies directly in its directory.
+removes every socket that lies directly in its device-plugins directory.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ from trio.testing import MemoryReceiveStream, MemorySendStream, memory_stream_pa
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
+from gpuactors.simulation.kubelet_checkpoint import decode, encode
+from gpuactors.simulation.kubelet_values import Checkpoint
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 """File name of the registration socket (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/constants.go)."""
+
+POD_RESOURCES_SOCKET: Final = "pod-resources/kubelet.sock"
+"""The PodResources socket below kubelet's directory, and its name in memory (apis/podresources/constants.go)."""
+
+CHECKPOINT_FILE: Final = "kubelet_internal_checkpoint"
+"""File name of kubelet's ledger in its device-plugins directory."""
 
 _DIAL_RETRY_S: Final = 0.1
 """grpc-go's blocking dial tries again with a growing backoff; nobody here can tell the difference."""
@@ -39,56 +48,97 @@ class KubeletTransport(Protocol):
         """Clears the directory as kubelet does at its start, then listens for Register calls."""
         ...
 
+    def listen_pod_resources(self) -> AbstractAsyncContextManager[trio.abc.Listener[trio.abc.Stream]]:
+        """Listens for clients of PodResources."""
+        ...
+
     async def dial(self, endpoint: str) -> trio.abc.Stream:
         """A connection to a plugin's endpoint, named as Register names it. Tries for ever; the caller has a
         deadline."""
         ...
 
+    def read_checkpoint(self) -> Checkpoint | None:
+        """Kubelet's ledger file; None if there is none. Raises `CorruptCheckpointError`."""
+        ...
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replaces kubelet's ledger file, whole."""
+        ...
+
 
 @final
 class UnixTransport:
-    """The device-plugins directory of a kubelet, with real sockets. `directory` is made if it is not there."""
+    """A kubelet's directory with real sockets; what is missing of it is made."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, kubelet_dir: Path) -> None:
+        self.device_plugins = kubelet_dir / "device-plugins"
+        self.pod_resources = kubelet_dir / "pod-resources"
+        for directory in (self.device_plugins, self.pod_resources):
+            directory.mkdir(parents=True, exist_ok=True)
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
         """Raises `OSError` if the socket cannot be made, for instance because its path is over the kernel's limit."""
         self._remove_sockets()
-        path = self._directory / KUBELET_SOCKET
-        if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
-            raise OSError(f"{path} is longer than the {SOCKET_PATH_MAX_BYTES} bytes of a unix socket's path")
-        # The standard library binds: trio has no way to bind a unix socket that is not asynchronous.
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listening.bind(str(path))
-            listening.listen(_BACKLOG)
-            listening.setblocking(False)
-            async with trio.SocketListener(trio.socket.from_stdlib_socket(listening)) as listener:
-                yield listener
-        finally:
-            listening.close()
+        async with _listen_at(self.device_plugins / KUBELET_SOCKET) as listener:
+            yield listener
+
+    @asynccontextmanager
+    async def listen_pod_resources(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
+        """Raises as `listen`. A dead kubelet's socket is replaced."""
+        path = self.pod_resources / KUBELET_SOCKET
+        path.unlink(missing_ok=True)
+        async with _listen_at(path) as listener:
+            yield listener
 
     async def dial(self, endpoint: str) -> trio.abc.Stream:
         """Tries again while nobody listens at the endpoint."""
         while True:
             try:
-                return await trio.open_unix_socket(str(self._directory / endpoint))
+                return await trio.open_unix_socket(str(self.device_plugins / endpoint))
             except OSError:
                 await trio.sleep(_DIAL_RETRY_S)
 
+    def read_checkpoint(self) -> Checkpoint | None:
+        """As `KubeletTransport.read_checkpoint`."""
+        try:
+            return decode((self.device_plugins / CHECKPOINT_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """As `KubeletTransport.write_checkpoint`: a new file is renamed over the old one."""
+        draft = self.device_plugins / f".{CHECKPOINT_FILE}"
+        draft.write_text(encode(checkpoint), encoding="utf-8")
+        draft.replace(self.device_plugins / CHECKPOINT_FILE)
+
     def _remove_sockets(self) -> None:
         """Sockets only, and only those directly in the directory (server.go, removeContents)."""
-        for entry in os.scandir(self._directory):
+        for entry in os.scandir(self.device_plugins):
             if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                 os.unlink(entry.path)
 
 
+@asynccontextmanager
+async def _listen_at(path: Path) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
+    """The file stays when the listener has gone, as after a crash."""
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
+        raise OSError(f"{path} is longer than the {SOCKET_PATH_MAX_BYTES} bytes of a unix socket's path")
+    # The standard library binds: trio has no way to bind a unix socket that is not asynchronous.
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+        async with trio.SocketListener(trio.socket.from_stdlib_socket(listening)) as listener:
+            yield listener
+    finally:
+        listening.close()
+
+
 @final
 class MemoryTransport:
-    """A directory of endpoints in memory, for tests on trio's mock clock.
+    """A kubelet's directory in memory, for tests on trio's mock clock.
 
     A plugin listens with `listen_at(name)`, calls kubelet over `dial(KUBELET_SOCKET)`, and finds its endpoint's name
     gone after kubelet's start as it would find its socket's file gone.
@@ -98,12 +148,15 @@ class MemoryTransport:
         self._listening: dict[str, _MemoryListener] = {}
         self._lives = itertools.count(1)
         self._kubelet: Latest[str | None] = Latest(None)
+        self._pod_resources: tuple[str, float] | None = None
         self._dialled: list[tuple[str, _MemoryStream]] = []
+        self.checkpoint: Checkpoint | None = None
+        """Kubelet's ledger file."""
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
-        """A removed name is only that: who holds an open connection keeps it."""
-        self._listening.clear()
+        """A removed name is only that: who holds an open connection keeps it. Names in a sub-directory stay."""
+        self._listening = {name: listener for name, listener in self._listening.items() if "/" in name}
         async with self.listen_at(KUBELET_SOCKET) as listener:
             self._kubelet.set(f"kubelet {next(self._lives)}")
             try:
@@ -111,9 +164,23 @@ class MemoryTransport:
             finally:
                 self._kubelet.set(None)
 
+    @asynccontextmanager
+    async def listen_pod_resources(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
+        """As `KubeletTransport.listen_pod_resources`."""
+        async with self.listen_at(POD_RESOURCES_SOCKET) as listener:
+            self._pod_resources = f"PodResources {next(self._lives)}", trio.current_time()
+            try:
+                yield listener
+            finally:
+                self._pod_resources = None
+
     def kubelet(self) -> LatestReader[str | None]:
         """Which kubelet listens now, and after every change; None while there is none."""
         return self._kubelet.subscribe()
+
+    def pod_resources(self) -> tuple[str, float] | None:
+        """Who listens for clients of PodResources, and since when (trio's clock); None if nobody does."""
+        return self._pod_resources
 
     def listens(self, name: str, listener: trio.abc.Listener[trio.abc.Stream]) -> bool:
         """Whether `listener` is the one that a peer would reach at `name`."""
@@ -150,11 +217,19 @@ class MemoryTransport:
                 return stream
             await trio.sleep(_DIAL_RETRY_S)
 
+    def read_checkpoint(self) -> Checkpoint | None:
+        """As `KubeletTransport.read_checkpoint`."""
+        return self.checkpoint
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """As `KubeletTransport.write_checkpoint`."""
+        self.checkpoint = checkpoint
+
 
 class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
     def __init__(self) -> None:
         # As a listening socket's backlog: a peer that dials does not wait to be accepted.
-        self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](_BACKLOG)
+        self._send, self._receive = trio.open_memory_channel[_MemoryStream](_BACKLOG)
 
     async def connect(self) -> _MemoryStream:
         ours, theirs = memory_stream_pair()
@@ -170,6 +245,14 @@ class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
             raise trio.ClosedResourceError from None
 
     async def aclose(self) -> None:
+        """Who was never accepted sees the connection end, as with a socket."""
         self._send.close()
+        try:
+            while True:
+                waiting = self._receive.receive_nowait()
+                waiting.send_stream.close()
+                waiting.receive_stream.close()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            pass
         self._receive.close()
         await trio.lowlevel.checkpoint()

@@ -8,6 +8,7 @@ here lacks only the start of a Python interpreter. Needs no root. Must not judge
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +23,13 @@ from trio.testing import wait_all_tasks_blocked
 from gpuactors import app
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.config import Config
-from gpuactors.core.model import Health, NodeState
+from gpuactors.core.model import Health, NodeState, ResourceName, Role
 from gpuactors.simulation.expectations import Expectation, Situation
-from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.host_tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
-from gpuactors.simulation.kubelet_books import BooksView, Pod
+from gpuactors.simulation.kubelet_containers import TreeTenancy
 from gpuactors.simulation.kubelet_transport import UnixTransport
+from gpuactors.simulation.kubelet_values import BooksView, Pod
 from gpuactors.simulation.log_tail import LogTail
 from gpuactors.simulation.uevent_sender import UeventSender
 
@@ -70,18 +72,23 @@ async def open_world(seed: int, log: LogTail) -> AsyncIterator[World]:
     """
     with _short_directory() as directory:
         (directory / "h").mkdir()
-        plugins = directory / "k" / "device-plugins"
-        checkpoint = plugins / CHECKPOINT_FILE
-        async with (
-            open_fake_kubelet(UnixTransport(plugins), seed=seed, checkpoint=checkpoint) as kubelet,
-            trio.open_nursery() as nursery,
-        ):
-            with UeventSender(directory / "u") as sender:
-                world = World(directory, kubelet, sender, nursery, log)
-                nursery.start_soon(world.watch_the_books)
-                yield world
-                await world.close()
-                nursery.cancel_scope.cancel()
+        tree = HostTree(directory / "h")
+        with UeventSender(directory / "u0") as one, UeventSender(directory / "u1") as other:
+            async with trio.open_nursery() as nursery:
+
+                def tell(uevents: Sequence[Uevent]) -> None:
+                    for sender in (one, other):
+                        nursery.start_soon(sender.send_all, uevents)
+
+                transport = UnixTransport(directory / "k")
+                async with open_fake_kubelet(
+                    transport, seed=seed, tenancy=TreeTenancy(tree, tell)
+                ) as kubelet:
+                    world = World(directory, kubelet, tree, (one, other), nursery, log)
+                    nursery.start_soon(world.watch_the_books)
+                    yield world
+                    await world.close()
+                    nursery.cancel_scope.cancel()
 
 
 @contextmanager
@@ -104,20 +111,27 @@ class World:
         self,
         directory: Path,
         kubelet: FakeKubelet,
-        sender: UeventSender,
+        tree: HostTree,
+        senders: tuple[UeventSender, UeventSender],
         nursery: trio.Nursery,
         log: LogTail,
     ) -> None:
         self.kubelet = kubelet
-        self.tree = HostTree(directory / "h")
-        self._sender = sender
+        self.tree = tree
+        self._senders = senders
+        """Netlink tells everybody who listens. A datagram socket has one owner, so daemons take turns with two of them:
+        in an upgrade two live side by side."""
         self._nursery = nursery
         self._log = log
-        self._config = Config(
-            host_root=directory / "h",
-            kubelet_dir=directory / "k",
-            state_dir=directory / "s",
-            uevents=f"unix:{directory / 'u'}",
+        self._configs = itertools.cycle(
+            Config(
+                host_root=directory / "h",
+                kubelet_dir=directory / "k",
+                state_dir=directory / "s",
+                uevents=f"unix:{directory / socket}",
+                holders="proc",
+            )
+            for socket in ("u0", "u1")
         )
         self._began_at = trio.current_time()
         self._daemon: app.Daemon | None = None
@@ -136,8 +150,7 @@ class World:
         """Starts the daemon; returns when it runs, which is before it has looked at anything."""
         if self._daemon is not None:
             raise RuntimeError("the daemon runs already; stop it first")
-        self._daemon_ended = trio.Event()
-        self._daemon = await self._nursery.start(self._run_daemon)
+        await self._launch()
 
     async def stop_daemon(self) -> None:
         """Stops it as SIGTERM does; returns when it has ended and kubelet has noticed."""
@@ -160,11 +173,33 @@ class World:
             self._daemon.stop()
             await self._daemon_ended.wait()
 
+    async def upgrade_daemon(self, within_s: float = 15.0) -> None:
+        """A new daemon starts beside the old one, has it hand over, and the old one is stopped, as by a DaemonSet with
+        maxSurge 1. Raises `TimeoutError` if it is not handed over."""
+        if self._daemon is None:
+            raise RuntimeError("the daemon does not run; start it first")
+        old, old_ended = self._daemon, self._daemon_ended
+        await self._launch()
+        with trio.move_on_after(within_s) as waited:
+            async for _ in self._states.subscribe():
+                if self._state is not None and self._state.role is Role.SERVING:
+                    break
+        old.stop()
+        await old_ended.wait()
+        if waited.cancelled_caught:
+            raise TimeoutError(f"waited {within_s:g} s in vain until the old daemon handed over")
+
+    async def _launch(self) -> None:
+        self._daemon_ended = trio.Event()
+        self._state = None
+        self._daemon = await self._nursery.start(self._run_daemon)
+
     async def _run_daemon(self, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
         asked = running = False
+        ended = self._daemon_ended
 
         async def watched(*, task_status: trio.TaskStatus[app.Daemon]) -> None:
-            await app.run(self._config, task_status=task_status)
+            await app.run(next(self._configs), task_status=task_status)
             nursery.cancel_scope.cancel()
 
         try:
@@ -179,6 +214,8 @@ class World:
                 task_status.started(app.Daemon(daemon.state, stop))
                 running = True
                 async for state in daemon.state:
+                    if self._daemon_ended is not ended:  # a successor runs
+                        continue
                     self._state = state
                     self._states.set(self._states.value + 1)
         except Exception as error:
@@ -189,8 +226,9 @@ class World:
             if not asked:
                 self._fail("the daemon ended by itself")
         finally:
-            self._daemon = self._state = None
-            self._daemon_ended.set()
+            if self._daemon_ended is ended:
+                self._daemon = self._state = None
+            ended.set()
 
     def _fail(self, fault: str) -> None:
         self._faults.append(fault)
@@ -224,12 +262,35 @@ class World:
     async def _tell(self, uevents: Iterable[Uevent]) -> None:
         """Sends each uevent while the tree is as it is at that moment; nobody may listen."""
         for uevent in uevents:
-            await self._sender.send_all((uevent,))
+            for sender in self._senders:
+                await sender.send_all((uevent,))
+
+    def take(self, address: str, pid: int, command: str = "python3", *, device: bool = True) -> None:
+        """A process that kubelet knows nothing of opens a GPU, or only its group, which sysfs does not show.
+
+        Raises `OSError` (EBUSY) if somebody has it open.
+        """
+        self.tree.open_group(self._group(address), pid, command, device=device)
+
+    def holders(self) -> Mapping[str, int]:
+        """The process that has a GPU's group open, by the GPU's address."""
+        groups = {a: spec.group for a, spec in self.tree.functions.items() if spec.group is not None}
+        found = {address: self.tree.holder_of(group) for address, group in groups.items()}
+        return {address: pid for address, pid in found.items() if pid is not None}
+
+    async def let_go(self, address: str, pid: int) -> None:
+        """That process closes the GPU, and lives on."""
+        await self._tell(self.tree.close_group(self._group(address), pid))
+
+    async def kill(self, pid: int) -> None:
+        """A process ends with all that it has open. (`end_process` does so for a pod's virtual machine.)"""
+        await self._tell(self.tree.kill(pid))
 
     def truth(self) -> frozenset[str]:
-        """The GPUs that a VM could open: on a vfio driver, with nobody else's driver in the group."""
+        """The GPUs that kubelet should have as Healthy: a VM could open them, or the pod that has them by kubelet's
+        ledger could or does. On a vfio driver, with nobody else's driver in the group, and not in others' hands."""
         gpus = (a for a, spec in self.tree.functions.items() if spec.class_code.startswith(_GPU_CLASSES))
-        return frozenset(address for address in gpus if self._usable(address))
+        return frozenset(address for address in gpus if self._usable(address) and self._in_hand(address))
 
     def _usable(self, address: str) -> bool:
         group = self.tree.functions[address].group
@@ -237,15 +298,33 @@ class World:
         drivers = {self.tree.driver_of(member) for member in members}
         return self.tree.driver_of(address) in VFIO_DRIVERS and drivers <= {*VFIO_DRIVERS, None}
 
+    def _in_hand(self, address: str) -> bool:
+        allocated = any(row.id == address and row.pod is not None for row in self.kubelet.view.devices)
+        return allocated or self.tree.holder_of(self._group(address)) is None
+
+    def _group(self, address: str) -> int:
+        group = self.tree.functions[address].group
+        if group is None:
+            raise ValueError(f"{address} is in no IOMMU group, so nobody can open it; give it one")
+        return group
+
     # --- pods ---------------------------------------------------------------------------------------------------
 
     async def start_pod(self, name: str, requests: Mapping[str, int]) -> Pod:
         """A pod is created; returns when something can be said of it."""
         return await self.kubelet.admit(name, requests)
 
-    def end_pod(self, name: str) -> None:
-        """A pod ends."""
-        self.kubelet.delete(name)
+    def end_pod(self, name: str, *, dies_after_s: float | None = 0.0) -> None:
+        """A pod is deleted; its virtual machine takes so long to end."""
+        self.kubelet.delete(name, dies_after_s=dies_after_s)
+
+    def force_delete_pod(self, name: str, *, dies_after_s: float | None = None) -> None:
+        """A pod is deleted by force: it is gone at once, its virtual machine ends later, or with `end_process`."""
+        self.kubelet.force_delete(name, dies_after_s=dies_after_s)
+
+    def end_process(self, pod: str) -> None:
+        """The virtual machine of a pod of that name ends by itself."""
+        self.kubelet.end_process(pod)
 
     # --- watching -----------------------------------------------------------------------------------------------
 
@@ -270,6 +349,45 @@ class World:
         with trio.move_on_after(within_s):
             return await self.kubelet.until(condition)
         raise TimeoutError(f"waited {within_s:g} s in vain until {what}")
+
+    async def until_free(self, resource: str, within_s: float = 15.0) -> str:
+        """The first GPU that the daemon knows to be free, and to have been let go by whoever had it last.
+
+        Raises `TimeoutError`.
+        """
+        with trio.move_on_after(within_s):
+            async for _ in self._states.subscribe():
+                if self._state is None:
+                    continue
+                given = {row.id for row in self.kubelet.view.devices if row.pod is not None}
+                for device in self._state.frames.get(ResourceName(resource), ()):
+                    if device.reason == "free" and device.address not in {*given, *self._state.departed}:
+                        return device.address
+        raise TimeoutError(f"waited {within_s:g} s in vain until a GPU of {resource} is free")
+
+    async def until_booked(self, pod: str, within_s: float = 15.0) -> None:
+        """Waits until PodResources has told the daemon of a pod. Of a kubelet that has just started the daemon believes
+        the ledger's file as well, where a pod stays that ended before it was listed. Raises `TimeoutError`."""
+        with trio.move_on_after(within_s):
+            async for _ in self._states.subscribe():
+                if self._state is not None and any(
+                    p.name == pod for p in self._state.ledger.entries.values()
+                ):
+                    return
+        raise TimeoutError(
+            f"waited {within_s:g} s in vain until the daemon has read of {pod} in kubelet's ledger"
+        )
+
+    async def until_polled(self, times: int, within_s: float = 15.0) -> None:
+        """Waits until the daemon has looked so many times more whether the groups are in use. Raises `TimeoutError`."""
+        done = -1
+        with trio.move_on_after(within_s):
+            async for _ in self._states.subscribe():
+                if self._state is not None and self._state.polls.done != done:
+                    done, times = self._state.polls.done, times - 1
+                if times < 0:
+                    return
+        raise TimeoutError(f"waited {within_s:g} s in vain until the daemon has looked who holds its GPUs")
 
     async def settle(
         self, expected: Sequence[Expectation], before: BooksView, within_s: float, since: float
@@ -320,14 +438,17 @@ class World:
 
     def _unmet(self, expected: Sequence[Expectation], before: BooksView) -> list[str]:
         crashes = (f"kubelet crashed: {panic}" for panic in self.kubelet.panics)
+        doubles = (f"handed out twice: {d.pod}: {d.message}" for d in self.kubelet.double_handouts)
         situation = Situation(
             view=self.kubelet.view,
             truth=self.truth(),
             before=before,
             reasons=self.reasons(),
+            holders=self.holders(),
             faults=(
                 *self._faults,
                 *crashes,
+                *doubles,
                 *(f"the log has an error: {line}" for line in self._log.complaints),
             ),
         )

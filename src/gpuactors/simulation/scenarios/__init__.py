@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpuactors.simulation.scenarios.foreign_holder import FOREIGN_HOLDER
 from gpuactors.simulation.scenarios.incident import INCIDENT
 from gpuactors.simulation.scenarios.kubelet_restart import KUBELET_RESTART
 from gpuactors.simulation.scenarios.late_binding import LATE_BINDING
@@ -11,4 +12,11 @@ from gpuactors.simulation.scenarios.new_model import NEW_MODEL
 from gpuactors.simulation.scenarios.unplug import UNPLUG
 from gpuactors.simulation.script import Scenario
 
-SCENARIOS: Final[tuple[Scenario, ...]] = (INCIDENT, LATE_BINDING, NEW_MODEL, UNPLUG, KUBELET_RESTART)
+SCENARIOS: Final[tuple[Scenario, ...]] = (
+    INCIDENT,
+    FOREIGN_HOLDER,
+    LATE_BINDING,
+    NEW_MODEL,
+    UNPLUG,
+    KUBELET_RESTART,
+)

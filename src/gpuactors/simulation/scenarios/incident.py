@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
-from gpuactors.simulation.expectations import Books, Runs, Waits
+from gpuactors.simulation.expectations import (
+    Books,
+    HeldUp,
+    InForeignHands,
+    LeftHeld,
+    NobodyRefused,
+    Runs,
+    Waits,
+)
+from gpuactors.simulation.kubelet_values import Phase
 from gpuactors.simulation.scenarios.parts import (
     B200,
     H100,
     HOST_DRIVER,
     VFIO,
+    Act,
     bind,
     end_pod,
+    end_process,
+    force_delete,
     gpu,
     h100s,
+    let_go,
     plug,
     start_node,
     start_pods,
+    take_free,
 )
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import World
@@ -32,19 +46,28 @@ machine was down for three days. Here the same things happen to gpuactors.
 Capacity is all GPUs that kubelet lists, allocatable the Healthy ones, allocated what the pods on the node ask for,
 and free is allocatable minus allocated: what the scheduler believes it may still hand out.
 
-What this version does not do yet: find out that somebody whom kubelet does not know holds a GPU. A GPU is Unhealthy
-here for what its driver, its IOMMU group and its device node show, never for being busy.
+Every virtual machine really has its GPU's IOMMU group open, and a second opener gets EBUSY. A GPU that is busy with
+the pod that kubelet gave it to stays Healthy. One that is busy with anybody else is Unhealthy, the reason names the
+process, and it is Healthy again as soon as that process lets go.
 """
+
+_STRANGER: Final = (1717, "python3")
+"""PID and name of a process that kubelet knows nothing of."""
 
 
 def _steps(rng: random.Random) -> tuple[Step, ...]:
+    """Each step ends with a check that no pod was ever refused (UnexpectedAdmissionError)."""
+    return tuple(replace(step, expect=(*step.expect, NobodyRefused())) for step in _told(rng))
+
+
+def _told(rng: random.Random) -> tuple[Step, ...]:
     specs = h100s(8, VFIO)
     late = tuple(sorted(rng.sample([spec.address for spec in specs], 2)))
     bound_later = rng.sample(late, 2)
     at_boot = [s for s in specs if s.address not in late]
     not_yet = [s for s in h100s(8, HOST_DRIVER) if s.address in late]
     on_boot = rng.sample([*at_boot, *not_yet], 8)
-    ends = f"vm-{rng.randint(1, 6)}"
+    ends, forced = (f"vm-{n}" for n in rng.sample(range(1, 7), 2))
     b200 = gpu("0000:63:00.0", "2901", 61, VFIO)
     return (
         Step(
@@ -76,20 +99,19 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             (Books(H100, 8, 8, 6),),
         ),
         Step(
+            "The daemon is upgraded",
+            "A new one starts beside it, reads kubelet's ledger and looks who holds what, and only then asks "
+            "the old one to end its streams. The gap in kubelet's list is a few milliseconds.",
+            _upgrade_daemon,
+            (Books(H100, 8, 8, 6),),
+        ),
+        Step(
             "A virtual machine starts",
             "In the field it stayed Pending at free -4; before that, with the books broken in the restart's "
             "gap, a GPU in use was handed out again (Could not open '/dev/vfio/51': Device or resource "
             "busy).",
             start_pods({"vm-7": {H100: 1}}),
             (Books(H100, 8, 8, 7), Runs("vm-7")),
-        ),
-        Step(
-            "Kubelet is restarted",
-            "Kubelet removes every socket in its directory and knows no device until the plugin registers "
-            "again. It never calls the plugin by itself: in the field a plugin that missed this stayed at "
-            "allocatable 0.",
-            _restart_kubelet,
-            (Books(H100, 8, 8, 7),),
         ),
         Step(
             f"A virtual machine ends ({ends})",
@@ -99,24 +121,80 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             (Books(H100, 8, 8, 6),),
         ),
         Step(
-            "A virtual machine with two GPUs starts",
-            "It gets the two that are free. In the field the plugin's last version swapped a GPU for "
+            f"A pod is deleted by force, and its virtual machine lives on ({forced})",
+            "Kubelet forgets the pod within milliseconds and counts its GPU as free; QEMU still has it open. "
+            "Nothing announces that: the daemon finds it when it reads kubelet's ledger again, at the latest "
+            "after 5 s, and says which process of which pod has been left behind.",
+            force_delete(forced),
+            (Books(H100, 8, 7, 5), LeftHeld(forced)),
+        ),
+        Step(
+            "That virtual machine ends",
+            "In the field a release was never seen, and the GPU stayed away until somebody restarted the "
+            "plugin. Here it is Healthy again within a fraction of a second.",
+            end_process(forced),
+            (Books(H100, 8, 8, 5),),
+        ),
+        Step(
+            "Two virtual machines start, one of them with two GPUs",
+            "They get the three that are free. In the field the plugin's last version swapped a GPU for "
             "another one behind kubelet's back when it took it for busy. Here what the container is told is "
             "what kubelet's ledger says.",
-            start_pods({"vm-8": {H100: 2}}),
-            (Books(H100, 8, 8, 8), Runs("vm-8")),
+            start_pods({"vm-8": {H100: 2}, "vm-9": {H100: 1}}),
+            (Books(H100, 8, 8, 8), Runs("vm-8"), Runs("vm-9")),
         ),
         Step(
             "One more has to wait",
             "The node is full, and the books say so: free is 0.",
-            start_pods({"vm-9": {H100: 1}}),
-            (Books(H100, 8, 8, 8), Waits("vm-9")),
+            start_pods({"vm-10": {H100: 1}}),
+            (Books(H100, 8, 8, 8), Waits("vm-10")),
         ),
         Step(
-            "A virtual machine ends, and the waiting one starts (vm-7, vm-9)",
-            "The GPU that was set free is the one that the waiting machine gets.",
-            end_pod("vm-7"),
-            (Books(H100, 8, 8, 8), Runs("vm-9")),
+            "A pod is deleted by force, and kubelet gives its GPU to the waiting one (vm-7, vm-10)",
+            "The old virtual machine still has the GPU open. In the field the new one failed (Device or "
+            "resource busy). Here PreStartContainer waits inside the call for the old process to end; for "
+            "kubelet the GPU is allocated, and so it is Healthy.",
+            _hand_on("vm-7", "vm-10"),
+            (Books(H100, 8, 8, 8), HeldUp("vm-10")),
+        ),
+        Step(
+            "The old virtual machine ends, and the new one starts",
+            "The call is answered as soon as the group is free. No GPU had two owners.",
+            end_process("vm-7"),
+            (Books(H100, 8, 8, 8), Runs("vm-10")),
+        ),
+        Step(
+            "A virtual machine ends (vm-9)",
+            "One GPU is free.",
+            end_pod("vm-9"),
+            (Books(H100, 8, 8, 7),),
+        ),
+        Step(
+            "A stranger takes the free GPU",
+            f"A {_STRANGER[1]} that somebody started on the host opens it. Kubelet gave it to no pod, so it is "
+            "Unhealthy, and the reason names the process. The seven in use stay Healthy.",
+            take_free(H100, *_STRANGER),
+            (Books(H100, 8, 7, 7), InForeignHands(*_STRANGER)),
+        ),
+        Step(
+            "A virtual machine asks for a GPU",
+            "It waits: nothing is handed out that it could not open, and it is not refused either.",
+            start_pods({"vm-11": {H100: 1}}),
+            (Books(H100, 8, 7, 7), Waits("vm-11"), InForeignHands(*_STRANGER)),
+        ),
+        Step(
+            "The stranger lets go",
+            "No restart, no uevent: the GPU is Healthy again, and the waiting machine gets it.",
+            let_go(_STRANGER[0]),
+            (Books(H100, 8, 8, 8), Runs("vm-11")),
+        ),
+        Step(
+            "Kubelet is restarted",
+            "Kubelet removes every socket in its directory and knows no device until the plugin registers "
+            "again. It never calls the plugin by itself: in the field a plugin that missed this stayed at "
+            "allocatable 0.",
+            _restart_kubelet,
+            (Books(H100, 8, 8, 8),),
         ),
         Step(
             "A GPU of a model never seen here is plugged in",
@@ -128,15 +206,15 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
         Step(
             "A virtual machine starts on it",
             "It asks for the new resource by its name.",
-            start_pods({"vm-10": {B200: 1}}),
-            (Books(B200, 1, 1, 1), Runs("vm-10", frozenset({b200.address}))),
+            start_pods({"vm-12": {B200: 1}}),
+            (Books(B200, 1, 1, 1), Runs("vm-12", frozenset({b200.address}))),
         ),
         Step(
             "It ends, and the GPU is pulled",
             "The list is empty, not stale, and stays registered for a while in case the GPU comes back. "
             "(Right after a call the list keeps its devices for a second: kubelet 1.36 crashes if the one "
             "it has just chosen vanishes.)",
-            _end_and_pull("vm-10", b200.address),
+            _end_and_pull("vm-12", b200.address),
             (Books(H100, 8, 8, 8), Books(B200, 0, 0, 0)),
         ),
         Step(
@@ -152,6 +230,10 @@ async def _restart_daemon(world: World) -> None:
     await world.restart_daemon()
 
 
+async def _upgrade_daemon(world: World) -> None:
+    await world.upgrade_daemon()
+
+
 async def _restart_kubelet(world: World) -> None:
     await world.kubelet.stop()
     await world.kubelet.start()
@@ -163,7 +245,19 @@ async def _restart_both(world: World) -> None:
     await world.kubelet.start()
 
 
-def _end_and_pull(pod: str, address: str) -> Callable[[World], Awaitable[None]]:
+def _hand_on(gone: str, waiting: str) -> Act:
+    """The next pod gets the GPU while the old machine lives, and the daemon has looked at it several times."""
+
+    async def act(world: World) -> None:
+        await world.until_booked(gone)
+        world.force_delete_pod(gone)
+        await world.until(lambda view: view.pods[waiting].phase is Phase.STARTING, f"{waiting} has its GPU")
+        await world.until_polled(3)
+
+    return act
+
+
+def _end_and_pull(pod: str, address: str) -> Act:
     async def act(world: World) -> None:
         world.end_pod(pod)
         await world.unplug(address)
@@ -172,5 +266,8 @@ def _end_and_pull(pod: str, address: str) -> Callable[[World], Awaitable[None]]:
 
 
 INCIDENT: Final = Scenario(
-    "incident", "The whole story of the field: late binding, restarts, pods that come and go.", _TEXT, _steps
+    "incident",
+    "The whole story of the field: late GPUs, restarts, pods deleted by force, a stranger.",
+    _TEXT,
+    _steps,
 )

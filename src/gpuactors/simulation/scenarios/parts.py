@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from gpuactors.simulation.host_tree import PciSpec
+from gpuactors.simulation.kubelet_values import Phase
 from gpuactors.simulation.world import World
 
 VFIO: Final = "vfio-pci"
@@ -91,6 +92,65 @@ def end_pod(name: str) -> Act:
     """A pod ends."""
 
     async def act(world: World) -> None:
+        if world.kubelet.view.pods[name].phase is Phase.RUNNING:
+            await world.until_booked(name)
         world.end_pod(name)
+
+    return act
+
+
+def force_delete(name: str) -> Act:
+    """A pod is deleted by force; its virtual machine lives on."""
+
+    async def act(world: World) -> None:
+        await world.until_booked(name)
+        world.force_delete_pod(name)
+
+    return act
+
+
+def end_process(pod: str) -> Act:
+    """The virtual machine of a pod ends, whether the pod is still there or not."""
+
+    async def act(world: World) -> None:
+        world.end_process(pod)
+
+    return act
+
+
+def take_free(resource: str, pid: int, command: str, *, device: bool = True) -> Act:
+    """A process that kubelet knows nothing of opens a GPU that is free, or only its group."""
+
+    async def act(world: World) -> None:
+        world.take(await world.until_free(resource), pid, command, device=device)
+
+    return act
+
+
+def let_go(pid: int) -> Act:
+    """A process closes every GPU that it has open, and lives on."""
+
+    async def act(world: World) -> None:
+        for address in [address for address, holder in world.holders().items() if holder == pid]:
+            await world.let_go(address, pid)
+
+    return act
+
+
+def kill(pid: int) -> Act:
+    """A process is killed with all that it has open."""
+
+    async def act(world: World) -> None:
+        await world.kill(pid)
+
+    return act
+
+
+def one_after_another(*acts: Act) -> Act:
+    """Several acts as one."""
+
+    async def act(world: World) -> None:
+        for part in acts:
+            await part(world)
 
     return act

@@ -16,6 +16,7 @@ from gpuactors.simulation.scenarios.parts import (
     end_pod,
     gpu,
     h100s,
+    one_after_another,
     plug,
     start_node,
     start_pods,
@@ -26,9 +27,6 @@ from gpuactors.simulation.world import World
 _TEXT: Final = """
 A GPU that cannot be used must not be offered, and one that comes back must be. Three H100s and one L40S are in the
 node; virtual machines use some of them all the time and must not notice anything.
-
-A GPU that is pulled while a virtual machine uses it is left out here: what to tell kubelet then needs kubelet's own
-ledger, which this version does not read yet.
 """
 
 
@@ -42,7 +40,7 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
         Step(
             "The daemon starts, and a virtual machine takes the first H100",
             f"{one} is on vfio-pci, and so is an L40S.",
-            _one_after_another(start_node(*at_boot, *later, l40s), start_pods({"vm-1": {H100: 1}})),
+            one_after_another(start_node(*at_boot, *later, l40s), start_pods({"vm-1": {H100: 1}})),
             (Books(H100, 1, 1, 1), Books(L40S, 1, 1, 0), Runs("vm-1", frozenset({one}))),
         ),
         Step(
@@ -105,18 +103,10 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
         Step(
             "The GPU is bound again, and the next virtual machine gets it",
             "As a controller would, somebody replaces the refused pod by a new one.",
-            _one_after_another(end_pod("vm-3"), bind((three,)), start_pods({"vm-4": {H100: 1}})),
+            one_after_another(end_pod("vm-3"), bind((three,)), start_pods({"vm-4": {H100: 1}})),
             (Books(H100, 3, 3, 3), Runs("vm-4", frozenset({three}))),
         ),
     )
-
-
-def _one_after_another(*acts: Act) -> Act:
-    async def act(world: World) -> None:
-        for part in acts:
-            await part(world)
-
-    return act
 
 
 def _unbind(address: str) -> Act:

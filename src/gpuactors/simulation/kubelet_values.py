@@ -1,0 +1,203 @@
+"""The values of the fake kubelet: what it lists, gives away and remembers, and what can be seen of it.
+
+Frozen, and without any rule: the rules are in `kubelet_books.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class AdmissionError(Exception):
+    """Kubelet does not admit the pod; the text is kubelet's own."""
+
+
+class KubeletPanicError(Exception):
+    """Here kubelet 1.36 dereferences a nil pointer and its process ends."""
+
+
+# --- pods -----------------------------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    """Where a pod stands. Kubernetes' words, except that Pending is split by what the pod waits for."""
+
+    PENDING = "Pending"
+    """No room for it by the scheduler's arithmetic."""
+    ADMITTING = "Admitting"
+    """Placed on the node; kubelet is choosing and allocating devices."""
+    STARTING = "ContainerCreating"
+    """It has its devices; its container is about to start (PreStartContainer)."""
+    RUNNING = "Running"
+    TERMINATING = "Terminating"
+    """It was deleted; its container may still run."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One device of a DRA claim that a pod has."""
+
+    name: str
+    driver: str
+    pool: str
+    device: str
+    """The device's name in its ResourceSlice: `gpu-0000-23-00-0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of one container, as the API server would show it."""
+
+    name: str
+    requests: tuple[tuple[str, int], ...]
+    """Resource name and number of devices."""
+    phase: Phase
+    message: str
+    """Why it is where it is, as `kubectl describe pod` would say."""
+    uid: str
+    """A pod that is made anew under the same name has another one."""
+    namespace: str = "default"
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleHandOut:
+    """A virtual machine met EBUSY on a device that kubelet had just given to its pod."""
+
+    pod: str
+    devices: tuple[str, ...]
+    message: str
+    """In QEMU's words."""
+
+
+# --- devices --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """One device of a ListAndWatch frame."""
+
+    id: str
+    healthy: bool
+    numa_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What kubelet keeps of a resource's plugin."""
+
+    client: int | None
+    """Number of the connection; None for the placeholder that a restart makes out of the checkpoint."""
+    pre_start_required: bool
+    preferred_allocation: bool
+    stopped_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is left to decide about one resource of one pod."""
+
+    pod: str
+    uid: str
+    resource: str
+    endpoint: Endpoint
+    available: tuple[str, ...]
+    """Healthy devices that nobody has, in no order."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What the plugin answered to Allocate for one container."""
+
+    envs: Mapping[str, str]
+    nodes: tuple[str, ...]
+    """Device nodes that the container gets, as paths of the host."""
+    response: bytes = b""
+    """The container's part of AllocateResponse, encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """What kubelet remembers of one allocation (podDevices, and the checkpoint file)."""
+
+    devices: tuple[str, ...]
+    numa_nodes: Mapping[str, tuple[int, ...]]
+    envs: Mapping[str, str]
+    nodes: tuple[str, ...]
+    response: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The content of `kubelet_internal_checkpoint`."""
+
+    entries: Mapping[tuple[str, str], LedgerEntry] = field(default_factory=dict)
+    """(pod UID, resource) → what it was given."""
+    registered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Resource → its Healthy devices."""
+
+
+# --- what can be seen -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PodListing:
+    """A pod in PodResources."""
+
+    pod: Pod
+    devices: tuple[tuple[str, LedgerEntry], ...]
+    """By resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One resource as the scheduler sees it."""
+
+    capacity: int
+    """All devices listed."""
+    allocatable: int
+    """The Healthy ones."""
+    allocated: int
+    """What the pods on the node ask for."""
+
+    @property
+    def free(self) -> int:
+        """What the scheduler believes it may still hand out. Negative means that the books are broken."""
+        return self.allocatable - self.allocated
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One device as kubelet knows it, and the pod that has it."""
+
+    resource: str
+    id: str
+    health: str
+    """`Healthy`, `Unhealthy`, or `not listed` for a device that a pod was given and that the plugin lists no
+    more."""
+    numa_nodes: tuple[int, ...]
+    pod: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BooksView:
+    """Everything that can be seen of the books at one moment."""
+
+    running: bool
+    """Kubelet's process lives. While it does not, the figures are its last ones."""
+    resources: Mapping[str, Figures]
+    devices: tuple[DeviceRow, ...]
+    pods: Mapping[str, Pod]
+    holdings: Mapping[tuple[str, str], LedgerEntry]
+    """(pod, resource) → what a pod that has not ended was given."""
+    connected: frozenset[str]
+    """Resources with a plugin that kubelet has not seen leave."""
+    registrations: int
+    """Register calls that succeeded, ever."""
+    frames: int
+    """Frames received, ever."""

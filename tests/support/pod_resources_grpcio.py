@@ -1,0 +1,133 @@
+"""Kubelet's ledger for the grpcio stand-in: PodResources (v1) as it was seen to answer, and the file beside it.
+
+Seen on kubelet 1.36: a pod is listed as soon as its Allocate is answered; a normal deletion leaves List 0.1 s after the
+container's process ended, a forced one at once; the file is rewritten by a frame or an allocation alone, so that it
+names ended pods until then. Must not import gpuactors, and must not be kinder than kubelet.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+import uuid
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+import grpc
+
+from tests.support.grpcio_proto import ProtoFile
+
+RELEASE_S: Final = 0.1
+NAMESPACE: Final = "default"
+CONTAINER: Final = "compute"
+
+PROTO: Final = ProtoFile("podresources.proto", "v1")
+
+
+@dataclass(slots=True, eq=False)
+class _Pod:
+    uid: str
+    given: dict[str, tuple[tuple[str, ...], bytes]] = field(default_factory=dict)
+    """By resource: devices, and the container's part of AllocateResponse."""
+    gone_at: float | None = None
+    """On time.monotonic()."""
+
+
+@final
+class PodLedger:
+    """Which pod has which devices. Its `List` is the gRPC method. All methods may be called from any thread."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._pods: dict[str, _Pod] = {}
+        self._healthy: dict[str, tuple[str, ...]] = {}
+        self._failures: list[tuple[grpc.StatusCode, str]] = []
+        self._asked = 0
+
+    def given(self, pod: str, resource: str, ids: Collection[str], response: bytes) -> None:
+        """Allocate was answered. Raises ValueError for a device that another pod has: kubelet would not choose it."""
+        with self._lock:
+            self._collect()
+            for name, other in self._pods.items():
+                taken = set(ids) & set(other.given.get(resource, ((), b""))[0])
+                if taken and name != pod:
+                    raise ValueError(f"{', '.join(sorted(taken))} of {resource} belongs to pod {name}")
+            found = self._pods.setdefault(pod, _Pod(str(uuid.uuid4())))
+            found.given[resource] = tuple(ids), response
+            self._write()
+
+    def frame(self, resource: str, healthy: Collection[str]) -> None:
+        """A frame came."""
+        with self._lock:
+            self._healthy[resource] = tuple(healthy)
+            self._write()
+
+    def end(self, pod: str) -> None:
+        """The pod's process has ended. Raises KeyError if there is no such pod."""
+        with self._lock:
+            self._pods[pod].gone_at = time.monotonic() + RELEASE_S
+
+    def force_delete(self, pod: str) -> None:
+        """The pod is gone, whatever its process does. Raises KeyError if there is no such pod."""
+        with self._lock:
+            del self._pods[pod]
+
+    def fail(self, times: int, code: grpc.StatusCode, details: str) -> None:
+        """Refuse the next `times` calls of List."""
+        with self._lock:
+            self._failures += [(code, details)] * times
+
+    @property
+    def asked(self) -> int:
+        """How often List was called."""
+        with self._lock:
+            return self._asked
+
+    def List(self, request: Any, context: grpc.ServicerContext) -> Any:
+        with self._lock:
+            self._asked += 1
+            failure = self._failures.pop(0) if self._failures else None
+            self._collect()
+            pods = [self._listed(name, pod) for name, pod in self._pods.items()]
+        if failure is not None:
+            context.abort(*failure)
+        return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)
+
+    def _listed(self, name: str, pod: _Pod) -> Any:
+        devices = [
+            PROTO.message("ContainerDevices")(resource_name=resource, device_ids=[device])
+            for resource, (ids, _) in pod.given.items()
+            for device in ids
+        ]
+        container = PROTO.message("ContainerResources")(name=CONTAINER, devices=devices)
+        return PROTO.message("PodResources")(name=name, namespace=NAMESPACE, containers=[container])
+
+    def _collect(self) -> None:
+        now = time.monotonic()
+        self._pods = {n: p for n, p in self._pods.items() if p.gone_at is None or now < p.gone_at}
+
+    def _write(self) -> None:
+        """The checksum is left at 0: whoever reads the file from outside cannot rely on it."""
+        entries = [
+            {
+                "PodUID": pod.uid,
+                "ContainerName": CONTAINER,
+                "ResourceName": resource,
+                "DeviceIDs": {"-1": list(ids)},
+                "AllocResp": base64.b64encode(response).decode("ascii"),
+            }
+            for pod in self._pods.values()
+            for resource, (ids, response) in pod.given.items()
+        ]
+        registered = {resource: list(ids) for resource, ids in self._healthy.items()}
+        data = {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
+        draft = self._file.with_name(f".{self._file.name}")
+        with suppress(OSError):  # kubelet logs that and goes on; a test may have taken the directory away
+            draft.write_text(json.dumps({"Data": data, "Checksum": 0}), encoding="utf-8")
+            draft.rename(self._file)

@@ -11,20 +11,31 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
 from gpuactors import limits
-from gpuactors.actors import kubelet_watcher, plugin, registry, sysfs_inspector, udev_watcher
+from gpuactors.actors import (
+    busy_poller,
+    hand_over,
+    kubelet_watcher,
+    plugin,
+    pod_resources,
+    registry,
+    sysfs_inspector,
+    udev_watcher,
+)
 from gpuactors.actors.caller import InboxCaller
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
 from gpuactors.config import Config
+from gpuactors.control.unix import UnixControl, obstacle
 from gpuactors.core.effects import Answer, Level, Say
 from gpuactors.core.events import Event, ShutdownRequested
-from gpuactors.core.model import NodeState, Settings
+from gpuactors.core.model import NodeState, ResourceName, Settings
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state
 from gpuactors.host.pci_ids import PciIds
@@ -32,9 +43,12 @@ from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import open_uevents
+from gpuactors.host.use import SysfsUse
+from gpuactors.kubelet.grpc_trio import Owner
 from gpuactors.kubelet.kubelet import UnixKubelet
+from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import HostReader, Kubelet, OpenUevents
+from gpuactors.ports import Control, HostReader, Kubelet, LedgerReader, OpenUevents, UseReader
 
 log = get_logger()
 
@@ -51,8 +65,12 @@ class Outside:
     """Everything that the daemon reaches outside itself; the simulation brings its own."""
 
     host: HostReader
+    use: UseReader
+    ledger: LedgerReader
     open_uevents: OpenUevents
     kubelet: Kubelet
+    control: Control | None = None
+    """The control socket; without one there is no hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +82,13 @@ class Daemon:
     """Asks it to stop: calls in flight finish, streams end, sockets are removed."""
 
 
-def settings_of(config: Config) -> Settings:
+def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
     """What of the configuration the core needs."""
     return Settings(
         selectors=config.selectors,
         resync_interval_s=config.resync_interval_s,
         pre_start_gate=config.pre_start_gate,
+        hand_over=hand_over,
     )
 
 
@@ -81,16 +100,34 @@ def sysfs_of(config: Config) -> SysfsReader:
 
 def outside_of(config: Config) -> Outside:
     """The real outside. Raises `ports.HostError`."""
+    kubelet_dir = str(config.kubelet_dir)
+    hanging: Latest[frozenset[Owner]] = Latest(frozenset())
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
+        use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
+        ledger=KubeletLedger(kubelet_dir),
         open_uevents=open_uevents(config.uevents),
-        kubelet=UnixKubelet(str(config.kubelet_dir)),
+        kubelet=UnixKubelet(kubelet_dir, hanging.subscribe()),
+        control=_control_of(config, hanging),
     )
+
+
+def _control_of(config: Config, hanging: Latest[frozenset[Owner]]) -> UnixControl | None:
+    """The control socket in the state directory, which is made if it is not there; None, said once, if it cannot be."""
+    state_dir = str(config.state_dir)
+    with suppress(OSError):
+        os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    if (problem := obstacle(state_dir)) is not None:
+        log.warning("control.unavailable", reason=problem)
+        return None
+    return UnixControl(state_dir, hanging)
 
 
 async def run(config: Config, *, task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED) -> None:
     """Runs the daemon against the real outside until it is stopped or cancelled."""
-    await run_daemon(settings_of(config), outside_of(config), task_status=task_status)
+    outside = outside_of(config)
+    settings = settings_of(config, hand_over=outside.control is not None)
+    await run_daemon(settings, outside, task_status=task_status)
 
 
 async def run_until_signal(config: Config) -> None:
@@ -126,7 +163,14 @@ async def run_daemon(
     # The worst case of the inbox is reasoned in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
     replies: Replies[Answer] = Replies()
-    cells = registry.Cells(looks=Latest(outputs.looks), plugins=Latest({}), state=Latest(state))
+    cells = registry.Cells(
+        looks=Latest(outputs.looks),
+        poll=Latest(outputs.poll),
+        ledger_read=Latest(outputs.ledger_read),
+        take_over=Latest(outputs.take_over),
+        plugins=Latest({}),
+        state=Latest(state),
+    )
     ports = plugin.PluginPorts(
         kubelet=outside.kubelet,
         caller=InboxCaller(post, replies),
@@ -135,13 +179,15 @@ async def run_daemon(
         on_failure=lambda name, exc: log.error("actor.failed", actor=name, exc_info=exc),
     )
 
+    running: Latest[frozenset[ResourceName]] = Latest(frozenset())
+
     async with trio.open_nursery() as nursery:
 
         def actor(name: str, body: Callable[[], Awaitable[None]]) -> None:
             nursery.start_soon(supervise, name, body, _POLICY, _restarting)
 
         async def plugins() -> None:
-            await plugin.run_all(cells.plugins.subscribe(), ports)
+            await plugin.run_all(cells.plugins.subscribe(), ports, running)
             nursery.cancel_scope.cancel()
 
         async def stop() -> None:
@@ -154,7 +200,19 @@ async def run_daemon(
         nursery.start_soon(plugins)
         actor("sysfs_inspector", lambda: sysfs_inspector.run(cells.looks.subscribe(), outside.host, post))
         actor("udev_watcher", lambda: udev_watcher.run(outside.open_uevents, post))
+        actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
+        actor("pod_resources", lambda: pod_resources.run(cells.ledger_read.subscribe(), outside.ledger, post))
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))
+        if outside.control is not None:
+            handing = hand_over.HandOverPorts(
+                control=outside.control,
+                state=cells.state.subscribe(),
+                ready=cells.take_over.subscribe(),
+                running=running.subscribe(),
+                inbox=post,
+                on_problem=lambda reason: log.warning("control.unavailable", reason=reason),
+            )
+            actor("hand_over", lambda: hand_over.run(handing))
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
 
 

@@ -1,7 +1,7 @@
 """The command line. It reads its words, calls the one function that does the work, and turns faults into exit codes.
 
-Exit codes: 0 done; 1 a simulated scenario failed; 2 wrong usage; 69 the host cannot be read (EX_UNAVAILABLE); 70 a bug
-in gpuactors (EX_SOFTWARE); 78 wrong configuration (EX_CONFIG, sysexits.h).
+Exit codes: 0 done; 1 a simulated scenario failed, or there is no such GPU; 2 wrong usage; 69 the host cannot be read
+(EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 78 wrong configuration (EX_CONFIG, sysexits.h).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def configured(command: F) -> F:
             default=None,
             help=describe("pre_start_gate"),
         ),
+        _option("--holders", "passive|proc|open"),
         _option("--log-format", "json|console"),
         _option("--log-level", "LEVEL"),
     ]
@@ -77,12 +78,11 @@ def run(**flags: object) -> None:
 
     try:
         trio.run(app.run_until_signal, config)
-    except Exception as exc:
-        cause = _first(exc)
-        if isinstance(cause, HostError):
-            _fail(str(cause), EX_CONFIG)
-        log.get_logger().error("daemon.died", exc_info=exc)
-        _fail(f"internal error, please report it: {cause!r}", EX_SOFTWARE)
+    except* HostError as group:
+        _fail(str(_first(group)), EX_CONFIG)
+    except* Exception as group:
+        log.get_logger().error("daemon.died", exc_info=group)
+        _fail(f"internal error, please report it: {_first(group)!r}", EX_SOFTWARE)
 
 
 @cli.command()
@@ -98,6 +98,28 @@ def inspect(output: str, **flags: object) -> None:
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
     click.echo(inspection.as_json(found) if output == "json" else inspection.as_table(found))
+
+
+@cli.command()
+@click.argument("address")
+@configured
+@click.option("-o", "output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def explain(address: str, output: str, **flags: object) -> None:
+    """Explain one GPU: whose it is, who holds it, why kubelet is told what it is told, and what happened to it.
+
+    ADDRESS is its PCI address; the domain may be left out (23:00.0). The running daemon is asked; without one
+    this command looks for itself, and knows no history.
+    """
+    from gpuactors import inspection
+
+    config = _config(flags)
+    try:
+        found = inspection.explain(config, address)
+    except inspection.UnknownAddressError as exc:
+        _fail(str(exc), 1)
+    except HostError as exc:
+        _fail(str(exc), EX_UNAVAILABLE)
+    click.echo(inspection.explanation_json(found) if output == "json" else inspection.explanation(found))
 
 
 @cli.command()

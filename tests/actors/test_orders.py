@@ -28,9 +28,10 @@ from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
+from gpuactors.host.use import InlineUse
 from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.host_tree import HostTree, PciSpec
-from gpuactors.simulation.in_memory import FaultyReader, MemoryKubelet, MemoryUevents
+from gpuactors.simulation.in_memory import FaultyReader, MemoryKubelet, MemoryLedger, MemoryUevents
 from gpuactors.simulation.kubelet_transport import MemoryTransport
 from gpuactors.simulation.uevent_sender import Uevent
 
@@ -88,6 +89,10 @@ class World:
             mates = [self.tree.driver_of(a) for a in self.tree.group_members(spec.group)]
             viable = all(driver in (None, "vfio-pci") for driver in mates)
             truth.setdefault(MODELS[spec.device], {})[address] = "Healthy" if viable else "Unhealthy"
+        for (_, resource), entry in self.kubelet.view.holdings.items():
+            for device in entry.devices:  # a pod has it: counted once, unless it is really lost
+                there = device in truth.get(resource, {})
+                truth.setdefault(resource, {})[device] = "Healthy" if there else "Unhealthy"
         return truth
 
 
@@ -255,7 +260,13 @@ async def _play(directory: Path, choose: Callable[[World], Iterator[Step]], seed
         world = World(tree, uevents, reader, transport, port, kubelet)
         await kubelet.start()
         _plug("2330", "vfio-pci")(world, 0)
-        outside = app.Outside(reader, uevents.open, port)
+        outside = app.Outside(
+            host=reader,
+            use=InlineUse(root, "passive"),
+            ledger=MemoryLedger(transport),
+            open_uevents=uevents.open,
+            kubelet=port,
+        )
         daemon = await nursery.start(app.run_daemon, Settings(SELECTORS, RESYNC_S, True), outside)
         for kind, slot, wait_s in choose(world):
             done = OPS[kind].happens(world, slot)

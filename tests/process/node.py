@@ -146,7 +146,7 @@ class Node:
     def assert_sound(self, daemon: DaemonProcess) -> None:
         """The daemon is the process that was started, and kubelet would still live."""
         daemon.assert_alive()
-        assert self.kubelet.panics == ()
+        assert self.kubelet.panics == (), self.kubelet.panics
 
 
 @contextmanager

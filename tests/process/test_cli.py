@@ -25,6 +25,7 @@ KEYS = {
     "resync_interval_s",
     "select",
     "pre_start_gate",
+    "holders",
     "log_format",
     "log_level",
 }

@@ -71,7 +71,9 @@ def test_two_daemons_and_one_that_was_killed() -> None:
         assert node.uevents.is_socket()
         with node.daemon() as first:
             node.wait_books(books)
-            with node.daemon(f"--uevents=unix:{node.directory / 'u2'}") as second:
+            # Another state directory: the two cannot find each other, so there is no hand-over.
+            apart = f"--state-dir={node.directory / 's2'}"
+            with node.daemon(f"--uevents=unix:{node.directory / 'u2'}", apart) as second:
                 second.wait_event("plugin.unregistered", has=[f"process {first.pid} listens on"])
                 node.wait_books(books)
                 assert len(node.accepted(H100)) == 2, "the one that lives is not disturbed"

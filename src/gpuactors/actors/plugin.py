@@ -7,6 +7,7 @@ fails and begins anew by itself, for ever.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.actors.registry import PluginCells
-from gpuactors.concurrency.latest import LatestReader
+from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event, RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
 from gpuactors.core.model import ResourceName
 from gpuactors.core.registration import PluginOrder
@@ -35,19 +36,55 @@ class PluginPorts:
     """Told of an exception that nobody expected: a bug, to be logged with its traceback."""
 
 
-async def run_all(plugins: LatestReader[Mapping[ResourceName, PluginCells]], ports: PluginPorts) -> None:
-    """A plugin for every resource there is, ended when its resource retires; all are ended when the cell is closed."""
-    running: dict[ResourceName, trio.Event] = {}
+async def run_all(
+    plugins: LatestReader[Mapping[ResourceName, PluginCells]],
+    ports: PluginPorts,
+    running: Latest[frozenset[ResourceName]] | None = None,
+) -> None:
+    """A plugin for every resource there is, ended when its resource retires; all are ended when the cell is closed.
+
+    `running` names the plugins whose streams and sockets may still be there; it is set before any of them can wait.
+    """
+    stops: dict[ResourceName, trio.Event] = {}
+    count = _Running(running)
+
+    async def run_counted(resource: ResourceName, cells: PluginCells, stop: trio.Event) -> None:
+        try:
+            await run(resource, cells, ports, stop)
+        finally:
+            count.ended(resource)
+
     async with trio.open_nursery() as nursery:
         async for wanted in plugins:
-            for resource in running.keys() - wanted.keys():
-                running.pop(resource).set()
+            for resource in stops.keys() - wanted.keys():
+                stops.pop(resource).set()
             for resource, cells in wanted.items():
-                if resource not in running:
-                    running[resource] = trio.Event()
-                    nursery.start_soon(run, resource, cells, ports, running[resource])
-        for stop in running.values():
+                if resource not in stops:
+                    stop = stops[resource] = trio.Event()
+                    count.began(resource)
+                    nursery.start_soon(run_counted, resource, cells, stop)
+        for stop in stops.values():
             stop.set()
+
+
+class _Running:
+    """Which plugins run. One that comes back while it still ends runs twice for a moment."""
+
+    def __init__(self, names: Latest[frozenset[ResourceName]] | None) -> None:
+        self._names = names
+        self._tasks: Counter[ResourceName] = Counter()
+
+    def began(self, resource: ResourceName) -> None:
+        self._tasks[resource] += 1
+        self._show()
+
+    def ended(self, resource: ResourceName) -> None:
+        self._tasks[resource] -= 1
+        self._show()
+
+    def _show(self) -> None:
+        if self._names is not None:
+            self._names.set(frozenset(r for r, tasks in self._tasks.items() if tasks > 0))
 
 
 async def run(resource: ResourceName, cells: PluginCells, ports: PluginPorts, stop: trio.Event) -> None:
@@ -64,6 +101,10 @@ async def run(resource: ResourceName, cells: PluginCells, ports: PluginPorts, st
                 await ports.inbox.send(SocketBound(resource, bind))
                 order = await _attend(resource, endpoint, order, orders, registered, ports)
                 await endpoint.drain(limits.DRAIN_S)
+                with trio.move_on_after(
+                    limits.DISCONNECT_WAIT_S
+                ):  # kubelet has noticed: who registers next is safe
+                    await endpoint.wait_disconnected()
         except KubeletError as exc:
             order = await _failed(resource, str(exc), order, orders, ports)
         except Exception as exc:

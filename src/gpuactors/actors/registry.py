@@ -18,7 +18,7 @@ from gpuactors.core.effects import Answer, Effect, Reply, Say
 from gpuactors.core.events import Event, Ticked
 from gpuactors.core.model import Frame, NodeState, ResourceName
 from gpuactors.core.registration import PluginOrder
-from gpuactors.core.snapshot import LooksWanted, Outputs, PluginView, project
+from gpuactors.core.snapshot import LooksWanted, Outputs, PluginView, PollWanted, project
 from gpuactors.core.step import next_deadline, step
 
 
@@ -36,6 +36,9 @@ class Cells:
     to stop."""
 
     looks: Latest[LooksWanted]
+    poll: Latest[PollWanted]
+    ledger_read: Latest[int | None]
+    take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginCells]]
     state: Latest[NodeState]
 
@@ -72,6 +75,9 @@ def _interpret(effect: Effect, replies: Replies[Answer], say: Callable[[Say], No
 def _show(outputs: Outputs, cells: Cells) -> None:
     """Puts each output into its cell; an equal value wakes nobody."""
     cells.looks.set(outputs.looks)
+    cells.poll.set(outputs.poll)
+    cells.ledger_read.set(outputs.ledger_read)
+    cells.take_over.set(outputs.take_over)
     if cells.plugins.is_closed:
         return
     if outputs.stopping:

@@ -1,0 +1,127 @@
+"""The hand-over: who of two daemons on a node serves kubelet.
+
+Theory of operation. Whoever has the control socket serves. A new daemon, once it is ready, asks the one that has it;
+that one ends its plugins, gives the socket up and answers; the new one takes the socket and serves. The old process
+stays, as a DaemonSet would start it again, and serves again should its successor disappear. Whose turn it is is the
+core's to say (`NodeState.role`); this actor does what it demands and says what happened, and can be restarted at any
+time.
+
+A daemon that hung while it was asked has lost its socket to its successor when it lives again: that counts as having
+been asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, assert_never
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
+from gpuactors.core.model import NodeState, ResourceName, Role
+from gpuactors.ports import Control, ControlError, ControlTakenError, HeldControl
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverPorts:
+    """What the hand-over needs."""
+
+    control: Control
+    state: LatestReader[NodeState]
+    ready: LatestReader[bool]
+    """The core's `take_over`: we could serve, and may ask the daemon that runs already to hand over."""
+    running: LatestReader[frozenset[ResourceName]]
+    """The plugins whose streams and sockets may still be there."""
+    inbox: trio.MemorySendChannel[Event]
+    on_problem: Callable[[str], None]
+    """Told why the control socket cannot be had, each time the reason changes."""
+
+
+async def run(ports: HandOverPorts) -> None:
+    """Runs for ever."""
+    problem = ""
+    while True:
+        try:
+            match ports.state.value.role:
+                case Role.TAKING_OVER:
+                    await _take_over(ports)
+                case Role.SERVING:
+                    await _serve(ports)
+                case Role.HANDED_OVER:
+                    await _watch_successor(ports)
+                case other:
+                    assert_never(other)
+        except ControlError as exc:
+            # Kubelet is served all the same; only nobody can ask us anything.
+            if str(exc) != problem:
+                problem = str(exc)
+                ports.on_problem(problem)
+            await trio.sleep(limits.CONTROL_RETRY_S)
+
+
+async def _take_over(ports: HandOverPorts) -> None:
+    await _until(ports.ready, bool)
+    how = await ports.control.ask()
+    try:
+        async with ports.control.hold(ports.state) as held:
+            await _begin_to_serve(ports, how)
+            await _attend(held, ports)
+    except ControlTakenError:  # somebody else was quicker: that one is to be asked now
+        await trio.sleep(limits.HAND_OVER_RETRY_S)
+    except ControlError:
+        await _begin_to_serve(ports, how)
+        raise
+
+
+async def _begin_to_serve(ports: HandOverPorts, how: str) -> None:
+    await ports.inbox.send(PredecessorGone(how))
+    await _until(ports.state, lambda state: state.role is not Role.TAKING_OVER)
+
+
+async def _serve(ports: HandOverPorts) -> None:
+    """We serve, and do not have the control socket (any more)."""
+    try:
+        async with ports.control.hold(ports.state) as held:
+            await _attend(held, ports)
+    except ControlTakenError:
+        await _end_plugins(ports)
+
+
+async def _attend(held: HeldControl, ports: HandOverPorts) -> None:
+    """Until a successor has got the socket, or it is not ours any more."""
+    while True:
+        with trio.move_on_after(limits.CONTROL_LOOK_S) as waiting:
+            await held.asked()
+        if not waiting.cancelled_caught:
+            break
+        if not held.still_ours():
+            return
+    await _end_plugins(ports)
+    await held.give_up()
+
+
+async def _end_plugins(ports: HandOverPorts) -> None:
+    """Until kubelet's calls are finished, the streams have ended and the plugins' sockets are removed."""
+    await ports.inbox.send(HandOverRequested())
+    # The registry withdraws the plugins in the same breath, so none can begin after this.
+    await _until(ports.state, lambda state: state.role is not Role.SERVING)
+    await _until(ports.running, lambda names: not names)
+
+
+async def _watch_successor(ports: HandOverPorts) -> None:
+    gone_for_s = 0.0
+    while gone_for_s < limits.SUCCESSOR_GONE_S:
+        await trio.sleep(limits.SUCCESSOR_LOOK_S)
+        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_LOOK_S
+    await ports.inbox.send(SuccessorLost())
+    await _until(ports.state, lambda state: state.role is not Role.HANDED_OVER)
+
+
+async def _until(cell: LatestReader[T], condition: Callable[[T], bool]) -> None:
+    while not condition(cell.value):
+        await cell.receive()

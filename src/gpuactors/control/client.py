@@ -1,0 +1,99 @@
+"""Asking the running daemon over its control socket: for what it knows, and to hand over.
+
+Every wait has a deadline: a daemon that hangs still has the kernel accept connections for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+from grpclib import GRPCError, Status
+
+from gpuactors import limits
+from gpuactors.control.messages import node_view
+from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.view import NodeView
+from gpuactors.kubelet.grpc_trio import ConnectError, SocketError, open_unix_channel, owner_of
+from gpuactors.ports import ControlError
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A daemon that has answered."""
+
+    pid: int
+    """As it sees itself: in a container another one than on the host."""
+    version: str
+    view: NodeView
+
+
+async def read_status(path: str) -> Running:
+    """What the daemon that serves the control socket at `path` knows.
+
+    Raises `ControlError` if there is none, or if it does not answer.
+    """
+    try:
+        with trio.fail_after(limits.CONTROL_CONNECT_S + limits.CONTROL_CALL_S):
+            async with open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel:
+                answer = await pb.ControlStub(channel).status(pb.StatusRequest())
+    except SocketError as exc:
+        raise ControlError(str(exc)) from exc
+    except GRPCError as exc:
+        raise ControlError(
+            f"the daemon behind {path} refused to tell its state: {exc.status.name}: {exc.message}"
+        ) from exc
+    except trio.TooSlowError as exc:
+        raise ControlError(
+            f"the daemon behind {path} did not tell its state within {limits.CONTROL_CALL_S:g} s; does it hang?"
+        ) from exc
+    return Running(answer.pid, answer.version, node_view(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class Nobody:
+    """No daemon runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The daemon that ran has ended its streams and given the control socket up."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Somebody has the socket and did not hand over; `reason` says what happened instead."""
+
+    reason: str
+
+
+Asked = Nobody | HandedOver | Unanswered
+
+_TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCELLED})
+"""It hands over to another successor, or it has just ended: a moment later something else is true."""
+
+
+async def ask_to_hand_over(path: str, *, within_s: float) -> Asked:
+    """Asks whoever serves the control socket at `path` until there is an answer, for at most `within_s`."""
+    reason = ""
+    with trio.move_on_after(within_s):
+        while True:
+            try:
+                if owner_of(path) is None:
+                    return Nobody()
+                async with open_unix_channel(path, connect_deadline_s=within_s) as channel:
+                    answer = await pb.ControlStub(channel).hand_over(pb.HandOverRequest())
+                    return HandedOver(answer.pid)
+            except GRPCError as exc:
+                reason = f"it answered {exc.status.name}: {exc.message}"
+                if exc.status not in _TRY_AGAIN:
+                    return Unanswered(reason)
+            except ConnectError as exc:
+                reason = str(exc)
+            except SocketError as exc:  # we may not dial it: asking again changes nothing
+                return Unanswered(str(exc))
+            await trio.sleep(limits.HAND_OVER_RETRY_S)
+    return Unanswered(f"no answer within {within_s:g} s" + (f" ({reason})" if reason else ""))

@@ -1,0 +1,79 @@
+"""Between the view of a node and the messages of the control socket (`protos/control.proto`)."""
+
+from __future__ import annotations
+
+from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.view import Change, DeviceView, Member, NodeView, ResourceView
+from gpuactors.core.model import Holder
+
+
+def status_response(view: NodeView, *, pid: int, version: str) -> pb.StatusResponse:
+    """The answer to Status."""
+    return pb.StatusResponse(
+        pid=pid,
+        version=version,
+        role=view.role,
+        resources=[
+            pb.Resource(name=r.name, registered=r.registered, problem=r.problem) for r in view.resources
+        ],
+        devices=[_device_message(device) for device in view.devices],
+        kubelet_problem=view.kubelet_problem,
+        ledger_problem=view.ledger_problem,
+    )
+
+
+def node_view(response: pb.StatusResponse) -> NodeView:
+    """What was answered. Fields that a newer daemon may send are dropped."""
+    return NodeView(
+        role=response.role,
+        resources=tuple(ResourceView(r.name, r.registered, r.problem) for r in response.resources),
+        devices=tuple(_device_view(device) for device in response.devices),
+        kubelet_problem=response.kubelet_problem,
+        ledger_problem=response.ledger_problem,
+    )
+
+
+def _device_message(device: DeviceView) -> pb.Device:
+    return pb.Device(
+        address=device.address,
+        id=device.id,
+        present=device.present,
+        vendor=device.vendor,
+        device=device.device,
+        class_code=device.class_code,
+        driver=device.driver,
+        iommu_group=device.iommu_group,
+        group=[pb.Member(address=m.address, driver=m.driver) for m in device.group],
+        numa_node=device.numa_node,
+        model=device.model,
+        resource=device.resource,
+        health=device.health,
+        reason=device.reason,
+        owner=device.owner,
+        holders=[pb.Holder(pid=h.pid, command=h.command, pod_uid=h.pod_uid) for h in device.holders],
+        history=[pb.Change(age_s=c.age_s, health=c.health, reason=c.reason) for c in device.history],
+        remedy=device.remedy,
+    )
+
+
+def _device_view(message: pb.Device) -> DeviceView:
+    return DeviceView(
+        address=message.address,
+        id=message.id,
+        present=message.present,
+        vendor=message.vendor,
+        device=message.device,
+        class_code=message.class_code,
+        driver=message.driver,
+        iommu_group=message.iommu_group,
+        group=tuple(Member(m.address, m.driver) for m in message.group),
+        numa_node=message.numa_node,
+        model=message.model,
+        resource=message.resource,
+        health=message.health,
+        reason=message.reason,
+        owner=message.owner,
+        holders=tuple(Holder(h.pid, h.command, h.pod_uid) for h in message.holders),
+        history=tuple(Change(c.age_s, c.health, c.reason) for c in message.history),
+        remedy=message.remedy,
+    )

@@ -1,0 +1,70 @@
+"""The Control service of the daemon. A handler decides nothing: it shows the state, or waits until we are done."""
+
+from __future__ import annotations
+
+import os
+from typing import final
+
+import trio
+from grpclib import GRPCError, Status
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.control.messages import status_response
+from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.view import view_of
+from gpuactors.core.model import NodeState
+from gpuactors.kubelet.grpc_trio import Server, UnixListener
+
+
+class ControlService(pb.ControlBase):
+    """Shows the state; the first one who asks for a hand-over is answered when `given_up` is set."""
+
+    def __init__(self, state: LatestReader[NodeState]) -> None:
+        self._state = state
+        self.asked = trio.Event()
+        self.given_up = trio.Event()
+
+    async def status(self, message: pb.StatusRequest) -> pb.StatusResponse:
+        view = view_of(self._state.value, trio.current_time())
+        return status_response(view, pid=os.getpid(), version=_version())
+
+    async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
+        if self.asked.is_set():
+            raise GRPCError(
+                Status.ABORTED, "this daemon is handing over to another successor: ask again in a moment"
+            )
+        self.asked.set()
+        await self.given_up.wait()
+        return pb.HandOverResponse(pid=os.getpid())
+
+
+@final
+class UnixHeldControl:
+    """The control socket while it is ours. Implements `ports.HeldControl`."""
+
+    def __init__(self, listener: UnixListener, server: Server, service: ControlService) -> None:
+        self._listener = listener
+        self._server = server
+        self._service = service
+
+    def still_ours(self) -> bool:
+        """As `ports.HeldControl.still_ours`."""
+        return self._listener.still_there()
+
+    async def asked(self) -> None:
+        """As `ports.HeldControl.asked`."""
+        await self._service.asked.wait()
+
+    async def give_up(self) -> None:
+        """As `ports.HeldControl.give_up`. The answer is the sign for the successor to take the socket's place."""
+        await self._listener.aclose()
+        self._service.given_up.set()
+        await self._server.drain(limits.DRAIN_S)
+
+
+def _version() -> str:
+    """Not at import: reading the distribution's metadata takes longer than a hand-over."""
+    from importlib import metadata
+
+    return metadata.version("gpuactors")

@@ -1,0 +1,115 @@
+"""The control socket `gpuactors.sock` in the state directory. Implements `ports.Control`.
+
+A daemon that was asked and did not hand over is taken over anyway. It may hang and listen still, on this socket and on
+those of its plugins: `bind_unix` leaves a live process its socket, unless its pid is known to be the one that hangs.
+So this adaptor says which that is (`hanging`), and the kubelet adaptor reads it. The pid is what the kernel says of who
+listens; of a process in another PID namespace (the DaemonSet's other pod) it says 0, which is as good: the names of the
+sockets are ours, and no third gpuactors belongs there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final, assert_never, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand_over
+from gpuactors.control.server import ControlService, UnixHeldControl
+from gpuactors.core.model import NodeState
+from gpuactors.kubelet.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
+from gpuactors.ports import ControlError, ControlTakenError
+
+SOCKET_NAME: Final = "gpuactors.sock"
+
+SOCKET_MODE: Final = 0o600
+"""Whoever may ask for a hand-over may end the service of this node's GPUs."""
+
+
+def socket_path(state_dir: str) -> str:
+    """Where the control socket of a daemon with this state directory is."""
+    return os.path.join(state_dir, SOCKET_NAME)
+
+
+def obstacle(state_dir: str) -> str | None:
+    """Why there can be no control socket in `state_dir`, as a sentence; None if there can."""
+    lost = "; without it there is no hand-over on an upgrade, and inspect and explain look for themselves"
+    path_bytes = len(os.fsencode(socket_path(state_dir)))
+    if path_bytes > limits.SOCKET_PATH_MAX_BYTES:
+        return (
+            f"the path of the control socket in {state_dir} has {path_bytes} bytes; the kernel takes at most "
+            f"{limits.SOCKET_PATH_MAX_BYTES}: use a shorter --state-dir{lost}"
+        )
+    if not os.path.isdir(state_dir):
+        return (
+            f"the state directory {state_dir} does not exist: make it, or name another with --state-dir{lost}"
+        )
+    if not os.access(state_dir, os.W_OK | os.X_OK):
+        return (
+            f"user {os.geteuid()} may not write to the state directory {state_dir}: let it, mount it writable, or "
+            f"name another with --state-dir{lost}"
+        )
+    return None
+
+
+@final
+class UnixControl:
+    """The control socket in `state_dir`. Implements `ports.Control`.
+
+    `hanging` is set to whoever was asked to hand over and did not, and is empty otherwise.
+    """
+
+    def __init__(
+        self,
+        state_dir: str,
+        hanging: Latest[frozenset[Owner]],
+        *,
+        deadline_s: float = limits.HAND_OVER_DEADLINE_S,
+    ) -> None:
+        self._path = socket_path(state_dir)
+        self._hanging = hanging
+        self._deadline_s = deadline_s
+
+    async def ask(self) -> str:
+        """As `ports.Control.ask`."""
+        self._hanging.set(frozenset())
+        match await ask_to_hand_over(self._path, within_s=self._deadline_s):
+            case Nobody():
+                return "none"
+            case HandedOver(pid):
+                return f"process {pid} has handed over"
+            case Unanswered(reason):
+                with suppress(SocketError):  # we may not dial it: then its socket is not to be had either
+                    if (owner := owner_of(self._path)) is not None:
+                        self._hanging.set(frozenset({owner}))
+                return f"did not hand over, taken over anyway: {reason}"
+            case other:
+                assert_never(other)
+
+    @asynccontextmanager
+    async def hold(self, state: LatestReader[NodeState]) -> AsyncIterator[UnixHeldControl]:
+        """As `ports.Control.hold`."""
+        try:
+            listener = bind_unix(self._path, mode=SOCKET_MODE, evict=self._hanging.value)
+        except SocketInUseError as exc:
+            raise ControlTakenError(str(exc)) from exc
+        except SocketError as exc:
+            raise ControlError(f"no control socket: {exc}") from exc
+        service = ControlService(state)
+        server = Server([service], drain_s=limits.GRPC_CLOSE_S)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.serve, listener)
+            yield UnixHeldControl(listener, server, service)
+            nursery.cancel_scope.cancel()
+
+    async def is_held(self) -> bool:
+        """As `ports.Control.is_held`."""
+        await trio.lowlevel.checkpoint()
+        try:
+            return owner_of(self._path) is not None
+        except SocketError:
+            return True

@@ -1,0 +1,211 @@
+"""What an operator sees of a node: every device with the one reason, its holders, and what was said of it before.
+
+Read off the state, never kept. Made by the daemon for its control socket, and by a command that looks for itself. Must
+not judge anything anew: health and reason are those that kubelet is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from gpuactors.core.inventory import Device, devices_of
+from gpuactors.core.model import Advertised, Holder, NodeState, PciAddress, Transition
+from gpuactors.core.snapshot import DeviceReport, registered, report
+from gpuactors.core.standing import Standing, owners, stand_of
+
+NOT_LISTED = "not listed"
+"""The health of a device that is not there any more and that kubelet is told nothing of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A function of a device's IOMMU group."""
+
+    address: str
+    driver: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of what was said of a device."""
+
+    age_s: float
+    """Seconds before the view was made."""
+    health: str | None
+    """None when it left the list."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device. Of one that is not on the node any more only what is remembered is known."""
+
+    address: str
+    id: str
+    """What kubelet calls it."""
+    present: bool
+    """It is on the node now."""
+    vendor: str
+    device: str
+    class_code: str
+    driver: str | None
+    iommu_group: int | None
+    group: tuple[Member, ...]
+    """Its IOMMU group, itself included."""
+    numa_node: int | None
+    model: str | None
+    resource: str
+    health: str
+    reason: str
+    owner: str | None
+    """To whom kubelet has given it."""
+    holders: tuple[Holder, ...]
+    history: tuple[Change, ...]
+    """Oldest first."""
+    remedy: str | None
+    """What to do, where the reason does not say it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceView:
+    """Where one resource stands with kubelet."""
+
+    name: str
+    registered: bool
+    problem: str
+    """Why it is not registered, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """All that is known, at one moment."""
+
+    role: str
+    resources: tuple[ResourceView, ...]
+    devices: tuple[DeviceView, ...]
+    """Sorted by address."""
+    kubelet_problem: str
+    """Why there is no kubelet, as a sentence; empty if there is one."""
+    ledger_problem: str
+    """Why kubelet's ledger could not be read the last time; empty if it could."""
+
+
+def view_of(state: NodeState, at: float) -> NodeView:
+    """What is known at `at`, seconds of the clock that the state's events came by."""
+    accepted = registered(state)
+    return NodeView(
+        role=str(state.role),
+        resources=tuple(
+            ResourceView(resource, accepted[resource], plugin.problem or "")
+            for resource, plugin in sorted(state.plugins.items())
+        ),
+        devices=_devices(state, at),
+        kubelet_problem="" if state.kubelet is not None else state.kubelet_missing,
+        ledger_problem=state.ledger.problem or "",
+    )
+
+
+def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
+    known = {d.function.address: d for d in devices_of(state.facts, state.settings.selectors)}
+    views = [_present(state, r, known[r.function.address], at) for r in report(state)]
+    views += _remembered(state, at)
+    return tuple(sorted(views, key=lambda view: view.address))
+
+
+def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
+    function = found.function
+    return DeviceView(
+        address=function.address,
+        id=found.id,
+        present=True,
+        vendor=function.vendor,
+        device=function.device,
+        class_code=function.class_code,
+        driver=function.driver,
+        iommu_group=function.iommu_group,
+        group=tuple(Member(member.address, member.driver) for member in device.group),
+        numa_node=function.numa_node,
+        model=function.model,
+        resource=found.resource,
+        health=str(found.health),
+        reason=found.reason,
+        owner=found.owner,
+        holders=found.holders,
+        history=_changes(found.history, at),
+        remedy=_remedy(state, device, found.holders),
+    )
+
+
+def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
+    """Devices that have gone: still listed because a pod has them, or known from their history."""
+    present = {d.function.address for d in devices_of(state.facts, state.settings.selectors)}
+    listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
+    owned = owners(state)
+    for address in (listed.keys() | state.history.keys()) - present:
+        resource, told = listed.get(address, ("", None))
+        owner = owned.get(address)
+        yield _gone(address, resource, told, owner.said if owner is not None else None, state, at)
+
+
+def _gone(
+    address: PciAddress,
+    resource: str,
+    told: Advertised | None,
+    owner: str | None,
+    state: NodeState,
+    at: float,
+) -> DeviceView:
+    return DeviceView(
+        address=address,
+        id=told.id if told is not None else address,
+        present=False,
+        vendor="",
+        device="",
+        class_code="",
+        driver=None,
+        iommu_group=None,
+        group=(),
+        numa_node=told.numa_node if told is not None else None,
+        model=None,
+        resource=resource,
+        health=str(told.health) if told is not None else NOT_LISTED,
+        reason=told.reason if told is not None else "the PCI function is gone from this node",
+        owner=owner,
+        holders=(),
+        history=_changes(state.history.get(address, ()), at),
+        remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
+    )
+
+
+def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
+    return tuple(
+        Change(
+            max(0.0, at - change.at),
+            str(change.health) if change.health is not None else None,
+            change.reason,
+        )
+        for change in history
+    )
+
+
+def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
+    """What to do about whose it is. What to do about its files stands in the reason itself."""
+    who = " and ".join(str(holder) for holder in holders) or "its holder"
+    match stand_of(state, device, owners(state)).standing:
+        case Standing.FREE | Standing.ALLOCATED | Standing.CLAIMED:
+            return None
+        case Standing.GROUP_IN_USE:
+            return "nothing: an IOMMU group goes to one VM as a whole, and is free when that one has ended"
+        case Standing.LEFT_HELD:
+            return f"wait until {who} has ended, or end it; the GPU is offered again as soon as it is let go"
+        case Standing.FOREIGN:
+            ask = "" if holders else " (--holders proc tells who it is)"
+            return (
+                f"end {who}{ask} if it should not have the GPU; it is offered again as soon as it is let go"
+            )
+        case Standing.UNDECIDED:
+            return "nothing while it lasts a moment; if it stays, make kubelet's ledger readable"
+        case other:
+            assert_never(other)

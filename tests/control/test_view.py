@@ -1,0 +1,146 @@
+"""What an operator sees of a node, read off states that the real core made; and that the wire changes nothing of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuactors.control.messages import node_view, status_response
+from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView, view_of
+from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, KubeletGone
+from gpuactors.core.model import Holder, pci_address
+from gpuactors.core.snapshot import project
+from tests.core.builders import Core, audio, gpu
+
+GPU = "0000:23:00.0"
+QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
+
+
+def seen(core: Core) -> NodeView:
+    return view_of(core.state, core.at)
+
+
+def device(core: Core, address: str = GPU) -> DeviceView:
+    return next(d for d in seen(core).devices if d.address == address)
+
+
+def held(core: Core, *holders: Holder) -> None:
+    core.enabled[GPU] = 1
+    if holders:
+        core.holders[0x23] = holders
+    core.pass_time(10)
+
+
+def gone(core: Core) -> None:
+    address = pci_address(GPU)
+    core.feed(HostChanged(address, None, "remove pci"))
+    look = project(core.state).looks.functions[address]
+    core.feed(FunctionInspected(look, address, ()))
+
+
+def test_a_free_gpu() -> None:
+    core = Core(gpu("23:00.0", numa_node=1), audio("23:00.1", 0x23, driver=None))
+    view = device(core)
+    assert (view.health, view.reason, view.owner, view.holders, view.remedy) == (
+        "Healthy",
+        "free",
+        None,
+        (),
+        None,
+    )
+    assert [(m.address, m.driver) for m in view.group] == [(GPU, "vfio-pci"), ("0000:23:00.1", None)]
+    assert (view.id, view.numa_node, view.iommu_group) == (GPU, 1, 0x23)
+
+
+def test_a_stranger_is_named_and_what_to_do_about_it() -> None:
+    core = Core(gpu("23:00.0"))
+    held(core, QEMU)
+    view = device(core)
+    assert view.health == "Unhealthy"
+    assert view.holders == (QEMU,)
+    assert view.remedy is not None
+    assert "end process 4711 (qemu-system-x86)" in view.remedy
+
+
+def test_a_stranger_without_a_name_leads_to_the_option_that_names_it() -> None:
+    core = Core(gpu("23:00.0"))
+    held(core)
+    remedy = device(core).remedy
+    assert remedy is not None
+    assert "--holders proc" in remedy
+
+
+def test_a_pod_that_is_gone_and_a_process_that_is_not() -> None:
+    core = Core(gpu("23:00.0"))
+    core.ledger[GPU] = "vm-1"
+    held(core, QEMU)
+    assert device(core).owner == "allocated to pod default/vm-1"
+    assert device(core).remedy is None
+    core.ledger.clear()
+    core.pass_time(30)
+    view = device(core)
+    assert (view.health, view.owner) == ("Unhealthy", None)
+    assert view.remedy is not None
+    assert view.remedy.startswith("wait until process 4711")
+
+
+def test_changes_have_ages() -> None:
+    core = Core(gpu("23:00.0"))
+    held(core, QEMU)
+    core.pass_time(180)
+    first, *_, last = device(core).history
+    assert (first.health, first.reason) == ("Healthy", "free")
+    assert last.health == "Unhealthy"
+    assert first.age_s == pytest.approx(190)
+    assert 180 <= last.age_s < 190
+
+
+def test_a_gpu_that_left_under_its_pod_is_still_explained() -> None:
+    core = Core()
+    core.ledger[GPU] = "vm-1"
+    core.feed(HostScanned(core.state.looks.last - 1, (gpu("23:00.0"), gpu("24:00.0"))))
+    gone(core)
+    view = device(core)
+    assert (view.present, view.health, view.owner) == (False, "Unhealthy", "allocated to pod default/vm-1")
+    assert view.remedy is not None
+    assert view.resource
+
+
+def test_a_gpu_that_left_is_remembered() -> None:
+    core = Core(gpu("23:00.0"), gpu("24:00.0"))
+    gone(core)
+    core.pass_time(10)
+    view = device(core)
+    assert (view.present, view.health, view.resource) == (False, NOT_LISTED, "")
+    assert view.history[-1].health is None
+    assert [d.address for d in seen(core).devices] == [GPU, "0000:24:00.0"]
+
+
+def test_standing_with_kubelet() -> None:
+    core = Core(gpu("23:00.0"))
+    core.feed(KubeletGone("waiting for kubelet: no socket"))
+    view = seen(core)
+    assert view.kubelet_problem == "waiting for kubelet: no socket"
+    assert [(r.registered, bool(r.problem)) for r in view.resources] == [(False, True)]
+    assert view.ledger_problem == ""
+    core.ledger_problem = "kubelet's ledger is damaged"
+    held(core)  # of which the ledger is asked whose it is
+    assert seen(core).ledger_problem == "kubelet's ledger is damaged"
+
+
+def test_the_wire_changes_nothing() -> None:
+    core = Core(gpu("23:00.0", numa_node=0), audio("23:00.1", 0x23, driver=None), gpu("24:00.0", driver=None))
+    core.ledger["0000:24:00.0"] = "vm-2"
+    core.feed(KubeletGone("waiting for kubelet: no socket"))
+    held(core, QEMU, Holder(1, "init", None))
+    view = seen(core)
+    sent = bytes(status_response(view, pid=7, version="1.2.3"))
+    received = pb.StatusResponse.parse(sent)
+    assert node_view(received) == view
+    assert (received.pid, received.version) == (7, "1.2.3")
+    assert view.devices[0].numa_node == 0
+
+
+def test_a_newer_daemon_may_say_more() -> None:
+    """Unknown fields are dropped, missing ones are empty."""
+    assert node_view(pb.StatusResponse.parse(b"\xfa\x7f\x03new")) == NodeView("", (), (), "", "")

@@ -1,0 +1,252 @@
+"""What `inspect` and `explain` print: of a running daemon's view, and of one look of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from gpuactors.concurrency.latest import Latest
+from gpuactors.config import Config
+from gpuactors.control.unix import UnixControl
+from gpuactors.control.view import Change, NodeView, view_of
+from gpuactors.core.model import Holder, NodeState
+from gpuactors.inspection import (
+    Explained,
+    Inspected,
+    UnknownAddressError,
+    age,
+    as_json,
+    as_table,
+    explain,
+    explanation,
+    explanation_json,
+    find,
+    inspect,
+    inspected,
+)
+from gpuactors.kubelet.grpc_trio import Owner
+from gpuactors.ports import HostError
+from gpuactors.simulation.host_tree import HostTree, PciSpec
+from tests.core.builders import Core, audio, gpu
+
+GPU = "0000:23:00.0"
+KEYS = [
+    "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
+    "resource", "health", "reason",
+]  # fmt: skip
+QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A node with one GPU and its audio function, without kubelet and without a daemon."""
+    tree = HostTree(tmp_path / "h")
+    tree.plug(PciSpec(GPU, "10de", "2330", "030200", 0x23, driver="vfio-pci"))
+    tree.plug(PciSpec("0000:23:00.1", "10de", "1aef", "040300", 0x23))
+    (tmp_path / "s").mkdir()
+    return Config(host_root=tmp_path / "h", kubelet_dir=tmp_path / "k", state_dir=tmp_path / "s")
+
+
+def enable(config: Config, count: int) -> None:
+    """The kernel's count of who has enabled the function."""
+    function = config.host_root / f"sys/bus/pci/devices/{GPU}"
+    (function / "enable").write_text(f"{count}\n")
+    (function / "power/runtime_status").write_text("active\n")
+
+
+def stranger() -> Core:
+    core = Core(gpu("23:00.0", numa_node=1), audio("23:00.1", 0x23, driver=None), gpu("24:00.0"))
+    core.enabled[GPU] = 1
+    core.holders[0x23] = (QEMU,)
+    core.pass_time(10)
+    return core
+
+
+def by_daemon(core: Core) -> Inspected:
+    return Inspected(view_of(core.state, core.at), True, "the running daemon (process 7, version 1.2.3)")
+
+
+# --- whose view -------------------------------------------------------------------------------------------
+
+
+def test_without_a_daemon_it_looks_for_itself(config: Config) -> None:
+    found = inspect(config)
+    assert not found.by_daemon
+    assert "gpuactors.sock" in found.source
+    (device,) = json.loads(as_json(found))["devices"]
+    assert list(device) == KEYS
+    assert device == {
+        "address": GPU,
+        "vendor": "10de",
+        "device": "2330",
+        "class": "030200",
+        "driver": "vfio-pci",
+        "iommu_group": 0x23,
+        "group_members": [GPU, "0000:23:00.1"],
+        "numa_node": None,
+        "model": "GH100 [H100 SXM5 80GB]",
+        "resource": "nvidia.com/GH100_H100_SXM5_80GB",
+        "health": "Healthy",
+        "reason": "free",
+    }
+
+
+def test_its_own_look_sees_what_is_in_use_and_what_kubelet_gave_away(config: Config) -> None:
+    enable(config, 1)
+    assert "ledger cannot be read" in inspect(config).view.devices[0].reason
+    (config.kubelet_dir / "device-plugins").mkdir(parents=True)
+    device = inspect(config).view.devices[0]
+    assert device.health == "Unhealthy"
+    assert "kubelet has given it to no pod" in device.reason
+    entry = {"PodUID": "uid-1", "ResourceName": device.resource, "DeviceIDs": {"-1": [GPU]}}
+    checkpoint = config.kubelet_dir / "device-plugins/kubelet_internal_checkpoint"
+    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+    device = inspect(config).view.devices[0]
+    assert (device.health, device.owner) == ("Healthy", "allocated to pod with UID uid-1")
+
+
+@pytest.mark.trio
+async def test_a_running_daemon_is_believed(config: Config) -> None:
+    core = stranger()
+    control = UnixControl(str(config.state_dir), Latest[frozenset[Owner]](frozenset()))
+    state: Latest[NodeState] = Latest(core.state)
+    with trio.fail_after(10):
+        async with control.hold(state.subscribe()):
+            found = await inspected(config)
+    assert found.by_daemon
+    assert str(os.getpid()) in found.source
+    assert [d["address"] for d in json.loads(as_json(found))["devices"]] == [GPU, "0000:24:00.0"]
+    assert list(json.loads(as_json(found))) == ["devices"]
+
+
+@pytest.mark.trio
+async def test_a_daemon_that_hangs_is_not_waited_for_long(config: Config) -> None:
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(str(config.state_dir / "gpuactors.sock"))
+        hanging.listen()
+        with trio.fail_after(10):
+            found = await inspected(config)
+    assert not found.by_daemon
+    assert "does it hang" in found.source
+
+
+def test_a_host_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(HostError):
+        explain(Config(host_root=tmp_path / "nowhere", state_dir=tmp_path), GPU)
+
+
+# --- inspect ----------------------------------------------------------------------------------------------
+
+
+def test_the_table() -> None:
+    lines = as_table(by_daemon(stranger())).splitlines()
+    assert lines[0].split() == ["ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "RESOURCE", "HEALTH", "REASON"]
+    assert lines[1].split()[:5] == [GPU, "10de:2330", "vfio-pci", "35", "1"]
+    assert lines[2].split()[4] == "-"
+    assert len(lines) == 3
+
+
+def test_no_device() -> None:
+    empty = Inspected(NodeView("serving", (), (), "", ""), True, "x")
+    assert "selectors" in as_table(empty)
+    assert json.loads(as_json(empty)) == {"devices": []}
+    with pytest.raises(UnknownAddressError, match="selectors"):
+        find(empty.view, GPU)
+
+
+# --- explain ----------------------------------------------------------------------------------------------
+
+
+def test_the_explanation_says_it_all() -> None:
+    core = stranger()
+    core.pass_time(180)
+    found = by_daemon(core)
+    text = explanation(Explained(find(found.view, "23:00.0"), found))
+    head, verdict, _, *facts = text.splitlines()
+    assert head == f"{GPU}  GH100 [H100 SXM5 80GB] (10de:2330)"
+    assert verdict.startswith("Unhealthy: IOMMU group 35 is held by process 4711 (qemu-system-x86)")
+    said = [(line[:14].strip(), line[14:]) for line in facts]
+    assert said[0][0] == "To do"
+    assert ("Owner", "nobody: kubelet has given it to no pod") in said
+    assert ("Held by", "process 4711 (qemu-system-x86) of the pod with UID 0b0f-uid") in said
+    assert ("IOMMU group", f"35: {GPU} (vfio-pci), 0000:23:00.1 (no driver)") in said
+    assert ("Kubelet's ID", GPU) in said
+    assert ("NUMA node", "1") in said
+    before = said[[name for name, _ in said].index("Before") :]
+    assert before[0][1].startswith("3 min ago  Unhealthy  IOMMU group 35 is held by")
+    assert before[1][0] == ""
+    assert before[-1] == ("Seen by", "the running daemon (process 7, version 1.2.3)")
+    assert text.count("Before") == 1
+
+
+def test_the_explanation_as_json() -> None:
+    found = by_daemon(stranger())
+    known = json.loads(explanation_json(Explained(find(found.view, GPU), found)))
+    assert known["holders"] == [{"pid": 4711, "command": "qemu-system-x86", "pod_uid": "0b0f-uid"}]
+    assert known["group"] == [
+        {"address": GPU, "driver": "vfio-pci"},
+        {"address": "0000:23:00.1", "driver": None},
+    ]
+    assert (known["health"], known["registered"], known["source"]) == ("Unhealthy", False, "daemon")
+    assert known["history"][-1]["reason"] == known["reason"]
+    assert known["remedy"]
+
+
+def test_a_device_that_is_not_there_any_more() -> None:
+    found = by_daemon(stranger())
+    device = replace(
+        find(found.view, GPU), present=False, resource="", history=(Change(5.0, None, "no longer listed"),)
+    )
+    text = explanation(Explained(device, found))
+    assert text.startswith(f"{GPU}  (not on this node any more)")
+    assert "5 s ago  not listed  no longer listed" in text
+    assert "IOMMU group  " not in text
+    gone = Inspected(replace(found.view, devices=(device,)), True, "x")
+    assert json.loads(as_json(gone)) == {"devices": []}
+
+
+@pytest.mark.parametrize("words", [GPU, "23:00.0", "0000:23:00.0 ", "23:00.0".upper()])
+def test_an_address_may_be_short(words: str) -> None:
+    assert find(by_daemon(stranger()).view, words).address == GPU
+
+
+def test_a_short_address_in_another_domain() -> None:
+    core = Core(gpu("0001:23:00.0", 1))
+    assert find(by_daemon(core).view, "23:00.0").address == "0001:23:00.0"
+    both = Core(gpu("0001:23:00.0", 1), gpu("0002:23:00.0", 2))
+    with pytest.raises(UnknownAddressError, match=r"say which of 0001:23:00\.0, 0002:23:00\.0"):
+        find(by_daemon(both).view, "23:00.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("25:00.0", rf"no GPU at 25:00\.0; there are {GPU}, 0000:24:00\.0"),
+        ("23:00.1", rf"in the IOMMU group of {GPU}"),
+        ("nonsense", "no GPU at nonsense; there are"),
+    ],
+)
+def test_an_address_that_is_no_gpu(words: str, told: str) -> None:
+    with pytest.raises(UnknownAddressError, match=told):
+        find(by_daemon(stranger()).view, words)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "just now"),
+        (1, "1 s ago"),
+        (59.9, "59 s ago"),
+        (200, "3 min ago"),
+        (7300, "2 h ago"),
+        (2e5, "2 d ago"),
+    ],
+)
+def test_ages(seconds: float, words: str) -> None:
+    assert age(seconds) == words

@@ -4,8 +4,6 @@ set shell := ["bash", "-euo", "pipefail", "-c"]
 
 export PATH := justfile_directory() / ".venv/bin" + ":" + env("PATH")
 
-pb := "src/gpuactors/kubelet/pb"
-
 # List the recipes.
 default:
     @just --list --unsorted
@@ -18,7 +16,7 @@ demo *ARGS:
 
 # Everything that is checked at each change: style, types, dependency rules, generated code, tests.
 test: check
-    python -m pytest
+    python -m pytest -n 2 --dist loadfile
 
 # The static half of `test`.
 check: gen-check
@@ -31,6 +29,10 @@ check: gen-check
 vm *ARGS:
     tests/vm/setup
     python -m pytest tests/vm {{ ARGS }}
+
+# A thousand random histories of the whole node: pods, strangers, restarts; the books must balance in each.
+histories N="1000":
+    HISTORIES={{ N }} python -m pytest tests/actors/test_histories.py --timeout 1200
 
 # Figures as JSON: event to frame, Allocate, start, memory, idle wake-ups.
 bench *ARGS:
@@ -46,7 +48,7 @@ kustomize DIR="deploy/base":
     @kubectl kustomize {{ DIR }}
 
 # Generate the protobuf code of protos/ again.
-gen: (_generate pb)
+gen: (_generate "src/gpuactors")
 
 # Fail where the committed protobuf code is not what protos/ generates.
 gen-check:
@@ -55,18 +57,24 @@ gen-check:
     fresh=$(mktemp -d)
     trap 'rm -rf "$fresh"' EXIT
     just _generate "$fresh"
-    cp {{ pb }}/__init__.py "$fresh/"
-    if ! diff --recursive --unified --exclude=__pycache__ --exclude=README.md {{ pb }} "$fresh"; then
-        echo "{{ pb }} is not what protos/ generates: run 'just gen' and commit the result" >&2
-        exit 1
-    fi
+    for pb in kubelet/pb control/pb; do
+        cp "src/gpuactors/$pb/__init__.py" "$fresh/$pb/"
+        if ! diff --recursive --unified --exclude=__pycache__ "src/gpuactors/$pb" "$fresh/$pb"; then
+            echo "src/gpuactors/$pb is not what protos/ generates: run 'just gen' and commit the result" >&2
+            exit 1
+        fi
+    done
 
-# One directory per file of protos/, because each compiler run writes a package of its own.
+# One directory per file of protos/, because each compiler run writes a package of its own; below the adaptor that uses it.
 _generate TO:
     #!/usr/bin/env bash
     set -euo pipefail
     for proto in protos/*.proto; do
-        to={{ TO }}/$(basename "$proto" .proto)
+        name=$(basename "$proto" .proto)
+        case $name in
+            control) to={{ TO }}/control/pb/$name ;;
+            *) to={{ TO }}/kubelet/pb/$name ;;
+        esac
         rm -rf "$to"
         mkdir -p "$to"
         python -m grpc_tools.protoc -I protos --python_betterproto2_out="$to" \

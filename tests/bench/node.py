@@ -161,6 +161,14 @@ class Node:
         """The first frame of the resource, from the one numbered `after` on, that does not list `address`."""
         return self._frame(lambda frame: address not in frame.ids, after, f"a frame without {address}")
 
+    def frame_unhealthy(self, address: str, *, after: int) -> Frame:
+        """The first frame of the resource, from the one numbered `after` on, that lists `address` unhealthy."""
+        return self._frame(
+            lambda frame: address in frame.ids and address not in _healthy(frame),
+            after,
+            f"a frame with {address} unhealthy",
+        )
+
     def frames_so_far(self) -> int:
         """How many frames of the resource have come."""
         return len(self.kubelet.frames(self.resource))

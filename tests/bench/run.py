@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.bench import calls, event_to_frame, footprint, start_up
+from tests.bench import books, calls, event_to_frame, footprint, start_up
 from tests.bench.figures import Figure, as_text, document, machine
 from tests.bench.node import DidNotWork, Node
 
 GPUS: Final = 8
 LARGE_FUNCTIONS: Final = 4096
 MORE_GPUS: Final = (64, 512)
+POLLED_GROUPS: Final = (8, 64, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,24 @@ class Counts:
     calls: int
     starts: int
     models: int
+    holders: int
+    """Rounds in which a stranger takes a GPU and lets it go."""
     quiet_s: float
     idle_s: float
     large_functions: int = LARGE_FUNCTIONS
     more_gpus: tuple[int, ...] = MORE_GPUS
+    polled_groups: tuple[int, ...] = POLLED_GROUPS
 
 
 FULL: Final = Counts(
-    rounds=200, more_rounds=50, calls=1000, starts=20, models=30, quiet_s=footprint.QUIET_S, idle_s=20.0
+    rounds=200,
+    more_rounds=50,
+    calls=1000,
+    starts=20,
+    models=30,
+    holders=30,
+    quiet_s=footprint.QUIET_S,
+    idle_s=20.0,
 )
 QUICK: Final = Counts(
     rounds=3,
@@ -51,10 +62,12 @@ QUICK: Final = Counts(
     calls=5,
     starts=1,
     models=2,
+    holders=2,
     quiet_s=0.5,
     idle_s=0.5,
     large_functions=256,
     more_gpus=(16,),
+    polled_groups=(8,),
 )
 """Whether it works; its figures mean nothing."""
 
@@ -82,6 +95,10 @@ def measure(directory: Path, counts: Counts) -> Iterator[Figure]:
         say("calls")
         for node in (small, large):
             yield from calls.measure(node, counts.calls)
+    say("holders")
+    yield from books.holders(_made(directory / "h"), counts.holders)
+    say("polling")
+    yield from books.polling(directory, counts.polled_groups, counts.idle_s, counts.quiet_s)
     say("new models")
     yield from event_to_frame.new_models(_made(directory / "m"), counts.models)
     for gpus in counts.more_gpus:

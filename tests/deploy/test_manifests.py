@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuactors import limits
+
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RENDER_TIMEOUT_S = 60
@@ -134,13 +136,17 @@ def test_only_what_is_needed_is_mounted_and_only_the_sockets_can_be_written(
     }
     assert mounts == {
         "/var/lib/kubelet/device-plugins": ("/var/lib/kubelet/device-plugins", False),
+        "/var/lib/kubelet/pod-resources": ("/var/lib/kubelet/pod-resources", True),
+        "/var/lib/gpuactors": ("/var/lib/gpuactors", False),
         "/host/sys": ("/sys", True),
         "/host/dev": ("/dev", True),
     }
     assert len(volumes) == len(mounts)
     # A hostPath that may be missing would otherwise be made, empty, where kubelet or the kernel should have
-    # made it.
-    assert {volume["type"] for volume in volumes.values()} == {"Directory"}
+    # made it. The state directory is ours to make.
+    made = {volume["path"] for volume in volumes.values() if volume["type"] == "DirectoryOrCreate"}
+    assert made == {"/var/lib/gpuactors"}
+    assert {volume["type"] for volume in volumes.values()} == {"Directory", "DirectoryOrCreate"}
     for mount in container["volumeMounts"]:
         if mount.get("readOnly"):
             # Without it /dev/shm and whatever else is mounted below stays writable; it excludes mount
@@ -158,6 +164,9 @@ def test_the_flags_are_what_the_command_line_takes_and_agree_with_the_mounts(
     assert mounted[str(host_root / "sys")] == "sys"
     assert mounted[str(host_root / "dev")] == "dev"
     assert mounted[str(kubelet_dir / "device-plugins")] == "device-plugins"
+    assert mounted[str(kubelet_dir / "pod-resources")] == "pod-resources"
+    assert mounted[str(configuration["state_dir"]["value"])] == "state"
+    assert configuration["holders"]["value"] == "passive"
     assert configuration["uevents"]["value"] == "kernel"
     assert configuration["log_format"] == {"value": "json", "from": "flag --log-format"}
 
@@ -167,8 +176,10 @@ def test_a_daemon_per_node_that_stays_where_virtual_machines_are(
 ) -> None:
     assert daemon_set["spec"]["updateStrategy"] == {
         "type": "RollingUpdate",
-        "rollingUpdate": {"maxUnavailable": 1},
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
     }
+    # Without a probe a pod is ready when its process starts; the hand-over comes after that.
+    assert daemon_set["spec"]["minReadySeconds"] > limits.HAND_OVER_DEADLINE_S
     template = daemon_set["spec"]["template"]["metadata"]["labels"]
     assert daemon_set["spec"]["selector"]["matchLabels"].items() <= template.items()
     assert pod["priorityClassName"] == "system-node-critical"
@@ -190,6 +201,27 @@ def test_the_example_overlay_changes_the_image_and_the_nodes_and_nothing_else(ba
     }
     original.pop("nodeSelector")
     assert overlaid == plain
+
+
+def test_the_holders_overlay_adds_the_hosts_processes_and_what_reading_them_needs(
+    base: list[Manifest],
+) -> None:
+    overlaid = render(DEPLOY / "overlays" / "holders-proc")
+    changed = of_kind(overlaid, "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = changed["containers"]
+    original = copy.deepcopy(base)
+    plain = of_kind(original, "DaemonSet")["spec"]["template"]["spec"]
+    assert (changed.pop("hostPID"), plain.pop("hostPID")) == (True, False)
+    assert container.pop("env") == [{"name": "GPUACTORS_HOLDERS", "value": "proc"}]
+    # Listing /proc/PID/fd of another user, and reading its links.
+    capabilities = container["securityContext"]["capabilities"]
+    assert sorted(capabilities.pop("add")) == ["DAC_READ_SEARCH", "SYS_PTRACE"]
+    mount = next(m for m in container["volumeMounts"] if m["mountPath"] == "/host/proc")
+    volume = next(v for v in changed["volumes"] if v["name"] == mount["name"])
+    assert (mount["readOnly"], volume["hostPath"]) == (True, {"path": "/proc", "type": "Directory"})
+    container["volumeMounts"].remove(mount)
+    changed["volumes"].remove(volume)
+    assert overlaid == original
 
 
 def test_the_image_is_of_this_version(container: Manifest) -> None:

@@ -6,6 +6,7 @@ Must not import gpuactors: it is started, watched and ended as an operator would
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from typing import IO, Final
 
 from tests.vm.guest.runner import eventually
 from tests.vm.guest.uevents import KERNEL_GROUP, NETLINK_KOBJECT_UEVENT
+
+CHECKOUT: Final = Path(__file__).resolve().parents[3]
+"""Its own `src` is what is tested, wherever the virtual environment has gpuactors from."""
 
 START_TIMEOUT_S: Final = 60.0
 """Importing the daemon's 490 modules takes 6 to 8 s under emulation, twice that on a busy machine."""
@@ -42,6 +46,7 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(CHECKOUT / "src"), str(CHECKOUT)))},
             )
         return cls(process, log_file)
 

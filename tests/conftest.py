@@ -6,8 +6,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gpuactors.observe import log
+
+# No test judges how long something takes: the machine may be busy, and a fresh clone makes tables of Unicode first.
+settings.register_profile("gpuactors", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gpuactors")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,7 +34,7 @@ NEW_MODEL_DOMAIN: Final = "intel.com/"
 
 KUBELET_DIR: Final = Path("/run/kubelet")
 
-FRAME_TIMEOUT_S: Final = 15.0
+FRAME_TIMEOUT_S: Final = 60.0  # what Allocate gave to no pod stays listed for GRANT_GRACE_S
 """From a change of the kernel's to kubelet's books: milliseconds; on an emulated and busy machine a multiple."""
 
 

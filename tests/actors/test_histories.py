@@ -328,7 +328,7 @@ def drawn(
 @pytest.mark.timeout(600)
 def test_the_books_balance_in_any_history(data: st.DataObject, seed: int) -> None:
     choose = drawn(
-        lambda enabled: data.draw(st.sampled_from(enabled)),
+        lambda enabled: enabled[data.draw(st.integers(0, 9999)) % len(enabled)],
         lambda: data.draw(st.integers(0, SLOTS - 1)),
         lambda: data.draw(st.sampled_from(WAITS_S)),
         data.draw(st.integers(1, 14)),

@@ -216,7 +216,7 @@ OPS: dict[str, Op] = {
 WAITS_S = (0.0, 0.001, 0.3, 3.0, 11.0)
 
 HISTORIES = int(os.environ.get("HISTORIES", "60"))
-"""How many are drawn; CI draws 1,000 beside the other tests (`just histories`)."""
+"""How many are drawn; `just histories` draws 1,000."""
 Step = tuple[str, int, float]
 
 

@@ -53,7 +53,7 @@ WRONG = (
     Wrong(("run", "--select=colour=green"), EX_CONFIG, ("select", "colour")),
     Wrong(("run", "--pci-ids=/no/pci.ids"), EX_CONFIG, ("/no/pci.ids", "--pci-ids")),
     Wrong(("run", "--config=/no/file.toml"), EX_CONFIG, ("/no/file.toml", "--config")),
-    Wrong(("inspect", "--host-root=/no/root"), EX_UNAVAILABLE, ("/no/root/sys", "--host-root")),
+    Wrong(("inspect", "--host-root=/no/host"), EX_UNAVAILABLE, ("/no/host/sys", "--host-root")),
     Wrong(
         ("run",), EX_CONFIG, ("GPUACTORS_KUBELET_DRI", "GPUACTORS_KUBELET_DIR"), {"GPUACTORS_KUBELET_DRI": "/x"}
     ),

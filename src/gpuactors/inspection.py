@@ -7,7 +7,7 @@ use of the groups. It opens no device and knows no history. Must not write anyth
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import trio
@@ -95,7 +95,8 @@ async def _look(config: Config) -> NodeView:
             break
         state, _effects = step(state, event, trio.current_time())
         event = await _answer(state, ledger, use)
-    return view_of(state, trio.current_time())
+    # This command listens for no uevents, and misses none: it has just looked.
+    return replace(view_of(state, trio.current_time()), uevents_problem="")
 
 
 async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Event | None:
@@ -106,7 +107,9 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
             contents = await ledger.read()
         except KubeletError as exc:
             return LedgerUnreadable(wanted.ledger_read, str(exc))
-        return LedgerRead(wanted.ledger_read, contents.source, contents.entries, contents.claims)
+        return LedgerRead(
+            wanted.ledger_read, contents.source, contents.entries, contents.claims, contents.settling
+        )
     if wanted.poll.poll is not None:
         return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets))
     return None
@@ -142,8 +145,12 @@ def _addresses(devices: tuple[DeviceView, ...] | list[DeviceView]) -> str:
 
 
 def as_json(found: Inspected) -> str:
-    """`{"devices": [{"address", …}]}`, the same whoever looked."""
-    return json.dumps({"devices": [_as_dict(device) for device in _present(found)]}, indent=2)
+    """`{"devices": [{"address", …}], "uevents_problem"}`, the same whoever looked."""
+    known = {
+        "devices": [_as_dict(device) for device in _present(found)],
+        "uevents_problem": found.view.uevents_problem or None,
+    }
+    return json.dumps(known, indent=2)
 
 
 def _present(found: Inspected) -> list[DeviceView]:
@@ -171,14 +178,16 @@ _COLUMNS = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "RESOURCE", "HEALTH", "R
 
 
 def as_table(found: Inspected) -> str:
-    """One line per device, columns aligned."""
+    """One line per device, columns aligned; above them why changes are found late, if they are."""
     devices = _present(found)
+    problem = found.view.uevents_problem
+    header = [f"uevents: {problem}", ""] if problem else []
     if not devices:
-        return NO_DEVICES
+        return "\n".join([*header, NO_DEVICES])
     rows = [_COLUMNS, *(_row(device) for device in devices)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    return "\n".join([*header, *lines])
 
 
 def _row(device: DeviceView) -> tuple[str, ...]:
@@ -213,6 +222,7 @@ def explanation_json(explained: Explained) -> str:
         "registration_problem": (resource.problem or None) if resource is not None else None,
         "ledger_problem": view.ledger_problem or None,
         "kubelet_problem": view.kubelet_problem or None,
+        "uevents_problem": view.uevents_problem or None,
         "history": [
             {"age_s": round(c.age_s, 1), "health": c.health, "reason": c.reason} for c in device.history
         ],
@@ -235,6 +245,7 @@ def explanation(explained: Explained) -> str:
         ("NUMA node", "none" if device.numa_node is None else str(device.numa_node)),
         ("Kubelet", explained.inspected.view.kubelet_problem or None),
         ("Ledger", explained.inspected.view.ledger_problem or None),
+        ("Uevents", explained.inspected.view.uevents_problem or None),
         *(("Before", line) for line in _history(device.history)),
         ("Seen by", explained.inspected.source),
     ]

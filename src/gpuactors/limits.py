@@ -112,6 +112,10 @@ LEDGER_S: Final = 5.0
 """How often kubelet's ledger is read while it lists anything of ours: how late a forced deletion is noticed, after
 which the old process lives on without any event. Kubelet allows 100 reads a second for all its clients together."""
 
+LEDGER_SETTLING_S: Final = 1.0
+"""The same while a kubelet that has just started does not list everything that its file names: what it has listed once
+is believed to have ended as soon as it is missing, so each read narrows what the file is believed for."""
+
 LEDGER_RETRY_S: Final = 5.0
 """After a failed read of kubelet's ledger; kubelet's appearing leads to a read at once."""
 

@@ -78,6 +78,8 @@ class LedgerContents:
     source: str
     entries: tuple[LedgerEntry, ...]
     claims: tuple[ClaimedDevice, ...]
+    settling: bool = False
+    """As `LedgerRead.settling`."""
 
 
 class UeventsOverflowError(Exception):

@@ -28,7 +28,16 @@ from gpuactors.core.events import (
     SuccessorLost,
     Ticked,
 )
-from gpuactors.core.model import DeviceId, Holder, PciFunction, Role, Token, pci_address
+from gpuactors.core.model import (
+    DeviceId,
+    Holder,
+    LedgerEntry,
+    PciFunction,
+    Pod,
+    Role,
+    Token,
+    pci_address,
+)
 from gpuactors.core.snapshot import project, report
 from tests.core.builders import H100, SETTINGS, Core, gpu
 
@@ -300,6 +309,69 @@ def test_a_whole_group_is_handed_out_in_one_call() -> None:
     both = (gpu(A, 7), gpu(B, 7))
     events = [FunctionInspected(core.state.looks.functions[a], a, both) for a in (A, B)]
     assert isinstance(core.answers(*events)[0], Granted)
+
+
+def test_a_stranger_who_follows_a_pod_that_let_go_is_no_pod_that_is_gone() -> None:
+    """Between two polls the pod's process ended and somebody else opened the group: it is in use all the time."""
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.holders = {1: (replace(QEMU, pid=8, pod_uid="0b1c"),)}
+    core.pass_time(limits.POLL_S)
+    core.ledger = {}
+    core.holders = {1: (QEMU,)}
+    core.pass_time(limits.LEDGER_S)
+    assert core.reason(A) == (
+        "IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no pod"
+    )
+    assert core.state.departed == {}
+
+
+@pytest.mark.parametrize("pod_uid", [None, "0b1c"])
+def test_a_process_that_held_it_for_the_pod_is_the_pods_whatever_its_cgroup(pod_uid: str | None) -> None:
+    """Kata Containers may keep the virtual machine outside the pod's cgroup."""
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.holders = {1: (replace(QEMU, pod_uid=pod_uid),)}
+    core.pass_time(limits.POLL_S)
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert "pod default/vm-1 is gone from kubelet's books" in core.reason(A)
+
+
+def entries(pod: Pod) -> tuple[LedgerEntry, ...]:
+    return (LedgerEntry(H100, DeviceId(A), pod),)
+
+
+def test_a_pod_that_is_named_otherwise_by_the_other_source_is_not_gone() -> None:
+    """PodResources has names, the checkpoint file has UIDs."""
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.silent = True
+    core.pass_time(limits.LEDGER_S)
+    read = core.state.ledger.outstanding
+    assert read is not None
+    core.feed(LedgerRead(read, "kubelet_internal_checkpoint", entries(Pod("", "", "0b1c")), ()))
+    assert core.state.departed == {}
+    assert core.frame()[A] == "Healthy"
+
+
+def test_a_pod_that_is_listed_again_is_not_gone() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert set(core.state.departed) == {A}
+    core.ledger = {A: "vm-1"}
+    core.pass_time(limits.LEDGER_S)
+    assert core.state.departed == {}
+    assert core.reason(A) == "allocated to pod default/vm-1"
+
+
+def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
+    core = node(ledger={A: "vm-1"})
+    core.silent = True
+    core.pass_time(limits.LEDGER_S)
+    read = core.state.ledger.outstanding
+    assert read is not None
+    pod = Pod("", "", "0b1c")
+    core.feed(LedgerRead(read, "PodResources and the file", entries(pod), (), settling=True))
+    assert core.state.ledger.due_at == core.at + limits.LEDGER_SETTLING_S
 
 
 def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> None:

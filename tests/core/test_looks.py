@@ -9,7 +9,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core import looks
-from gpuactors.core.effects import Say
+from gpuactors.core.effects import Level, Say
 from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
@@ -18,6 +18,8 @@ from gpuactors.core.events import (
     ScanFailed,
     Ticked,
     UeventsLost,
+    UeventsOpened,
+    UeventsUnavailable,
 )
 from gpuactors.core.model import pci_address
 from tests.core.builders import H100, Core, audio, gpu
@@ -226,3 +228,16 @@ def test_a_failed_look_at_a_function_never_seen_before_is_repeated() -> None:
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
     assert core.frame() == {A: "Healthy", B: "Healthy"}
     assert core.state.looks.retries == {}
+
+
+def test_that_uevents_are_not_heard_is_kept_and_said_once() -> None:
+    core = Core(gpu(A))
+    core.feed(UeventsUnavailable("EPERM"))
+    assert core.state.uevents == "EPERM"
+    core.feed(UeventsUnavailable("EPERM"))
+    said = [e.level for e in core.effects if isinstance(e, Say) and e.name == "uevents.unavailable"]
+    assert said == [Level.WARNING, Level.DEBUG]
+    core.feed(UeventsOpened())
+    assert core.state.uevents == ""
+    core.feed(UeventsLost("ENOBUFS"))
+    assert core.state.uevents == "", "some were lost, the next ones are heard"

@@ -30,4 +30,6 @@ async def _read(number: int, ledger: LedgerReader, inbox: trio.MemorySendChannel
     except KubeletError as exc:
         await inbox.send(LedgerUnreadable(number, str(exc)))
     else:
-        await inbox.send(LedgerRead(number, contents.source, contents.entries, contents.claims))
+        await inbox.send(
+            LedgerRead(number, contents.source, contents.entries, contents.claims, contents.settling)
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import trio
 
 from gpuactors import limits
-from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened
+from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
 from gpuactors.ports import HostError, OpenUevents, UeventSource, UeventsOverflowError
 
 
@@ -21,7 +21,7 @@ async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event]) -
                 await inbox.send(UeventsOpened())
                 await _forward(source, inbox)
         except HostError as exc:
-            await inbox.send(UeventsLost(f"no uevents: {exc}"))
+            await inbox.send(UeventsUnavailable(str(exc)))
         await trio.sleep(limits.UEVENTS_RETRY_S)
 
 

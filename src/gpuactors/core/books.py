@@ -23,6 +23,7 @@ from gpuactors.core.model import (
     ClaimedDevice,
     Departed,
     GroupUse,
+    Holder,
     Ledger,
     NodeState,
     Observed,
@@ -30,6 +31,7 @@ from gpuactors.core.model import (
     Pod,
     Polls,
 )
+from gpuactors.core.standing import owners
 
 
 def first_ledger(number: int) -> Ledger:
@@ -82,12 +84,13 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         return state
     entries = {(e.resource, e.device): e.pod for e in event.entries}
     left = {
-        address: Departed(pod, event.read)
+        address: Departed(pod, event.read, _use_of_pod(state, address))
         for (resource, device), pod in before.entries.items()
-        if entries.get((resource, device)) != pod
+        if _is_gone(pod, entries.get((resource, device)))
         and (address := address_of(state, resource, device)) is not None
     }
-    listed = {a for (r, d) in entries if (a := address_of(state, r, d)) is not None}
+    listed = {a: pod for (r, d), pod in entries.items() if (a := address_of(state, r, d)) is not None}
+    still_gone = {a: d for a, d in state.departed.items() if _is_gone(d.pod, listed.get(a))}
     state = replace(
         state,
         ledger=replace(
@@ -100,10 +103,11 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
             outstanding=None,
             again=False,
         ),
-        departed={**state.departed, **left},
+        departed={**still_gone, **left},
         granted={a: until for a, until in state.granted.items() if a not in listed},
     )
-    due_at = at + limits.LEDGER_S if _matters(state) else math.inf
+    period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
+    due_at = at + period_s if _matters(state) else math.inf
     wished = before.due_at if before.due_at > at else math.inf
     state = replace(state, ledger=replace(state.ledger, due_at=min(due_at, wished)))
     if left:
@@ -179,7 +183,7 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     for use in event.uses:
         groups[use.group] = _observed(use, event.poll, baselines, before.groups.get(use.group))
     changed = any(
-        groups[g].in_use != (before.groups[g].in_use if g in before.groups else False) for g in groups
+        use.since != before.groups[g].since if g in before.groups else use.in_use for g, use in groups.items()
     )
     polls = replace(
         before,
@@ -207,14 +211,20 @@ def _observed(
 ) -> Observed:
     evidence = _evidence(use, baselines)
     in_use = evidence is not None
-    same = before is not None and before.in_use == in_use
+    holders = use.holders or ()
+    same = before is not None and before.in_use == in_use and not _others(before.holders, holders)
     return Observed(
         poll=poll,
         in_use=in_use,
         since=before.since if before is not None and same else poll,
         evidence=evidence or "",
-        holders=use.holders or (),
+        holders=holders,
     )
+
+
+def _others(before: tuple[Holder, ...], now: tuple[Holder, ...]) -> bool:
+    """None of those who hold it now held it before, as far as both are known."""
+    return bool(before and now) and {h.pid for h in before}.isdisjoint(h.pid for h in now)
 
 
 def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
@@ -228,15 +238,79 @@ def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
 
 
 def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> dict[PciAddress, Departed]:
-    """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free."""
+    """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free, or held
+    by somebody who cannot be that pod."""
     rest = {}
     for address, departed in state.departed.items():
         fact = state.facts.get(address)
         group = fact.function.iommu_group if fact is not None and fact.function is not None else None
         now = groups.get(group) if group is not None else None
-        if fact is not None and (now is None or now.in_use or now.poll <= departed.read):
+        if fact is None:
+            continue
+        if now is None or now.poll <= departed.read or (now.in_use and _may_be(departed, now)):
             rest[address] = departed
     return rest
+
+
+def _may_be(departed: Departed, use: Observed) -> bool:
+    """Whether a group's use may be that of the pod that was.
+
+    Not if the use began later and its holders are in no pod. Being in no pod alone says nothing: some runtimes keep a
+    pod's virtual machine in a cgroup outside the pod's (Kata Containers without `sandbox_cgroup_only`).
+    """
+    same = use.since == departed.use
+    return same or not use.holders or any(_is_in(departed.pod, h) for h in use.holders)
+
+
+def _is_in(pod: Pod, holder: Holder) -> bool:
+    """A process is in that pod, or in some pod where this one's UID is not known."""
+    return holder.pod_uid is not None and pod.uid in ("", holder.pod_uid)
+
+
+def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
+    fact = state.facts.get(address)
+    group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+    use = state.polls.groups.get(group) if group is not None else None
+    return use.since if use is not None and use.in_use and use.since < state.ledger.read else None
+
+
+# --- sooner than by the clock -----------------------------------------------------------------------------
+
+
+def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool) -> NodeState:
+    """After an event: a read of the ledger at once where something was taken from under a pod, which may have ended
+    just before; a poll at once where a group appeared that was never polled, and soon where somebody should let go.
+
+    `waited_for`: a container waits to start until somebody does.
+    """
+    if state.facts is not before.facts and any(
+        _is_bound(before, a) and not _is_bound(state, a) for a in owners(state)
+    ):
+        state = ask_ledger(state)
+    if state.facts is not before.facts and state.scanned:
+        new = groups_that_matter(state).keys() - state.polls.groups.keys()
+        if new:
+            return ask_poll(state)
+    if state.polls.outstanding is None and (waited_for or _is_wrongly_held(state)):
+        soon = min(state.polls.due_at, at + limits.POLL_FAST_S)
+        return replace(state, polls=replace(state.polls, due_at=soon))
+    return state
+
+
+def _is_bound(state: NodeState, address: PciAddress) -> bool:
+    fact = state.facts.get(address)
+    return fact is not None and fact.function is not None and fact.function.vfio_bound
+
+
+def _is_wrongly_held(state: NodeState) -> bool:
+    """Somebody holds a group who should not: a stranger, or a pod that is gone."""
+    if state.departed:
+        return True
+    if not any(o.in_use for o in state.polls.groups.values()):
+        return False
+    given = {state.facts[a].function for a in owners(state) if a in state.facts}
+    groups = {f.iommu_group for f in given if f is not None}
+    return any(o.in_use and g not in groups for g, o in state.polls.groups.items())
 
 
 # --- time -------------------------------------------------------------------------------------------------

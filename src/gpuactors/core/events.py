@@ -39,7 +39,14 @@ class UeventsOpened:
 
 @dataclass(frozen=True, slots=True)
 class UeventsLost:
-    """Uevents were lost (ENOBUFS), or cannot be had at all."""
+    """Uevents were lost (ENOBUFS); they are heard all the same."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UeventsUnavailable:
+    """Uevents cannot be had: only scans find changes until they can."""
 
     reason: str
 
@@ -100,6 +107,8 @@ class LedgerRead:
     """`PodResources` or `kubelet_internal_checkpoint`."""
     entries: tuple[LedgerEntry, ...]
     claims: tuple[ClaimedDevice, ...]
+    settling: bool = False
+    """Kubelet has just started and may not know every pod: what its ledger file names was added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +266,7 @@ HostEvent = (
     HostChanged
     | UeventsOpened
     | UeventsLost
+    | UeventsUnavailable
     | HostScanned
     | ScanFailed
     | FunctionInspected

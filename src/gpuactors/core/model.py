@@ -253,7 +253,8 @@ class Observed:
     poll: int
     in_use: bool
     since: int
-    """The number of the poll that first saw it in use, or first saw it free again."""
+    """The number of the poll that first saw this use of it, or first saw it free again. Others who hold it are another
+    use."""
     evidence: str
     """How it is in use: `held by process 4711 (qemu-system-x86)`, `in use (enable of 0000:23:00.0 is 1)`."""
     holders: tuple[Holder, ...]
@@ -279,6 +280,8 @@ class Departed:
 
     pod: Pod
     read: int
+    use: int | None = None
+    """`Observed.since` of the group's use that was seen while kubelet listed the pod; None if none was."""
 
 
 class Role(StrEnum):
@@ -343,6 +346,8 @@ class NodeState:
     facts: Mapping[PciAddress, Fact]
     scanned: bool
     """A first full scan has come back."""
+    uevents: str
+    """Why uevents are not heard, as a sentence; empty while they are."""
     frames: Mapping[ResourceName, Frame]
     """What kubelet is told, per resource that has a plugin."""
     plugins: Mapping[ResourceName, PluginState]

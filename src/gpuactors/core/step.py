@@ -49,6 +49,7 @@ from gpuactors.core.events import (
     Ticked,
     UeventsLost,
     UeventsOpened,
+    UeventsUnavailable,
 )
 from gpuactors.core.frames import publish
 from gpuactors.core.model import (
@@ -60,7 +61,6 @@ from gpuactors.core.model import (
     Role,
     Settings,
 )
-from gpuactors.core.standing import owners
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -73,6 +73,7 @@ def initial_state(settings: Settings) -> NodeState:
         looks=replace(wanted, last=wanted.last + 1),
         facts={},
         scanned=False,
+        uevents="not listened for yet",
         frames={},
         plugins={},
         no_shrink_until={},
@@ -96,6 +97,7 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
             HostChanged()
             | UeventsOpened()
             | UeventsLost()
+            | UeventsUnavailable()
             | HostScanned()
             | ScanFailed()
             | FunctionInspected()
@@ -123,7 +125,7 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
             after, effects = _daemon(state, event)
         case _:
             assert_never(event)
-    after = _polled_soon(state, _read_soon(state, after), at)
+    after = books.hastened(state, after, at, waited_for=calls.waits_for_release(after))
     after, answered = calls.completed(after, at)
     after = _hold_lists(state, after, answered, at)
     after, published = publish(state, after, at)
@@ -155,10 +157,17 @@ def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
             wanted = looks.ask_looks(state.looks, sorted(looks.hinted(state, event)))
             return replace(state, looks=wanted), []
         case UeventsOpened():
-            return replace(state, looks=looks.ask_scan(state.looks)), [Say(Level.INFO, "uevents.opened", {})]
+            return replace(state, looks=looks.ask_scan(state.looks), uevents=""), [
+                Say(Level.INFO, "uevents.opened", {})
+            ]
         case UeventsLost(reason):
             return replace(state, looks=looks.ask_scan(state.looks)), [
                 Say(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
+            ]
+        case UeventsUnavailable(reason):
+            level = Level.DEBUG if reason == state.uevents else Level.WARNING
+            return replace(state, looks=looks.ask_scan(state.looks), uevents=reason), [
+                Say(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
         case HostScanned():
             found = len(event.functions)
@@ -215,43 +224,6 @@ def _daemon(
             return replace(state, role=Role.TAKING_OVER), [Say(Level.WARNING, "daemon.successor_lost", {})]
         case ShutdownRequested():
             return replace(state, stopping=True), [Say(Level.INFO, "daemon.stopping", {})]
-
-
-def _read_soon(before: NodeState, state: NodeState) -> NodeState:
-    """A read of kubelet's ledger at once where something was taken from under a pod: it may have ended just before."""
-    if state.facts is before.facts:
-        return state
-    owned = owners(state)
-    lost = [a for a in owned if _is_bound(before, a) and not _is_bound(state, a)]
-    return books.ask_ledger(state) if lost else state
-
-
-def _is_bound(state: NodeState, address: PciAddress) -> bool:
-    fact = state.facts.get(address)
-    return fact is not None and fact.function is not None and fact.function.vfio_bound
-
-
-def _polled_soon(before: NodeState, state: NodeState, at: float) -> NodeState:
-    """A poll at once where a group appeared that was never polled, soon where somebody should let go."""
-    if state.facts is not before.facts and state.scanned:
-        new = books.groups_that_matter(state).keys() - state.polls.groups.keys()
-        if new:
-            return books.ask_poll(state)
-    if state.polls.outstanding is None and (calls.waits_for_release(state) or _is_wrongly_held(state)):
-        soon = min(state.polls.due_at, at + limits.POLL_FAST_S)
-        return replace(state, polls=replace(state.polls, due_at=soon))
-    return state
-
-
-def _is_wrongly_held(state: NodeState) -> bool:
-    """Somebody holds a group who should not: a stranger, or a pod that is gone."""
-    if state.departed:
-        return True
-    if not any(o.in_use for o in state.polls.groups.values()):
-        return False
-    given = {state.facts[a].function for a in owners(state) if a in state.facts}
-    groups = {f.iommu_group for f in given if f is not None}
-    return any(o.in_use and g not in groups for g, o in state.polls.groups.items())
 
 
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:

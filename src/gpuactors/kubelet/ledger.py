@@ -157,7 +157,9 @@ class YoungKubelet:
         missing = tuple(entry for entry in known if (entry.resource, entry.device) not in self._listed)
         if not missing:
             return listed
-        return LedgerContents(f"{POD_RESOURCES} and {CHECKPOINT}", listed.entries + missing, listed.claims)
+        return LedgerContents(
+            f"{POD_RESOURCES} and {CHECKPOINT}", listed.entries + missing, listed.claims, settling=True
+        )
 
 
 async def list_over(channel: Channel) -> LedgerContents:

@@ -18,7 +18,7 @@ from gpuactors.control.client import read_status
 from gpuactors.control.unix import socket_path
 from gpuactors.control.view import Change, DeviceView, Member, NodeView, view_of
 from gpuactors.core.events import Event, GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable
-from gpuactors.core.model import Holder, NodeState
+from gpuactors.core.model import NodeState
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state, step
 from gpuactors.host.reader import ThreadedReader
@@ -238,7 +238,7 @@ def explanation(explained: Explained) -> str:
     facts = [
         ("To do", device.remedy),
         ("Owner", device.owner or "nobody: kubelet has given it to no pod"),
-        *(("Held by", _holder(holder)) for holder in device.holders),
+        *(("Held by", str(holder)) for holder in device.holders),
         ("IOMMU group", _group(device)),
         ("Resource", _resource(device, explained.inspected)),
         ("Kubelet's ID", device.id),
@@ -262,10 +262,6 @@ def _title(device: DeviceView) -> str:
     if not device.present:
         return f"{device.address}  (not on this node any more)"
     return f"{device.address}  {device.model or 'unknown model'} ({device.vendor}:{device.device})"
-
-
-def _holder(holder: Holder) -> str:
-    return str(holder) + (f" of the pod with UID {holder.pod_uid}" if holder.pod_uid else "")
 
 
 def _group(device: DeviceView) -> str | None:

@@ -336,6 +336,37 @@ def test_a_process_that_held_it_for_the_pod_is_the_pods_whatever_its_cgroup(pod_
     assert "pod default/vm-1 is gone from kubelet's books" in core.reason(A)
 
 
+def test_allocate_waits_to_know_whose_process_holds_it() -> None:
+    """The daemon has not noticed yet that a pod has ended, and a stranger is on its GPU already."""
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.holders = {1: (replace(QEMU, pid=8, pod_uid="0b1c"),)}
+    core.pass_time(limits.POLL_S)
+    core.ledger, core.holders = {}, {1: (QEMU,)}
+    core.silent = True
+    ask(core, A)
+    look_back = FunctionInspected(core.state.looks.functions[A], A, (gpu(A),))
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    assert core.answers(look_back, core.poll_event(poll)) == [], "kubelet's ledger may name its pod"
+    read = core.state.ledger.outstanding
+    assert read is not None
+    assert core.answers(core.ledger_event(read)) == [], "vm-1 has left: is it its process?"
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    (answer,) = core.answers(core.poll_event(poll))
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.FAILED_PRECONDITION
+    assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
+
+
+def test_allocate_does_not_wait_for_a_ledger_that_cannot_be_read() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger_problem = "kubelet does not answer"
+    core.holders = {1: (QEMU,)}
+    ask(core, A)
+    assert len(core.answers(*looked(core, A))) == 1
+
+
 def entries(pod: Pod) -> tuple[LedgerEntry, ...]:
     return (LedgerEntry(H100, DeviceId(A), pod),)
 

@@ -115,7 +115,7 @@ def test_the_incident_names_who_holds_a_gpu() -> None:
     reasons = [[d["reason"] for d in step["devices"] if d["health"] == "Unhealthy"] for step in steps]
     (left,), (foreign,) = reasons[7], reasons[14]
     assert re.fullmatch(
-        r"IOMMU group \d+ is still held by process 40\d\d \(qemu-system-x86\): "
+        r"IOMMU group \d+ is still held by process 40\d\d \(qemu-system-x86\) of the pod with UID [0-9a-f-]{36}: "
         r"pod default/vm-\d is gone from kubelet's books, its process is not",
         left,
     )

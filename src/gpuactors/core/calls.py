@@ -199,7 +199,7 @@ def _number(state: NodeState, address: PciAddress) -> int:
 
 
 def _decide(state: NodeState, call: Call) -> Answer | None:
-    """The answer; None if it is worth waiting for a holder to let go."""
+    """The answer; None if it is worth waiting: for a holder to let go, or to know whose holder it is."""
     known = devices_by_id(state, call.resource)
     obstacles = [o for address, seen in call.seen.items() if (o := _obstacle(known, state, address, seen))]
     if obstacles:
@@ -208,6 +208,8 @@ def _decide(state: NodeState, call: Call) -> Answer | None:
         case CallKind.PRE_START:
             return None if _held(state, call) else Ready()
         case CallKind.ALLOCATE:
+            if _is_undecided(state, known, call):
+                return None
             if taken := _taken(state, call):
                 return Refused(Refusal.FAILED_PRECONDITION, "; ".join(taken))
             return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
@@ -229,6 +231,21 @@ def _obstacle(
     device = known.get(DeviceId(address))
     reason = not_offered(now) if device is None else obstacle(device)
     return f"{address}: {reason}" if reason is not None else None
+
+
+def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
+    """Somebody uses a group, and what tells whether it is a stranger, or a pod that has just left, is on its way."""
+    for address in call.seen:
+        device = known[DeviceId(address)]
+        use = observed_use(state, device)
+        if use is None or not use.in_use:
+            continue
+        left = [state.departed[m.address].read for m in device.group if m.address in state.departed]
+        read_comes = use.since > state.ledger.read and state.ledger.outstanding is not None
+        poll_comes = any(use.poll <= read for read in left) and state.polls.outstanding is not None
+        if read_comes or poll_comes:
+            return True
+    return False
 
 
 def _taken(state: NodeState, call: Call) -> list[str]:

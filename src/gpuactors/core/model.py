@@ -227,7 +227,8 @@ class Holder:
     """From its cgroup; None if it is in no pod."""
 
     def __str__(self) -> str:
-        return f"process {self.pid} ({self.command})"
+        where = f" of the pod with UID {self.pod_uid}" if self.pod_uid else ""
+        return f"process {self.pid} ({self.command}){where}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -394,6 +394,19 @@ def test_a_pod_that_is_listed_again_is_not_gone() -> None:
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
+def test_a_ledger_that_was_read_before_the_first_scan_is_read_again() -> None:
+    """At the start its answer may come first: nothing of ours was known then, and it must not be the last read."""
+    core = Core()
+    core.ledger = {A: "vm-1"}
+    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    core.ledger = {}
+    core.feed(HostScanned(1, (gpu(A, 7), gpu(B, 7))))
+    assert "allocated to pod default/vm-1" in core.reason(A)
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(B) == "free"
+
+
 def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
     core = node(ledger={A: "vm-1"})
     core.silent = True

@@ -287,6 +287,9 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
         _is_bound(before, a) and not _is_bound(state, a) for a in owners(state)
     ):
         state = ask_ledger(state)
+    if state.facts is not before.facts and state.ledger.due_at == math.inf and _matters(state):
+        # It was read before there was anything of ours in it, at the daemon's start for instance.
+        state = replace(state, ledger=replace(state.ledger, due_at=at + limits.LEDGER_S))
     if state.facts is not before.facts and state.scanned:
         new = groups_that_matter(state).keys() - state.polls.groups.keys()
         if new:

@@ -359,6 +359,28 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
 
 
+def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from_under_a_stranger() -> None:
+    """The pod ended before kubelet's ledger was read with it in."""
+    core = node()
+    ask(core, A)
+    assert isinstance(core.answers(*looked(core, A))[0], Granted)
+    core.holders = {1: (QEMU,)}
+    ask(core, A, token=Token(2))
+    (answer,) = core.answers(*looked(core, A))
+    assert isinstance(answer, Refused)
+    assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
+
+
+def test_a_lost_device_is_listed_though_its_resource_has_no_plugin_any_more() -> None:
+    """The daemon was restarted after the only bound GPU of a model was pulled from under its pod; another one is there
+    and not bound."""
+    core = node(gpu(B, driver=None), ledger={A: "vm-1"})
+    assert core.frame() == {A: "Unhealthy"}
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {}
+
+
 def test_allocate_does_not_wait_for_a_ledger_that_cannot_be_read() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger_problem = "kubelet does not answer"

@@ -128,11 +128,13 @@ def _is_gone(before: Pod, now: Pod | None) -> bool:
 
 def _matters(state: NodeState) -> bool:
     """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
-    ours = {d.function.address for d in devices_of(state.facts, state.settings.selectors)}
+    devices = devices_of(state.facts, state.settings.selectors)
+    ours = {d.function.address for d in devices}
     given = {address_of(state, r, d) for r, d in state.ledger.entries} | state.ledger.claims.keys()
     in_use = any(o.in_use for o in state.polls.groups.values())
-    tombstones = any(r in state.frames for r, _ in state.ledger.entries)
-    return bool(ours & given or tombstones or in_use or state.granted or state.departed)
+    resources = {*state.frames, *(d.resource for d in devices)}
+    lost = any(r in resources for r, _ in state.ledger.entries)
+    return bool(ours & given or lost or in_use or state.granted or state.departed)
 
 
 def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]:

@@ -47,7 +47,7 @@ from gpuactors.core.model import (
     Role,
     Token,
 )
-from gpuactors.core.standing import departed_pod, observed_use, owners
+from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, owners
 
 Answered = list[Effect]
 """The replies to calls, each with its one line in the log."""
@@ -264,8 +264,8 @@ def _taken(state: NodeState, call: Call) -> list[str]:
             group = device.function.iommu_group
             taken.append(f"{address}: IOMMU group {group} is in use: {mates[0]} is {owned[mates[0]].said}")
         elif use is not None and use.in_use:
-            # Kubelet gives away what its ledger has free: a pod that it still lists for us has just left.
-            left = departed_pod(state, device) is not None or owner is not None
+            # Kubelet gives away what its ledger has free: whoever we still know as its owner has just left.
+            left = departed_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
             if not (left and state.settings.pre_start_gate):
                 taken.append(f"{address}: IOMMU group {device.function.iommu_group} is {use.evidence}")
     return taken

@@ -104,7 +104,8 @@ def _listed(
     """What there is to list: offered devices, and those that are lost while a pod has them."""
     ids = device_ids(state)
     listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
-    for device in devices_of(state.facts, state.settings.selectors):
+    devices = devices_of(state.facts, state.settings.selectors)
+    for device in devices:
         stand = stand_of(state, device, owned)
         if is_offered(device) or stand.standing is Standing.ALLOCATED:
             device_id = ids[device.function.address]
@@ -114,8 +115,10 @@ def _listed(
             )
             health, reason = verdict(device, stand, before)
             listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, health, reason)
+    # Kubelet's ledger has other plugins' resources as well. One that has no plugin here is ours by its model's name.
+    ours = {*state.plugins, *(d.resource for d in devices)}
     for (resource, device_id), pod in state.ledger.entries.items():
-        if (resource in listed or resource in state.plugins) and device_id not in listed.get(resource, {}):
+        if resource in ours and device_id not in listed.get(resource, {}):
             listed.setdefault(resource, {})[device_id] = _tombstone(state, resource, device_id, pod)
     return listed
 

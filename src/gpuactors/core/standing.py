@@ -89,6 +89,11 @@ def departed_pod(state: NodeState, device: Device) -> Pod | None:
     return next((state.departed[m.address].pod for m in device.group if m.address in state.departed), None)
 
 
+def may_be_a_pods(use: Observed) -> bool:
+    """Whether a pod's process may use the group: nothing is known of who does, or one of them is in a pod."""
+    return not use.holders or any(holder.pod_uid is not None for holder in use.holders)
+
+
 def _by_use(state: NodeState, device: Device) -> Stand:
     use = observed_use(state, device)
     if use is None or not use.in_use:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.model import DeviceId, Frame, ResourceName
+from gpuactors.core.model import Frame, ResourceName
 from gpuactors.kubelet import translate
 from gpuactors.kubelet.grpc_trio.service import TrioService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
@@ -50,7 +50,7 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
         return translate.preferred_response(await self._caller.prefer(self._resource, requests))
 
     async def pre_start_container(self, message: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
-        devices = tuple(map(DeviceId, message.devices_ids))
+        devices = translate.pre_start_devices(message)
         return translate.pre_start_response(await self._caller.pre_start(self._resource, devices))
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from grpclib import GRPCError, Status
 
+from gpuactors import limits
 from gpuactors.core.effects import Answer, Granted, Preferred, Ready, Refused
 from gpuactors.core.events import PreferenceRequest
 from gpuactors.core.model import DeviceId, Frame
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+
+T = TypeVar("T")
 
 
 def frame_message(frame: Frame) -> pb.ListAndWatchResponse:
@@ -27,20 +33,39 @@ def frame_message(frame: Frame) -> pb.ListAndWatchResponse:
 
 
 def allocate_requests(request: pb.AllocateRequest) -> tuple[tuple[DeviceId, ...], ...]:
-    """One tuple of device IDs per container."""
-    return tuple(tuple(map(DeviceId, c.devices_ids)) for c in request.container_requests)
+    """One tuple of device IDs per container. Raises `GRPCError` if there are more than any node has."""
+    return tuple(_ids(c.devices_ids) for c in _bounded(request.container_requests))
 
 
 def preference_requests(request: pb.PreferredAllocationRequest) -> tuple[PreferenceRequest, ...]:
-    """One preference request per container."""
+    """One preference request per container. Raises as `allocate_requests`."""
     return tuple(
         PreferenceRequest(
-            available=tuple(map(DeviceId, c.available_deviceIDs)),
-            must_include=tuple(map(DeviceId, c.must_include_deviceIDs)),
+            available=_ids(c.available_deviceIDs),
+            must_include=_ids(c.must_include_deviceIDs),
             size=c.allocation_size,
         )
-        for c in request.container_requests
+        for c in _bounded(request.container_requests)
     )
+
+
+def pre_start_devices(request: pb.PreStartContainerRequest) -> tuple[DeviceId, ...]:
+    """The device IDs of the container. Raises as `allocate_requests`."""
+    return _ids(request.devices_ids)
+
+
+def _ids(ids: Sequence[str]) -> tuple[DeviceId, ...]:
+    return tuple(map(DeviceId, _bounded(ids)))
+
+
+def _bounded(items: Sequence[T]) -> Sequence[T]:
+    """Devices or containers. Raises `GRPCError` INVALID_ARGUMENT where there are more than any node has."""
+    if len(items) > limits.CALL_DEVICES_MAX:
+        raise GRPCError(
+            Status.INVALID_ARGUMENT,
+            f"{len(items)} devices or containers in one call: no node has more than {limits.CALL_DEVICES_MAX}",
+        )
+    return items
 
 
 def allocate_response(answer: Answer) -> pb.AllocateResponse:

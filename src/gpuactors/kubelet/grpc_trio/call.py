@@ -50,9 +50,9 @@ class ServerStream(server.Stream[Any, Any]):
         not arrive within GRPC_REQUEST_DEADLINE_S.
         """
         if self._cardinality.client_streaming:
-            return await read_message(self._stream, self._codec, self._recv_type)
+            return await read_message(self._stream, self._recv_type)
         with trio.move_on_after(GRPC_REQUEST_DEADLINE_S):
-            message = await read_message(self._stream, self._codec, self._recv_type)
+            message = await read_message(self._stream, self._recv_type)
             if message is None:
                 raise GRPCError(Status.INTERNAL, "the call ended without a request message")
             return message

@@ -143,7 +143,7 @@ class ClientStream(client.Stream[Any, Any]):
         if not self._recv_initial_metadata_done:
             await self.recv_initial_metadata()
         with self._wrapper:
-            message = await read_message(self._stream, self._codec, self._recv_type)
+            message = await read_message(self._stream, self._recv_type)
         if message is None:
             self._exhausted = True
             if not self._recv_trailing_metadata_done:

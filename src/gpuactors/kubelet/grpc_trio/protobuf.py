@@ -1,0 +1,155 @@
+"""Strict decoding of protobuf messages into betterproto2's classes.
+
+betterproto2 0.10 trusts its peer. A nested message that is cut short becomes a shorter one; a number where a string or
+a message belongs is put there as it is, and the type error comes up far from here; each unknown field copies all
+unknown bytes so far, so that a megabyte of them takes half a minute. Here all of that is a `ValueError` or, for unknown
+fields, nothing at all: a newer peer may send them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import betterproto2
+
+M = TypeVar("M", bound=betterproto2.Message)
+
+# Wire types (protobuf.dev, Encoding). 3 and 4 are groups, which proto3 does not have.
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_FIXED32: Final = 5
+
+_TAG_MAX: Final = (1 << 32) - 1
+"""A field number of 29 bits, and a wire type."""
+
+
+def _signed(value: int, bits: int) -> int:
+    """Two's complement of the low bits: a negative int32 is sent with 64."""
+    low = value & ((1 << bits) - 1)
+    return low - (1 << bits) if low >> (bits - 1) else low
+
+
+def _double(value: bytes) -> float:
+    found: tuple[float] = struct.unpack("<d", value)
+    return found[0]
+
+
+_SCALARS: Final[Mapping[str, tuple[int, Callable[[Any], object]]]] = {
+    betterproto2.TYPE_BOOL: (_VARINT, bool),
+    betterproto2.TYPE_INT32: (_VARINT, lambda value: _signed(value, 32)),
+    betterproto2.TYPE_INT64: (_VARINT, lambda value: _signed(value, 64)),
+    betterproto2.TYPE_UINT64: (_VARINT, int),
+    betterproto2.TYPE_DOUBLE: (_FIXED64, _double),
+    betterproto2.TYPE_STRING: (_BYTES, lambda value: value.decode("utf-8")),
+}
+"""Wire type and conversion of the types that `protos/` has."""
+
+_NESTED: Final = frozenset({betterproto2.TYPE_MESSAGE, betterproto2.TYPE_MAP})
+
+DECODABLE: Final = _NESTED | _SCALARS.keys()
+"""The types of fields that `decode` knows; a field of any other one is a `KeyError`."""
+
+
+def decode(payload: bytes, message_type: type[M]) -> M:
+    """The message. Raises ValueError unless it is one, down to its innermost field; unknown fields are dropped."""
+    message = message_type()
+    _merge(payload, message)
+    return message
+
+
+def _merge(payload: bytes, message: betterproto2.Message) -> None:
+    """Takes the fields over: repeated ones are appended, a nested message that is there already is merged into."""
+    known = message._betterproto  # type: ignore[arg-type]  # their annotation of a class property
+    for number, wire_type, value in _fields(payload):
+        name = known.field_name_by_number.get(number)
+        if name is None:
+            continue
+        meta = known.meta_by_field_name[name]
+        if meta.proto_type in _NESTED:
+            expected, converted = _BYTES, None
+        else:
+            expected, converted = _SCALARS[meta.proto_type]
+        if converted is not None and meta.repeated and wire_type == _BYTES != expected:
+            getattr(message, name).extend(map(converted, _packed(value, expected)))
+            continue
+        if wire_type != expected:
+            raise ValueError(f"field {name} has wire type {wire_type}, not {expected}")
+        if converted is None:
+            _merge_nested(value, message, name, known.cls_by_field[name], meta)
+        elif meta.repeated:
+            getattr(message, name).append(converted(value))
+        else:
+            setattr(message, name, converted(value))
+
+
+def _merge_nested(
+    payload: bytes, message: betterproto2.Message, name: str, of: type, meta: betterproto2.FieldMetadata
+) -> None:
+    there = getattr(message, name)
+    if meta.proto_type == betterproto2.TYPE_MAP:
+        entry = of()
+        _merge(payload, entry)
+        there[entry.key] = entry.value
+    elif meta.repeated:
+        nested = of()
+        _merge(payload, nested)
+        there.append(nested)
+    else:
+        nested = of() if there is None else there
+        _merge(payload, nested)
+        setattr(message, name, nested)
+
+
+def _fields(payload: bytes) -> Iterator[tuple[int, int, Any]]:
+    """Number, wire type and value (int or bytes) of each field. Raises ValueError unless they are whole."""
+    position = 0
+    while position < len(payload):
+        tag, position = _varint(payload, position)
+        if tag >> 3 == 0 or tag > _TAG_MAX:
+            raise ValueError(f"field number {tag >> 3}")
+        value, position = _value(payload, position, tag & 7)
+        yield tag >> 3, tag & 7, value
+
+
+def _packed(payload: bytes, wire_type: int) -> Iterator[Any]:
+    position = 0
+    while position < len(payload):
+        value, position = _value(payload, position, wire_type)
+        yield value
+
+
+def _value(payload: bytes, position: int, wire_type: int) -> tuple[int | bytes, int]:
+    """One value, and where it ends."""
+    if wire_type == _VARINT:
+        return _varint(payload, position)
+    if wire_type == _BYTES:
+        size_bytes, position = _varint(payload, position)
+    elif wire_type == _FIXED64:
+        size_bytes = 8
+    elif wire_type == _FIXED32:
+        size_bytes = 4
+    else:
+        raise ValueError(f"wire type {wire_type}")
+    end = position + size_bytes
+    if end > len(payload):
+        raise ValueError("a field runs over the end")
+    return payload[position:end], end
+
+
+def _varint(payload: bytes, position: int) -> tuple[int, int]:
+    """A number of at most 64 bits, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(payload):
+            raise ValueError("a number runs over the end")
+        byte = payload[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> 64:
+                break
+            return value, position
+    raise ValueError("a number of more than 64 bits")

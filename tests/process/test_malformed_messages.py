@@ -1,0 +1,75 @@
+"""Bytes that are no message, at every call of a daemon process: an error for who sent them, and for nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.process.node import H100, HEALTHY, Node, address, open_node, refusal
+
+PLUGIN = "/v1beta1.DevicePlugin/"
+CONTROL = "/v1.Control/"
+GPU = address(0x23)
+
+OVERRUNS = b"\x0a\x7f"
+"""Field 1 announces 127 bytes that are not there."""
+
+MALFORMED: tuple[tuple[str, bytes], ...] = (
+    *((f"{PLUGIN}{name}", OVERRUNS) for name in ("GetDevicePluginOptions", "Allocate", "PreStartContainer")),
+    (f"{PLUGIN}GetPreferredAllocation", OVERRUNS),
+    # Whole on the outside: a request for one container, and what is wrong is in that.
+    (f"{PLUGIN}Allocate", b"\x0a\x02\x0a\x0a"),  # the ID is cut short
+    (f"{PLUGIN}Allocate", b"\x0a\x05\x0a\x0aabc"),
+    (f"{PLUGIN}Allocate", b"\x0a\x01\x0a"),  # nothing after the tag
+    (f"{PLUGIN}Allocate", b"\x0a\x02\x08\x05"),  # a number as ID
+    (f"{PLUGIN}Allocate", b"\x0a\x03\x0a\x01\xff"),  # no UTF-8
+    (f"{PLUGIN}Allocate", b"\x08\x05"),  # a number as container
+    (f"{PLUGIN}PreStartContainer", b"\x08\x05"),
+    (f"{PLUGIN}GetPreferredAllocation", b"\x0a\x03\x1a\x01\x05"),  # a list as size
+    (f"{PLUGIN}GetPreferredAllocation", b"\x0a\x02\x12\x0a"),
+    (f"{CONTROL}Status", OVERRUNS),
+    (f"{CONTROL}HandOver", OVERRUNS),
+)
+
+
+def test_malformed_requests() -> None:
+    with open_node() as node, node.daemon() as daemon:
+        books = {H100: {GPU: HEALTHY}}
+        node.tell(node.plug(0x23, "2330", driver="vfio-pci"))
+        node.wait_books(books)
+        for path, body in MALFORMED:
+            status, text = answer(node, path, body)
+            assert status == "INTERNAL", (path, body, text)
+            assert "not a valid" in text
+        too_many = b"\x0a\x00" * 1025
+        for call in ("Allocate", "PreStartContainer", "GetPreferredAllocation"):
+            status, text = answer(node, PLUGIN + call, too_many)
+            assert status == "INVALID_ARGUMENT", text
+        # A newer kubelet may say more than is known of, and much of it.
+        assert answer(node, f"{PLUGIN}GetDevicePluginOptions", b"\x78\x01" * 200_000)[0] == "OK"
+        assert (
+            answer(node, f"{PLUGIN}GetPreferredAllocation", b"\x0a\x0b\x18" + b"\xff" * 9 + b"\x01")[0]
+            == "OK"
+        )
+        assert node.kubelet.allocate(H100, [GPU]).envs
+        node.wait_books(books)
+        assert (len(node.accepted(H100)), node.kubelet.stream_ends(H100)) == (1, ())
+        assert not [line for line in daemon.log if line["event"] == "daemon.handed_over"]
+        node.assert_sound(daemon)
+
+
+def answer(node: Node, path: str, body: bytes) -> tuple[str, str]:
+    """Status and text of a unary call with these bytes as its message."""
+    socket: Path = node.endpoint(H100) if path.startswith(PLUGIN) else node.directory / "s/gpuactors.sock"
+    # gRPC's own authority for a unix socket is its path in percent-encoding.
+    with grpc.insecure_channel(
+        f"unix:{socket}", options=[("grpc.default_authority", "localhost")]
+    ) as channel:
+        try:
+            call: Any = channel.unary_unary(path)
+            call(body, timeout=10)
+        except grpc.RpcError as error:
+            return refusal(error)
+    return "OK", ""

@@ -15,6 +15,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
 from gpuactors.control.unix import UnixControl
 from gpuactors.control.view import Change, NodeView, view_of
+from gpuactors.core.events import UeventsOpened, UeventsUnavailable
 from gpuactors.core.model import Holder, NodeState
 from gpuactors.inspection import (
     Explained,
@@ -64,6 +65,7 @@ def stranger() -> Core:
     core = Core(gpu("23:00.0", numa_node=1), audio("23:00.1", 0x23, driver=None), gpu("24:00.0"))
     core.enabled[GPU] = 1
     core.holders[0x23] = (QEMU,)
+    core.feed(UeventsOpened())
     core.pass_time(10)
     return core
 
@@ -122,7 +124,7 @@ async def test_a_running_daemon_is_believed(config: Config) -> None:
     assert found.by_daemon
     assert str(os.getpid()) in found.source
     assert [d["address"] for d in json.loads(as_json(found))["devices"]] == [GPU, "0000:24:00.0"]
-    assert list(json.loads(as_json(found))) == ["devices"]
+    assert list(json.loads(as_json(found))) == ["devices", "uevents_problem"]
 
 
 @pytest.mark.trio
@@ -152,10 +154,28 @@ def test_the_table() -> None:
     assert len(lines) == 3
 
 
+def test_that_uevents_are_not_heard_stands_above_all() -> None:
+    core = stranger()
+    core.feed(UeventsUnavailable("netlink is forbidden"))
+    problem = "not heard: netlink is forbidden; scans alone find changes"
+    found = by_daemon(core)
+    head, gap, *table = as_table(found).splitlines()
+    assert (head, gap) == (f"uevents: {problem}", "")
+    assert table == as_table(by_daemon(stranger())).splitlines()
+    assert json.loads(as_json(found))["uevents_problem"] == problem
+    explained = Explained(find(found.view, GPU), found)
+    assert f"\nUevents       {problem}\n" in explanation(explained)
+    assert json.loads(explanation_json(explained))["uevents_problem"] == problem
+    core.feed(UeventsOpened())
+    assert as_table(by_daemon(core)).splitlines() == table
+    empty = Inspected(replace(found.view, devices=()), True, "x")
+    assert as_table(empty).splitlines()[0] == f"uevents: {problem}"
+
+
 def test_no_device() -> None:
-    empty = Inspected(NodeView("serving", (), (), "", ""), True, "x")
+    empty = Inspected(NodeView("serving", (), (), "", "", ""), True, "x")
     assert "selectors" in as_table(empty)
-    assert json.loads(as_json(empty)) == {"devices": []}
+    assert json.loads(as_json(empty)) == {"devices": [], "uevents_problem": None}
     with pytest.raises(UnknownAddressError, match="selectors"):
         find(empty.view, GPU)
 
@@ -208,7 +228,7 @@ def test_a_device_that_is_not_there_any_more() -> None:
     assert "5 s ago  not listed  no longer listed" in text
     assert "IOMMU group  " not in text
     gone = Inspected(replace(found.view, devices=(device,)), True, "x")
-    assert json.loads(as_json(gone)) == {"devices": []}
+    assert json.loads(as_json(gone))["devices"] == []
 
 
 @pytest.mark.parametrize("words", [GPU, "23:00.0", "0000:23:00.0 ", "23:00.0".upper()])

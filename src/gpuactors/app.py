@@ -34,7 +34,7 @@ from gpuactors.concurrency.supervise import RestartPolicy, supervise
 from gpuactors.config import Config
 from gpuactors.control.unix import UnixControl, obstacle
 from gpuactors.core.effects import Answer, Level, Say
-from gpuactors.core.events import Event, ShutdownRequested
+from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
 from gpuactors.core.model import NodeState, ResourceName, Settings
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state
@@ -67,7 +67,8 @@ class Outside:
     host: HostReader
     use: UseReader
     ledger: LedgerReader
-    open_uevents: OpenUevents
+    open_uevents: OpenUevents | None
+    """None if they are switched off: then the periodic scan alone finds changes."""
     kubelet: Kubelet
     control: Control | None = None
     """The control socket; without one there is no hand-over."""
@@ -199,7 +200,10 @@ async def run_daemon(
         nursery.start_soon(registry.run, state, inbox, cells, replies, say or say_in_log)
         nursery.start_soon(plugins)
         actor("sysfs_inspector", lambda: sysfs_inspector.run(cells.looks.subscribe(), outside.host, post))
-        actor("udev_watcher", lambda: udev_watcher.run(outside.open_uevents, post))
+        if (uevents := outside.open_uevents) is not None:
+            actor("udev_watcher", lambda: udev_watcher.run(uevents, post))
+        else:
+            nursery.start_soon(post.send, UeventsUnavailable("switched off (--uevents=off)"))
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
         actor("pod_resources", lambda: pod_resources.run(cells.ledger_read.subscribe(), outside.ledger, post))
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))

@@ -7,7 +7,14 @@ import pytest
 from gpuactors.control.messages import node_view, status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView, view_of
-from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, KubeletGone
+from gpuactors.core.events import (
+    FunctionInspected,
+    HostChanged,
+    HostScanned,
+    KubeletGone,
+    UeventsOpened,
+    UeventsUnavailable,
+)
 from gpuactors.core.model import Holder, pci_address
 from gpuactors.core.snapshot import project
 from tests.core.builders import Core, audio, gpu
@@ -128,10 +135,18 @@ def test_standing_with_kubelet() -> None:
     assert seen(core).ledger_problem == "kubelet's ledger is damaged"
 
 
+def test_whether_uevents_are_heard() -> None:
+    core = Core(gpu("23:00.0"))
+    core.feed(UeventsUnavailable("netlink is forbidden"))
+    assert seen(core).uevents_problem == ("not heard: netlink is forbidden; scans alone find changes")
+    core.feed(UeventsOpened())
+    assert seen(core).uevents_problem == ""
+
+
 def test_the_wire_changes_nothing() -> None:
     core = Core(gpu("23:00.0", numa_node=0), audio("23:00.1", 0x23, driver=None), gpu("24:00.0", driver=None))
     core.ledger["0000:24:00.0"] = "vm-2"
-    core.feed(KubeletGone("waiting for kubelet: no socket"))
+    core.feed(KubeletGone("waiting for kubelet: no socket"), UeventsUnavailable("netlink is forbidden"))
     held(core, QEMU, Holder(1, "init", None))
     view = seen(core)
     sent = bytes(status_response(view, pid=7, version="1.2.3"))
@@ -139,8 +154,9 @@ def test_the_wire_changes_nothing() -> None:
     assert node_view(received) == view
     assert (received.pid, received.version) == (7, "1.2.3")
     assert view.devices[0].numa_node == 0
+    assert "" not in (view.kubelet_problem, view.uevents_problem)
 
 
 def test_a_newer_daemon_may_say_more() -> None:
     """Unknown fields are dropped, missing ones are empty."""
-    assert node_view(pb.StatusResponse.parse(b"\xfa\x7f\x03new")) == NodeView("", (), (), "", "")
+    assert node_view(pb.StatusResponse.parse(b"\xfa\x7f\x03new")) == NodeView("", (), (), "", "", "")

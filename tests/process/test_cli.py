@@ -96,10 +96,15 @@ def test_run_goes_on_without_a_host_and_without_uevents_and_recovers() -> None:
         nowhere = f"unix:{node.directory}/no/such/directory/u"
         with node.daemon(f"--uevents={nowhere}", tolerated={"scan.failed"}) as daemon:
             daemon.wait_event("scan.failed", has=[f"{sys}/bus/pci/devices", "--host-root"])
-            daemon.wait_event("uevents.lost", has=["no/such/directory/u", "must exist"])
+            daemon.wait_event("uevents.unavailable", has=["no/such/directory/u", "must exist"])
             assert node.books() == {}
             away.rename(sys)
             node.wait_books({H100: {address(0x23): HEALTHY}})
+            done = gpuactors(
+                "inspect", f"--host-root={node.tree.root}", f"--state-dir={node.directory / 's'}"
+            )
+            assert done.stdout.startswith("uevents: not heard: ")
+            assert "must exist" in done.stdout.splitlines()[0]
             node.assert_sound(daemon)
 
 
@@ -168,7 +173,8 @@ def test_inspect_shows_what_is_there_and_why(tmp_path: Path) -> None:
                     0x41, "29ff", None, None, "nvidia.com/29ff", "Unhealthy",
                     "bound to no driver; bind it to vfio-pci to offer it",
                 ),
-            ]
+            ],
+            "uevents_problem": None,
         }  # fmt: skip
 
         done = gpuactors("inspect", root)

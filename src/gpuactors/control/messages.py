@@ -19,6 +19,7 @@ def status_response(view: NodeView, *, pid: int, version: str) -> pb.StatusRespo
         devices=[_device_message(device) for device in view.devices],
         kubelet_problem=view.kubelet_problem,
         ledger_problem=view.ledger_problem,
+        uevents_problem=view.uevents_problem,
     )
 
 
@@ -30,6 +31,7 @@ def node_view(response: pb.StatusResponse) -> NodeView:
         devices=tuple(_device_view(device) for device in response.devices),
         kubelet_problem=response.kubelet_problem,
         ledger_problem=response.ledger_problem,
+        uevents_problem=response.uevents_problem,
     )
 
 

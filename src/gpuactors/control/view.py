@@ -90,6 +90,8 @@ class NodeView:
     """Why there is no kubelet, as a sentence; empty if there is one."""
     ledger_problem: str
     """Why kubelet's ledger could not be read the last time; empty if it could."""
+    uevents_problem: str
+    """Why uevents are not heard, and what finds changes instead; empty if they are heard."""
 
 
 def view_of(state: NodeState, at: float) -> NodeView:
@@ -104,6 +106,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         devices=_devices(state, at),
         kubelet_problem="" if state.kubelet is not None else state.kubelet_missing,
         ledger_problem=state.ledger.problem or "",
+        uevents_problem=state.uevents and f"not heard: {state.uevents}; scans alone find changes",
     )
 
 

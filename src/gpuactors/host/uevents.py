@@ -146,18 +146,8 @@ class DatagramSource:
         return hint
 
 
-@final
-class SilentSource:
-    """`ports.UeventSource` that never hears anything: the periodic scan alone finds changes."""
-
-    async def receive(self) -> Sequence[Hint]:
-        """Never returns."""
-        await trio.sleep_forever()
-        raise AssertionError("unreachable")
-
-
-def open_uevents(setting: str) -> OpenUevents:
-    """How to open the source that `--uevents` names: `kernel`, `off` or `unix:PATH`.
+def open_uevents(setting: str) -> OpenUevents | None:
+    """How to open the source that `--uevents` names: `kernel` or `unix:PATH`; None for `off`.
 
     Raises `ValueError` for anything else.
     """
@@ -166,7 +156,7 @@ def open_uevents(setting: str) -> OpenUevents:
         case "kernel", "":
             return kernel_uevents
         case "off", "":
-            return no_uevents
+            return None
         case "unix", path if path:
             return lambda: unix_uevents(Path(path))
         case _:
@@ -193,12 +183,6 @@ async def kernel_uevents() -> AsyncIterator[UeventSource]:
         receiver.setblocking(False)
         yield DatagramSource(receiver, from_kernel_only=True)
     del monitor
-
-
-@asynccontextmanager
-async def no_uevents() -> AsyncIterator[UeventSource]:
-    """No source at all."""
-    yield SilentSource()
 
 
 @asynccontextmanager

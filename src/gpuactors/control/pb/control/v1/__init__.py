@@ -211,6 +211,11 @@ class StatusResponse(betterproto2.Message):
     why kubelet's ledger could not be read the last time
     """
 
+    uevents_problem: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
+    """
+    why uevents are not heard, and what finds changes instead; empty if they are heard
+    """
+
 
 default_message_pool.register_message("v1", "StatusResponse", StatusResponse)
 

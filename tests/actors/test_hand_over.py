@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from gpuactors import limits
 from gpuactors.actors import hand_over
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
-from gpuactors.core.model import NodeState, ResourceName, Role, Settings
+from gpuactors.core.model import Call, CallKind, NodeState, ResourceName, Role, Settings, Token
 from gpuactors.core.step import initial_state, step
 from gpuactors.ports import ControlError, ControlTakenError
 
@@ -183,6 +184,28 @@ async def test_a_successor_is_answered_when_the_last_plugin_has_ended(
             await held.answered.wait()
         await it.until(lambda: control.held is None)
         assert it.events == [PredecessorGone("none"), HandOverRequested()]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("answered_after_s", [limits.DRAIN_S / 2, math.inf])
+async def test_no_stream_ends_while_a_call_may_still_be_answered(
+    autojump_clock: MockClock, answered_after_s: float
+) -> None:
+    """A plugin that has nothing to finish would stand Unhealthy while another one finishes its call."""
+    control = FakeControl()
+    async with daemon(control) as it:
+        await it.is_in(Role.SERVING)
+        call = Call(CallKind.ALLOCATE, H100, ((),), {}, 0, math.inf)
+        # One that waits for a look: the core does not answer it as it is.
+        it.state.set(replace(it.state.value, calls={Token(1): call}))
+        assert control.held is not None
+        began = trio.current_time()
+        control.held.request.set()
+        with trio.move_on_after(answered_after_s):
+            await it.is_in(Role.HANDED_OVER)
+        it.state.set(replace(it.state.value, calls={}))
+        await it.is_in(Role.HANDED_OVER)
+        assert trio.current_time() - began == pytest.approx(min(answered_after_s, limits.DRAIN_S), abs=0.1)
 
 
 @pytest.mark.trio

@@ -7,14 +7,20 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.process.daemon import DaemonProcess, eventually, gpuactors
-from tests.process.node import H100, HEALTHY, Node, address, open_node
+from tests.process.node import A100, H100, HEALTHY, Node, address, open_node, refusal
+from tests.process.slow_look import allocate_in_flight, slow_look
 
 BOOKS = {H100: {address(slot): HEALTHY for slot in range(1, 9)}}
+GPU = address(1)
+HOLDER = 4711
+HANDING_OVER = "gpuactors is handing over to its successor: ask again"
 HUNG_S = 30.0
 """The bounds of a take-over from a daemon that hangs, and of its noticing it, added up and doubled."""
 
@@ -154,6 +160,99 @@ def test_a_stranger_on_the_control_socket(node: Node) -> None:
         with node.daemon("--uevents=off") as daemon:
             serves(node, daemon, accepted=1)
             assert json.loads(_asked(node, "explain", "01:00.0", "-o", "json"))["source"] == "daemon"
+
+
+# --- calls in flight --------------------------------------------------------------------------------------
+
+
+def test_an_allocate_in_flight_is_finished_by_the_old_one(node: Node) -> None:
+    with node.daemon("--uevents=off") as old:
+        serves(node, old, accepted=1)
+        with allocate_in_flight(node, H100, GPU) as (call, look):
+            look.let_others_look()
+            with node.daemon("--uevents=off") as new:
+                new.wait_event("host.scanned")
+                assert not call.done()
+                assert node.kubelet.stream_ends(H100) == (), "kubelet would fail the pod"
+                look.end()
+                assert call.result(timeout=10).envs
+                handed_over(node, old, new)
+
+
+def test_an_allocate_that_cannot_be_finished_is_refused_and_holds_nothing_up(node: Node) -> None:
+    with node.daemon("--uevents=off") as old:
+        serves(node, old, accepted=1)
+        with allocate_in_flight(node, H100, GPU) as (call, look):
+            look.let_others_look()
+            with node.daemon("--uevents=off") as new:
+                with pytest.raises(grpc.RpcError) as error:
+                    call.result(timeout=20)
+                assert refusal(error.value) == ("UNAVAILABLE", HANDING_OVER)
+                handed_over(node, old, new)
+                assert node.kubelet.allocate(H100, [GPU]).envs
+
+
+def test_a_container_that_waits_to_start_may_start_while_the_old_one_still_answers(node: Node) -> None:
+    with node.daemon("--uevents=off") as old, ThreadPoolExecutor() as calls:
+        serves(node, old, accepted=1)
+        call = waits_to_start(node, calls)
+        with node.daemon("--uevents=off") as new:
+            new.wait_event("host.scanned")
+            assert not call.done()
+            assert node.kubelet.stream_ends(H100) == ()
+            node.tree.kill(HOLDER)
+            call.result(timeout=10)
+            handed_over(node, old, new)
+
+
+def test_a_container_that_waits_longer_waits_for_the_new_one(node: Node) -> None:
+    with node.daemon("--uevents=off") as old, ThreadPoolExecutor() as calls:
+        serves(node, old, accepted=1)
+        call = waits_to_start(node, calls)
+        with node.daemon("--uevents=off") as new:
+            with pytest.raises(grpc.RpcError) as error:
+                call.result(timeout=20)
+            assert refusal(error.value) == ("UNAVAILABLE", HANDING_OVER)
+            handed_over(node, old, new)
+            again = calls.submit(node.kubelet.prestart, H100, [GPU])
+            with pytest.raises(TimeoutError):
+                again.result(timeout=0.5)
+            node.tree.kill(HOLDER)
+            again.result(timeout=10)
+
+
+def test_another_resource_does_not_stand_still_for_a_call_in_flight(node: Node) -> None:
+    node.plug(0x31, "20b0", driver="vfio-pci")
+    books = {**BOOKS, A100: {address(0x31): HEALTHY}}
+    with node.daemon("--uevents=off") as old, ThreadPoolExecutor() as calls:
+        node.wait_books(books)
+        call = waits_to_start(node, calls)
+        with node.daemon("--uevents=off") as new:
+            with pytest.raises(grpc.RpcError):
+                call.result(timeout=20)
+            refused_at = old.wait_event("call.refused")["timestamp"]
+            new.wait_event("daemon.serving")
+            node.wait_books(books)
+            handed_over_at = old.wait_event("daemon.handed_over")["timestamp"]
+            assert handed_over_at <= refused_at, "the streams end together, after the last call"
+
+
+def waits_to_start(node: Node, calls: ThreadPoolExecutor) -> Future[None]:
+    """A PreStartContainer that has reached the daemon and waits, as somebody still holds the pod's GPU."""
+    node.kubelet.allocate(H100, [GPU], pod="vm")
+    node.tree.open_group(1, HOLDER, "qemu-system-x86")
+    with slow_look(node.tree, GPU) as look:
+        call = calls.submit(node.kubelet.prestart, H100, [GPU])
+        look.wait_until_hanging()
+    return call
+
+
+def handed_over(node: Node, old: DaemonProcess, new: DaemonProcess) -> None:
+    """The new daemon serves because the old one let it, and kubelet has never missed a GPU."""
+    assert new.wait_event("daemon.serving")["predecessor"] == f"process {old.pid} has handed over"
+    serves(node, new, accepted=2)
+    assert {frame.ids for frame in node.kubelet.frames(H100)} == {tuple(BOOKS[H100])}
+    node.assert_sound(new)
 
 
 # --- inspect and explain ----------------------------------------------------------------------------------

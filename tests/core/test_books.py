@@ -583,6 +583,17 @@ def test_a_successor_gets_ready_and_touches_nothing_until_the_old_daemon_is_gone
     assert list(project(core.state).plugins) == [H100]
 
 
+def test_calls_that_wait_at_a_hand_over_are_refused_in_words() -> None:
+    core = node(gpu(A), gpu(B))
+    core.silent = True
+    ask(core, A)
+    core.feed(PreStartAsked(Token(2), H100, (DeviceId(B),)))
+    answers = core.answers(HandOverRequested())
+    reason = "gpuactors is handing over to its successor: ask again"
+    assert answers == [Refused(Refusal.UNAVAILABLE, reason)] * 2
+    assert core.state.calls == {}
+
+
 def test_the_report_names_owner_holder_and_history() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.holders = {1: (QEMU,)}

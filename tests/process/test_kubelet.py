@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
 import pytest
 
-from tests.process.daemon import eventually
+from tests.process.daemon import DaemonProcess, eventually
 from tests.process.node import A100, H100, HEALTHY, UNHEALTHY, Node, address, open_node, remove_sockets
 from tests.support.kubelet_grpcio import EndpointStopped
 
@@ -23,6 +25,16 @@ def plugged(node: Node) -> dict[str, dict[str, str]]:
     node.plug(0x23, "2330", driver="vfio-pci")
     node.plug(0x31, "20b0", driver="vfio-pci")
     return {H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}}
+
+
+@contextmanager
+def served() -> Iterator[tuple[Node, DaemonProcess, dict[str, dict[str, str]]]]:
+    """The node that `plugged` makes, its daemon, and the books, which kubelet has."""
+    with open_node() as node:
+        books = plugged(node)
+        with node.daemon() as daemon:
+            node.wait_books(books)
+            yield node, daemon, books
 
 
 def test_kubelet_is_absent_at_first() -> None:
@@ -47,58 +59,52 @@ def test_kubelet_is_absent_at_first() -> None:
 
 
 def test_kubelet_restarts_is_killed_and_cuts_its_streams() -> None:
-    with open_node() as node:
-        books = plugged(node)
+    with served() as (node, daemon, books):
         kubelet = node.kubelet
-        with node.daemon() as daemon:
-            node.wait_books(books)
+        # A restart: all sockets gone, kubelet.sock new.
+        mark = daemon.mark()
+        kubelet.stop()
+        daemon.wait_event("kubelet.gone", after=mark)
+        kubelet.start()
+        node.wait_books(books)
+        assert {r: len(node.accepted(r)) for r in books} == {H100: 2, A100: 2}
 
-            # A restart: all sockets gone, kubelet.sock new.
-            mark = daemon.mark()
+        # And again and again; nothing is left behind by it.
+        descriptors = daemon.descriptors
+        for _ in range(4):
             kubelet.stop()
-            daemon.wait_event("kubelet.gone", after=mark)
             kubelet.start()
             node.wait_books(books)
-            assert {r: len(node.accepted(r)) for r in books} == {H100: 2, A100: 2}
+        eventually(lambda: daemon.descriptors <= descriptors, f"{descriptors} open descriptors, as before")
 
-            # And again and again; nothing is left behind by it.
-            descriptors = daemon.descriptors
-            for _ in range(4):
-                kubelet.stop()
-                kubelet.start()
-                node.wait_books(books)
-            eventually(
-                lambda: daemon.descriptors <= descriptors, f"{descriptors} open descriptors, as before"
-            )
+        # What happens while there is none is in the first frame of the next life.
+        kubelet.stop()
+        node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
+        node.tell(node.tree.unbind(OTHER))
+        daemon.wait_event("device.gone", device=OTHER)
+        daemon.wait_event("device.changed", device=SECOND)
+        seen = len(kubelet.frames(H100))
+        kubelet.start()
+        books.update({H100: {GPU: HEALTHY, SECOND: HEALTHY}, A100: {}})
+        node.wait_books(books)
+        assert kubelet.frames(H100)[seen].ids == (GPU, SECOND)
 
-            # What happens while there is none is in the first frame of the next life.
-            kubelet.stop()
-            node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
-            node.tell(node.tree.unbind(OTHER))
-            daemon.wait_event("device.gone", device=OTHER)
-            daemon.wait_event("device.changed", device=SECOND)
-            seen = len(kubelet.frames(H100))
-            kubelet.start()
-            books = {H100: {GPU: HEALTHY, SECOND: HEALTHY}, A100: {}}
-            node.wait_books(books)
-            assert kubelet.frames(H100)[seen].ids == (GPU, SECOND)
+        # Killed: kubelet.sock is still there, and nobody behind it.
+        mark = daemon.mark()
+        kubelet.stop(leave_sockets=True)
+        daemon.wait_event("plugin.unregistered", has=["nobody listens on it"], resource=H100, after=mark)
+        node.tell(node.tree.bind(OTHER, "vfio-pci"))
+        kubelet.start()
+        books[A100] = {OTHER: HEALTHY}
+        node.wait_books(books)
 
-            # Killed: kubelet.sock is still there, and nobody behind it.
-            mark = daemon.mark()
-            kubelet.stop(leave_sockets=True)
-            daemon.wait_event("plugin.unregistered", has=["nobody listens on it"], resource=H100, after=mark)
-            node.tell(node.tree.bind(OTHER, "vfio-pci"))
-            kubelet.start()
-            books[A100] = {OTHER: HEALTHY}
-            node.wait_books(books)
-
-            # One stream is cut, its end says nothing about the other one.
-            accepted = {r: len(node.accepted(r)) for r in books}
-            kubelet.cut_stream(H100)
-            kubelet.wait_for(lambda _: len(node.accepted(H100)) == accepted[H100] + 1, 10)
-            node.wait_books(books)
-            assert len(node.accepted(A100)) == accepted[A100]
-            node.assert_sound(daemon)
+        # One stream is cut, its end says nothing about the other one.
+        accepted = {r: len(node.accepted(r)) for r in books}
+        kubelet.cut_stream(H100)
+        kubelet.wait_for(lambda _: len(node.accepted(H100)) == accepted[H100] + 1, 10)
+        node.wait_books(books)
+        assert len(node.accepted(A100)) == accepted[A100]
+        node.assert_sound(daemon)
 
 
 def test_register_fails_and_register_takes_long() -> None:
@@ -137,68 +143,58 @@ def test_register_fails_and_register_takes_long() -> None:
 
 
 def test_the_socket_directory_is_wiped_under_a_living_kubelet() -> None:
-    with open_node() as node:
-        books = plugged(node)
+    with served() as (node, daemon, books):
         kubelet = node.kubelet
-        with node.daemon() as daemon:
-            node.wait_books(books)
+        # All sockets, kubelet's own as well. The streams live, and go on telling the truth.
+        mark = daemon.mark()
+        remove_sockets(kubelet.socket_dir)
+        daemon.wait_event("kubelet.gone", after=mark)
+        node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
+        books[H100][SECOND] = HEALTHY
+        node.wait_books(books)
+        assert not kubelet.stream_ends(H100)
+        kubelet.stop()
+        kubelet.start()
+        node.wait_books(books)
 
-            # All sockets, kubelet's own as well. The streams live, and go on telling the truth.
-            mark = daemon.mark()
-            remove_sockets(kubelet.socket_dir)
-            daemon.wait_event("kubelet.gone", after=mark)
-            node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
-            books[H100][SECOND] = HEALTHY
-            node.wait_books(books)
-            assert not kubelet.stream_ends(H100)
-            kubelet.stop()
-            kubelet.start()
-            node.wait_books(books)
-
-            # Ours alone: when the stream ends, the socket is made anew before Register.
-            node.endpoint(H100).unlink()
-            kubelet.cut_stream(H100)
-            kubelet.wait_for(lambda _: len(node.accepted(H100)) == 3, 10, "the third registration")
-            node.wait_books(books)
-            assert node.endpoint(H100).is_socket()
-            node.assert_sound(daemon)
+        # Ours alone: when the stream ends, the socket is made anew before Register.
+        node.endpoint(H100).unlink()
+        kubelet.cut_stream(H100)
+        kubelet.wait_for(lambda _: len(node.accepted(H100)) == 3, 10, "the third registration")
+        node.wait_books(books)
+        assert node.endpoint(H100).is_socket()
+        node.assert_sound(daemon)
 
 
 def test_the_socket_directory_is_removed_and_made_again() -> None:
     """`kubeadm reset` does that. Our own listening sockets hold the removed directory's inode, so inotify does not say
     IN_DELETE_SELF before they are closed."""
-    with open_node() as node:
-        books = plugged(node)
+    with served() as (node, daemon, books):
         kubelet = node.kubelet
-        with node.daemon() as daemon:
-            node.wait_books(books)
-            mark = daemon.mark()
-            kubelet.stop()
-            shutil.rmtree(kubelet.socket_dir)
-            daemon.wait_event("kubelet.gone", after=mark)
-            kubelet.start()
-            node.wait_books(books)
-            node.tell(node.tree.unbind(OTHER))
-            books[A100] = {}
-            node.wait_books(books)
-            assert {r: len(node.accepted(r)) for r in books} == {H100: 2, A100: 2}
-            node.assert_sound(daemon)
+        mark = daemon.mark()
+        kubelet.stop()
+        shutil.rmtree(kubelet.socket_dir)
+        daemon.wait_event("kubelet.gone", after=mark)
+        kubelet.start()
+        node.wait_books(books)
+        node.tell(node.tree.unbind(OTHER))
+        books[A100] = {}
+        node.wait_books(books)
+        assert {r: len(node.accepted(r)) for r in books} == {H100: 2, A100: 2}
+        node.assert_sound(daemon)
 
 
 def test_a_lost_stream_makes_its_devices_unhealthy_only_until_it_is_open_again() -> None:
     """The stand-in does what kubelet does at a stream's end; without this the tests above could not fail."""
-    with open_node() as node:
-        books = plugged(node)
-        with node.daemon() as daemon:
-            node.wait_books(books)
-            node.kubelet.hold_register_replies()
-            node.kubelet.cut_stream(H100)
-            node.kubelet.wait_for(lambda books: books[H100] == {GPU: UNHEALTHY}, 10)
-            with pytest.raises(TimeoutError):
-                node.wait_books(books, within_s=0.05)
-            node.kubelet.release_register_replies()
-            node.wait_books(books)
-            node.assert_sound(daemon)
+    with served() as (node, daemon, books):
+        node.kubelet.hold_register_replies()
+        node.kubelet.cut_stream(H100)
+        node.kubelet.wait_for(lambda books: books[H100] == {GPU: UNHEALTHY}, 10)
+        with pytest.raises(TimeoutError):
+            node.wait_books(books, within_s=0.05)
+        node.kubelet.release_register_replies()
+        node.wait_books(books)
+        node.assert_sound(daemon)
 
 
 def _answers(node: Node, resource: str) -> bool:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.process.daemon import DaemonProcess, eventually
 from tests.process.node import A100, H100, HEALTHY, Node, address, granted, open_node, refusal
-from tests.support.kubelet_seen import Allocated
+from tests.process.slow_look import allocate_in_flight
 
 GPU, OTHER = address(0x23), address(0x31)
 VARIABLE = "PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB"
@@ -36,52 +32,39 @@ def test_a_signal_ends_streams_and_removes_sockets(number: signal.Signals) -> No
 
 
 def test_a_call_in_flight_is_answered_first() -> None:
-    with open_node() as node, _running(node) as daemon, _slow_look(node, GPU) as end_look:
-        answers: list[Allocated | BaseException] = []
-
-        def allocate() -> None:
-            try:
-                answers.append(node.kubelet.allocate(H100, [GPU]))
-            except Exception as error:
-                answers.append(error)
-
-        call = threading.Thread(target=allocate)
-        call.start()
-        end_look.wait_until_hanging()
+    with (
+        open_node() as node,
+        _running(node) as daemon,
+        allocate_in_flight(node, H100, GPU) as (call, look),
+    ):
         daemon.signal(signal.SIGTERM)
         daemon.wait_event("daemon.stopping")
         # The other resource, which has nothing to finish, is over; this one's stream is still open.
         node.kubelet.wait_for(lambda _: bool(node.kubelet.stream_ends(A100)), 10)
         assert not node.kubelet.stream_ends(H100)
-        assert not answers
+        assert not call.done()
         with pytest.raises(grpc.RpcError) as error:
             node.kubelet.allocate(H100, [GPU])
         assert refusal(error.value)[0] == "UNAVAILABLE", "nothing new is begun"
-        end_look()
-        call.join(timeout=10)
-        assert answers == [granted(VARIABLE, GPU, "/dev/vfio/vfio", "/dev/vfio/35")]
+        look.end()
+        assert call.result(timeout=10) == granted(VARIABLE, GPU, "/dev/vfio/vfio", "/dev/vfio/35")
         assert daemon.wait_exit() == 0
         _assert_gone(node, daemon)
         assert node.kubelet.panics == ()
 
 
 def test_a_look_that_never_comes_back_does_not_hold_up_the_end() -> None:
-    with open_node() as node, _running(node) as daemon, _slow_look(node, GPU) as end_look:
-        errors: list[tuple[str, str]] = []
-
-        def allocate() -> None:
-            with pytest.raises(grpc.RpcError) as error:
-                node.kubelet.allocate(H100, [GPU])
-            errors.append(refusal(error.value))
-
-        call = threading.Thread(target=allocate)
-        call.start()
-        end_look.wait_until_hanging()
+    with (
+        open_node() as node,
+        _running(node) as daemon,
+        allocate_in_flight(node, H100, GPU) as (call, _),
+    ):
         daemon.signal(signal.SIGTERM)
         daemon.signal(signal.SIGINT)  # an impatient operator
         assert daemon.wait_exit() == 0
-        call.join(timeout=10)
-        assert [status for status, _ in errors] == ["UNAVAILABLE"]
+        with pytest.raises(grpc.RpcError) as error:
+            call.result(timeout=10)
+        assert refusal(error.value)[0] == "UNAVAILABLE"
         _assert_gone(node, daemon)
 
 
@@ -132,51 +115,3 @@ def _assert_gone(node: Node, daemon: DaemonProcess) -> None:
         assert len(node.accepted(resource)) == 1
     assert not node.uevents.exists()
     assert not [line for line in daemon.log if line["event"] == "daemon.stopped_late"]
-
-
-class _EndLook:
-    """Called, it ends the read of sysfs that hangs."""
-
-    def __init__(self, fifo: Path, end: Callable[[], None]) -> None:
-        self._fifo = fifo
-        self._end = end
-        self._writer: int | None = None
-
-    def wait_until_hanging(self) -> None:
-        """Until a reader is in the file. From then on it hangs in read() instead of open()."""
-
-        def opened() -> bool:
-            try:
-                self._writer = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # nobody reads yet
-                    return False
-                raise
-            return True
-
-        eventually(opened, "a look at the device")
-
-    def __call__(self) -> None:
-        self._end()
-        if self._writer is not None:
-            os.close(self._writer)
-            self._writer = None
-
-
-@contextmanager
-def _slow_look(node: Node, name: str) -> Iterator[_EndLook]:
-    """From now on a look at the device hangs, as one does in the kernel, until it is ended."""
-    fifo = node.tree.device_dir(name) / "numa_node"
-    node.tree.make_hang(name, "numa_node")
-    ended = threading.Event()
-
-    def end() -> None:
-        if not ended.is_set():
-            ended.set()
-            node.tree.end_hang(name, "numa_node", b"-1\n")
-
-    look = _EndLook(fifo, end)
-    try:
-        yield look
-    finally:
-        look()

@@ -106,7 +106,12 @@ async def _attend(held: HeldControl, ports: HandOverPorts) -> None:
 
 
 async def _end_plugins(ports: HandOverPorts) -> None:
-    """Until kubelet's calls are finished, the streams have ended and the plugins' sockets are removed."""
+    """Until kubelet's calls are finished, the streams have ended and the plugins' sockets are removed.
+
+    The calls first: a stream that ends while another plugin's call is finished would be missed for as long.
+    """
+    with trio.move_on_after(limits.DRAIN_S):
+        await _until(ports.state, lambda state: not state.calls)
     await ports.inbox.send(HandOverRequested())
     # The registry withdraws the plugins in the same breath, so none can begin after this.
     await _until(ports.state, lambda state: state.role is not Role.SERVING)

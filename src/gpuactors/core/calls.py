@@ -102,6 +102,15 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     return _without(state, answered), answered
 
 
+def given_up(state: NodeState) -> tuple[NodeState, Answered]:
+    """Refuses every call that still waits: a successor is to serve. Kubelet asks it for a PreStartContainer again."""
+    refused = Refused(Refusal.UNAVAILABLE, "gpuactors is handing over to its successor: ask again")
+    answered: Answered = []
+    for token, call in state.calls.items():
+        answered += _answered(token, call.kind, call.resource, call.requests, refused)
+    return _without(state, answered), answered
+
+
 def abandoned(state: NodeState, token: Token) -> NodeState:
     """Nobody waits for this answer any more."""
     return replace(state, calls={t: c for t, c in state.calls.items() if t != token})

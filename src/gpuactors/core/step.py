@@ -217,7 +217,11 @@ def _daemon(
                 Say(Level.INFO, "daemon.serving", {"predecessor": how})
             ]
         case HandOverRequested():
-            return replace(state, role=Role.HANDED_OVER), [Say(Level.INFO, "daemon.handed_over", {})]
+            state, refused = calls.given_up(state)
+            return replace(state, role=Role.HANDED_OVER), [
+                Say(Level.INFO, "daemon.handed_over", {}),
+                *refused,
+            ]
         case SuccessorLost():
             if state.role is not Role.HANDED_OVER:
                 return state, []

@@ -39,9 +39,12 @@ class DidNotWork(Exception):
 
 @final
 class Node:
-    """`gpus` GPUs on vfio-pci and `others` functions that no selector chooses, each in an IOMMU group of its own."""
+    """`gpus` GPUs on vfio-pci and `others` functions that no selector chooses, each in an IOMMU group of its own.
 
-    def __init__(self, directory: Path, *, gpus: int, others: int = 0) -> None:
+    Without `uevents` nothing can be sent to the daemon, and two may run: the socket has one owner.
+    """
+
+    def __init__(self, directory: Path, *, gpus: int, others: int = 0, uevents: bool = True) -> None:
         self.gpus = tuple(_gpu_address(i) for i in range(gpus))
         self.functions = gpus + others
         self.directory = directory
@@ -54,8 +57,9 @@ class Node:
         self.kubelet.start()
         self._log = directory / "daemon.log"
         self._uevents = directory / "uevents.sock"
+        self._hears_uevents = uevents
         self._sender = UeventSender(self._uevents)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._resource = ""
 
     def __enter__(self) -> Node:
@@ -64,9 +68,9 @@ class Node:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        for process in self._processes:
+            process.kill()
+            process.wait()
         self._sender.close()
         self.kubelet.stop()
 
@@ -75,8 +79,8 @@ class Node:
     @property
     def pid(self) -> int:
         """The daemon's process id."""
-        assert self._process is not None, "no daemon runs on this node"
-        return self._process.pid
+        (process,) = self._processes
+        return process.pid
 
     @property
     def resource(self) -> str:
@@ -85,8 +89,8 @@ class Node:
         return self._resource
 
     def start_daemon(self) -> int:
-        """Spawns it; returns time.monotonic_ns() from just before. Does not wait for anything."""
-        assert self._process is None, "a daemon runs on this node already"
+        """Spawns one, a successor if one runs; returns time.monotonic_ns() from just before. Waits for nothing."""
+        assert not (self._processes and self._hears_uevents), "the socket for uevents has an owner already"
         command = [
             sys.executable,
             "-m",
@@ -95,13 +99,15 @@ class Node:
             f"--host-root={self.tree.root}",
             f"--kubelet-dir={self.directory / 'kubelet'}",
             f"--state-dir={self.directory / 'state'}",
-            f"--uevents=unix:{self._uevents}",
+            f"--uevents=unix:{self._uevents}" if self._hears_uevents else "--uevents=off",
         ]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUACTORS_")}
-        with self._log.open("wb") as log:
+        with self._log.open("ab" if self._processes else "wb") as log:
             began_ns = time.monotonic_ns()
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+            self._processes.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+                )
             )
         return began_ns
 
@@ -122,9 +128,8 @@ class Node:
         return first
 
     def stop_daemon(self) -> float:
-        """SIGTERM; returns the seconds until the process had ended."""
-        assert self._process is not None, "no daemon runs on this node"
-        process, self._process = self._process, None
+        """SIGTERM to the one that runs longest; returns the seconds until the process had ended."""
+        process = self._processes.pop(0)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         status = process.wait(timeout=WAIT_S)
@@ -203,15 +208,15 @@ class Node:
                 self.kubelet.wait_for(lambda _: condition(), LOOK_AFTER_S, what)
                 return
             except TimeoutError as error:
-                died = self._process is not None and self._process.poll() is not None
+                died = any(process.poll() is not None for process in self._processes)
                 if died or time.monotonic() > deadline:
                     raise DidNotWork(f"{error}\n{self._last_words()}") from error
 
     def _last_words(self) -> str:
-        status = self._process.poll() if self._process is not None else None
-        alive = "still runs" if status is None else f"ended with {status}"
+        ends = [f"daemon {process.pid} ended with {process.poll()}" for process in self._processes]
+        alive = ", ".join(end for end in ends if not end.endswith("None")) or "every daemon still runs"
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-        return "\n".join([f"the daemon {alive}; the end of its log:", *lines])
+        return "\n".join([f"{alive}; the end of the log:", *lines])
 
 
 def _healthy(frame: Frame) -> set[str]:

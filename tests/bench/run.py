@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.bench import books, calls, event_to_frame, footprint, start_up
+from tests.bench import books, calls, event_to_frame, footprint, hand_over, start_up
 from tests.bench.figures import Figure, as_text, document, machine
 from tests.bench.node import DidNotWork, Node
 
@@ -39,6 +39,8 @@ class Counts:
     models: int
     holders: int
     """Rounds in which a stranger takes a GPU and lets it go."""
+    hand_overs: int
+    """Hand-overs, and then as many cold restarts."""
     quiet_s: float
     idle_s: float
     large_functions: int = LARGE_FUNCTIONS
@@ -53,6 +55,7 @@ FULL: Final = Counts(
     starts=20,
     models=30,
     holders=30,
+    hand_overs=30,
     quiet_s=footprint.QUIET_S,
     idle_s=20.0,
 )
@@ -63,6 +66,7 @@ QUICK: Final = Counts(
     starts=1,
     models=2,
     holders=2,
+    hand_overs=2,
     quiet_s=0.5,
     idle_s=0.5,
     large_functions=256,
@@ -99,6 +103,8 @@ def measure(directory: Path, counts: Counts) -> Iterator[Figure]:
     yield from books.holders(_made(directory / "h"), counts.holders)
     say("polling")
     yield from books.polling(directory, counts.polled_groups, counts.idle_s, counts.quiet_s)
+    say("hand-overs")
+    yield from hand_over.measure(_made(directory / "u"), counts.hand_overs)
     say("new models")
     yield from event_to_frame.new_models(_made(directory / "m"), counts.models)
     for gpus in counts.more_gpus:

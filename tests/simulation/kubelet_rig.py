@@ -10,7 +10,6 @@ from typing import Any
 
 import trio
 from grpclib import GRPCError
-from trio.testing import MockClock
 
 from gpuactors.kubelet.grpc_trio import Server, TrioService, bind_unix, open_channel, open_unix_channel
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
@@ -163,6 +162,12 @@ async def rig(directory: Path | None = None, tenancy: Tenancy | None = None) -> 
         yield Rig(kubelet, transport, where)
 
 
-def on_mock_clock(body: Any) -> None:
-    """In memory, with time that jumps to the next deadline when nothing else can happen."""
-    trio.run(body, clock=MockClock(autojump_threshold=0))
+@asynccontextmanager
+async def registered(
+    plugin: Plugin, name: str = "p.sock", *, directory: Path | None = None, tenancy: Tenancy | None = None
+) -> AsyncIterator[Rig]:
+    """A rig with a plugin that is registered and whose first frame has come."""
+    async with rig(directory, tenancy) as r, r.serving(plugin, name):
+        await r.register(name)
+        await r.figures(len(plugin.first), sum(health == "Healthy" for _, health in plugin.first))
+        yield r

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 from grpclib import GRPCError, Status
+from trio.testing import MockClock
 
 from gpuactors.kubelet.grpc_trio import bind_unix
 from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, open_fake_kubelet
@@ -29,7 +30,7 @@ from gpuactors.simulation.kubelet_books import (
     resource_name_problem,
 )
 from gpuactors.simulation.kubelet_transport import UnixTransport
-from tests.simulation.kubelet_rig import GPU, WITHIN_S, Plugin, all_healthy, on_mock_clock, rig
+from tests.simulation.kubelet_rig import GPU, WITHIN_S, Plugin, all_healthy, registered, rig
 
 OTHER = "nvidia.com/AD102GL_L40S"
 
@@ -263,9 +264,7 @@ def test_kubelet_refuses_what_is_not_an_extended_resource_name(name: str) -> Non
 async def test_a_plugin_registers_and_pods_get_its_devices(tmp_path: Path) -> None:
     with trio.fail_after(WITHIN_S):
         plugin = Plugin(first=all_healthy(4))
-        async with rig(tmp_path) as r, r.serving(plugin):
-            await r.register()
-            await r.figures(4, 4)
+        async with registered(plugin, directory=tmp_path) as r:
             pod = await r.kubelet.admit("vm-1", {GPU: 2})
             assert pod.phase is Phase.RUNNING
             await r.figures(4, 4, 2)
@@ -288,9 +287,7 @@ async def test_a_plugin_registers_and_pods_get_its_devices(tmp_path: Path) -> No
 async def test_a_waiting_pod_runs_as_soon_as_there_is_room(tmp_path: Path) -> None:
     with trio.fail_after(WITHIN_S):
         plugin = Plugin(first=all_healthy(1))
-        async with rig(tmp_path) as r, r.serving(plugin):
-            await r.register()
-            await r.figures(1, 1)
+        async with registered(plugin, directory=tmp_path) as r:
             assert (await r.kubelet.admit("vm-1", {GPU: 1})).phase is Phase.RUNNING
             waiting = await r.kubelet.admit("vm-2", {GPU: 1})
             assert (waiting.phase, waiting.message) == (
@@ -307,9 +304,7 @@ async def test_an_error_of_allocate_is_final_for_the_pod_and_frees_the_device(tm
     with trio.fail_after(WITHIN_S):
         refusal = GRPCError(Status.FAILED_PRECONDITION, "gpu0: bound to nvidia, not to vfio-pci")
         plugin = Plugin(first=all_healthy(1), allocate_error=refusal)
-        async with rig(tmp_path) as r, r.serving(plugin):
-            await r.register()
-            await r.figures(1, 1)
+        async with registered(plugin, directory=tmp_path) as r:
             pod = await r.kubelet.admit("vm-1", {GPU: 1})
             assert pod.phase is Phase.FAILED
             assert pod.message == (
@@ -381,242 +376,214 @@ async def test_a_socket_path_that_is_too_long_is_named(tmp_path: Path) -> None:
 # --- streams that end -------------------------------------------------------------------------------------------
 
 
-def test_when_the_stream_ends_kubelet_closes_the_connection_and_forgets_after_five_minutes() -> None:
-    async def body() -> None:
-        plugin = Plugin(first=all_healthy(3))
-        async with rig() as r, r.serving(plugin) as server:
-            await r.register()
-            await r.figures(3, 3)
-            ended_at = trio.current_time()
-            plugin.frames[0].close()
-            await r.figures(3, 0)
-            await server.wait_disconnected()
-            assert GPU not in r.kubelet.view.connected
-            refused = await r.kubelet.admit("vm", {GPU: 1})
-            assert refused.phase is Phase.PENDING
-            with trio.fail_after(STOP_GRACE_S + 1):
-                await r.kubelet.until(lambda view: view.resources[GPU] == Figures(0, 0, 0))
-            assert trio.current_time() - ended_at == pytest.approx(STOP_GRACE_S)
-            assert len(plugin.frames) == 1  # it never dialled again
-
-    on_mock_clock(body)
-
-
-def test_registering_again_within_the_grace_restores_everything() -> None:
-    async def body() -> None:
-        plugin = Plugin(first=all_healthy(3))
-        async with rig() as r, r.serving(plugin):
-            await r.register()
-            await r.figures(3, 3)
-            plugin.frames[0].close()
-            await r.figures(3, 0)
-            await trio.sleep(STOP_GRACE_S - 10)
-            await r.register()
-            await r.figures(3, 3)
-            await trio.sleep(STOP_GRACE_S * 2)
-            await r.figures(3, 3)
-
-    on_mock_clock(body)
+@pytest.mark.trio
+async def test_when_the_stream_ends_kubelet_closes_the_connection_and_forgets_after_five_minutes(
+    autojump_clock: MockClock,
+) -> None:
+    plugin = Plugin(first=all_healthy(3))
+    async with rig() as r, r.serving(plugin) as server:
+        await r.register()
+        await r.figures(3, 3)
+        ended_at = trio.current_time()
+        plugin.frames[0].close()
+        await r.figures(3, 0)
+        await server.wait_disconnected()
+        assert GPU not in r.kubelet.view.connected
+        refused = await r.kubelet.admit("vm", {GPU: 1})
+        assert refused.phase is Phase.PENDING
+        with trio.fail_after(STOP_GRACE_S + 1):
+            await r.kubelet.until(lambda view: view.resources[GPU] == Figures(0, 0, 0))
+        assert trio.current_time() - ended_at == pytest.approx(STOP_GRACE_S)
+        assert len(plugin.frames) == 1  # it never dialled again
 
 
-def test_the_re_registration_race_cuts_off_the_new_plugin() -> None:
+@pytest.mark.trio
+async def test_registering_again_within_the_grace_restores_everything(autojump_clock: MockClock) -> None:
+    plugin = Plugin(first=all_healthy(3))
+    async with registered(plugin) as r:
+        plugin.frames[0].close()
+        await r.figures(3, 0)
+        await trio.sleep(STOP_GRACE_S - 10)
+        await r.register()
+        await r.figures(3, 3)
+        await trio.sleep(STOP_GRACE_S * 2)
+        await r.figures(3, 3)
+
+
+@pytest.mark.trio
+async def test_the_re_registration_race_cuts_off_the_new_plugin(autojump_clock: MockClock) -> None:
     """Register while the old stream is open: both count; when the old one ends, kubelet disconnects the NEW one."""
+    old, new = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
+    async with (
+        rig() as r,
+        r.serving(old, "old.sock") as old_server,
+        r.serving(new, "new.sock") as new_server,
+    ):
+        await r.register("old.sock")
+        await r.figures(2, 2)
+        await r.register("new.sock")
+        await r.figures(3, 3)
+        old.frames[0].send_nowait(all_healthy(1))
+        await r.figures(1, 1)  # the old stream's frames count as well
 
-    async def body() -> None:
-        old, new = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
-        async with (
-            rig() as r,
-            r.serving(old, "old.sock") as old_server,
-            r.serving(new, "new.sock") as new_server,
-        ):
-            await r.register("old.sock")
-            await r.figures(2, 2)
-            await r.register("new.sock")
-            await r.figures(3, 3)
-            old.frames[0].send_nowait(all_healthy(1))
-            await r.figures(1, 1)  # the old stream's frames count as well
+        old.frames[0].close()
+        await new_server.wait_disconnected()
+        await r.figures(1, 0)
+        assert old_server.connections == 1  # nobody ever closes the old connection
 
-            old.frames[0].close()
-            await new_server.wait_disconnected()
-            await r.figures(1, 0)
-            assert old_server.connections == 1  # nobody ever closes the old connection
-
-            await r.register("new.sock")
-            await r.figures(3, 3)
-
-    on_mock_clock(body)
+        await r.register("new.sock")
+        await r.figures(3, 3)
 
 
-def test_ending_the_old_stream_before_registering_avoids_the_race() -> None:
-    async def body() -> None:
-        old, new = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
-        async with rig() as r, r.serving(old, "old.sock") as old_server, r.serving(new, "new.sock"):
-            await r.register("old.sock")
-            await r.figures(2, 2)
-            old.frames[0].close()
-            await old_server.wait_disconnected()
-            await r.register("new.sock")
-            await r.figures(3, 3)
-            await trio.sleep(60)
-            await r.figures(3, 3)
-
-    on_mock_clock(body)
+@pytest.mark.trio
+async def test_ending_the_old_stream_before_registering_avoids_the_race(autojump_clock: MockClock) -> None:
+    old, new = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
+    async with rig() as r, r.serving(old, "old.sock") as old_server, r.serving(new, "new.sock"):
+        await r.register("old.sock")
+        await r.figures(2, 2)
+        old.frames[0].close()
+        await old_server.wait_disconnected()
+        await r.register("new.sock")
+        await r.figures(3, 3)
+        await trio.sleep(60)
+        await r.figures(3, 3)
 
 
+@pytest.mark.trio
 @pytest.mark.parametrize("why", ["nobody at the endpoint", "options fail"])
-def test_a_failed_register_makes_kubelet_forget_the_running_plugin(why: str) -> None:
+async def test_a_failed_register_makes_kubelet_forget_the_running_plugin(
+    why: str, autojump_clock: MockClock
+) -> None:
     """The old stream goes on, but its end is not noticed: the devices stay Healthy with nobody there."""
-
-    async def body() -> None:
-        plugin = Plugin(first=all_healthy(2))
-        broken = Plugin(options_error=GRPCError(Status.INTERNAL, "no options today"))
-        async with rig() as r, r.serving(plugin, "good.sock"), r.serving(broken, "broken.sock"):
-            await r.register("good.sock")
-            await r.figures(2, 2)
-            if why == "options fail":
-                with pytest.raises(GRPCError, match="code = Internal desc = no options today") as refused:
-                    await r.register("broken.sock")
-            else:
-                called_at = trio.current_time()
-                with pytest.raises(GRPCError, match="failed to dial device plugin") as refused:
-                    await r.register("nowhere.sock")
-                assert trio.current_time() - called_at == pytest.approx(10.0)
-            assert refused.value.status is Status.UNKNOWN
-
-            plugin.frames[0].send_nowait(all_healthy(1))
-            await r.figures(1, 1)
-            plugin.frames[0].close()
-            await trio.sleep(STOP_GRACE_S * 2)
-            await r.figures(1, 1)
-
-            await r.register("good.sock")  # heals it
-            await r.figures(2, 2)
-            plugin.frames[1].close()
-            await r.figures(2, 0)
-
-    on_mock_clock(body)
-
-
-def test_a_caller_who_gives_up_on_register_makes_kubelet_forget_the_running_plugin() -> None:
-    async def body() -> None:
-        plugin = Plugin(first=all_healthy(2))
-        async with rig() as r, r.serving(plugin, "good.sock"):
-            await r.register("good.sock")
-            await r.figures(2, 2)
-            with trio.move_on_after(1):
+    plugin = Plugin(first=all_healthy(2))
+    broken = Plugin(options_error=GRPCError(Status.INTERNAL, "no options today"))
+    async with rig() as r, r.serving(plugin, "good.sock"), r.serving(broken, "broken.sock"):
+        await r.register("good.sock")
+        await r.figures(2, 2)
+        if why == "options fail":
+            with pytest.raises(GRPCError, match="code = Internal desc = no options today") as refused:
+                await r.register("broken.sock")
+        else:
+            called_at = trio.current_time()
+            with pytest.raises(GRPCError, match="failed to dial device plugin") as refused:
                 await r.register("nowhere.sock")
-            await trio.sleep(20)
-            plugin.frames[0].close()
-            await trio.sleep(STOP_GRACE_S * 2)
-            await r.figures(2, 2)
+            assert trio.current_time() - called_at == pytest.approx(10.0)
+        assert refused.value.status is Status.UNKNOWN
 
-    on_mock_clock(body)
+        plugin.frames[0].send_nowait(all_healthy(1))
+        await r.figures(1, 1)
+        plugin.frames[0].close()
+        await trio.sleep(STOP_GRACE_S * 2)
+        await r.figures(1, 1)
 
-
-def test_an_allocate_in_flight_when_the_stream_ends_fails_its_pod() -> None:
-    async def body() -> None:
-        plugin = Plugin(first=all_healthy(1), hold_allocate=trio.Event())
-        async with rig() as r, r.serving(plugin):
-            await r.register()
-            await r.figures(1, 1)
-            r.kubelet.submit("vm", {GPU: 1})
-            await plugin.allocating.wait()
-            plugin.frames[0].close()
-            pod = await r.kubelet.settled("vm")
-            assert pod.phase is Phase.FAILED
-            assert "code = Canceled desc = grpc: the client connection is closing" in pod.message
-
-    on_mock_clock(body)
+        await r.register("good.sock")  # heals it
+        await r.figures(2, 2)
+        plugin.frames[1].close()
+        await r.figures(2, 0)
 
 
-def test_kubelet_crashes_when_a_device_leaves_the_list_during_its_allocate() -> None:
-    async def body() -> None:
-        plugin = Plugin(first=all_healthy(2), hold_allocate=trio.Event())
-        async with rig() as r, r.serving(plugin):
-            await r.register()
-            await r.figures(2, 2)
-            r.kubelet.submit("vm", {GPU: 1})
-            await plugin.allocating.wait()
-            plugin.frames[0].send_nowait([("gpu1", "Healthy")])
-            await r.figures(1, 1, 1)
-            assert plugin.hold_allocate is not None
-            plugin.hold_allocate.set()
-            await r.kubelet.until(lambda view: not view.running)
-            (panic,) = r.kubelet.panics
-            assert "gpu0" in panic
-            # It is started again, and then the pod is admitted anew.
-            await r.kubelet.start()
-            async with r.serving(plugin, "again.sock"):
-                await r.register("again.sock")
-                await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.RUNNING)
+@pytest.mark.trio
+async def test_a_caller_who_gives_up_on_register_makes_kubelet_forget_the_running_plugin(
+    autojump_clock: MockClock,
+) -> None:
+    plugin = Plugin(first=all_healthy(2))
+    async with registered(plugin, "good.sock") as r:
+        with trio.move_on_after(1):
+            await r.register("nowhere.sock")
+        await trio.sleep(20)
+        plugin.frames[0].close()
+        await trio.sleep(STOP_GRACE_S * 2)
+        await r.figures(2, 2)
 
-    on_mock_clock(body)
+
+@pytest.mark.trio
+async def test_an_allocate_in_flight_when_the_stream_ends_fails_its_pod(autojump_clock: MockClock) -> None:
+    plugin = Plugin(first=all_healthy(1), hold_allocate=trio.Event())
+    async with registered(plugin) as r:
+        r.kubelet.submit("vm", {GPU: 1})
+        await plugin.allocating.wait()
+        plugin.frames[0].close()
+        pod = await r.kubelet.settled("vm")
+        assert pod.phase is Phase.FAILED
+        assert "code = Canceled desc = grpc: the client connection is closing" in pod.message
+
+
+@pytest.mark.trio
+async def test_kubelet_crashes_when_a_device_leaves_the_list_during_its_allocate(
+    autojump_clock: MockClock,
+) -> None:
+    plugin = Plugin(first=all_healthy(2), hold_allocate=trio.Event())
+    async with registered(plugin) as r:
+        r.kubelet.submit("vm", {GPU: 1})
+        await plugin.allocating.wait()
+        plugin.frames[0].send_nowait([("gpu1", "Healthy")])
+        await r.figures(1, 1, 1)
+        assert plugin.hold_allocate is not None
+        plugin.hold_allocate.set()
+        await r.kubelet.until(lambda view: not view.running)
+        (panic,) = r.kubelet.panics
+        assert "gpu0" in panic
+        # It is started again, and then the pod is admitted anew.
+        await r.kubelet.start()
+        async with r.serving(plugin, "again.sock"):
+            await r.register("again.sock")
+            await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.RUNNING)
 
 
 # --- the start of a container -----------------------------------------------------------------------------------
 
 
-def test_pre_start_is_tried_again_at_the_times_that_were_seen() -> None:
-    async def body() -> None:
-        busy = [GRPCError(Status.UNAVAILABLE, f"still held ({n})") for n in range(3)]
-        plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
-        async with rig() as r, r.serving(plugin):
-            await r.register()
-            await r.figures(1, 1)
-            pod = await r.kubelet.admit("vm", {GPU: 1})
-            first = trio.current_time()
-            assert pod.phase is Phase.STARTING
-            assert pod.message == (
-                "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: "
-                "rpc error: code = Unavailable desc = still held (0)"
-            )
-            await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.RUNNING)
-            assert trio.current_time() - first == pytest.approx(27.0)
-            assert [devices for call, devices in plugin.asked if call == "pre_start"] == [["gpu0"]] * 4
-
-    on_mock_clock(body)
+@pytest.mark.trio
+async def test_pre_start_is_tried_again_at_the_times_that_were_seen(autojump_clock: MockClock) -> None:
+    busy = [GRPCError(Status.UNAVAILABLE, f"still held ({n})") for n in range(3)]
+    plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
+    async with registered(plugin) as r:
+        pod = await r.kubelet.admit("vm", {GPU: 1})
+        first = trio.current_time()
+        assert pod.phase is Phase.STARTING
+        assert pod.message == (
+            "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: "
+            "rpc error: code = Unavailable desc = still held (0)"
+        )
+        await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.RUNNING)
+        assert trio.current_time() - first == pytest.approx(27.0)
+        assert [devices for call, devices in plugin.asked if call == "pre_start"] == [["gpu0"]] * 4
 
 
-def test_a_pod_that_is_deleted_while_it_waits_for_its_start_leaves_nothing() -> None:
-    async def body() -> None:
-        busy = [GRPCError(Status.UNAVAILABLE, "still held")]
-        plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
-        async with rig() as r, r.serving(plugin):
-            await r.register()
-            await r.figures(1, 1)
-            await r.kubelet.admit("vm", {GPU: 1})
-            r.kubelet.delete("vm")
-            await r.figures(1, 1, 0)
-            await trio.sleep(60)
-            assert (await r.kubelet.admit("next", {GPU: 1})).phase is Phase.RUNNING
-
-    on_mock_clock(body)
+@pytest.mark.trio
+async def test_a_pod_that_is_deleted_while_it_waits_for_its_start_leaves_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    busy = [GRPCError(Status.UNAVAILABLE, "still held")]
+    plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
+    async with registered(plugin) as r:
+        await r.kubelet.admit("vm", {GPU: 1})
+        r.kubelet.delete("vm")
+        await r.figures(1, 1, 0)
+        await trio.sleep(60)
+        assert (await r.kubelet.admit("next", {GPU: 1})).phase is Phase.RUNNING
 
 
-def test_two_resources_do_not_touch_each_other() -> None:
-    async def body() -> None:
-        one, two = Plugin(first=all_healthy(2)), Plugin(first=[("l40s", "Healthy")])
-        async with rig() as r, r.serving(one, "1.sock"), r.serving(two, "2.sock"):
-            await r.register("1.sock", GPU)
-            await r.register("2.sock", OTHER)
-            await r.figures(2, 2)
-            await r.figures(1, 1, resource=OTHER)
-            pod = await r.kubelet.admit("both", {GPU: 1, OTHER: 1})
-            assert pod.phase is Phase.RUNNING
-            one.frames[0].close()
-            await r.figures(2, 0, 1)
-            await r.figures(1, 1, 1, resource=OTHER)
-
-    on_mock_clock(body)
+@pytest.mark.trio
+async def test_two_resources_do_not_touch_each_other(autojump_clock: MockClock) -> None:
+    one, two = Plugin(first=all_healthy(2)), Plugin(first=[("l40s", "Healthy")])
+    async with rig() as r, r.serving(one, "1.sock"), r.serving(two, "2.sock"):
+        await r.register("1.sock", GPU)
+        await r.register("2.sock", OTHER)
+        await r.figures(2, 2)
+        await r.figures(1, 1, resource=OTHER)
+        pod = await r.kubelet.admit("both", {GPU: 1, OTHER: 1})
+        assert pod.phase is Phase.RUNNING
+        one.frames[0].close()
+        await r.figures(2, 0, 1)
+        await r.figures(1, 1, 1, resource=OTHER)
 
 
-def test_the_kubelet_directory_is_cleared_of_sockets_only(tmp_path: Path) -> None:
-    async def body() -> None:
-        directory = tmp_path / "device-plugins"
-        directory.mkdir()
-        (directory / "notes.txt").write_text("kept")
-        bind_unix(str(directory / "stale.sock"))
-        async with rig(tmp_path):
-            assert sorted(os.listdir(directory)) == ["kubelet.sock", "notes.txt"]
-
-    trio.run(body)
+@pytest.mark.trio
+async def test_the_kubelet_directory_is_cleared_of_sockets_only(tmp_path: Path) -> None:
+    directory = tmp_path / "device-plugins"
+    directory.mkdir()
+    (directory / "notes.txt").write_text("kept")
+    bind_unix(str(directory / "stale.sock"))
+    async with rig(tmp_path):
+        assert sorted(os.listdir(directory)) == ["kubelet.sock", "notes.txt"]

@@ -371,6 +371,28 @@ def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from
     assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
 
 
+def test_a_card_swapped_for_another_model_under_its_pod_is_lost() -> None:
+    core = node(ledger={A: "vm-1"})
+    look(core, A, gpu(A, device="20b0", model="GA100 [A100 PCIe 40GB]"))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == ("allocated to pod default/vm-1, but another device is there now (10de:20b0)")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(gpu(A), class_code="", fault="cannot be read"),
+        replace(gpu(A), vendor="", model=None, fault="cannot be read"),
+        replace(gpu(A), device="", model=None, fault="cannot be read"),
+    ],
+)
+def test_an_allocated_device_whose_identity_cannot_be_read_is_not_lost(found: PciFunction) -> None:
+    """A daemon that starts just then does not know that it is one of its own; kubelet's ledger does."""
+    core = node(gpu(B), found, ledger={A: "vm-1"})
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(A) == "allocated to pod default/vm-1"
+
+
 def test_a_lost_device_is_listed_though_its_resource_has_no_plugin_any_more() -> None:
     """The daemon was restarted after the only bound GPU of a model was pulled from under its pod; another one is there
     and not bound."""

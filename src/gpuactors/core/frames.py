@@ -28,6 +28,7 @@ from gpuactors.core.model import (
     Role,
     Transition,
 )
+from gpuactors.core.naming import resource_name
 from gpuactors.core.registration import new_plugin
 from gpuactors.core.standing import Owner, Standing, owners, stand_of
 
@@ -128,11 +129,27 @@ def _advertised(device_id: DeviceId, device: Device, health: Health, reason: str
 
 
 def _tombstone(state: NodeState, resource: ResourceName, device_id: DeviceId, pod: Pod) -> Advertised:
-    """A device that kubelet has given to a pod and that is not on this node any more."""
+    """A device that kubelet has given to a pod and that is not offered on this node any more."""
     address = address_of(state, resource, device_id) or PciAddress(device_id)
     old = next((a for a in state.frames.get(resource, ()) if a.id == device_id), None)
-    reason = f"allocated to pod {pod}, but the PCI function is gone from this node"
-    return Advertised(device_id, address, Health.UNHEALTHY, old.numa_node if old else None, reason)
+    numa_node = old.numa_node if old is not None else None
+    if not _is_lost(state, resource, address):
+        return Advertised(device_id, address, Health.HEALTHY, numa_node, f"allocated to pod {pod}")
+    reason = f"allocated to pod {pod}, but {_why_gone(state, address)}"
+    return Advertised(device_id, address, Health.UNHEALTHY, numa_node, reason)
+
+
+def _is_lost(state: NodeState, resource: ResourceName, address: PciAddress) -> bool:
+    """A pod cannot have that device of that resource any more: it is gone, unbound, or another model's.
+
+    One whose ids could never be read is not: which model it is was known when it was given away.
+    """
+    fact = state.facts.get(address)
+    function = fact.function if fact is not None else None
+    if function is None or not function.vfio_bound:
+        return True
+    known = bool(function.vendor and function.device)
+    return known and resource_name(function.vendor, function.device, function.model) != resource
 
 
 def _frame(
@@ -146,13 +163,13 @@ def _frame(
     in_call = any(call.resource == resource for call in state.calls.values())
     if in_call or state.no_shrink_until.get(resource, at) > at:
         for old in listed:
-            kept = replace(old, health=Health.UNHEALTHY, reason=_why_gone(state, old))
+            kept = replace(old, health=Health.UNHEALTHY, reason=_why_gone(state, old.address))
             frame.setdefault(old.id, kept)
     return tuple(sorted(frame.values(), key=lambda a: a.id))
 
 
-def _why_gone(state: NodeState, old: Advertised) -> str:
-    fact = state.facts.get(old.address)
+def _why_gone(state: NodeState, address: PciAddress) -> str:
+    fact = state.facts.get(address)
     if fact is None or fact.function is None:
         return "the PCI function is gone from this node"
     if fact.function.vfio_bound:
@@ -223,6 +240,5 @@ def _check(state: NodeState) -> None:
             continue
         listed = next((a for a in state.frames[resource] if a.id == device_id), None)
         assert listed is not None, f"{device_id} is allocated to pod {pod} but not listed"
-        fact = state.facts.get(listed.address)
-        lost = fact is None or fact.function is None or not fact.function.vfio_bound
+        lost = _is_lost(state, resource, listed.address)
         assert lost or listed.health is Health.HEALTHY, f"{device_id} is allocated to pod {pod} but Unhealthy"

@@ -393,6 +393,26 @@ def test_an_allocated_device_whose_identity_cannot_be_read_is_not_lost(found: Pc
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
+def test_what_was_just_handed_out_and_is_gone_stays_listed_though_the_ledger_cannot_be_read() -> None:
+    core = node()
+    ask(core, A)
+    assert isinstance(core.answers(*looked(core, A))[0], Granted)
+    core.ledger_problem = "kubelet does not answer"
+    look(core, A)
+    core.pass_time(limits.GRANT_GRACE_S - 1)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == "just handed out, but the PCI function is gone from this node"
+
+
+def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
+    core = Core()
+    core.silent = True
+    core.feed(HostScanned(1, (gpu(A),)))
+    assert [t.may_open for t in project(core.state).poll.targets] == [False]
+    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    assert [t.may_open for t in project(core.state).poll.targets] == [True]
+
+
 def test_a_lost_device_is_listed_though_its_resource_has_no_plugin_any_more() -> None:
     """The daemon was restarted after the only bound GPU of a model was pulled from under its pod; another one is there
     and not bound."""

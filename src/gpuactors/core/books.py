@@ -104,7 +104,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
             again=False,
         ),
         departed={**still_gone, **left},
-        granted={a: until for a, until in state.granted.items() if a not in listed},
+        granted={given: until for given, until in state.granted.items() if given not in entries},
     )
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
     due_at = at + period_s if _matters(state) else math.inf
@@ -328,7 +328,7 @@ def due(state: NodeState, at: float) -> NodeState:
     if _poll_due_at(state) <= at:
         state = ask_poll(state)
     if state.ledger.problem is None and any(until <= at for until in state.granted.values()):
-        state = replace(state, granted={a: until for a, until in state.granted.items() if until > at})
+        state = replace(state, granted={given: t for given, t in state.granted.items() if t > at})
     return state
 
 

@@ -150,7 +150,8 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
 
 def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
     """Until kubelet's ledger lists it, what was handed out counts as allocated."""
-    until = dict.fromkeys(call.seen, at + limits.GRANT_GRACE_S)
+    ids = [(call.resource, device) for request in call.requests for device in request]
+    until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
     ledger = replace(state.ledger, due_at=min(state.ledger.due_at, at + limits.GRANT_LEDGER_S))
     return replace(state, granted={**state.granted, **until}, ledger=ledger)
 

@@ -23,14 +23,13 @@ from gpuactors.core.model import (
     NodeState,
     PciAddress,
     PluginState,
-    Pod,
     ResourceName,
     Role,
     Transition,
 )
 from gpuactors.core.naming import resource_name
 from gpuactors.core.registration import new_plugin
-from gpuactors.core.standing import Owner, Standing, owners, stand_of
+from gpuactors.core.standing import Owner, Standing, given_away, owners, stand_of
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
@@ -118,9 +117,9 @@ def _listed(
             listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, health, reason)
     # Kubelet's ledger has other plugins' resources as well. One that has no plugin here is ours by its model's name.
     ours = {*state.plugins, *(d.resource for d in devices)}
-    for (resource, device_id), pod in state.ledger.entries.items():
+    for (resource, device_id), said in given_away(state).items():
         if resource in ours and device_id not in listed.get(resource, {}):
-            listed.setdefault(resource, {})[device_id] = _tombstone(state, resource, device_id, pod)
+            listed.setdefault(resource, {})[device_id] = _tombstone(state, resource, device_id, said)
     return listed
 
 
@@ -128,14 +127,14 @@ def _advertised(device_id: DeviceId, device: Device, health: Health, reason: str
     return Advertised(device_id, device.function.address, health, device.function.numa_node, reason)
 
 
-def _tombstone(state: NodeState, resource: ResourceName, device_id: DeviceId, pod: Pod) -> Advertised:
+def _tombstone(state: NodeState, resource: ResourceName, device_id: DeviceId, said: str) -> Advertised:
     """A device that kubelet has given to a pod and that is not offered on this node any more."""
     address = address_of(state, resource, device_id) or PciAddress(device_id)
     old = next((a for a in state.frames.get(resource, ()) if a.id == device_id), None)
     numa_node = old.numa_node if old is not None else None
     if not _is_lost(state, resource, address):
-        return Advertised(device_id, address, Health.HEALTHY, numa_node, f"allocated to pod {pod}")
-    reason = f"allocated to pod {pod}, but {_why_gone(state, address)}"
+        return Advertised(device_id, address, Health.HEALTHY, numa_node, said)
+    reason = f"{said}, but {_why_gone(state, address)}"
     return Advertised(device_id, address, Health.UNHEALTHY, numa_node, reason)
 
 
@@ -235,10 +234,10 @@ def _check(state: NodeState) -> None:
     for resource, frame in state.frames.items():
         addresses = [a.address for a in frame]
         assert len(addresses) == len(set(addresses)), f"{resource} describes a device twice: {addresses}"
-    for (resource, device_id), pod in state.ledger.entries.items():
+    for (resource, device_id), said in given_away(state).items():
         if resource not in state.frames:
             continue
         listed = next((a for a in state.frames[resource] if a.id == device_id), None)
-        assert listed is not None, f"{device_id} is allocated to pod {pod} but not listed"
+        assert listed is not None, f"{device_id} is {said} but not listed"
         lost = _is_lost(state, resource, listed.address)
-        assert lost or listed.health is Health.HEALTHY, f"{device_id} is allocated to pod {pod} but Unhealthy"
+        assert lost or listed.health is Health.HEALTHY, f"{device_id} is {said} but Unhealthy"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from gpuactors.core.inventory import Device, devices_of
+from gpuactors.core.inventory import devices_of
 from gpuactors.core.model import DeviceId, NodeState, PciAddress, ResourceName, pci_address
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
@@ -21,8 +21,9 @@ def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
     taken: set[tuple[ResourceName, DeviceId]] = set()
     for device in devices_of(state.facts, state.settings.selectors):
         older = (device.resource, DeviceId(str(device.function.iommu_group)))
-        known = older in state.ledger.entries or _is_listed(state, *older)
-        if known and older not in taken and not _is_known_by_address(state, device):
+        known = _is_given(state, older) or _is_listed(state, *older)
+        by_address = (device.resource, DeviceId(device.function.address))
+        if known and older not in taken and not _is_given(state, by_address):
             taken.add(older)
             ids[device.function.address] = older[1]
         else:
@@ -30,8 +31,8 @@ def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
     return ids
 
 
-def _is_known_by_address(state: NodeState, device: Device) -> bool:
-    return (device.resource, DeviceId(device.function.address)) in state.ledger.entries
+def _is_given(state: NodeState, named: tuple[ResourceName, DeviceId]) -> bool:
+    return named in state.ledger.entries or named in state.granted
 
 
 def _is_listed(state: NodeState, resource: ResourceName, device: DeviceId) -> bool:

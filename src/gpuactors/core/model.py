@@ -357,7 +357,7 @@ class NodeState:
     calls: Mapping[Token, Call]
     ledger: Ledger
     polls: Polls
-    granted: Mapping[PciAddress, float]
+    granted: Mapping[tuple[ResourceName, DeviceId], float]
     """Devices handed out by Allocate that kubelet's ledger does not list yet, and until when we believe in it."""
     departed: Mapping[PciAddress, Departed]
     history: Mapping[PciAddress, tuple[Transition, ...]]

@@ -90,12 +90,16 @@ def project(state: NodeState) -> Outputs:
 
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
-    """The groups to poll. One that anybody was given is never opened as a probe."""
+    """The groups to poll. One that anybody was given is never opened as a probe, and none before kubelet's ledger has
+    told what was given."""
     asked = {a for call in state.calls.values() for a in call.seen}
     given = asked | owners(state).keys()
     return tuple(
         PollTarget(
-            group, functions, may_open=given.isdisjoint(functions), urgent=not asked.isdisjoint(functions)
+            group,
+            functions,
+            may_open=state.ledger.read > 0 and given.isdisjoint(functions),
+            urgent=not asked.isdisjoint(functions),
         )
         for group, functions in sorted(groups_that_matter(state).items())
     )

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from gpuactors.core.identity import address_of
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import NodeState, Observed, PciAddress, Pod, ResourceName
+from gpuactors.core.model import DeviceId, NodeState, Observed, PciAddress, Pod, ResourceName
 
 
 class Standing(StrEnum):
@@ -42,7 +42,7 @@ class Owner:
     """To whom kubelet has given a device."""
 
     resource: ResourceName | None
-    """The resource it was given as; None for a DRA claim, or where only our own Allocate is known."""
+    """The resource it was given as; None for a DRA claim."""
     claimed: bool
     said: str
     """`allocated to pod default/vm-1`"""
@@ -53,13 +53,17 @@ def owners(state: NodeState) -> dict[PciAddress, Owner]:
     found: dict[PciAddress, Owner] = {}
     for address, claim in state.ledger.claims.items():
         found[address] = Owner(None, True, f"in use by the claim {claim.claim} of pod {claim.pod}")
-    for address in state.granted:
-        found[address] = Owner(None, False, "just handed out")
-    for (resource, device), pod in state.ledger.entries.items():
+    for (resource, device), said in given_away(state).items():
         given = address_of(state, resource, device)
         if given is not None:
-            found[given] = Owner(resource, False, f"allocated to pod {pod}")
+            found[given] = Owner(resource, False, said)
     return found
+
+
+def given_away(state: NodeState) -> dict[tuple[ResourceName, DeviceId], str]:
+    """Every device that kubelet has given to a pod as a device plugin's, and the words for it."""
+    just = dict.fromkeys(state.granted, "just handed out")
+    return just | {given: f"allocated to pod {pod}" for given, pod in state.ledger.entries.items()}
 
 
 def stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:

@@ -127,8 +127,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             description=(
                 "How it is found out whether a GPU is in use, and by whom: `passive` (`enable` and "
                 "`power/runtime_status` in sysfs; opens nothing), `proc` (also /proc/*/fd, which names the process; "
-                "needs the host's PID namespace and CAP_SYS_PTRACE), or `open` (as `passive`, and as a last resort "
-                "opens the IOMMU group of a GPU that nobody was given)."
+                "needs the host's PID namespace, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE), or `open` (as `passive`, "
+                "and as a last resort opens the IOMMU group of a GPU that nobody was given)."
             )
         ),
     ] = "passive"

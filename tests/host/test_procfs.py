@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -277,6 +278,57 @@ def test_a_holder_by_another_inode_is_found(tmp_path: Path) -> None:
     with holding(str(own)) as process:
         (holder,) = reader.find((target(GPU),)).holders[51]
         assert holder.pid == process.pid
+
+
+DAC_READ_SEARCH, SYS_PTRACE = "dac_read_search", "sys_ptrace"
+
+SEES = """
+import sys
+from gpuactors.core.model import PciAddress
+from gpuactors.core.snapshot import PollTarget
+from gpuactors.host.procfs import ProcReader
+from gpuactors.host.root import HostRoot
+found = ProcReader(HostRoot(sys.argv[1])).find((PollTarget(51, (PciAddress(sys.argv[2]),), may_open=False),))
+print(*(holder.pid for holder in found.holders.get(51, ())), found.exhaustive)
+"""
+
+
+def setpriv(*capabilities: str, user: int = 0) -> tuple[str, ...]:
+    """The beginning of a command that shall run with these capabilities only. Skips the test where we lack them."""
+    effective = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
+    wanted = (
+        1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19
+    )  # and CAP_SETGID, CAP_SETUID, CAP_SETPCAP (linux/capability.h)
+    if effective & wanted != wanted or shutil.which("setpriv") is None:
+        pytest.skip("needs root's capabilities and setpriv")
+    these = ",".join(("-all", *(f"+{name}" for name in capabilities)))
+    as_user = ("--reuid", str(user), "--regid", str(user), "--clear-groups") if user else ()
+    return "setpriv", f"--bounding-set={these}", f"--inh-caps={these}", *as_user
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "seen"),
+    [((), False), ((DAC_READ_SEARCH,), False), ((SYS_PTRACE,), False), ((DAC_READ_SEARCH, SYS_PTRACE), True)],
+)
+def test_another_users_process_is_seen_with_two_capabilities(
+    tmp_path: Path, capabilities: tuple[str, ...], seen: bool
+) -> None:
+    """By root, who has no others: what the help, the README and the manifests say. Without them nobody is not said."""
+    stand_in(tmp_path, "/dev/full")
+    hold = (*setpriv(user=65534), "sh", "-c", "exec 3</dev/full; echo open; exec sleep 60")
+    with subprocess.Popen(hold, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"open\n"
+            look = (*setpriv(*capabilities), sys.executable, "-c", SEES, str(tmp_path), GPU.address)
+            told = subprocess.run(
+                look, check=True, capture_output=True, text=True, timeout=PATIENCE_S
+            ).stdout.split()
+        finally:
+            process.kill()
+    assert (str(process.pid) in told[:-1]) is seen
+    if not seen:
+        assert told == ["False"]
 
 
 def test_we_are_not_found_ourselves(tmp_path: Path) -> None:

@@ -147,18 +147,3 @@ async def test_a_cancelled_look_is_left_alone(tree: HostTree) -> None:
         tree.end_hang(address(1), "device", b"0x2330\n")
         (function,) = await reader.look(address(1))
     assert function.device == "2330"
-
-
-def test_the_program_can_end_while_a_read_hangs(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
-    tree.plug(spec(1))
-    tree.make_hang(address(1), "device")
-
-    async def give_up() -> None:
-        with pytest.raises(HostError):
-            await ThreadedReader(sysfs(tree), look_deadline_s=SHORT_S).look(address(1))
-
-    trio.run(give_up)
-    hanging = [thread for thread in threading.enumerate() if thread.name == f"look at {address(1)}"]
-    assert [thread.daemon for thread in hanging] == [True]
-    tree.end_hang(address(1), "device", b"0x2330\n")

@@ -212,7 +212,9 @@ class Passes:
             return find(reader, targets, only=only, **kwargs)  # type: ignore[arg-type]
 
         monkeypatch.setattr(ProcReader, "find", counted)
-        monkeypatch.setattr(limits, "PROC_SCAN_REST", 1e9)  # no second pass by time alone
+        # No second pass by time alone.
+        monkeypatch.setattr(limits, "PROC_SCAN_REST", 1e9)
+        monkeypatch.setattr(limits, "PROC_SCAN_REST_MAX_S", 1e9)
 
     def since(self) -> list[set[int] | None]:
         passes, self.only = self.only, []
@@ -258,6 +260,24 @@ async def test_after_its_rest_all_processes_are_looked_at_again(
     for _ in range(3):
         await observe(reader)
     assert passes.since() == [None] * 3
+
+
+@pytest.mark.trio
+async def test_however_long_a_pass_took_it_rests_no_longer_than_promised(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    rest_s = limits.PROC_SCAN_REST_MAX_S
+    passes = Passes(monkeypatch)
+    monkeypatch.setattr(limits, "PROC_SCAN_REST_MAX_S", rest_s)
+    reader = SysfsUse(root(tree), "proc")
+    await observe(reader)
+    tree.open_group(2, 4711, device=False)
+    mock_clock.jump(rest_s - 0.001)
+    assert (await observe(reader))[2].holders is None
+    assert passes.since() == [None, set()]
+    mock_clock.jump(0.001)
+    assert [h.pid for h in (await observe(reader))[2].holders or ()] == [4711]
+    assert passes.since() == [None]
 
 
 @pytest.mark.trio

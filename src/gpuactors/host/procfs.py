@@ -1,9 +1,13 @@
 """Who holds vfio groups and devices open: /proc/*/fd, by device number.
 
 By number, not by path: a container has device nodes of its own, with other inodes and maybe other names. Synchronous;
-`use.py` runs it. Needs a /proc of the host's PID namespace, and CAP_SYS_PTRACE to look at other users' processes (man 5
-proc, PTRACE_MODE_READ_FSCREDS). Must not open a device node, and must not wait for a filesystem: a process may have
-files open on a dead NFS server.
+`use.py` runs it. Must not open a device node, and must not wait for a filesystem: a process may have files open on a
+dead NFS server.
+
+Needs a /proc of the host's PID namespace, and two capabilities even as root. CAP_DAC_READ_SEARCH: /proc/PID/fd is its
+owner's alone (mode 0500), so without it the descriptors of another user's process, as KubeVirt's QEMU is, cannot even
+be listed. CAP_SYS_PTRACE: its entries are read and followed under ptrace's access check (man 5 proc,
+PTRACE_MODE_READ_FSCREDS), which refuses another user's process, and one of our own user that has a capability more.
 """
 
 from __future__ import annotations

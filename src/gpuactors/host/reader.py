@@ -6,18 +6,15 @@ Must not decide anything: which functions are of interest is the reader's, what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TypeVar, final
 
 import trio
 
 from gpuactors import limits
 from gpuactors.core.model import PciAddress, PciFunction
 from gpuactors.host.sysfs import SysfsReader
+from gpuactors.host.threads import in_thread
 from gpuactors.ports import HostError
-
-if TYPE_CHECKING:
-    import outcome
 
 T = TypeVar("T")
 
@@ -69,25 +66,13 @@ class ThreadedReader:
         """Runs `read` in a thread. When cancelled it stops waiting; the thread ends when it can."""
         while (earlier := self._threads.get(key)) is not None:
             await earlier.wait()
-        ended = self._threads[key] = trio.Event()
-        results: list[outcome.Outcome[T]] = []
-        run = trio.lowlevel.current_trio_token()
+        over = self._threads[key] = trio.Event()
 
-        def end(result: outcome.Outcome[T]) -> None:
-            results.append(result)
+        def ended() -> None:
             del self._threads[key]
-            ended.set()
+            over.set()
 
-        def deliver(result: outcome.Outcome[T]) -> None:
-            # Called in the thread. The run may be over by the time that a hanging read comes back.
-            with suppress(trio.RunFinishedError):
-                run.run_sync_soon(end, result)
-
-        # Not trio.to_thread: there the thread of a given-up look keeps its place in the limiter, and whether a
-        # cancelled call had started its thread cannot be known.
-        trio.lowlevel.start_thread_soon(read, deliver, name=f"look at {key}" if key else "scan")
-        await ended.wait()
-        return results[0].unwrap()
+        return await in_thread(read, name=f"look at {key}" if key else "scan", ended=ended)
 
 
 @final

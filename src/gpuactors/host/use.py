@@ -12,9 +12,8 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import trio
 
@@ -23,9 +22,7 @@ from gpuactors.core.model import GroupUse, Holder, PciAddress
 from gpuactors.core.snapshot import PollTarget
 from gpuactors.host.procfs import Found, ProcReader
 from gpuactors.host.root import PCI_DEVICES, HostRoot, group_node
-
-if TYPE_CHECKING:
-    import outcome
+from gpuactors.host.threads import in_thread
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 """As the configuration has it."""
@@ -228,37 +225,17 @@ class SysfsUse:
             rested=trio.current_time() >= self._rested_at,
             open_until=time.monotonic() + limits.OPEN_WITHIN_S,
         )
-        with trio.move_on_after(self._deadline_s):
-            await self._in_thread(look)
-        if look.known is not None and look.known is not self._known:
-            self._known = look.known
-            self._rested_at = trio.current_time() + limits.PROC_SCAN_REST * look.known.took_s
-        return look.uses()
-
-    async def _in_thread(self, look: _Look) -> None:
-        """Runs the look in a thread. When cancelled it stops waiting; the thread ends when it can."""
-        ended = trio.Event()
-        results: list[outcome.Outcome[None]] = []
-        run = trio.lowlevel.current_trio_token()
-
-        def end(result: outcome.Outcome[None]) -> None:
-            results.append(result)
-            self._hanging.remove(look)
-            ended.set()
-
-        def deliver(result: outcome.Outcome[None]) -> None:
-            # Called in the thread. The run may be over by the time that a hanging read comes back.
-            with suppress(trio.RunFinishedError):
-                run.run_sync_soon(end, result)
-
         self._hanging.append(look)
-        # Not trio.to_thread, for the reasons given in reader.py.
-        trio.lowlevel.start_thread_soon(look.run, deliver, name="poll")
         try:
-            await ended.wait()
+            with trio.move_on_after(self._deadline_s):
+                await in_thread(look.run, name="poll", ended=lambda: self._hanging.remove(look))
         finally:
             look.given_up = True
-        results[0].unwrap()
+        if look.known is not None and look.known is not self._known:
+            self._known = look.known
+            rest_s = min(limits.PROC_SCAN_REST * look.known.took_s, limits.PROC_SCAN_REST_MAX_S)
+            self._rested_at = trio.current_time() + rest_s
+        return look.uses()
 
 
 @final

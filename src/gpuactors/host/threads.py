@@ -1,0 +1,51 @@
+"""A blocking call in a thread of its own, which whoever waits for it may give up: a read of sysfs or /proc may hang.
+
+Must not know what is read, set deadlines or limit how many calls there are: that is its callers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    import outcome
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> T:
+    """What `call` returns or raises. When cancelled it stops waiting; the thread cannot be ended and lives on.
+
+    `ended` is called once, in the trio run, as soon as the thread is over, whether or not anybody still waits; not at
+    all if the run is over by then. The thread is a daemon thread, so it does not keep the process from ending.
+
+    Not trio.to_thread: there the thread of a call that was given up keeps its place in the limiter, and whether a
+    cancelled call had started its thread cannot be known.
+
+    Raises RuntimeError if there is no thread to be had; `ended` has been called then.
+    """
+    over = trio.Event()
+    results: list[outcome.Outcome[T]] = []
+    run = trio.lowlevel.current_trio_token()
+
+    def end(result: outcome.Outcome[T]) -> None:
+        results.append(result)
+        ended()
+        over.set()
+
+    def deliver(result: outcome.Outcome[T]) -> None:
+        # Called in the thread.
+        with suppress(trio.RunFinishedError):
+            run.run_sync_soon(end, result)
+
+    try:
+        trio.lowlevel.start_thread_soon(call, deliver, name=name)
+    except RuntimeError:
+        ended()
+        raise
+    await over.wait()
+    return results[0].unwrap()

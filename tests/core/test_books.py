@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Granted, Preferred, Ready, Refusal, Refused
+from gpuactors.core.effects import Granted, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -402,6 +402,31 @@ def test_what_was_just_handed_out_and_is_gone_stays_listed_though_the_ledger_can
     core.pass_time(limits.GRANT_GRACE_S - 1)
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "just handed out, but the PCI function is gone from this node"
+
+
+def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() -> None:
+    core = node()
+    core.silent = True
+    ask(core, A)
+    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    assert core.answers(GroupsObserved(poll, ())) == []
+    core.silent = False
+    core.enabled = {A: 1}
+    (answer,) = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if isinstance(e, Reply)]
+    assert isinstance(answer, Refused)
+    assert "in use (enable of 0000:01:00.0 is 1)" in answer.reason
+
+
+def test_a_function_whose_unbind_waits_for_its_holder_keeps_its_group_in_use() -> None:
+    core = node(gpu(A, 7), gpu(B, 7), enabled=(A,))
+    look(core, A, gpu(A, 7, driver=None), gpu(B, 7))
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {B: "Unhealthy"}
+    core.enabled = {}
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame() == {B: "Healthy"}
 
 
 def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:

@@ -162,13 +162,14 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 
 
 def groups_that_matter(state: NodeState) -> dict[int, tuple[PciAddress, ...]]:
-    """The groups of offered devices, with their vfio-bound functions."""
+    """The groups of offered devices, with what of them a virtual machine can have open: the functions on a vfio driver,
+    and those on none. An unbind waits for whoever has the function open, and the driver's link is gone meanwhile."""
     wanted = {
         d.function.iommu_group for d in devices_of(state.facts, state.settings.selectors) if is_offered(d)
     }
     groups = groups_of(functions_of(state.facts).values())
     return {
-        group: tuple(f.address for f in members if f.vfio_bound)
+        group: tuple(f.address for f in members if f.vfio_bound or f.driver is None)
         for group, members in groups.items()
         if group in wanted
     }
@@ -283,7 +284,7 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
     """After an event: a read of the ledger at once where something was taken from under a pod, which may have ended
     just before; a poll at once where a group appeared that was never polled, and soon where somebody should let go.
 
-    `waited_for`: a container waits to start until somebody does.
+    `waited_for`: a call waits for what a poll tells.
     """
     if state.facts is not before.facts and any(
         _is_bound(before, a) and not _is_bound(state, a) for a in owners(state)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from gpuactors import limits
 from gpuactors.core import books, looks
 from gpuactors.core.allocation import grant, prefer
+from gpuactors.core.books import groups_that_matter
 from gpuactors.core.effects import (
     Answer,
     Effect,
@@ -128,9 +129,9 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     return Reply(event.token, Preferred(tuple(prefer(request, known, busy) for request in event.requests)))
 
 
-def waits_for_release(state: NodeState) -> bool:
-    """A container waits to start until somebody lets go of its devices."""
-    return any(c.kind is CallKind.PRE_START and not _missing(state, c) for c in state.calls.values())
+def waits_for_poll(state: NodeState) -> bool:
+    """A call has its looks and waits for more: who has its devices, or that he lets go."""
+    return any(not _unseen(state, call) for call in state.calls.values())
 
 
 def devices_by_id(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
@@ -196,11 +197,21 @@ def _refused_at_once(
 
 
 def _missing(state: NodeState, call: Call) -> list[PciAddress]:
-    """The call's devices whose look, or the poll, asked for after the call came, is not back yet."""
-    unseen = [a for a in call.seen if a in state.looks.functions and _number(state, a) <= call.since]
-    if not unseen and state.polls.outstanding is not None and state.polls.done <= call.since:
-        return sorted(call.seen)
-    return sorted(unseen)
+    """The call's devices that have not been looked at and polled since the call came."""
+    return _unseen(state, call) or _unpolled(state, call)
+
+
+def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
+    return sorted(a for a in call.seen if a in state.looks.functions and _number(state, a) <= call.since)
+
+
+def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
+    """A poll may have to leave a group out; what an earlier one saw of it does not count."""
+    polled = {group for group, use in state.polls.groups.items() if use.poll > call.since}
+    wanted = {
+        a for group, members in groups_that_matter(state).items() if group not in polled for a in members
+    }
+    return sorted(call.seen.keys() & wanted)
 
 
 def _number(state: NodeState, address: PciAddress) -> int:

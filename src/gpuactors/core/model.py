@@ -237,7 +237,7 @@ class GroupUse:
 
     group: int
     enabled: Mapping[PciAddress, int]
-    """`enable` of each of its vfio-bound functions: 0 when free, 1 while a device descriptor is open
+    """`enable` of each function of the target: 0 when free, 1 while a device descriptor is open
     (drivers/pci/pci.c, pci_enable_device). A function that could not be read is not in here."""
     active: frozenset[PciAddress]
     """Functions whose `power/runtime_status` is `active`."""

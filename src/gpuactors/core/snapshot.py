@@ -40,7 +40,7 @@ class PollTarget:
 
     group: int
     functions: tuple[PciAddress, ...]
-    """Its vfio-bound functions."""
+    """Its functions on a vfio driver, or on none."""
     may_open: bool
     """An open as a probe would hurt nobody: not allocated, not claimed, not just handed out."""
     urgent: bool = False

@@ -125,7 +125,7 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
             after, effects = _daemon(state, event)
         case _:
             assert_never(event)
-    after = books.hastened(state, after, at, waited_for=calls.waits_for_release(after))
+    after = books.hastened(state, after, at, waited_for=calls.waits_for_poll(after))
     after, answered = calls.completed(after, at)
     after = _hold_lists(state, after, answered, at)
     after, published = publish(state, after, at)

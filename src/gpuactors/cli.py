@@ -78,11 +78,12 @@ def run(**flags: object) -> None:
 
     try:
         trio.run(app.run_until_signal, config)
-    except* HostError as group:
-        _fail(str(_first(group)), EX_CONFIG)
-    except* Exception as group:
-        log.get_logger().error("daemon.died", exc_info=group)
-        _fail(f"internal error, please report it: {_first(group)!r}", EX_SOFTWARE)
+    except Exception as exc:  # except* would change the exit code: on Python 3.11.2 an exit from within it is grouped
+        cause = _first(exc)
+        if isinstance(cause, HostError):
+            _fail(str(cause), EX_CONFIG)
+        log.get_logger().error("daemon.died", exc_info=exc)
+        _fail(f"internal error, please report it: {cause!r}", EX_SOFTWARE)
 
 
 @cli.command()

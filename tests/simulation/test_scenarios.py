@@ -359,6 +359,7 @@ def boot() -> Step:
 
 def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SCENARIOS", (story(boot()),))
+    monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     assert run.simulate(scenario="test", seed=0, speed=1e6, json_lines=False, out=out) == 0
     assert "Step 1 of 1: Boot" in out.getvalue()

@@ -78,7 +78,9 @@ def run(**flags: object) -> None:
 
     try:
         trio.run(app.run_until_signal, config)
-    except Exception as exc:  # except* would change the exit code: on Python 3.11.2 an exit from within it is grouped
+    except (
+        Exception
+    ) as exc:  # except* would change the exit code: on Python 3.11.2 an exit from within it is grouped
         cause = _first(exc)
         if isinstance(cause, HostError):
             _fail(str(cause), EX_CONFIG)

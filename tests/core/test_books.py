@@ -436,6 +436,10 @@ def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
     assert [t.may_open for t in project(core.state).poll.targets] == [False]
     core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
     assert [t.may_open for t in project(core.state).poll.targets] == [True]
+    core.feed(HandOverRequested())
+    assert [t.may_open for t in project(core.state).poll.targets] == [False], (
+        "another daemon hands them out now"
+    )
 
 
 def test_a_lost_device_is_listed_though_its_resource_has_no_plugin_any_more() -> None:

@@ -90,15 +90,16 @@ def project(state: NodeState) -> Outputs:
 
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
-    """The groups to poll. One that anybody was given is never opened as a probe, and none before kubelet's ledger has
-    told what was given."""
+    """The groups to poll. One that anybody was given is never opened as a probe; who does not serve, or has not read
+    kubelet's ledger, does not know what was given and opens none."""
+    knows = state.role is Role.SERVING and state.ledger.read > 0
     asked = {a for call in state.calls.values() for a in call.seen}
     given = asked | owners(state).keys()
     return tuple(
         PollTarget(
             group,
             functions,
-            may_open=state.ledger.read > 0 and given.isdisjoint(functions),
+            may_open=knows and given.isdisjoint(functions),
             urgent=not asked.isdisjoint(functions),
         )
         for group, functions in sorted(groups_that_matter(state).items())

@@ -213,7 +213,8 @@ def _daemon(
         case PredecessorGone(how):
             if state.role is Role.SERVING:
                 return state, []
-            return replace(state, role=Role.SERVING), [
+            # What the predecessor handed out last is in kubelet's ledger, and was in its memory alone.
+            return books.ask_ledger(replace(state, role=Role.SERVING)), [
                 Say(Level.INFO, "daemon.serving", {"predecessor": how})
             ]
         case HandOverRequested():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from gpuactors.concurrency.supervise import ActorBrokenError, RestartPolicy, supervise
@@ -66,6 +67,31 @@ async def test_a_bug_that_is_no_exception_is_not_swallowed() -> None:
 
     with pytest.raises(SystemExit):
         await supervise("watcher", dies, POLICY, lambda *_: None)
+
+
+async def test_what_fails_while_the_actor_is_cancelled_is_told_and_ends_nothing() -> None:
+    """The daemon stops just when one task of an actor fails: else its process would end as by a bug."""
+
+    async def fails_on_the_way_out() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("too late")
+
+    async def actor() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails_on_the_way_out)
+            nursery.start_soon(trio.sleep_forever)
+
+    told: list[Exception] = []
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervise, "inspector", actor, POLICY, lambda _n, exc, _s: told.append(exc))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    (failure,) = told
+    assert isinstance(failure, ExceptionGroup)
+    assert "too late" in str(failure.exceptions[0])
 
 
 def test_waits_are_bounded_and_jittered_downwards() -> None:

@@ -44,7 +44,8 @@ async def supervise(
     """Runs `actor` for ever; `on_failure` is told the name, the exception and the wait in seconds.
 
     Raises `ActorBrokenError` after more than `policy.max_failures` failures within `policy.within_s` seconds.
-    Cancellation passes through: only `Exception` is a failure.
+    Cancellation passes through: only `Exception` is a failure. What fails while the actor is being cancelled is told,
+    and changes nothing about how the process ends.
     """
     failed_at: deque[float] = deque()
     while True:
@@ -62,4 +63,10 @@ async def supervise(
                 ) from exc
             wait_s = policy.wait_s(len(failed_at))
             on_failure(name, exc, wait_s)
+        except BaseExceptionGroup as group:
+            cancelled, failed = group.split(trio.Cancelled)
+            if cancelled is None or not isinstance(failed, ExceptionGroup):
+                raise
+            on_failure(name, failed, 0.0)
+            raise cancelled from None
         await trio.sleep(wait_s)

@@ -194,7 +194,8 @@ def _changes(resource: ResourceName, before: Frame, after: Frame) -> list[Effect
     """One log line per device whose verdict changed, in the words that everybody else uses."""
     old, new = {a.id: a for a in before}, {a.id: a for a in after}
     said: list[Effect] = [
-        Say(Level.INFO, "device.gone", {"resource": resource, "device": i}) for i in old.keys() - new.keys()
+        Say(Level.INFO, "device.gone", {"resource": resource, "device": i})
+        for i in sorted(old.keys() - new.keys())
     ]
     for i, now in new.items():
         if i not in old or (old[i].health, old[i].reason) != (now.health, now.reason):
@@ -211,7 +212,7 @@ def _recorded(
     old = {a.address: a for frame in state.frames.values() for a in frame}
     new = {a.address: a for frame in frames.values() for a in frame}
     history = dict(state.history)
-    for address in old.keys() | new.keys():
+    for address in sorted(old.keys() | new.keys()):
         was, now = old.get(address), new.get(address)
         if now is None:
             change = Transition(at, None, "no longer listed")

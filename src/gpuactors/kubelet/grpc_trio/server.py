@@ -48,8 +48,9 @@ class Server:
         self._methods = _methods_of(services)
         self._drain_s = drain_s
         self._accepting = True
-        self._calls: set[Call] = set()
-        self._connections: set[_ServerConnection] = set()
+        # Dictionaries, because a set's order changes from run to run: a simulation must play the same twice.
+        self._calls: dict[Call, None] = {}
+        self._connections: dict[_ServerConnection, None] = {}
 
     @property
     def connections(self) -> int:
@@ -86,14 +87,14 @@ class Server:
             log.warning("connection refused: %d are open already", len(self._connections))
             await trio.aclose_forcefully(stream)
             return
-        connection = _ServerConnection(stream, self._open_call, self._calls.discard)
-        self._connections.add(connection)
+        connection = _ServerConnection(stream, self._open_call, self._calls.pop)
+        self._connections[connection] = None
         try:
             await connection.run(self._drain_s)
         except* Exception:
             log.exception("connection failed")
         finally:
-            self._connections.discard(connection)
+            del self._connections[connection]
             connection.disconnected.set()
 
     def stop_accepting_calls(self) -> None:
@@ -109,7 +110,7 @@ class Server:
         self.stop_accepting_calls()
         with trio.move_on_after(grace_s) as grace:
             await _all_finished(call for call in self._calls if not call.streams_answers)
-        for call in self._calls:
+        for call in list(self._calls):
             call.scope.cancel()
         with trio.move_on_after(self._drain_s):
             await _all_finished(self._calls)
@@ -129,7 +130,7 @@ class Server:
             accepting=self._accepting,
             drain_s=self._drain_s,
         )
-        self._calls.add(call)
+        self._calls[call] = None
         return call
 
 
@@ -140,7 +141,7 @@ class _ServerConnection(AbstractHandler):
         self,
         stream: trio.abc.Stream,
         open_call: Callable[[Http2Stream, Headers, Callable[[], None]], Call],
-        close_call: Callable[[Call], None],
+        close_call: Callable[[Call], object],
     ) -> None:
         self._stream = stream
         self._open_call = open_call

@@ -1,0 +1,629 @@
+"""Every order of a few events in a world of two GPUs, and the books after each: the core alone, nothing drawn.
+
+The world outside (two functions, kubelet's ledger, who holds which group) is a value like the core's state, and both
+change by pure functions, so a tree of orders shares all its beginnings. What the daemon asks for (looks, polls, reads
+of the ledger) is answered when an event says so, with what was there when it was asked for or with what is there then:
+every true answer lies between the two. A world and a state that were met before with as many events left are not
+followed again; numbers of looks are compared by their order, which is all that the core does with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpuactors.core.effects import Effect, Granted, Ready, Refusal, Refused, Reply
+from gpuactors.core.events import (
+    AllocateAsked,
+    Event,
+    FunctionInspected,
+    GroupsObserved,
+    HostChanged,
+    HostScanned,
+    LedgerRead,
+    LedgerUnreadable,
+    PreStartAsked,
+    Ticked,
+)
+from gpuactors.core.model import (
+    DeviceId,
+    GroupUse,
+    Health,
+    Holder,
+    LedgerEntry,
+    NodeState,
+    PciAddress,
+    PciFunction,
+    Pod,
+    Token,
+)
+from gpuactors.core.snapshot import project
+from gpuactors.core.step import initial_state, next_deadline, step
+from tests.core.builders import H100, SETTINGS, gpu
+
+SLOTS: Final = (0, 1)
+ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
+STRANGER: Final = "stranger"
+
+SETTLING_S: Final = (31.0, 6.0, 6.0, 6.0)
+"""How the clock jumps until everything must be settled: beyond every grace at once, then a few periods."""
+
+
+class WrongError(AssertionError):
+    """What must hold does not, after this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The node without the daemon."""
+
+    bound: tuple[bool, bool]
+    """Each function is bound to vfio-pci; else the first one is bound to nothing, and the second one is not there."""
+    holders: tuple[str | None, str | None] = (None, None)
+    """Who has each group open: the stranger, or a pod's virtual machine by the pod's name."""
+    ledger: tuple[str | None, str | None] = (None, None)
+    """The pod that kubelet has given each device to."""
+    uevents: frozenset[int] = frozenset()
+    """Functions whose uevents have not arrived yet."""
+    pods: int = 0
+    """How many there have been."""
+    admitting: tuple[int, str] | None = None
+    """The device and the pod of the Allocate that is not answered yet; kubelet admits one pod after another."""
+    disputed: bool = False
+    """That device could not be had for a moment since the Allocate came: it was not bound, or its group in use by
+    somebody else than a pod that is gone."""
+    starting: frozenset[int] = frozenset()
+    """Devices whose PreStartContainer is not answered yet."""
+    readable: bool = True
+    """Kubelet's ledger can be read."""
+    known: frozenset[str] = frozenset()
+    """Pods that this daemon has read of in kubelet's ledger: of others it cannot know that they are gone."""
+    shared: bool = False
+    """Both functions are in the first group; the second one does not exist."""
+    names: bool = True
+    """A poll sees who holds a group (`--holders proc`), not only that its device is open."""
+
+    def group(self, slot: int) -> int:
+        """The IOMMU group of a function, counted from 0."""
+        return 0 if self.shared else slot
+
+    def holder(self, slot: int) -> str | None:
+        """Who has the function's group open."""
+        return self.holders[self.group(slot)]
+
+    def owners(self, slot: int) -> set[str | None]:
+        """The pods that kubelet has given a device of the function's group to, if that is on the node."""
+        there = (s for s in SLOTS if self.group(s) == self.group(slot) and (self.bound[s] or s == 0))
+        return {self.ledger[s] for s in there} - {None}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The world, the daemon's state, and what was there when each outstanding request was made."""
+
+    outside: Outside
+    state: NodeState
+    asked: Mapping[int, Outside]
+    at: float
+
+
+def start(outside: Outside) -> Node:
+    """A daemon that has just started in that world, and has seen it."""
+    return answered(_asked(Node(outside, initial_state(SETTINGS), {}, 0.0)), early=False)
+
+
+# --- what happens -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One kind of event: when it can happen, and the node after it."""
+
+    name: str
+    enabled: Callable[[Node], bool]
+    happens: Callable[[Node], Node]
+
+
+def _set(values: tuple[object, object], slot: int, value: object) -> tuple[object, object]:
+    return (value, values[1]) if slot == 0 else (values[0], value)
+
+
+def _changed(node: Node, **changes: object) -> Node:
+    return replace(node, outside=replace(node.outside, **changes))  # type: ignore[arg-type]
+
+
+def _binds(slot: int, bound: bool) -> Happening:
+    def enabled(node: Node) -> bool:
+        o = node.outside
+        return o.bound[slot] is not bound and o.holder(slot) is None
+
+    def happens(node: Node) -> Node:
+        o = node.outside
+        disputed = o.disputed or _is_chosen(o, slot)
+        return _changed(node, bound=_set(o.bound, slot, bound), uevents=o.uevents | {slot}, disputed=disputed)
+
+    words = (("unbind", "bind"), ("unplug", "plug"))[slot]
+    return Happening(f"{words[bound]} {slot}", enabled, happens)
+
+
+def _takes(slot: int) -> Happening:
+    def enabled(node: Node) -> bool:
+        o = node.outside
+        return o.bound[slot] and o.holder(slot) is None and not o.owners(slot) and not _is_chosen(o, slot)
+
+    return Happening(f"a stranger takes {slot}", enabled, lambda node: _held_by(node, slot, STRANGER))
+
+
+def _held_by(node: Node, slot: int, holder: str | None) -> Node:
+    return _changed(node, holders=_set(node.outside.holders, node.outside.group(slot), holder))
+
+
+def _is_chosen(outside: Outside, slot: int) -> bool:
+    """Kubelet has chosen a device of the group for a pod that is about to open it: no program can protect it then."""
+    return outside.admitting is not None and outside.group(outside.admitting[0]) == outside.group(slot)
+
+
+def _lets_go(slot: int) -> Happening:
+    """The stranger, or the virtual machine of a pod that is gone."""
+
+    def enabled(node: Node) -> bool:
+        holder = node.outside.holder(slot)
+        return holder is not None and holder not in node.outside.owners(slot)
+
+    return Happening(
+        f"whoever should not holds {slot} no more", enabled, lambda node: _held_by(node, slot, None)
+    )
+
+
+def _pod_goes(slot: int, *, forced: bool) -> Happening:
+    """A pod ends, and its process with it; deleted by force, the process lives on."""
+
+    def enabled(node: Node) -> bool:
+        o = node.outside
+        return o.ledger[slot] is not None and slot not in o.starting
+
+    def happens(node: Node) -> Node:
+        o = node.outside
+        if not forced and o.holder(slot) == o.ledger[slot]:
+            node = _held_by(node, slot, None)
+        return _changed(node, ledger=_set(o.ledger, slot, None))
+
+    return Happening(f"the pod of {slot} {'is deleted by force' if forced else 'ends'}", enabled, happens)
+
+
+def _pod_comes(*, last: bool) -> Happening:
+    """Kubelet chooses among the devices that it has as Healthy and in nobody's hands; it may be any."""
+
+    def choices(node: Node) -> list[int]:
+        healthy = {a.address for a in node.state.frames.get(H100, ()) if a.health is Health.HEALTHY}
+        return [s for s in SLOTS if ADDRESSES[s] in healthy and node.outside.ledger[s] is None]
+
+    def enabled(node: Node) -> bool:
+        return node.outside.admitting is None and len(choices(node)) > int(last)
+
+    def happens(node: Node) -> Node:
+        slot, number = choices(node)[-1 if last else 0], node.outside.pods + 1
+        o = node.outside
+        disputed = o.holder(slot) not in {None, *o.known} or bool(o.owners(slot)) or not o.bound[slot]
+        node = _changed(node, pods=number, admitting=(slot, f"vm-{number}"), disputed=disputed)
+        return _stepped(node, AllocateAsked(Token(number), H100, ((DeviceId(ADDRESSES[slot]),),)))
+
+    return Happening(f"a pod comes{', and gets the last one' if last else ''}", enabled, happens)
+
+
+def _uevents_arrive(node: Node) -> Node:
+    for slot in sorted(node.outside.uevents):
+        node = _stepped(node, HostChanged(ADDRESSES[slot], None, "bind pci"))
+    return _changed(node, uevents=frozenset())
+
+
+def _daemon_restarts(node: Node) -> Node:
+    """Kubelet's calls fail with the old daemon: the pod that was being admitted is refused; the start is repeated."""
+    outside = replace(node.outside, admitting=None, starting=frozenset(), known=frozenset())
+    return _asked(Node(outside, initial_state(SETTINGS), {}, node.at))
+
+
+def _time_passes(node: Node) -> Node:
+    """To the next thing that the daemon wants to do."""
+    node = replace(node, at=max(node.at, next_deadline(node.state)))
+    return _stepped(node, Ticked())
+
+
+def _has_asked(node: Node) -> bool:
+    return bool(_outstanding(node.state))
+
+
+HAPPENINGS: Final = (
+    *(_binds(s, bound) for s in SLOTS for bound in (True, False)),
+    *(_takes(s) for s in SLOTS),
+    *(_lets_go(s) for s in SLOTS),
+    *(_pod_goes(s, forced=forced) for s in SLOTS for forced in (True, False)),
+    _pod_comes(last=False),
+    _pod_comes(last=True),
+    Happening("uevents arrive", lambda node: bool(node.outside.uevents), _uevents_arrive),
+    Happening("answers come, as when asked", _has_asked, lambda node: answered(node, early=True)),
+    Happening(
+        "answers come, as when asked, the last one first",
+        lambda node: len(node.asked) > 1,
+        lambda node: answered(node, early=True, reverse=True),
+    ),
+    Happening("kubelet cannot be asked", lambda n: n.outside.readable, lambda n: _changed(n, readable=False)),
+    Happening("answers come, as now", _has_asked, lambda node: answered(node, early=False)),
+    Happening("time passes", lambda node: next_deadline(node.state) < math.inf, _time_passes),
+    Happening("the daemon restarts", lambda _node: True, _daemon_restarts),
+)
+"""Everything that can happen, in no order."""
+
+
+# --- the daemon, and kubelet's part in its calls ------------------------------------------------------------
+
+
+def _stepped(node: Node, event: Event) -> Node:
+    state, effects = step(node.state, event, node.at)
+    if node.outside.admitting is not None:
+        listed, left = ({a.id for a in s.frames.get(H100, ())} for s in (node.state, state))
+        if not listed <= left:
+            raise WrongError(f"{listed - left} left the list during a call: kubelet panics")
+    node = _asked(replace(node, state=state))
+    read = frozenset(pod.name for pod in state.ledger.entries.values())
+    node = _changed(node, known=node.outside.known | read)
+    for effect in effects:
+        node = _replied(node, effect)
+    return node
+
+
+def _replied(node: Node, effect: Effect) -> Node:
+    """Kubelet goes on with what was answered."""
+    if not isinstance(effect, Reply):
+        return node
+    o = node.outside
+    match effect.answer:
+        case Granted():
+            assert o.admitting is not None
+            slot, pod = o.admitting
+            _check_grant(node, slot, effect.answer)
+            return _starts(_changed(node, admitting=None, ledger=_set(o.ledger, slot, pod)), slot)
+        case Ready():
+            slot = _slot_of(effect.token)
+            if o.holder(slot) is not None:
+                raise WrongError(
+                    f"device {slot} is held by {o.holder(slot)}: the virtual machine meets EBUSY"
+                )
+            if not o.bound[slot]:
+                raise WrongError(f"device {slot} is not bound, and the virtual machine was let start")
+            return _held_by(_changed(node, starting=o.starting - {slot}), slot, o.ledger[slot])
+        case Refused() if effect.token > _STARTS:
+            return _changed(node, starting=o.starting - {_slot_of(effect.token)})
+        case Refused():
+            assert o.admitting is not None
+            _check_refusal(o, o.admitting[0], effect.answer)
+            return _changed(node, admitting=None)
+        case _:
+            return node
+
+
+def _check_grant(node: Node, slot: int, grant: Granted) -> None:
+    """What is handed out is what kubelet asked for, and no stranger has it. (Where the ledger cannot be read, or a poll
+    cannot say who it is, he may be the pod before, and the start waits for him.)"""
+    (container,) = grant.containers
+    o = node.outside
+    if f"/dev/vfio/{o.group(slot) + 1}" not in container.nodes:
+        raise WrongError(f"device {slot} was swapped for {container.nodes}: kubelet's ledger is a lie")
+    if o.holder(slot) == STRANGER and o.names and node.state.ledger.problem is None:
+        raise WrongError(f"device {slot} is handed out while a stranger holds it")
+
+
+def _check_refusal(outside: Outside, slot: int, refused: Refused) -> None:
+    """A pod is turned away only from what it could not have: UnexpectedAdmissionError ends it for good."""
+    others = outside.disputed or outside.owners(slot)
+    late = refused.status is Refusal.UNAVAILABLE  # the files could not be read in time
+    if outside.bound[slot] and not (others or outside.uevents or late):
+        raise WrongError(f"device {slot} could be had, and is refused: {refused.reason}")
+
+
+_STARTS: Final = 100
+"""Tokens of PreStartContainer: this, and the device."""
+
+
+def _slot_of(token: Token) -> int:
+    return token - _STARTS - 1
+
+
+def _starts(node: Node, slot: int) -> Node:
+    node = _changed(node, starting=node.outside.starting | {slot})
+    return _stepped(node, PreStartAsked(Token(_STARTS + 1 + slot), H100, (DeviceId(ADDRESSES[slot]),)))
+
+
+# --- what the daemon asks for --------------------------------------------------------------------------------
+
+
+def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], Event]]:
+    """Every outstanding request by its number, with how to answer it."""
+    wanted: dict[int, Callable[[Outside, NodeState], Event]] = {}
+    if (scan := state.looks.scan) is not None:
+        wanted[scan] = lambda o, _state: HostScanned(scan, _functions(o))
+    for address, look in state.looks.functions.items():
+        wanted[look] = _look(look, address)
+    if (read := state.ledger.outstanding) is not None:
+        wanted[read] = lambda o, _state: (
+            LedgerRead(read, "PodResources", _entries(o), ())
+            if o.readable
+            else LedgerUnreadable(read, "kubelet is away")
+        )
+    if (poll := state.polls.outstanding) is not None:
+        wanted[poll] = lambda o, now: GroupsObserved(poll, _uses(o, now))
+    return wanted
+
+
+def _look(look: int, address: PciAddress) -> Callable[[Outside, NodeState], Event]:
+    slot = ADDRESSES.index(address)
+    return lambda o, _state: FunctionInspected(
+        look, address, tuple(f for f in _functions(o) if f.iommu_group == o.group(slot) + 1)
+    )
+
+
+def _functions(outside: Outside) -> tuple[PciFunction, ...]:
+    return tuple(
+        gpu(ADDRESSES[s], outside.group(s) + 1, driver="vfio-pci" if outside.bound[s] else None)
+        for s in SLOTS
+        if outside.bound[s] or s == 0
+    )
+
+
+def _entries(outside: Outside) -> tuple[LedgerEntry, ...]:
+    return tuple(
+        LedgerEntry(H100, DeviceId(ADDRESSES[s]), Pod("default", pod, ""))
+        for s in SLOTS
+        if (pod := outside.ledger[s]) is not None
+    )
+
+
+def _uses(outside: Outside, state: NodeState) -> tuple[GroupUse, ...]:
+    uses = []
+    for target in project(state).poll.targets:
+        holder = outside.holders[target.group - 1]
+        count = int(holder is not None)
+        found = (_process(target.group, holder),) if holder is not None else ()
+        enabled = dict.fromkeys(target.functions, count)
+        active = frozenset(enabled) if count else frozenset()
+        uses.append(GroupUse(target.group, enabled, active, found if outside.names else None, None))
+    return tuple(uses)
+
+
+def _process(group: int, holder: str) -> Holder:
+    if holder == STRANGER:
+        return Holder(9000 + group, "vfio-tool", None)
+    return Holder(int(holder.removeprefix("vm-")), "qemu-system-x86", f"uid-{holder}")
+
+
+def _asked(node: Node) -> Node:
+    """Remembers for each new request what is there now."""
+    wanted = _outstanding(node.state)
+    if wanted.keys() == node.asked.keys():
+        return node
+    return replace(node, asked={n: node.asked.get(n, node.outside) for n in wanted})
+
+
+def answered(node: Node, *, early: bool, reverse: bool = False) -> Node:
+    """All that is outstanding is answered, with what was there when it was asked for, or with what is there now. What
+    is asked for because of an answer is answered with what is there now."""
+    for number, asked in sorted(node.asked.items(), reverse=reverse):
+        answer = _outstanding(node.state).get(number)
+        if answer is not None:
+            node = _stepped(node, answer(asked if early else node.outside, node.state))
+    for _ in range(20):
+        wanted = _outstanding(node.state)
+        if not wanted:
+            return node
+        number = min(wanted)
+        node = _stepped(node, wanted[number](node.outside, node.state))
+    raise WrongError("the daemon asks without end")
+
+
+# --- what must hold -----------------------------------------------------------------------------------------
+
+
+def check_always(node: Node) -> None:
+    """After every event: what kubelet has given away is listed, and counted once."""
+    o = node.outside
+    frame = {a.address: a.health for a in node.state.frames.get(H100, ())}
+    if not node.state.frames:
+        return
+    for slot in SLOTS:
+        if o.ledger[slot] is not None and ADDRESSES[slot] not in frame:
+            raise WrongError(f"device {slot} is given away and not listed: capacity is below allocated")
+    if o.uevents or node.asked:
+        return
+    known = {str(device) for _, device in node.state.ledger.entries}
+    for slot in SLOTS:
+        given = o.ledger[slot] is not None and ADDRESSES[slot] in known
+        if given and o.bound[slot] and frame[ADDRESSES[slot]] is not Health.HEALTHY:
+            raise WrongError(f"device {slot} is allocated and Unhealthy: it is subtracted twice")
+
+
+def settled(node: Node) -> Node:
+    """Nothing happens any more, and time passes; kubelet repeats the starts that were refused."""
+    node = answered(_uevents_arrive(_changed(node, readable=True)), early=False)
+    for seconds in SETTLING_S:
+        o = node.outside
+        for slot in SLOTS:
+            pod = o.ledger[slot]
+            waits = pod is not None and o.holder(slot) != pod and slot not in o.starting and o.bound[slot]
+            if waits:
+                node = _starts(node, slot)
+        node = replace(node, at=node.at + seconds)
+        node = answered(_stepped(node, Ticked()), early=False)
+    return node
+
+
+def check_settled(node: Node) -> None:
+    """When it is quiet, each device is what a naive reading of the world says."""
+    o = node.outside
+    frame = {a.address: (str(a.health), a.reason) for a in node.state.frames.get(H100, ())}
+    if o.admitting is not None:
+        raise WrongError("Allocate was never answered")
+    for slot in SLOTS:
+        said = frame.get(ADDRESSES[slot])
+        given, holder = o.ledger[slot], o.holder(slot)
+        if given is None and not o.bound[slot]:
+            wanted: str | None = None
+        elif not o.bound[slot]:
+            wanted = "Unhealthy"
+        else:
+            free = holder is None and not o.owners(slot)
+            wanted = "Healthy" if given is not None or free else "Unhealthy"
+        if (said[0] if said is not None else None) != wanted:
+            raise WrongError(
+                f"device {slot} should be {wanted or 'not listed'}, and is {said or 'not listed'}"
+            )
+        if wanted == "Unhealthy" and given is None and said is not None:
+            _check_words(o, slot, said[1])
+        if given is not None and o.bound[slot] and holder is None:
+            raise WrongError(
+                f"nobody holds device {slot}, and the virtual machine of {given} was not let start"
+            )
+
+
+def _check_words(outside: Outside, slot: int, reason: str) -> None:
+    """A stranger is called one, and a process of a pod that is gone by that pod. Of a pod that this daemon never heard
+    of it cannot know the name."""
+    holder = outside.holder(slot)
+    if holder is None or outside.owners(slot) or not outside.names:
+        return
+    gone, strange = "gone from kubelet's books", "kubelet has given it to no pod"
+    unheard_of = holder != STRANGER and holder not in outside.known
+    fitting = (gone, strange) if unheard_of else (strange,) if holder == STRANGER else (gone,)
+    if not any(words in reason for words in fitting):
+        raise WrongError(f"device {slot} is held by {holder}, and the reason is: {reason}")
+
+
+# --- every order --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Count:
+    """What was covered."""
+
+    orders: int = 0
+    """Orders of events, those included that lead to a node that was met before."""
+    nodes: int = 0
+    """Different nodes after them, each checked, settled and checked again."""
+
+
+def every_order(world: Outside, length: int) -> Count:
+    """Tries every order of at most `length` events. Raises `WrongError` with the order that fails."""
+    count = Count()
+    met: dict[object, tuple[int, int]] = {}
+    _follow(start(world), length, (), met, count)
+    return count
+
+
+def _follow(
+    node: Node, left: int, names: tuple[str, ...], met: dict[object, tuple[int, int]], count: Count
+) -> int:
+    """The number of orders that begin here."""
+    key = _canonical(node)
+    known = met.get(key)
+    if known is not None and known[0] == left:
+        return known[1]
+    if known is None:
+        count.nodes += 1
+        _checked(node, names)
+    orders = 1
+    if left:
+        for happening in HAPPENINGS:
+            if happening.enabled(node):
+                after = _happened(node, happening, (*names, happening.name))
+                orders += _follow(after, left - 1, (*names, happening.name), met, count)
+    met[key] = (left, orders)
+    if len(names) == 0:
+        count.orders = orders
+    return orders
+
+
+def _happened(node: Node, happening: Happening, names: tuple[str, ...]) -> Node:
+    try:
+        return happening.happens(node)
+    except AssertionError as error:
+        raise WrongError(f"{error}; after: {'; '.join(names) or 'the start'}") from error
+
+
+def _checked(node: Node, names: tuple[str, ...]) -> None:
+    try:
+        check_always(node)
+        check_settled(settled(node))
+    except AssertionError as error:
+        raise WrongError(f"{error}; after: {'; '.join(names) or 'the start'}") from error
+
+
+def _canonical(node: Node) -> object:
+    """What makes two nodes the same for all that can follow: numbers of looks by their order, times from now."""
+    state = node.state
+    ranks = {number: rank for rank, number in enumerate(sorted(_numbers(state)))}
+    return (
+        node.outside,
+        tuple((ranks[n], o) for n, o in sorted(node.asked.items())),
+        _ranked(state, ranks, node.at),
+    )
+
+
+def _numbers(state: NodeState) -> Iterator[int]:
+    yield from {
+        state.looks.last,
+        state.looks.scan or 0,
+        *state.looks.functions.values(),
+        *(f.look for f in state.facts.values()),
+        state.ledger.read,
+        state.ledger.outstanding or 0,
+        state.polls.done,
+        state.polls.outstanding or 0,
+        *(n for o in state.polls.groups.values() for n in (o.poll, o.since)),
+        *(n for d in state.departed.values() for n in (d.read, d.use or 0)),
+        *(c.since for c in state.calls.values()),
+    }
+
+
+def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
+    looks, ledger, polls = state.looks, state.ledger, state.polls
+    return (
+        (
+            ranks[looks.last],
+            ranks[looks.scan or 0],
+            looks.scan_again,
+            frozenset((a, ranks[n]) for a, n in looks.functions.items()),
+            looks.again,
+            looks.scan_due_at - at,
+            frozenset((a, r.attempt, r.at - at) for a, r in looks.retries.items()),
+        ),
+        frozenset((a, ranks[f.look], f.function) for a, f in state.facts.items()),
+        (state.scanned, state.uevents, state.role, state.stopping),
+        frozenset(state.frames.items()),
+        frozenset((r, p.empty_since is None, (p.empty_since or at) - at) for r, p in state.plugins.items()),
+        frozenset((r, until - at) for r, until in state.no_shrink_until.items()),
+        frozenset(
+            (t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items()))
+            for t, c in state.calls.items()
+        ),
+        (
+            ranks[ledger.read],
+            frozenset(ledger.entries.items()),
+            ledger.tried,
+            ranks[ledger.outstanding or 0],
+            ledger.again,
+            ledger.due_at - at,
+        ),
+        (
+            frozenset(
+                (g, ranks[o.poll], o.in_use, ranks[o.since], o.holders) for g, o in polls.groups.items()
+            ),
+            frozenset(polls.baselines.items()),
+            ranks[polls.done],
+            ranks[polls.outstanding or 0],
+            polls.again,
+            polls.due_at - at,
+        ),
+        frozenset((a, until - at) for a, until in state.granted.items()),
+        frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.departed.items()),
+    )

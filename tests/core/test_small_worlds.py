@@ -1,0 +1,81 @@
+"""Every order of up to five events in worlds of two GPUs (`just small-worlds`; up to three in `just test`).
+
+What such orders have found stays below as tests of the core by name (`test_books.py`): a ledger that was read before
+the first scan, a lost device without a plugin, a stranger on what a pod had just given back.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpuactors.core import frames, health, looks
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import Advertised, Health
+from gpuactors.core.standing import Stand, Standing
+from tests.core.small_world import STRANGER, Outside, WrongError, every_order
+
+LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
+
+VM = "vm-1"
+WORLDS = {
+    "two free GPUs": Outside((True, True)),
+    "one free GPU, and an empty slot": Outside((True, False)),
+    "a pod has one of them": Outside((True, True), (VM, None), (VM, None), pods=1),
+    "a pod has one of them, and polls see no names": Outside(
+        (True, True), (VM, None), (VM, None), pods=1, names=False
+    ),
+    "a pod that is gone holds one, a stranger the other": Outside((True, True), (VM, STRANGER), pods=1),
+    "two free GPUs in one group": Outside((True, True), shared=True),
+    "a pod has one of two in one group": Outside((True, True), (VM, None), (VM, None), pods=1, shared=True),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.timeout(600)
+def test_the_books_balance_after_every_order(name: str) -> None:
+    count = every_order(WORLDS[name], LENGTH)
+    print(f"{count.orders} orders of up to {LENGTH} events, {count.nodes} different nodes after them")
+    assert count.nodes > LENGTH
+
+
+def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The field's own: busy is Unhealthy, whoever holds it."""
+    verdict = health.verdict
+
+    def busy(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
+        if stand.standing is Standing.ALLOCATED:
+            return Health.UNHEALTHY, "busy"
+        return verdict(device, stand, before)
+
+    monkeypatch.setattr(frames, "verdict", busy)
+    monkeypatch.setattr(frames, "_check", lambda _state: None)
+
+
+def _lists_shrink_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = frames._frame
+    monkeypatch.setattr(frames, "_frame", lambda s, r, devices, _listed, at: frame(s, r, devices, (), at))
+
+
+def _old_looks_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look overwrites what a later one has found."""
+    merge = looks._merge
+    monkeypatch.setattr(looks, "_merge", lambda facts, found, _number: merge(facts, found, 10**9))
+
+
+@pytest.mark.parametrize(
+    ("plant", "length"), [(_a_held_one_is_unhealthy, 2), (_lists_shrink_in_calls, 2), (_old_looks_win, 4)]
+)
+def test_a_planted_bug_is_found(plant: object, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(plant)
+    plant(monkeypatch)
+    assert any(_fails(world, length) for world in WORLDS.values())
+
+
+def _fails(world: Outside, length: int) -> bool:
+    try:
+        every_order(world, length)
+    except WrongError as error:
+        return "; after: " in str(error)  # and the order that fails is named
+    return False

@@ -88,5 +88,14 @@ case "${1:-}" in
 test | kustomize) command -v kubectl >/dev/null 2>&1 || (system_package kubernetes-client "kubectl") || true ;;
 esac
 
+# The page of `gpuactors replay --html` is tested in a real browser; as above, the other tests tell something without it.
+case "${1:-}" in
+test)
+    for browser in chromium-headless-shell chromium chromium-browser google-chrome; do
+        command -v "$browser" >/dev/null 2>&1 && break
+    done || (system_package chromium-headless-shell "chromium, without a window") || true
+    ;;
+esac
+
 export VIRTUAL_ENV="$here/.venv" PATH="$here/.venv/bin:$PATH"
 exec just "$@"

@@ -53,6 +53,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("select", '["class=01"]', "[class=01]", "class=02;class=12", ("class=03",), ("class=03",)),
     ("pre_start_gate", "true", "true", "true", False, False),
     ("holders", '"proc"', "proc", "open", "passive", "passive"),
+    ("journal", "true", "true", "true", False, False),
     ("log_format", '"console"', "console", "console", "json", "json"),
     ("log_level", '"warning"', "warning", "error", "debug", "debug"),
 ]

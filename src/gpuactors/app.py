@@ -4,6 +4,7 @@ uevents -> udev_watcher ----+                  +-> looks cell   -> sysfs_inspect
 /sys    -> sysfs_inspector -+-> inbox -> REGISTRY -> plugin cells -> plugins -> kubelet
 kubelet -> kubelet_watcher -+     step()       +-> state cell   -> whoever wants to know
 gRPC    -> InboxCaller -----+                  +-> replies      -> gRPC
+                                               +-> journal      -> files
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 
 import trio
 
@@ -40,15 +42,16 @@ from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader
-from gpuactors.host.root import HostRoot
+from gpuactors.host.root import BOOT_ID, HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import open_uevents
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.grpc_trio import Owner
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
+from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import Control, HostReader, Kubelet, LedgerReader, OpenUevents, UseReader
+from gpuactors.ports import Control, HostReader, Journal, Kubelet, LedgerReader, OpenUevents, UseReader
 
 log = get_logger()
 
@@ -72,6 +75,7 @@ class Outside:
     kubelet: Kubelet
     control: Control | None = None
     """The control socket; without one there is no hand-over."""
+    journal: Journal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ def outside_of(config: Config) -> Outside:
         open_uevents=open_uevents(config.uevents),
         kubelet=UnixKubelet(kubelet_dir, hanging.subscribe()),
         control=_control_of(config, hanging),
+        journal=_journal_of(config) if config.journal else None,
     )
 
 
@@ -122,6 +127,17 @@ def _control_of(config: Config, hanging: Latest[frozenset[Owner]]) -> UnixContro
         log.warning("control.unavailable", reason=problem)
         return None
     return UnixControl(state_dir, hanging)
+
+
+def _journal_of(config: Config) -> FileJournal:
+    """The flight recorder; it says itself if it cannot write."""
+    boot = ""
+    with suppress(OSError), open(HostRoot(str(config.host_root)).real(BOOT_ID), encoding="ascii") as file:
+        boot = file.read(64).strip()
+    origin = Origin(
+        version=metadata.version("gpuactors"), run=os.urandom(8).hex(), boot=boot, pid=os.getpid()
+    )
+    return FileJournal(str(config.state_dir / DIRECTORY), origin)
 
 
 async def run(config: Config, *, task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED) -> None:
@@ -197,7 +213,9 @@ async def run_daemon(
             log.warning("daemon.stopped_late", after_s=limits.STOP_DEADLINE_S)
             nursery.cancel_scope.cancel()
 
-        nursery.start_soon(registry.run, state, inbox, cells, replies, say or say_in_log)
+        journal = outside.journal
+        record = journal.record if journal is not None else None
+        nursery.start_soon(registry.run, state, inbox, cells, replies, say or say_in_log, record)
         nursery.start_soon(plugins)
         actor("sysfs_inspector", lambda: sysfs_inspector.run(cells.looks.subscribe(), outside.host, post))
         if (uevents := outside.open_uevents) is not None:
@@ -207,6 +225,8 @@ async def run_daemon(
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
         actor("pod_resources", lambda: pod_resources.run(cells.ledger_read.subscribe(), outside.ledger, post))
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))
+        if journal is not None:
+            actor("journal", journal.run)
         if outside.control is not None:
             handing = hand_over.HandOverPorts(
                 control=outside.control,

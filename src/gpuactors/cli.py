@@ -1,7 +1,8 @@
 """The command line. It reads its words, calls the one function that does the work, and turns faults into exit codes.
 
-Exit codes: 0 done; 1 a simulated scenario failed, or there is no such GPU; 2 wrong usage; 69 the host cannot be read
-(EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 78 wrong configuration (EX_CONFIG, sysexits.h).
+Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, or a replay differs; 2 wrong usage; 65 no
+journal that could be replayed (EX_DATAERR); 69 the host cannot be read (EX_UNAVAILABLE); 70 a bug in gpuactors
+(EX_SOFTWARE); 73 a file cannot be written (EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from gpuactors.config import Config, ConfigError, as_dict, describe, resolve, sc
 from gpuactors.observe import log
 from gpuactors.ports import HostError
 
+EX_DATAERR: Final = 65
 EX_UNAVAILABLE: Final = 69
 EX_SOFTWARE: Final = 70
+EX_CANTCREAT: Final = 73
 EX_CONFIG: Final = 78
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +53,7 @@ def configured(command: F) -> F:
             help=describe("pre_start_gate"),
         ),
         _option("--holders", "passive|proc|open"),
+        click.option("--journal/--no-journal", "journal", default=None, help=describe("journal")),
         _option("--log-format", "json|console"),
         _option("--log-level", "LEVEL"),
     ]
@@ -78,9 +82,8 @@ def run(**flags: object) -> None:
 
     try:
         trio.run(app.run_until_signal, config)
-    except (
-        Exception
-    ) as exc:  # except* would change the exit code: on Python 3.11.2 an exit from within it is grouped
+    except Exception as exc:
+        # Not except*: on Python 3.11.2 an exit from within it is grouped, and the exit code is another one.
         cause = _first(exc)
         if isinstance(cause, HostError):
             _fail(str(cause), EX_CONFIG)
@@ -135,11 +138,22 @@ def explain(address: str, output: str, **flags: object) -> None:
 @click.option(
     "--json", "json_lines", is_flag=True, help="One JSON object per step instead of the live table."
 )
-def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool) -> None:
+@click.option(
+    "--script",
+    default=None,
+    metavar="'KIND@SLOT+WAIT; …'",
+    help="Play this order of events instead of a story, in simulated time, with the books after each.",
+)
+def simulate(
+    scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool, script: str | None
+) -> None:
     """Play a story: the real daemon against a fake node and a fake kubelet, over real sockets. Needs no root.
 
-    Ends with exit code 1 if what kubelet was told was not what it should have been.
+    Ends with exit code 1 if what kubelet was told was not what it should have been. With --script it plays one
+    order of events in memory and in simulated time: the line that `just fuzz` prints of what it found.
     """
+    if script is not None:
+        sys.exit(_replay_script(script, seed, json_lines=json_lines))
     from gpuactors.simulation import run as simulation
 
     if list_only:
@@ -154,6 +168,58 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     sys.exit(
         simulation.simulate(scenario=scenario, seed=seed, speed=speed, json_lines=json_lines, out=sys.stdout)
     )
+
+
+def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
+    from gpuactors.simulation.histories import events, replay
+    from gpuactors.simulation.histories.script import ScriptError, parse_script
+
+    try:
+        steps = events.check_names(parse_script(script))
+    except ScriptError as exc:
+        raise click.BadParameter(str(exc), param_hint="--script") from exc
+    return replay.replay(steps, seed, json_lines=json_lines, out=sys.stdout)
+
+
+@cli.command()
+@click.argument("journal", metavar="FILE|DIR", type=click.Path(exists=True))
+@click.option(
+    "--until",
+    metavar="T",
+    default=None,
+    help="Up to so many seconds after the beginning, or a time (ISO 8601).",
+)
+@click.option(
+    "--diff", "only_differences", is_flag=True, help="Show only what differs from what was recorded."
+)
+@click.option(
+    "--html", metavar="FILE", default=None, help="Write one page with the timeline of every device instead."
+)
+@click.option("-o", "output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def replay(journal: str, until: str | None, only_differences: bool, html: str | None, output: str) -> None:
+    """Replay what the daemon recorded: feed its events to the core again, and show what followed.
+
+    FILE is one file of a journal, DIR a directory of them, or the state directory of the daemon. Ends with exit
+    code 1 if anything differs from what was recorded.
+    """
+    from gpuactors.replay import reading, run
+
+    try:
+        code = run.replay(
+            journal,
+            end=until,
+            only_differences=only_differences,
+            html=html,
+            json_lines=output == "json",
+            echo=click.echo,
+        )
+    except reading.JournalError as exc:
+        _fail(str(exc), EX_DATAERR)
+    except run.UntilError as exc:
+        raise click.BadParameter(str(exc), param_hint="--until") from None
+    except run.PageError as exc:
+        _fail(str(exc), EX_CANTCREAT)
+    sys.exit(code)
 
 
 @cli.group(name="config")

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuactors.core.selector import Selector, parse_selector
-from gpuactors.limits import CONFIG_FILE_MAX_BYTES, SOCKET_PATH_MAX_BYTES
+from gpuactors.limits import CONFIG_FILE_MAX_BYTES, JOURNAL_MAX_BYTES, SOCKET_PATH_MAX_BYTES
 
 ENVIRONMENT_PREFIX: Final = "GPUACTORS_"
 CONFIG_FILE_VARIABLE: Final = "GPUACTORS_CONFIG"
@@ -132,6 +132,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             )
         ),
     ] = "passive"
+    journal: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Whether everything that happens is recorded in `state_dir`, for `gpuactors replay`: "
+                f"the last {JOURNAL_MAX_BYTES >> 20} MiB of it."
+            )
+        ),
+    ] = True
     log_format: Annotated[LogFormat, Meta(description="How log lines look: `json` or `console`.")] = "json"
     log_level: Annotated[
         LogLevel, Meta(description="The least level that is logged: `debug`, `info`, `warning` or `error`.")
@@ -238,6 +247,7 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "select": "one or more selectors KEY=VALUE,… with the keys vendor, device, class and address",
     "pre_start_gate": "true or false",
     "holders": "passive, proc or open",
+    "journal": "true or false",
     "log_format": "json or console",
     "log_level": "debug, info, warning or error",
 }

@@ -194,6 +194,37 @@ again by its own supervisor."""
 KUBELET_DIR_RETRY_S: Final = 1.0
 """How often to look for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
 
+# --- the journal ------------------------------------------------------------------------------------------
+
+JOURNAL_FILE_MAX_BYTES: Final = 8 * 1024 * 1024
+"""A file of the journal; then the next one begins. Each begins with the whole state, so it can be replayed alone: 15 KB
+with 8 GPUs, 2 MB with 512 that were never quiet. An idle node with 8 GPUs takes most of a day to fill one."""
+
+JOURNAL_MAX_BYTES: Final = 64 * 1024 * 1024
+"""All files of the journal together; the oldest are removed. A few days of an ordinary node with 8 GPUs: enough to have
+last weekend's incident on Monday, and nothing to a disk that holds container images."""
+
+JOURNAL_FILES_MAX: Final = 256
+"""Each start of a daemon begins a file: a daemon that is started again every few minutes must not fill a directory."""
+
+JOURNAL_WAITING_STEPS: Final = 1024
+"""Steps that wait to be written. The worst burst (INBOX_EVENTS, each with a look after it) fits twice. What comes while
+the disk hangs beyond that is counted, not kept: each step holds on to a state of its own."""
+
+JOURNAL_BATCH_S: Final = 0.25
+"""Steps are gathered for so long and written at once: one wake-up of a thread for a uevent and what follows from it.
+A process that is killed (SIGKILL) loses so much; one that ends, even by a bug, nothing."""
+
+JOURNAL_ROUTINE_S: Final = 10.0
+"""Polls, ticks and reads of the ledger without any consequence wait so long, unless something else happens: the journal
+costs a quiet daemon 50 wake-ups a minute then, and 170 if each poll is written at once."""
+
+JOURNAL_RETRY_S: Final = 30.0
+"""After a failed write (disk full, read-only) the next one is tried, in a new file."""
+
+JOURNAL_LAST_S: Final = 1.0
+"""How long the end of the process waits for the last steps to be written; a disk that hangs must not hold it up."""
+
 # --- configuration ----------------------------------------------------------------------------------------
 
 CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024

@@ -1,4 +1,4 @@
-"""What the actors need from outside, as protocols: the host's files, uevents, kubelet, a predecessor.
+"""What the actors need from outside, as protocols: the host's files, uevents, kubelet, a predecessor, a journal.
 
 An actor knows only these; `app.py` hands it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake. Must not
 import anything but the core's values and the latest-value cell.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuactors.concurrency.latest import Latest, LatestReader
-from gpuactors.core.effects import Answer
-from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.effects import Answer, Effect
+from gpuactors.core.events import Event, PreferenceRequest
 from gpuactors.core.model import (
     ClaimedDevice,
     DeviceId,
@@ -25,7 +25,7 @@ from gpuactors.core.model import (
     PciFunction,
     ResourceName,
 )
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.snapshot import Outputs, PollTarget
 
 
 class HostError(Exception):
@@ -222,4 +222,30 @@ class Control(Protocol):
 
     async def is_held(self) -> bool:
         """Whether anybody listens on it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the registry, for the journal."""
+
+    before: NodeState
+    event: Event
+    at: float
+    effects: Sequence[Effect] = ()
+    outputs: Outputs | None = None
+    """What was to be seen outside after it; None if it failed."""
+    failure: str = ""
+    """The exception that it raised, which is a bug and the end of the process."""
+
+
+class Journal(Protocol):
+    """The flight recorder."""
+
+    def record(self, step: Step) -> None:
+        """Takes a step to be written; never waits and never fails."""
+        ...
+
+    async def run(self) -> None:
+        """Writes what was taken, for ever; when it is cancelled, the last steps as well."""
         ...

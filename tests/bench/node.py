@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, final
@@ -44,7 +44,9 @@ class Node:
     Without `uevents` nothing can be sent to the daemon, and two may run: the socket has one owner.
     """
 
-    def __init__(self, directory: Path, *, gpus: int, others: int = 0, uevents: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, gpus: int, others: int = 0, uevents: bool = True, words: Sequence[str] = ()
+    ) -> None:
         self.gpus = tuple(_gpu_address(i) for i in range(gpus))
         self.functions = gpus + others
         self.directory = directory
@@ -58,6 +60,7 @@ class Node:
         self._log = directory / "daemon.log"
         self._uevents = directory / "uevents.sock"
         self._hears_uevents = uevents
+        self._words = tuple(words)
         self._sender = UeventSender(self._uevents)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._resource = ""
@@ -100,6 +103,7 @@ class Node:
             f"--kubelet-dir={self.directory / 'kubelet'}",
             f"--state-dir={self.directory / 'state'}",
             f"--uevents=unix:{self._uevents}" if self._hears_uevents else "--uevents=off",
+            *self._words,
         ]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUACTORS_")}
         with self._log.open("ab" if self._processes else "wb") as log:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.bench import books, calls, event_to_frame, footprint, hand_over, start_up
+from tests.bench import books, calls, event_to_frame, footprint, hand_over, journal, start_up
 from tests.bench.figures import Figure, as_text, document, machine
 from tests.bench.node import DidNotWork, Node
 
@@ -41,6 +41,7 @@ class Counts:
     """Rounds in which a stranger takes a GPU and lets it go."""
     hand_overs: int
     """Hand-overs, and then as many cold restarts."""
+    journal_steps: int
     quiet_s: float
     idle_s: float
     large_functions: int = LARGE_FUNCTIONS
@@ -56,6 +57,7 @@ FULL: Final = Counts(
     models=30,
     holders=30,
     hand_overs=30,
+    journal_steps=5000,
     quiet_s=footprint.QUIET_S,
     idle_s=20.0,
 )
@@ -67,6 +69,7 @@ QUICK: Final = Counts(
     models=2,
     holders=2,
     hand_overs=2,
+    journal_steps=200,
     quiet_s=0.5,
     idle_s=0.5,
     large_functions=256,
@@ -105,6 +108,10 @@ def measure(directory: Path, counts: Counts) -> Iterator[Figure]:
     yield from books.polling(directory, counts.polled_groups, counts.idle_s, counts.quiet_s)
     say("hand-overs")
     yield from hand_over.measure(_made(directory / "u"), counts.hand_overs)
+    say("journal")
+    yield from journal.costs(_made(directory / "j"), counts.journal_steps)
+    yield journal.growth(_made(directory / "k"))
+    yield from journal.idle(_made(directory / "q"), counts.idle_s, counts.quiet_s)
     say("new models")
     yield from event_to_frame.new_models(_made(directory / "m"), counts.models)
     for gpus in counts.more_gpus:

@@ -26,6 +26,7 @@ KEYS = {
     "select",
     "pre_start_gate",
     "holders",
+    "journal",
     "log_format",
     "log_level",
 }

@@ -20,6 +20,7 @@ from gpuactors.core.model import Frame, NodeState, ResourceName
 from gpuactors.core.registration import PluginOrder
 from gpuactors.core.snapshot import LooksWanted, Outputs, PluginView, PollWanted, project
 from gpuactors.core.step import next_deadline, step
+from gpuactors.ports import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +50,30 @@ async def run(
     cells: Cells,
     replies: Replies[Answer],
     say: Callable[[Say], None],
+    record: Callable[[Step], None] | None = None,
 ) -> None:
-    """Runs for ever. Any exception in here is a bug and ends the process: it is never restarted."""
+    """Runs for ever. Any exception in here is a bug and ends the process: it is never restarted.
+
+    `record` is given every step, the one that raised as well.
+    """
     state = initial
     _show(project(state), cells)
     while True:
         event: Event = Ticked()
         with trio.move_on_at(next_deadline(state)):
             event = await inbox.receive()
-        state, effects = step(state, event, trio.current_time())
+        before, at = state, trio.current_time()
+        try:
+            state, effects = step(before, event, at)
+            outputs = project(state)
+        except Exception as exc:
+            if record is not None:
+                record(Step(before, event, at, failure=repr(exc)))
+            raise
+        if record is not None:
+            record(Step(before, event, at, effects, outputs))
         cells.state.set(state)
-        _show(project(state), cells)
+        _show(outputs, cells)
         for effect in effects:
             _interpret(effect, replies, say)
 

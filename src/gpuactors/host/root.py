@@ -13,6 +13,7 @@ PCI_DEVICES: Final = "/sys/bus/pci/devices"
 IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
 
 PROC: Final = "/proc"
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 GROUP_NODES: Final = "/dev/vfio"
 CDEV_NODES: Final = "/dev/vfio/devices"

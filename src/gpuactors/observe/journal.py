@@ -1,0 +1,255 @@
+"""The flight recorder: every step of the registry, in files of bounded size, to be replayed later.
+
+The registry hands each step over without waiting (`record`); it is encoded and written in a thread, because a disk may
+hang. What cannot be kept is counted, and the next thing that is written is the whole state: a journal may have gaps,
+but what it shows is what happened. Nothing that goes wrong here touches the daemon: it is said once, and tried again.
+
+Must not be read by the daemon itself: a journal is for people, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final, final
+
+import msgspec
+import trio
+
+from gpuactors import limits
+from gpuactors.core.effects import Level, Say
+from gpuactors.core.events import GroupsObserved, LedgerRead, Ticked
+from gpuactors.observe.journal_format import FORMAT, Header, LineWriter, header_line
+from gpuactors.observe.log import get_logger
+from gpuactors.ports import Step
+
+DIRECTORY: Final = "journal"
+"""Its name below the state directory."""
+
+_NAME: Final = re.compile(r"(\d{8})\.jsonl")
+
+log = get_logger()
+
+
+def files_of(directory: str) -> list[str]:
+    """The paths of the journal's files in a directory, oldest first. Raises `OSError`."""
+    return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if _NAME.fullmatch(name)]
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How large the journal may get; see `limits.py`."""
+
+    file_bytes: int = limits.JOURNAL_FILE_MAX_BYTES
+    all_bytes: int = limits.JOURNAL_MAX_BYTES
+    files: int = limits.JOURNAL_FILES_MAX
+    waiting_steps: int = limits.JOURNAL_WAITING_STEPS
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What each file says of the process that wrote it."""
+
+    version: str
+    run: str
+    boot: str
+    pid: int
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """One moment on two clocks: the daemon's own, and the time of day in seconds since 1970."""
+
+    at: float
+    wall: float
+
+    def time_of_day(self, at: float) -> str:
+        """The time of day at another moment of the daemon's clock, as ISO 8601."""
+        return datetime.fromtimestamp(self.wall + at - self.at, UTC).isoformat(timespec="microseconds")
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """So many steps are not to be had; the next one begins with its state."""
+
+    steps: int
+
+
+@final
+class JournalFiles:
+    """The files. Blocks; used by one thread at a time."""
+
+    def __init__(self, directory: str, origin: Origin, bounds: Bounds) -> None:
+        self._directory = directory
+        self._origin = origin
+        self._bounds = bounds
+        self._lines = LineWriter()
+        self._file: int | None = None
+        self._size = 0
+        self._part = 0
+        self._missed = 0
+
+    def write(self, steps: Sequence[Step | Missed], now: Anchor) -> None:
+        """Writes the steps. Raises `OSError`; they count as missed then, and the next call begins a new file."""
+        missed_before = self._missed
+        waiting = bytearray()
+        try:
+            for step in steps:
+                if isinstance(step, Missed):
+                    self._missed += step.steps
+                    continue
+                if self._file is None or self._size + len(waiting) >= self._bounds.file_bytes:
+                    self._put(waiting)
+                    self._begin(step.at, now)
+                    waiting += self._state_line(step)
+                elif self._missed:
+                    waiting += self._state_line(step)
+                waiting += self._lines.step_line(step)
+            self._put(waiting)
+        except BaseException:
+            # A line that was written in part is a torn tail, so this file is over. Of steps that were written
+            # before it failed some may be counted as well.
+            self.close()
+            self._missed = missed_before + sum(s.steps if isinstance(s, Missed) else 1 for s in steps)
+            raise
+
+    def close(self) -> None:
+        """Ends the file."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+    def _state_line(self, step: Step) -> bytes:
+        line = self._lines.state_line(step.before, step.at, self._missed)
+        self._missed = 0
+        return line
+
+    def _put(self, waiting: bytearray) -> None:
+        """Writes all of it, and empties it."""
+        while waiting:
+            assert self._file is not None
+            written = os.write(self._file, waiting)
+            self._size += written
+            del waiting[:written]
+
+    def _begin(self, at: float, now: Anchor) -> None:
+        """Begins a new file and makes room for it."""
+        self.close()
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        known = files_of(self._directory)
+        number = int(os.path.basename(known[-1]).partition(".")[0]) + 1 if known else 1
+        while self._file is None:
+            path = os.path.join(self._directory, f"{number:08}.jsonl")
+            with suppress(FileExistsError):  # a predecessor that is just handing over writes here as well
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            number += 1
+        self._size = 0
+        self._part += 1
+        o = self._origin
+        header = Header(FORMAT, o.version, o.run, self._part, o.boot, o.pid, now.time_of_day(at), at)
+        try:
+            self._put(bytearray(header_line(header)))
+        except OSError:
+            with suppress(OSError):  # a disk that is full is not to be filled with empty files
+                os.unlink(path)
+            raise
+        self._remove_oldest(known)
+
+    def _remove_oldest(self, older: Sequence[str]) -> None:
+        sizes = {}
+        for path in older:
+            with suppress(OSError):
+                sizes[path] = os.stat(path).st_size
+        room = self._bounds.all_bytes - self._bounds.file_bytes
+        for path in older:
+            if sum(sizes.values()) <= room and len(sizes) < self._bounds.files:
+                return
+            with suppress(OSError):
+                os.unlink(path)
+            sizes.pop(path, None)
+
+
+def _is_routine(step: Step) -> bool:
+    """Nothing came of it, and something like it happens every few seconds."""
+    return isinstance(step.event, Ticked | GroupsObserved | LedgerRead) and all(
+        isinstance(effect, Say) and effect.level is Level.DEBUG for effect in step.effects
+    )
+
+
+@final
+class FileJournal:
+    """`ports.Journal` in the state directory."""
+
+    def __init__(self, directory: str, origin: Origin, bounds: Bounds | None = None) -> None:
+        self._directory = directory
+        self._bounds = bounds or Bounds()
+        self._files = JournalFiles(directory, origin, self._bounds)
+        self._lock = (
+            threading.Lock()
+        )  # an abandoned thread may still hang in a write when the next one begins
+        self._waiting: deque[Step | Missed] = deque()
+        self._missed = 0
+        self._arrived = trio.Event()
+        self._problem = ""
+
+    def record(self, step: Step) -> None:
+        """Takes a step. One that finds no room is counted: what waits is older, and comes without a gap."""
+        if len(self._waiting) >= self._bounds.waiting_steps:
+            if not self._missed:
+                log.warning(
+                    "journal.dropped",
+                    reason=f"{self._directory} is slower than what happens; the journal has a gap",
+                )
+            self._missed += 1
+            return
+        if self._missed:
+            self._waiting.append(Missed(self._missed))
+            self._missed = 0
+        self._waiting.append(step)
+        if not _is_routine(step):
+            self._arrived.set()
+
+    async def run(self) -> None:
+        """Writes for ever. Only one may run at a time."""
+        try:
+            while True:
+                with trio.move_on_after(limits.JOURNAL_ROUTINE_S):
+                    await self._arrived.wait()
+                    await trio.sleep(limits.JOURNAL_BATCH_S)
+                self._arrived = trio.Event()
+                if self._waiting and not await self._write():
+                    await trio.sleep(limits.JOURNAL_RETRY_S)
+        finally:
+            with trio.move_on_after(limits.JOURNAL_LAST_S, shield=True):
+                await self._write()
+
+    async def _write(self) -> bool:
+        """Writes what waits; whether that could be done."""
+        try:
+            now = Anchor(trio.current_time(), time.time())
+            await trio.to_thread.run_sync(self._write_in_thread, now, abandon_on_cancel=True)
+        except Exception as exc:
+            self._fails(exc)
+            return False
+        if self._problem:
+            self._problem = ""
+            log.info("journal.resumed", directory=self._directory)
+        return True
+
+    def _write_in_thread(self, now: Anchor) -> None:
+        with self._lock:
+            self._files.write([self._waiting.popleft() for _ in range(len(self._waiting))], now)
+
+    def _fails(self, exc: Exception) -> None:
+        """Says why, each time the reason changes."""
+        why = exc.strerror if isinstance(exc, OSError) and exc.strerror else repr(exc)
+        if why != self._problem:
+            self._problem = why
+            log.warning(
+                "journal.failed",
+                reason=f"the journal in {self._directory} cannot be written: {why}; the daemon goes on without it and "
+                f"tries again every {limits.JOURNAL_RETRY_S:g} s; free the disk or give another --state-dir",
+            )

@@ -1,0 +1,38 @@
+"""The books of each resource, as the daemon knew them: capacity, allocatable, allocated and free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuactors.core.model import Health, NodeState, ResourceName
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """One resource, as kubelet computes it."""
+
+    capacity: int
+    """All devices listed."""
+    allocatable: int
+    """The Healthy ones."""
+    allocated: int
+    """Given to pods: by kubelet's ledger as it was read last, or just handed out."""
+
+    @property
+    def free(self) -> int:
+        """What a scheduler may still give away."""
+        return self.allocatable - self.allocated
+
+    def __str__(self) -> str:
+        return f"capacity {self.capacity}, allocatable {self.allocatable}, allocated {self.allocated}, free {self.free}"
+
+
+def books_of(state: NodeState) -> dict[ResourceName, Books]:
+    """The books of every resource that kubelet is told of."""
+    books: dict[ResourceName, Books] = {}
+    for resource, frame in sorted(state.frames.items()):
+        listed = {device for of, device in state.ledger.entries if of == resource}
+        granted = sum(1 for of, device in state.granted if of == resource and device not in listed)
+        healthy = sum(1 for a in frame if a.health is Health.HEALTHY)
+        books[resource] = Books(len(frame), healthy, len(listed) + granted)
+    return books

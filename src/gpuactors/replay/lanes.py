@@ -1,0 +1,218 @@
+"""What a replay looks like over time: for each device, each resource and the daemon itself, bands and marks.
+
+A band is a stretch of time in which one thing was so, with the sentence that says why; a mark is a moment. Must not
+know how they are drawn: that is `page.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from gpuactors.core.health import not_offered
+from gpuactors.core.inventory import devices_of
+from gpuactors.core.model import Advertised, Health, NodeState, PciAddress, ResourceName, Role
+from gpuactors.core.registration import is_registered
+from gpuactors.core.standing import Stand, Standing, owners, stand_of
+from gpuactors.replay.books import books_of
+
+BANDS_MAX: Final = 5_000
+"""Of one lane; of one that changes more often, the last ones are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """From `began` to `ended` (seconds since the beginning) it was `kind`, and `said` is why."""
+
+    began: float
+    ended: float
+    kind: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """At `at` something of this `kind` happened."""
+
+    at: float
+    kind: str
+    said: str
+
+
+@dataclass
+class Lane:
+    """One row of the picture."""
+
+    name: str
+    about: str = ""
+    bands: deque[Band] = field(default_factory=lambda: deque(maxlen=BANDS_MAX))
+    marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=BANDS_MAX))
+    _now: tuple[float, str, str] | None = None
+
+    def is_now(self, at: float, kind: str, said: str) -> None:
+        """From `at` on it is so, until something else is said."""
+        if self._now is not None and self._now[1:] == (kind, said):
+            return
+        self.ends(at)
+        self._now = (at, kind, said)
+
+    def ends(self, at: float) -> None:
+        """From `at` on nothing is known of it."""
+        if self._now is not None:
+            began, kind, said = self._now
+            self.bands.append(Band(began, at, kind, said))
+            self._now = None
+
+
+@dataclass
+class Lanes:
+    """All lanes, fed with the node's state as it changes."""
+
+    daemons: list[Lane] = field(default_factory=list)
+    """A process that began before another one ended has a lane of its own."""
+    kubelet: Lane = field(default_factory=lambda: Lane("kubelet", "kubelet.sock"))
+    resources: dict[ResourceName, Lane] = field(default_factory=dict)
+    devices: dict[PciAddress, Lane] = field(default_factory=dict)
+    resource_of: dict[PciAddress, ResourceName] = field(default_factory=dict)
+    _daemon: Lane | None = None
+    _seen: NodeState | None = None
+
+    def begins(self, at: float) -> None:
+        """Another process begins."""
+        free = (lane for lane in self.daemons if not lane.bands or lane.bands[-1].ended <= at)
+        self._daemon = next(free, None)
+        if self._daemon is None:
+            self._daemon = Lane("gpuactors", "a process of the daemon")
+            self.daemons.append(self._daemon)
+
+    def sees(self, state: NodeState, at: float) -> None:
+        """The state from `at` on."""
+        before, self._seen = self._seen, state
+        if before is not None and _same(before, state):
+            return
+        if self._daemon is not None:
+            self._daemon.is_now(at, *_daemon(state))
+        if state.role is not Role.SERVING:
+            self.kubelet.ends(at)  # two processes may look at the same kubelet
+        elif state.kubelet is not None:
+            self.kubelet.is_now(at, "up", "kubelet.sock is there")
+        else:
+            self.kubelet.is_now(at, "down", state.kubelet_missing or "not looked for yet")
+        self._resources(state, at)
+        self._devices(state, at)
+
+    def ends(self, at: float) -> None:
+        """The process ended, or what it did next is not known."""
+        self._seen = None
+        for lane in self.all():
+            lane.ends(at)
+
+    def all(self) -> Iterator[Lane]:
+        """Every lane."""
+        yield from self.daemons
+        yield self.kubelet
+        yield from self.resources.values()
+        yield from self.devices.values()
+
+    def _resources(self, state: NodeState, at: float) -> None:
+        books = books_of(state) if state.role is Role.SERVING else {}
+        for resource, of_it in books.items():
+            lane = self.resources.setdefault(resource, Lane(resource, "resource"))
+            plugin = state.plugins.get(resource)
+            registered = plugin is not None and is_registered(plugin)
+            kind = "negative" if of_it.free < 0 else "registered" if registered else "unregistered"
+            standing = (
+                "registered with kubelet" if registered else (plugin and plugin.problem) or "not registered"
+            )
+            lane.is_now(at, kind, f"free {of_it.free} of {of_it.capacity}\n{of_it}\n{standing}")
+        for resource, lane in self.resources.items():
+            if resource not in books:
+                lane.ends(at)
+
+    def _devices(self, state: NodeState, at: float) -> None:
+        now = (
+            {a: (r, kind, said) for a, r, kind, said in standings(state)}
+            if state.role is Role.SERVING
+            else {}
+        )
+        for address, (resource, kind, said) in now.items():
+            self.devices.setdefault(address, Lane(address)).is_now(at, kind, said)
+            self.resource_of[address] = resource
+        for address, lane in self.devices.items():
+            if address not in now:
+                lane.ends(at)
+
+
+def standings(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
+    """Each device that is there or listed, with its resource, the kind of its band, and the reason."""
+    listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
+    owned = owners(state)
+    present = set()
+    for device in devices_of(state.facts, state.settings.selectors):
+        address = device.function.address
+        present.add(address)
+        _, told = listed.get(address, (None, None))
+        if told is not None:
+            yield address, device.resource, _kind(told, stand_of(state, device, owned)), told.reason
+        elif not device.function.vfio_bound:
+            yield address, device.resource, "not-offered", not_offered(device.function)
+    for address, (resource, told) in listed.items():
+        if address not in present:
+            yield address, resource, "unhealthy", told.reason
+
+
+def _kind(told: Advertised, stand: Stand) -> str:
+    if told.reason != stand.reason:  # something of its files is in the way, whosever it is
+        return "unhealthy" if told.health is Health.UNHEALTHY else "undecided"
+    match stand.standing:
+        case Standing.FREE:
+            return "free"
+        case Standing.ALLOCATED:
+            return "allocated"
+        case Standing.CLAIMED:
+            return "claimed"
+        case Standing.GROUP_IN_USE:
+            return "group-in-use"
+        case Standing.LEFT_HELD:
+            return "left-held"
+        case Standing.FOREIGN:
+            return "foreign"
+        case Standing.UNDECIDED:
+            return "undecided"
+        case _:
+            assert_never(stand.standing)
+
+
+def _daemon(state: NodeState) -> tuple[str, str]:
+    if state.stopping:
+        return "stopping", "stopping"
+    match state.role:
+        case Role.TAKING_OVER:
+            return "taking-over", "getting ready, or asking the daemon that runs already to hand over"
+        case Role.SERVING:
+            return "serving", "serving kubelet"
+        case Role.HANDED_OVER:
+            return "handed-over", "a successor serves; this process waits to be ended"
+        case _:
+            assert_never(state.role)
+
+
+def _same(before: NodeState, state: NodeState) -> bool:
+    """Nothing changed that a lane shows; by identity, because this is asked at every step."""
+    return (
+        before.frames is state.frames
+        and before.facts is state.facts
+        and before.plugins is state.plugins
+        and before.polls.groups is state.polls.groups
+        and before.ledger.entries is state.ledger.entries
+        and before.ledger.claims is state.ledger.claims
+        and before.ledger.read == state.ledger.read
+        and before.departed is state.departed
+        and before.granted is state.granted
+        and before.role is state.role
+        and before.kubelet == state.kubelet
+        and before.kubelet_missing == state.kubelet_missing
+        and before.stopping == state.stopping
+    )

@@ -1,0 +1,269 @@
+"""A replay as one HTML page: the timeline of every device, for people who would rather look than read.
+
+The page needs nothing from anywhere else: style, script and data are in it (`page.html` is its frame). Without a script
+its tables still tell everything.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, assert_never
+
+from gpuactors.core.effects import Granted, Level, Ready, Refused, Reply, Say
+from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core.model import Frame, PciAddress, ResourceName, Token
+from gpuactors.replay.lanes import Lane, Lanes, Mark
+from gpuactors.replay.play import Began, Moment, Played, Resumed
+from gpuactors.replay.reading import Damage
+from gpuactors.replay.text import Tally, frame_changes, is_quiet
+from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading
+
+EVENTS_MAX: Final = 20_000
+"""Of more events the last ones are shown: a browser still draws so many at once."""
+
+ROWS_MAX: Final = 2_000
+"""Of each table, the last ones; the picture has all."""
+
+KINDS: Final = {
+    "free": "free",
+    "allocated": "allocated to a pod",
+    "claimed": "claimed, or given under another name",
+    "group-in-use": "its IOMMU group is in use",
+    "left-held": "held by a pod that is gone",
+    "foreign": "in foreign hands",
+    "unhealthy": "unhealthy otherwise",
+    "undecided": "undecided",
+    "not-offered": "not on a vfio driver",
+}
+"""The kinds of a device's bands, in the words of the legend."""
+
+
+@dataclass
+class Page:
+    """Collects what there is to be shown."""
+
+    lanes: Lanes = field(default_factory=Lanes)
+    _events: deque[Mark] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    _happened: int = 0
+    _quiet: int = 0
+    _gaps: list[tuple[float, float, str]] = field(default_factory=list)
+    _differences: list[tuple[float, str]] = field(default_factory=list)
+    _damage: list[str] = field(default_factory=list)
+    _runs: list[str] = field(default_factory=list)
+    _began: float | None = None
+    _last: float = 0.0
+    _run_last: float = 0.0
+    """Of the process that is being replayed."""
+    _asked: dict[Token, tuple[float, str, ResourceName, tuple[str, ...]]] = field(default_factory=dict)
+
+    def add(self, moment: Moment) -> None:
+        """The next moment of the replay."""
+        match moment:
+            case Damage():
+                self._damage.append(str(moment))
+                return
+            case Began(wall, header, state):
+                if self._began is None:
+                    self._began = wall
+                self.lanes.ends(self._run_last)
+                self._runs.append(f"process {header.pid} of gpuactors {header.version} from {day(wall)} UTC")
+                self._asked.clear()
+                at = wall - self._began
+                self.lanes.begins(at)
+                self._notable(
+                    at, "event", f"process {header.pid} of gpuactors {header.version}: its journal begins"
+                )
+                self.lanes.sees(state, at)
+            case Resumed(wall, missed, state, differences):
+                at = wall - (self._began or 0.0)
+                if missed != 0:
+                    steps = "steps are missing" if missed is None else f"{count(missed, 'step')} missing"
+                    self._gaps.append((self._run_last, at, f"{steps} in the journal"))
+                    self.lanes.ends(self._run_last)
+                self._differs(at, differences)
+                self.lanes.sees(state, at)
+            case Played():
+                at = moment.wall - (self._began or 0.0)
+                self._step(moment, at)
+                self.lanes.sees(moment.state, at)
+            case _:
+                assert_never(moment)
+        self._run_last, self._last = at, max(self._last, at)
+
+    def _step(self, played: Played, at: float) -> None:
+        if is_quiet(played):
+            self._quiet += 1
+        else:
+            lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
+            if played.failure:
+                lines.append(f"the step raises {played.failure}")
+            self._notable(at, _kind(played), "\n".join(lines))
+        self._differs(at, played.differences)
+        self._calls(played, at)
+        for resource, view in played.outputs.plugins.items():
+            old = played.outputs_before.plugins.get(resource)
+            if old is None or old.frame != view.frame:
+                self._frame(resource, old.frame if old is not None else (), view.frame, at)
+
+    def _calls(self, played: Played, at: float) -> None:
+        match played.event:
+            case AllocateAsked(token, resource, requests):
+                self._asked[token] = (at, "Allocate", resource, tuple(i for ids in requests for i in ids))
+            case PreStartAsked(token, resource, devices):
+                self._asked[token] = (at, "PreStartContainer", resource, devices)
+            case _:
+                pass
+        for effect in played.effects:
+            if isinstance(effect, Reply) and (asked := self._asked.pop(effect.token, None)) is not None:
+                self._answered(effect, asked, played, at)
+
+    def _answered(
+        self, reply: Reply, asked: tuple[float, str, ResourceName, tuple[str, ...]], played: Played, at: float
+    ) -> None:
+        since, call, resource, ids = asked
+        took = f"after {1000 * (at - since):.1f} ms"
+        match reply.answer:
+            case Granted():
+                kind, said = "granted", f"{call} granted {took}"
+            case Ready():
+                kind, said = "granted", f"{call} may go on {took}"
+            case Refused(status, reason):
+                kind, said = "refused", f"{call} refused {took}, {status}: {reason}"
+            case _:
+                return
+        by_id = {a.id: a.address for a in played.before.frames.get(resource, ())}
+        for device in ids:
+            address = next((a for i, a in by_id.items() if i == device), PciAddress(device))
+            lane = self.lanes.devices.get(address)
+            if lane is not None:
+                lane.marks.append(Mark(at, kind, said))
+
+    def _frame(self, resource: ResourceName, old: Frame, new: Frame, at: float) -> None:
+        lane = self.lanes.resources.setdefault(resource, Lane(resource, "resource"))
+        lane.marks.append(Mark(at, "frame", f"frame: {frame_changes(old, new)}"))
+
+    def _notable(self, at: float, kind: str, said: str) -> None:
+        self._happened += 1
+        self._events.append(Mark(at, kind, said))
+
+    def _differs(self, at: float, differences: Iterable[str]) -> None:
+        self._differences += [(at, difference) for difference in differences]
+
+    # --- the page -----------------------------------------------------------------------------------------
+
+    def html(self, tally: Tally) -> str:
+        """The whole page."""
+        self.lanes.ends(self._run_last)
+        began = self._began or 0.0
+        frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        parts = {
+            "TITLE": html.escape(f"gpuactors, {day(began)} UTC"),
+            "WHEN": html.escape(f"{day(began)} to {clock(began + self._last)} UTC"),
+            "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in self._notes(tally)),
+            "VERDICT": "differs" if tally.differing else "same",
+            "TALLY": html.escape(str(tally)),
+            "LEGEND": "".join(
+                f'<li><i class="swatch k-{kind}"></i>{html.escape(words)}</li>'
+                for kind, words in KINDS.items()
+            ),
+            "DEVICES": self._device_rows(began),
+            "EVENTS": self._event_rows(began),
+            "DIFFERENCES": "".join(
+                f"<tr><td>{_time(began, at)}</td><td>{html.escape(said)}</td></tr>"
+                for at, said in self._differences[:ROWS_MAX]
+            ),
+            # In a script element nothing is an entity, and only `</` ends it.
+            "DATA": json.dumps(self._data(began), ensure_ascii=False, separators=(",", ":")).replace(
+                "<", "\\u003c"
+            ),
+        }
+        for name, text in parts.items():
+            frame = frame.replace(f"<!--{name}-->", text)
+        return frame
+
+    def _notes(self, tally: Tally) -> Iterator[str]:
+        yield from self._runs
+        yield f"{count(self._quiet, 'step')} of routine (polls, ticks, reads of the ledger) without news are not shown"
+        if self._happened > len(self._events):
+            yield f"of {self._happened} events the last {len(self._events)} are shown; --until T ends earlier"
+        yield from (f"unreadable: {damage}" for damage in self._damage[:20])
+        if tally.missed or tally.gaps:
+            yield f"{count(tally.gaps, 'gap')} in the journal, hatched below"
+
+    def _data(self, began: float) -> dict[str, object]:
+        texts: dict[str, int] = {}
+
+        def text(said: str) -> int:
+            return texts.setdefault(said, len(texts))
+
+        def row(lane: Lane, kind: str) -> dict[str, object]:
+            return {
+                "kind": kind,
+                "name": lane.name,
+                "about": lane.about,
+                "bands": [[_s(b.began), _s(b.ended), b.kind, text(b.said)] for b in lane.bands],
+                "marks": [[_s(m.at), m.kind, text(m.said)] for m in lane.marks],
+            }
+
+        events = Lane("events")
+        differ = [Mark(at, "differs", f"differs: {said}") for at, said in self._differences]
+        events.marks = deque(sorted([*self._events, *differ], key=lambda mark: mark.at))
+        rows = [
+            *(row(lane, "lane") for lane in self.lanes.daemons),
+            row(self.lanes.kubelet, "lane"),
+            row(events, "events"),
+        ]
+        for resource in sorted({*self.lanes.resources, *self.lanes.resource_of.values()}):
+            rows.append(row(self.lanes.resources.get(resource, Lane(resource, "resource")), "resource"))
+            rows += [
+                row(lane, "device")
+                for address, lane in sorted(self.lanes.devices.items())
+                if self.lanes.resource_of[address] == resource
+            ]
+        return {
+            "began": began,
+            "ended": _s(self._last),
+            "kinds": KINDS,
+            "rows": rows,
+            "gaps": [[_s(a), _s(b), text(said)] for a, b, said in self._gaps],
+            "texts": list(texts),
+        }
+
+    def _device_rows(self, began: float) -> str:
+        rows = [(band.began, lane.name, band) for lane in self.lanes.devices.values() for band in lane.bands]
+        return "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{_time(began, band.began)}</td><td>{_time(began, band.ended)}</td>"
+            f'<td><i class="swatch k-{band.kind}"></i>{html.escape(KINDS[band.kind])}</td>'
+            f"<td>{html.escape(band.said)}</td></tr>"
+            for _, name, band in sorted(rows, key=lambda row: row[:2])[-ROWS_MAX:]
+        )
+
+    def _event_rows(self, began: float) -> str:
+        return "".join(
+            f'<tr class="e-{event.kind}"><td>{_time(began, event.at)}</td>'
+            f"<td>{html.escape(event.said).replace(chr(10), '<br>')}</td></tr>"
+            for event in list(self._events)[-ROWS_MAX:]
+        )
+
+
+def _kind(played: Played) -> str:
+    """How an event's tick is coloured: by the worst that came of it."""
+    if played.failure:
+        return "bug"
+    levels = {effect.level for effect in played.effects if isinstance(effect, Say)}
+    if levels & {Level.WARNING, Level.ERROR}:
+        return "warning"
+    return "call" if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked) else "event"
+
+
+def _time(began: float, at: float) -> str:
+    return f"{clock(began + at)} <small>+{at:.3f} s</small>"
+
+
+def _s(seconds: float) -> float:
+    return round(seconds, 4)

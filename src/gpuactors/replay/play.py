@@ -1,0 +1,224 @@
+"""Feeds a journal's events to the core, and compares what comes out with what came out then.
+
+Where the program is the one that wrote the journal nothing may differ. Each state in the journal is a fresh start: what
+is missing before it is told, and what was computed up to it is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from gpuactors.core.effects import Effect
+from gpuactors.core.events import Event
+from gpuactors.core.model import NodeState
+from gpuactors.core.snapshot import Outputs, project
+from gpuactors.core.step import step
+from gpuactors.observe.journal_format import (
+    Digests,
+    EventReader,
+    FormatError,
+    Header,
+    StateLine,
+    StepLine,
+    encoded_effects,
+    read_state,
+)
+from gpuactors.replay.reading import Damage, File, JournalError, entries
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The first state of a process that wrote this journal, or of the first of its files that is there."""
+
+    wall: float
+    header: Header
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A state in the middle: a new file, or steps that are missing."""
+
+    wall: float
+    missed: int | None
+    """Steps that are not in the journal; None if that is not known (files are missing, lines could not be read)."""
+    state: NodeState
+    differences: tuple[str, ...]
+    """Between this state and the one that was computed, if nothing is missing in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One step."""
+
+    number: int
+    """From 1, in the order of the journal."""
+    wall: float
+    """The time of day, seconds since 1970."""
+    at: float
+    """The daemon's own clock."""
+    event: Event
+    before: NodeState
+    state: NodeState
+    effects: Sequence[Effect]
+    outputs_before: Outputs
+    outputs: Outputs
+    failure: str
+    """What the step raises: a bug."""
+    differences: tuple[str, ...]
+    """Between what came out and what had come out; empty if nothing differs."""
+
+
+Moment = Began | Resumed | Played | Damage
+
+
+def play(files: Iterable[File]) -> Iterator[Moment]:
+    """All that is in the files, in order. Raises `JournalError` for what this version cannot understand."""
+    player = _Player()
+    for file, of_file in entries(files):
+        player.opens(file)
+        try:
+            for entry in of_file:
+                match entry:
+                    case StateLine():
+                        yield player.starts(entry)
+                    case StepLine():
+                        yield player.plays(entry)
+                    case Damage():
+                        player.loses()
+                        yield entry
+        except FormatError as exc:
+            raise JournalError(
+                f"{file.path} cannot be replayed: {exc}; it was written by gpuactors {file.header.version}: "
+                "replay it with that version"
+            ) from None
+
+
+def wall_seconds(header: Header) -> float:
+    """The time of day of a header, as seconds since 1970."""
+    return datetime.fromisoformat(header.wall).timestamp()
+
+
+class _Player:
+    """Where the replay stands."""
+
+    def __init__(self) -> None:
+        self._header: Header | None = None
+        self._wall = 0.0
+        self._number = 0
+        self._state: NodeState | None = None
+        self._outputs: Outputs | None = None
+        self._whole = False
+        """Nothing is missing since the state that was computed last."""
+        self._events = EventReader()
+        self._digests = Digests()
+
+    def opens(self, file: File) -> None:
+        """A file begins."""
+        before, self._header = self._header, file.header
+        self._wall = wall_seconds(file.header) - file.header.at
+        if before is None or before.run != file.header.run:
+            self._state = None
+        elif before.part + 1 != file.header.part:
+            self._whole = False
+
+    def loses(self) -> None:
+        """Lines could not be read."""
+        self._whole = False
+
+    def starts(self, line: StateLine) -> Began | Resumed:
+        """A state is in the journal."""
+        assert self._header is not None
+        state, computed = read_state(line), self._state
+        missed = line.missed if self._whole else None
+        compared = _state_differences(state, computed) if computed is not None and missed == 0 else ()
+        self._state, self._outputs, self._events = state, project(state), EventReader()
+        self._whole = True
+        if computed is None:
+            return Began(self._wall + line.at, self._header, state)
+        return Resumed(self._wall + line.at, missed, state, compared)
+
+    def plays(self, line: StepLine) -> Played:
+        """A step is in the journal."""
+        if self._state is None or self._outputs is None:
+            raise FormatError("a step comes before any state")
+        self._number += 1
+        event = self._events.event(line)
+        before, outputs_before = self._state, self._outputs
+        effects: Sequence[Effect] = ()
+        failure = ""
+        try:
+            state, effects = step(before, event, line.at)
+            outputs = project(state)
+        except Exception as exc:  # what the core raises is what is looked for
+            state, outputs, failure = before, outputs_before, repr(exc)
+        self._state, self._outputs = state, outputs
+        differences: tuple[str, ...] = ()
+        if failure or line.failed:
+            if failure != line.failed:
+                differences = (
+                    f"it raised {line.failed or 'nothing'}, and raises {failure or 'nothing'} now",
+                )
+        else:
+            digest = self._digests.of(outputs)
+            differences = (
+                *_effect_differences(line.effects, effects),
+                *([f"the snapshot was {line.digest}, and is {digest} now"] if digest != line.digest else ()),
+            )
+        return Played(
+            number=self._number,
+            wall=self._wall + line.at,
+            at=line.at,
+            event=event,
+            before=before,
+            state=state,
+            effects=effects,
+            outputs_before=outputs_before,
+            outputs=outputs,
+            failure=failure,
+            differences=differences,
+        )
+
+
+def _effect_differences(recorded: msgspec.Raw, effects: Sequence[Effect]) -> tuple[str, ...]:
+    now = encoded_effects(effects)
+    then = bytes(recorded)
+    if then == now:
+        return ()
+    was, are = _effects(then), _effects(now)
+    if was == are:
+        return ()
+    lost = [f"no longer: {_shown(effect)}" for effect in was if effect not in are]
+    new = [f"new: {_shown(effect)}" for effect in are if effect not in was]
+    return (*lost, *new) or ("the same effects in another order",)
+
+
+def _effects(text: bytes) -> list[Mapping[str, Any]]:
+    try:
+        return msgspec.json.decode(text, type=list[Mapping[str, Any]])
+    except msgspec.MsgspecError as exc:
+        raise FormatError(f"its effects cannot be read: {exc}") from None
+
+
+def _shown(effect: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(effect).decode()
+
+
+def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, ...]:
+    """The parts of the state that differ. An order within a mapping is no difference."""
+    if recorded == computed:
+        return ()
+    differ = [f.name for f in fields(NodeState) if getattr(recorded, f.name) != getattr(computed, f.name)]
+    return (f"the state in the journal has other {', '.join(differ)} than was computed",)
+
+
+def until(moments: Iterable[Moment], end: float | None) -> Iterator[Moment]:
+    """The moments up to a time of day, of every process; damage has none and is always told of."""
+    for moment in moments:
+        if end is None or isinstance(moment, Damage) or moment.wall <= end:
+            yield moment

@@ -1,0 +1,224 @@
+"""A replay as text for people, and as JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
+
+from gpuactors.core.events import GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable, Ticked
+from gpuactors.core.model import Frame, Health
+from gpuactors.observe.journal_format import encoded_effects
+from gpuactors.replay.books import books_of
+from gpuactors.replay.play import Began, Moment, Played, Resumed
+from gpuactors.replay.reading import Damage
+from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading
+
+_ROUTINE = (Ticked, GroupsObserved, LedgerRead, LedgerUnreadable, HostScanned)
+"""What goes on all the time. Without any consequence it is counted, not shown."""
+
+
+@dataclass
+class Tally:
+    """What a replay came to."""
+
+    steps: int = 0
+    differing: int = 0
+    """Steps, and states in the journal, that differ."""
+    missed: int = 0
+    gaps: int = 0
+    damage: int = 0
+    first_wall: float | None = None
+    last_wall: float = 0.0
+
+    def count(self, moment: Moment) -> None:
+        """Counts one moment."""
+        match moment:
+            case Damage():
+                self.damage += 1
+                return
+            case Played():
+                self.steps += 1
+                self.differing += bool(moment.differences)
+            case Resumed():
+                self.differing += bool(moment.differences)
+                self.gaps += moment.missed != 0
+                self.missed += moment.missed or 0
+            case Began():
+                pass
+            case _:
+                assert_never(moment)
+        self.first_wall = moment.wall if self.first_wall is None else self.first_wall
+        self.last_wall = moment.wall
+
+    def __str__(self) -> str:
+        length_s = self.last_wall - (self.first_wall or 0.0)
+        gaps = f", {count(self.gaps, 'gap')} ({self.missed} steps known to be missing)" if self.gaps else ""
+        damage = f", {count(self.damage, 'unreadable place')}" if self.damage else ""
+        verdict = f"{count(self.differing, 'difference')}" if self.differing else "no differences"
+        return f"{count(self.steps, 'step')} in {length_s:.1f} s{gaps}{damage}: {verdict}"
+
+
+def is_quiet(played: Played) -> bool:
+    """Routine without any consequence that a person would want to read."""
+    return (
+        isinstance(played.event, _ROUTINE)
+        and not (played.differences or played.failure)
+        and not any(is_worth_reading(effect) for effect in played.effects)
+        and played.before.frames == played.state.frames
+        and books_of(played.before) == books_of(played.state)
+    )
+
+
+@dataclass
+class Text:
+    """Lines for people. `only_differences`: nothing but what differs, and what is missing.
+
+    The books of a resource are shown where they change, and hold until they are shown again.
+    """
+
+    only_differences: bool = False
+    _began_wall: float | None = None
+    _quiet: list[Played] = field(default_factory=list)
+
+    def lines(self, moment: Moment) -> Iterator[str]:
+        """What is to be shown of one moment, and of the quiet ones before it."""
+        if isinstance(moment, Played) and self.only_differences and not moment.differences:
+            return
+        if isinstance(moment, Played) and is_quiet(moment):
+            self._quiet.append(moment)
+            return
+        yield from self.rest()
+        match moment:
+            case Began(wall, header, _):
+                if self._began_wall is None:
+                    self._began_wall = wall
+                yield (
+                    f"{day(wall)} UTC  process {header.pid} of gpuactors {header.version}"
+                    + (f", part {header.part} of its journal" if header.part > 1 else "")
+                    + (f", boot {header.boot}" if header.boot else "")
+                )
+            case Resumed(wall, missed, _, differences):
+                if missed != 0:
+                    steps = "steps are missing" if missed is None else f"{count(missed, 'step')} missing"
+                    yield f"{self._time(wall)}  -- {steps} here; going on from a state in the journal"
+                for difference in differences:
+                    yield f"{self._time(wall)}  DIFFERS: {difference}"
+            case Damage():
+                yield f"-- {moment}"
+            case Played():
+                yield from self._step(moment)
+            case _:
+                assert_never(moment)
+
+    def rest(self) -> Iterator[str]:
+        """The quiet steps that have not been told of yet."""
+        if not self._quiet:
+            return
+        kinds = Counter(_kind(played) for played in self._quiet)
+        told = ", ".join(count(n, kind) for kind, n in kinds.most_common())
+        lasted_s = self._quiet[-1].wall - self._quiet[0].wall
+        yield f"{self._time(self._quiet[0].wall)}  … nothing new in {lasted_s:.1f} s: {told}"
+        self._quiet.clear()
+
+    def _step(self, played: Played) -> Iterator[str]:
+        yield f"{self._time(played.wall)}  #{played.number} {event_words(played.event)}"
+        indent = " " * 30
+        for effect in played.effects:
+            if is_worth_reading(effect):
+                yield f"{indent}{effect_words(effect)}"
+        if played.failure:
+            yield f"{indent}RAISES {played.failure}"
+        before = books_of(played.before)
+        for resource, books in books_of(played.state).items():
+            old, new = played.before.frames.get(resource, ()), played.state.frames[resource]
+            if old != new:
+                yield f"{indent}frame   {resource}: {frame_changes(old, new)}"
+            if books != before.get(resource):
+                yield f"{indent}books   {resource}: {books}"
+        for difference in played.differences:
+            yield f"{indent}DIFFERS: {difference}"
+
+    def _time(self, wall: float) -> str:
+        since = wall - (wall if self._began_wall is None else self._began_wall)
+        return f"{clock(wall)} {f'+{since:.3f} s':>14}"
+
+
+def _kind(played: Played) -> str:
+    match played.event:
+        case Ticked():
+            return "tick"
+        case GroupsObserved():
+            return "poll"
+        case HostScanned():
+            return "scan"
+        case _:
+            return "look at the ledger"
+
+
+def frame_changes(old: Frame, new: Frame) -> str:
+    """What a frame says that the one before it did not."""
+    was, now = {a.id: a for a in old}, {a.id: a for a in new}
+    changed = [
+        f"{i} {a.health}"
+        for i, a in now.items()
+        if i not in was or (was[i].health, was[i].reason) != (a.health, a.reason)
+    ]
+    gone = [f"{i} gone" for i in was if i not in now]
+    healthy = sum(1 for a in new if a.health is Health.HEALTHY)
+    shown = [*changed, *gone]
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return f"{count(len(new), 'device')}, {healthy} Healthy ({', '.join(shown[:8])}{more})"
+
+
+def as_json(moment: Moment, first_wall: float) -> str:
+    """One moment as one line of JSON."""
+    match moment:
+        case Damage(path, line, skipped, reason):
+            return _line({"damage": reason, "file": path, "line": line, "bytes": skipped})
+        case Began(wall, header, _):
+            return _line({"began": day(wall), "t_s": _s(wall - first_wall), **msgspec.structs.asdict(header)})
+        case Resumed(wall, missed, _, differences):
+            return _line({"resumed": missed, "t_s": _s(wall - first_wall), "differences": differences})
+        case Played():
+            frames = {
+                resource: {a.id: {"health": a.health, "reason": a.reason} for a in frame}
+                for resource, frame in moment.state.frames.items()
+                if moment.before.frames.get(resource) != frame
+            }
+            return _line(
+                {
+                    "step": moment.number,
+                    "t_s": _s(moment.wall - first_wall),
+                    "at": moment.at,
+                    "event": type(moment.event).__name__,
+                    "words": event_words(moment.event),
+                    "effects": json.loads(encoded_effects(moment.effects)),
+                    "frames": frames,
+                    "books": {
+                        r: {
+                            "capacity": b.capacity,
+                            "allocatable": b.allocatable,
+                            "allocated": b.allocated,
+                            "free": b.free,
+                        }
+                        for r, b in books_of(moment.state).items()
+                    },
+                    "raises": moment.failure or None,
+                    "differences": moment.differences,
+                }
+            )
+        case _:
+            assert_never(moment)
+
+
+def _line(value: dict[str, object]) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _s(seconds: float) -> float:
+    return round(seconds, 6)

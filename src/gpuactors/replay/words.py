@@ -1,0 +1,175 @@
+"""Events and effects in words, for people who read what happened. Must not judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import assert_never
+
+from gpuactors.core.effects import Effect, Field, Granted, Level, Preferred, Ready, Refused, Reply, Say
+from gpuactors.core.events import (
+    AllocateAsked,
+    CallAbandoned,
+    Event,
+    FunctionInspected,
+    GroupsObserved,
+    HandOverRequested,
+    HostChanged,
+    HostScanned,
+    InspectionFailed,
+    KubeletAppeared,
+    KubeletGone,
+    LedgerRead,
+    LedgerUnreadable,
+    PredecessorGone,
+    PreferenceAsked,
+    PreStartAsked,
+    RegisterFailed,
+    RegisterSucceeded,
+    ScanFailed,
+    ShutdownRequested,
+    SocketBound,
+    SocketFailed,
+    StreamEnded,
+    StreamOpened,
+    SuccessorLost,
+    Ticked,
+    UeventsLost,
+    UeventsOpened,
+    UeventsUnavailable,
+)
+from gpuactors.core.model import GroupUse, PciFunction
+
+
+def clock(wall: float) -> str:
+    """A time of day, UTC: `06:15:57.123`."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%H:%M:%S.%f")[:-3]
+
+
+def day(wall: float) -> str:
+    """A date and time, UTC: `2026-11-21 06:15:57`."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 function`, `8 functions`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def event_words(event: Event) -> str:
+    """What happened."""
+    match event:
+        case HostChanged(address, group, cause):
+            return f"uevent {cause}: {address or f'IOMMU group {group}'}"
+        case UeventsOpened():
+            return "uevents are heard"
+        case UeventsLost(reason):
+            return f"uevents were lost: {reason}"
+        case UeventsUnavailable(reason):
+            return f"uevents cannot be had: {reason}"
+        case HostScanned(look, functions):
+            return f"scan {look} found {count(len(functions), 'function')}"
+        case ScanFailed(look, reason):
+            return f"scan {look} failed: {reason}"
+        case FunctionInspected(look, address, functions):
+            return f"look {look} at {address}: {_found(address, functions)}"
+        case InspectionFailed(look, address, reason):
+            return f"look {look} at {address} failed: {reason}"
+        case GroupsObserved(poll, uses):
+            return f"poll {poll}: {_used(uses)}"
+        case LedgerRead(read, source, entries, claims):
+            given = f"{count(len(entries), 'device')} given to pods"
+            return f"read {read} of kubelet's ledger ({source}): {given}" + (
+                f", {len(claims)} claimed" if claims else ""
+            )
+        case LedgerUnreadable(read, reason):
+            return f"read {read} of kubelet's ledger failed: {reason}"
+        case KubeletAppeared():
+            return "kubelet.sock appeared"
+        case KubeletGone(reason):
+            return f"kubelet.sock is gone: {reason}"
+        case SocketBound(resource, bind):
+            return f"{resource}: endpoint {bind} serves"
+        case SocketFailed(resource, bind, reason):
+            return f"{resource}: endpoint {bind} failed: {reason}"
+        case RegisterSucceeded(resource, register):
+            return f"{resource}: kubelet accepted registration {register}"
+        case RegisterFailed(resource, register, reason):
+            return f"{resource}: registration {register} failed: {reason}"
+        case StreamOpened(resource, stream):
+            return f"{resource}: ListAndWatch stream {stream} opened"
+        case StreamEnded(resource, stream):
+            return f"{resource}: ListAndWatch stream {stream} ended"
+        case AllocateAsked(token, resource, requests):
+            return f"call {token}: Allocate {resource}: {_ids(requests)}"
+        case PreStartAsked(token, resource, devices):
+            return f"call {token}: PreStartContainer {resource}: {', '.join(devices)}"
+        case PreferenceAsked(token, resource, requests):
+            wanted = ", ".join(f"{r.size} of {len(r.available)}" for r in requests)
+            return f"call {token}: GetPreferredAllocation {resource}: {wanted}"
+        case CallAbandoned(token):
+            return f"call {token} was abandoned by its caller"
+        case Ticked():
+            return "tick"
+        case PredecessorGone(how):
+            return f"begins to serve: {how}"
+        case HandOverRequested():
+            return "a successor asks for the hand-over"
+        case SuccessorLost():
+            return "the successor is gone"
+        case ShutdownRequested():
+            return "asked to stop"
+        case _:
+            assert_never(event)
+
+
+def effect_words(effect: Effect) -> str:
+    """What the daemon did about it: an answer, or a line in its log."""
+    match effect:
+        case Say(level, name, fields):
+            return f"{level.upper():<7} {name}{_fields(fields)}"
+        case Reply(token, answer):
+            match answer:
+                case Granted(containers):
+                    nodes = ", ".join(sorted({node for c in containers for node in c.nodes}))
+                    return f"answer  call {token}: granted {nodes}"
+                case Preferred(containers):
+                    return f"answer  call {token}: preferred {_ids(containers)}"
+                case Ready():
+                    return f"answer  call {token}: ready"
+                case Refused(status, reason):
+                    return f"answer  call {token}: refused, {status}: {reason}"
+                case _:
+                    assert_never(answer)
+        case _:
+            assert_never(effect)
+
+
+def is_worth_reading(effect: Effect) -> bool:
+    """An answer, or a log line above debug."""
+    return isinstance(effect, Reply) or effect.level is not Level.DEBUG
+
+
+def _found(address: str, functions: Iterable[PciFunction]) -> str:
+    function = next((f for f in functions if f.address == address), None)
+    if function is None:
+        return "nothing of interest is there"
+    return function.fault or f"bound to {function.driver or 'no driver'}"
+
+
+def _used(uses: Iterable[GroupUse]) -> str:
+    uses = tuple(uses)
+    held = sorted(u.group for u in uses if u.holders or u.open_refused or any(u.enabled.values()))
+    groups = count(len(uses), "IOMMU group")
+    return f"{groups}, none in use" if not held else f"{groups}, in use: {', '.join(map(str, held))}"
+
+
+def _ids(requests: Iterable[Iterable[str]]) -> str:
+    return "; ".join(", ".join(ids) for ids in requests)
+
+
+def _fields(fields: Mapping[str, Field]) -> str:
+    shown = (
+        f" {key}={','.join(value) if isinstance(value, tuple) else value!r}" for key, value in fields.items()
+    )
+    return "".join(shown)

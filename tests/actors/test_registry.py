@@ -1,0 +1,80 @@
+"""The registry and its journal: every step is handed over, also the one that ends the process."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from gpuactors.actors import registry
+from gpuactors.concurrency.latest import Latest
+from gpuactors.concurrency.replies import Replies
+from gpuactors.core.effects import Answer
+from gpuactors.core.events import Event, HostScanned, KubeletAppeared, UeventsOpened
+from gpuactors.core.model import NodeState
+from gpuactors.core.snapshot import project
+from gpuactors.core.step import initial_state, step
+from gpuactors.ports import Step
+from tests.core.builders import SETTINGS, gpu
+
+EVENTS: tuple[Event, ...] = (UeventsOpened(), HostScanned(1, (gpu("23:00.0"),)), KubeletAppeared("1"))
+
+
+class Recorded:
+    """What a registry that is fed `EVENTS` hands to its journal."""
+
+    def __init__(self) -> None:
+        self.initial: NodeState = initial_state(SETTINGS)
+        self.steps: list[Step] = []
+
+    async def run(self) -> None:
+        outputs = project(self.initial)
+        cells = registry.Cells(
+            looks=Latest(outputs.looks),
+            poll=Latest(outputs.poll),
+            ledger_read=Latest(outputs.ledger_read),
+            take_over=Latest(outputs.take_over),
+            plugins=Latest({}),
+            state=Latest(self.initial),
+        )
+        replies: Replies[Answer] = Replies()
+        post, inbox = trio.open_memory_channel[Event](len(EVENTS))
+        for event in EVENTS:
+            post.send_nowait(event)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(
+                    registry.run, self.initial, inbox, cells, replies, lambda _: None, self.steps.append
+                )
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+
+
+async def test_every_step_is_recorded() -> None:
+    recorded = Recorded()
+    await recorded.run()
+    assert [taken.event for taken in recorded.steps] == list(EVENTS)
+    state = recorded.initial
+    for taken in recorded.steps:
+        assert taken.before == state
+        state, effects = step(state, taken.event, taken.at)
+        assert (taken.effects, taken.outputs, taken.failure) == (effects, project(state), "")
+
+
+async def test_the_step_that_raises_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(state: NodeState, event: Event, at: float) -> object:
+        if event == EVENTS[-1]:
+            raise AssertionError("a device has two owners")
+        return step(state, event, at)
+
+    monkeypatch.setattr(registry, "step", fails)
+    recorded = Recorded()
+    with pytest.RaisesGroup(AssertionError):
+        await recorded.run()
+    last = recorded.steps[-1]
+    assert last.event == EVENTS[-1]
+    assert (last.failure, last.outputs, last.effects) == (
+        "AssertionError('a device has two owners')",
+        None,
+        (),
+    )

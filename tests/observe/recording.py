@@ -1,0 +1,129 @@
+"""A core whose steps are recorded: stories of any length, without a process, for the tests of journal and replay."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from gpuactors.core.effects import Effect
+from gpuactors.core.events import (
+    AllocateAsked,
+    Event,
+    FunctionInspected,
+    HostChanged,
+    KubeletAppeared,
+    KubeletGone,
+    PreStartAsked,
+    RegisterSucceeded,
+    SocketBound,
+    StreamEnded,
+    StreamOpened,
+)
+from gpuactors.core.model import DeviceId, Holder, PciFunction, Settings, Token
+from gpuactors.core.snapshot import project
+from gpuactors.core.step import step
+from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
+from gpuactors.ports import Step
+from tests.core.builders import H100, SETTINGS, Core, gpu
+
+WALL = 1_795_242_000.0
+"""2026-11-21 06:20 UTC, when every recording begins."""
+
+
+class RecordedCore(Core):
+    """`Core`, whose steps are kept."""
+
+    def __init__(self, *functions: PciFunction, settings: Settings = SETTINGS) -> None:
+        self.steps: list[Step] = []
+        super().__init__(*functions, settings=settings)
+
+    def _step(self, event: Event) -> list[Effect]:
+        before = self.state
+        self.state, effects = step(before, event, self.at)
+        self.steps.append(Step(before, event, self.at, effects, project(self.state)))
+        return effects
+
+    def kubelet_restarts(self) -> None:
+        """A kubelet, or another one, is there and takes every resource."""
+        for resource, plugin in self.state.plugins.items():
+            for stream in plugin.streams:
+                self.feed(StreamEnded(resource, stream))
+        if self.state.kubelet is not None:
+            self.feed(KubeletGone("kubelet.sock does not exist"), after_s=0.01)
+        self.feed(KubeletAppeared(f"kubelet at {self.at}"), after_s=1.5)
+        for resource in self.state.plugins:
+            self.feed(SocketBound(resource, self.state.plugins[resource].bind), after_s=0.002)
+            self.feed(StreamOpened(resource, len(self.steps)), after_s=0.002)
+            self.feed(RegisterSucceeded(resource, self.state.plugins[resource].register), after_s=0.001)
+
+
+def files(directory: Path, *, run: str = "a", bounds: Bounds | None = None) -> JournalFiles:
+    """A journal's files."""
+    return JournalFiles(str(directory), Origin("0.1.0", run, "boot", 4711), bounds or Bounds())
+
+
+def write(directory: Path, *steps: Step | Missed, run: str = "a", bounds: Bounds | None = None) -> list[Path]:
+    """Writes the steps as one process would; returns the files."""
+    journal = files(directory, run=run, bounds=bounds)
+    journal.write(steps, Anchor(100.0, WALL))
+    journal.close()
+    return sorted(directory.glob("*.jsonl"))
+
+
+def story(gpus: int = 3, events: int = 60, seed: int = 0) -> RecordedCore:
+    """Pods, strangers, unbinds, a kubelet restart and idle time, with `events` steps or a few more."""
+    chance = random.Random(seed)
+    functions = [gpu(f"{0x10 + i:02x}:00.0", numa_node=i % 2) for i in range(gpus)]
+    core = RecordedCore(*functions)
+    core.kubelet_restarts()
+    token = 0
+    while len(core.steps) < events:
+        function = chance.choice(functions)
+        device, group = DeviceId(function.address), function.iommu_group or 0
+        match chance.choice(
+            ["idle", "idle", "pod", "pod", "end", "end", "forced", "stranger", "unbind", "kubelet"]
+        ):
+            case "pod" if device not in core.ledger:
+                token += 1
+                core.feed(AllocateAsked(Token(token), H100, ((device,),)))
+                _look(core, functions)
+                core.ledger[device] = f"vm-{token}"
+                core.pass_time(1.0)
+                token += 1
+                core.feed(PreStartAsked(Token(token), H100, (device,)))
+                _look(core, functions)
+                core.enabled[device], core.holders[group] = (
+                    1,
+                    (Holder(4000 + token, "qemu-system-x86", None),),
+                )
+            case "end" if device in core.ledger:
+                core.ledger.pop(device)
+                core.enabled.pop(device, None)
+                core.holders.pop(group, None)
+            case "forced" if device in core.ledger:
+                core.ledger.pop(device)  # its process lives on
+            case "stranger" if device not in core.ledger and device not in core.enabled:
+                core.enabled[device], core.holders[group] = 1, (Holder(999, "python3", None),)
+            case "unbind":
+                at = functions.index(function)
+                bound = function.driver == "vfio-pci"
+                functions[at] = gpu(function.address, group, driver="nvidia" if bound else "vfio-pci")
+                core.feed(HostChanged(function.address, None, "unbind pci" if bound else "bind pci"))
+                _look(core, functions)
+            case "kubelet":
+                core.kubelet_restarts()
+            case _:
+                pass
+        core.pass_time(chance.choice([0.2, 2.0, 5.0]))
+        if chance.random() < 0.3:  # somebody lets go at last
+            for held in [d for d in core.enabled if d not in core.ledger]:
+                core.enabled.pop(held)
+                core.holders.pop(gpu(held).iommu_group or 0, None)
+    return core
+
+
+def _look(core: RecordedCore, functions: list[PciFunction]) -> None:
+    """The looks that are outstanding come back, and time passes until nothing is waited for any more."""
+    for address, number in core.state.looks.functions.items():
+        there = tuple(f for f in functions if f.address == address)
+        core.feed(FunctionInspected(number, address, there), after_s=0.001)

@@ -1,0 +1,414 @@
+"""The journal: what goes in comes out again, its size is bounded, and nothing that goes wrong stops the daemon."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import trio
+import trio.testing
+
+from gpuactors import limits
+from gpuactors.core.effects import Grant, Granted, Level, Preferred, Ready, Refusal, Refused, Reply, Say
+from gpuactors.core.events import (
+    AllocateAsked,
+    CallAbandoned,
+    Event,
+    FunctionInspected,
+    GroupsObserved,
+    HandOverRequested,
+    HostChanged,
+    HostScanned,
+    InspectionFailed,
+    KubeletAppeared,
+    KubeletGone,
+    LedgerRead,
+    LedgerUnreadable,
+    PredecessorGone,
+    PreferenceAsked,
+    PreferenceRequest,
+    PreStartAsked,
+    RegisterFailed,
+    RegisterSucceeded,
+    ScanFailed,
+    ShutdownRequested,
+    SocketBound,
+    SocketFailed,
+    StreamEnded,
+    StreamOpened,
+    SuccessorLost,
+    Ticked,
+    UeventsLost,
+    UeventsOpened,
+    UeventsUnavailable,
+)
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    GroupUse,
+    Holder,
+    LedgerEntry,
+    Pod,
+    ResourceName,
+    Token,
+    pci_address,
+)
+from gpuactors.core.snapshot import project
+from gpuactors.observe import log
+from gpuactors.observe.journal import Anchor, Bounds, FileJournal, Missed, Origin
+from gpuactors.observe.journal_format import (
+    Digests,
+    EventReader,
+    Header,
+    LineWriter,
+    StateLine,
+    StepLine,
+    encoded_effects,
+    read_line,
+    read_state,
+)
+from gpuactors.ports import Step
+from tests.core.builders import H100, gpu
+from tests.observe.recording import WALL, files, story, write
+
+GPU = pci_address("0000:23:00.0")
+ID = DeviceId("0000:23:00.0")
+POD = Pod("default", "vm-1", "6f1a")
+USE = GroupUse(
+    35, {GPU: 1}, frozenset({GPU}), (Holder(4711, 'qemu \N{RADIOACTIVE SIGN} \\ "x"', None),), None
+)
+
+EVENTS: tuple[Event, ...] = (
+    HostChanged(GPU, None, "bind pci"),
+    HostChanged(None, 35, "add vfio"),
+    UeventsOpened(),
+    UeventsLost("overflow"),
+    UeventsUnavailable("no netlink"),
+    HostScanned(1, (gpu("23:00.0", numa_node=1), gpu("24:00.0", driver=None, fault="class is unreadable"))),
+    ScanFailed(2, "no /sys"),
+    FunctionInspected(3, GPU, ()),
+    InspectionFailed(4, GPU, "hangs"),
+    GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
+    LedgerRead(
+        6,
+        "PodResources",
+        (LedgerEntry(H100, ID, POD),),
+        (ClaimedDevice("d", "p", "gpu-1", "ns/c", POD),),
+        True,
+    ),
+    LedgerUnreadable(7, "refused"),
+    KubeletAppeared("1:2:3"),
+    KubeletGone("kubelet.sock does not exist"),
+    SocketBound(H100, 1),
+    SocketFailed(H100, 2, "read-only"),
+    RegisterSucceeded(H100, 1),
+    RegisterFailed(H100, 2, "refused"),
+    StreamOpened(H100, 1),
+    StreamEnded(H100, 1),
+    AllocateAsked(Token(1), H100, ((ID,), (ID, DeviceId("36")))),
+    PreStartAsked(Token(2), H100, (ID,)),
+    PreferenceAsked(Token(3), H100, (PreferenceRequest((ID,), (), 1),)),
+    CallAbandoned(Token(3)),
+    Ticked(),
+    PredecessorGone("none"),
+    HandOverRequested(),
+    SuccessorLost(),
+    ShutdownRequested(),
+)
+
+# --- lines ------------------------------------------------------------------------------------------------
+
+
+def test_every_event_comes_out_as_it_went_in() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    state = story().state
+    writer, reader = LineWriter(), EventReader()
+    for at, event in enumerate(
+        [*EVENTS, *EVENTS, *reversed(EVENTS)]
+    ):  # what is left out the second time comes back
+        line = read_line(writer.step_line(Step(state, event, at + 0.1, (), project(state))))
+        assert isinstance(line, StepLine)
+        assert line.at == at + 0.1
+        assert reader.event(line) == event
+
+
+def test_every_effect_is_in_the_line() -> None:
+    effects = (
+        Say(Level.WARNING, "call.refused", {"devices": ("a", "b"), "n": 1, "x": None, "at": 0.5, "ok": True}),
+        Reply(Token(1), Granted((Grant((("A", "1"),), ("/dev/vfio/35",)),))),
+        Reply(Token(2), Preferred(((ID,),))),
+        Reply(Token(3), Ready()),
+        Reply(Token(4), Refused(Refusal.NOT_FOUND, "no such device")),
+    )
+    assert json.loads(encoded_effects(effects)) == [
+        {
+            "say": "call.refused",
+            "level": "warning",
+            "fields": {"devices": ["a", "b"], "n": 1, "x": None, "at": 0.5, "ok": True},
+        },
+        {
+            "reply": 1,
+            "answer": "Granted",
+            "fields": {"containers": [{"envs": [["A", "1"]], "nodes": ["/dev/vfio/35"]}]},
+        },
+        {"reply": 2, "answer": "Preferred", "fields": {"containers": [["0000:23:00.0"]]}},
+        {"reply": 3, "answer": "Ready", "fields": {}},
+        {"reply": 4, "answer": "Refused", "fields": {"status": "NOT_FOUND", "reason": "no such device"}},
+    ]
+
+
+def test_every_state_comes_out_as_it_went_in() -> None:
+    for step in story(events=200).steps:
+        line = read_line(LineWriter().state_line(step.before, step.at, 3))
+        assert isinstance(line, StateLine)
+        assert (line.at, line.missed) == (step.at, 3)
+        assert read_state(line) == step.before
+
+
+def test_a_quiet_poll_is_its_number() -> None:
+    steps = story().steps
+    polls = [step for step in steps if isinstance(step.event, GroupsObserved)]
+    writer = LineWriter()
+    writer.step_line(replace(polls[0], event=GroupsObserved(1, (USE,))))
+    again = json.loads(writer.step_line(replace(polls[0], event=GroupsObserved(2, (USE,)))))
+    assert again["fields"] == {"poll": 2}
+    writer.state_line(polls[0].before, 1.0, 0)
+    assert (
+        "uses" in json.loads(writer.step_line(replace(polls[0], event=GroupsObserved(3, (USE,)))))["fields"]
+    )
+
+
+def test_a_digest_is_of_what_is_to_be_seen_outside() -> None:
+    state = story().state
+    same, other = Digests(), Digests()
+    assert same.of(project(state)) == same.of(project(state)) == other.of(project(state))
+    outputs = project(state)
+    assert same.of(replace(outputs, stopping=True)) != same.of(outputs)
+    resource, view = next(iter(outputs.plugins.items()))
+    told = replace(view.frame[0], reason="another")
+    changed = replace(outputs, plugins={resource: replace(view, frame=(told, *view.frame[1:]))})
+    assert same.of(changed) != same.of(outputs)
+    assert same.of(replace(outputs, plugins={})) != same.of(outputs)
+    # In whatever order a mapping came about.
+    more = {**outputs.plugins, ResourceName("nvidia.com/A"): view, ResourceName("nvidia.com/Z"): view}
+    turned = dict(reversed(more.items()))
+    assert same.of(replace(outputs, plugins=turned)) == other.of(replace(outputs, plugins=more))
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_ends_at_its_bound_and_each_can_be_replayed_alone(tmp_path: Path) -> None:
+    steps = story(events=200).steps
+    found = write(tmp_path, *steps, bounds=Bounds(file_bytes=8_000))
+    assert len(found) > 3
+    written = 0
+    for part, path in enumerate(found, start=1):
+        first, second, *rest = map(read_line, path.read_bytes().splitlines(keepends=True))
+        assert isinstance(first, Header)
+        assert (first.part, first.run, first.pid, first.boot) == (part, "a", 4711, "boot")
+        assert first.at == steps[written].at
+        assert first.wall.startswith("2026-11-21T06:")
+        assert isinstance(second, StateLine)
+        assert read_state(second) == steps[written].before
+        assert all(isinstance(line, StepLine) for line in rest)
+        written += len(rest)
+    assert written == len(steps)
+
+
+def test_the_oldest_files_go_and_never_the_present_one(tmp_path: Path) -> None:
+    steps = story(events=400).steps
+    bounds = Bounds(file_bytes=8_000, all_bytes=30_000)
+    found = write(tmp_path, *steps, bounds=bounds)
+    assert 2 <= len(found) <= 4
+    assert found[0].name != "00000001.jsonl"
+    last = [read_line(line) for line in found[-1].read_bytes().splitlines()][-1]
+    assert isinstance(last, StepLine)
+    assert last.at == steps[-1].at
+
+    for run in range(20):  # a daemon that is started again and again
+        write(tmp_path, *steps[:2], run=f"r{run}", bounds=Bounds(files=10))
+    assert len(list(tmp_path.iterdir())) == 10
+
+
+def test_two_daemons_that_hand_over_write_files_of_their_own(tmp_path: Path) -> None:
+    steps = story().steps
+    old, new = files(tmp_path, run="old"), files(tmp_path, run="new")
+    now = Anchor(0.0, WALL)
+    old.write(steps[:5], now)
+    new.write(steps[:5], now)
+    old.write(steps[5:10], now)
+    new.write(steps[5:10], now)
+    for path, run in zip(sorted(tmp_path.iterdir()), ("old", "new"), strict=True):
+        first, *rest = map(read_line, path.read_bytes().splitlines())
+        assert isinstance(first, Header)
+        assert first.run == run
+        assert len(rest) == 11
+
+
+def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "journal", *story().steps[:3])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_after_a_failed_write_a_new_file_begins_with_the_state(tmp_path: Path) -> None:
+    steps = story().steps
+    directory = tmp_path / "journal"
+    directory.touch()
+    journal, now = files(directory), Anchor(0.0, WALL)
+    with pytest.raises(OSError, match=str(directory)):
+        journal.write([*steps[:4], Missed(2)], now)
+    directory.unlink()
+    journal.write(steps[6:9], now)
+    journal.close()
+    (path,) = directory.iterdir()
+    _, state, *rest = map(read_line, path.read_bytes().splitlines())
+    assert isinstance(state, StateLine)
+    assert state.missed == 6
+    assert read_state(state) == steps[6].before
+    assert len(rest) == 3
+
+
+Said = Callable[[], list[dict[str, str]]]
+
+# --- the recorder -----------------------------------------------------------------------------------------
+
+
+def recorder(directory: Path, waiting_steps: int = limits.JOURNAL_WAITING_STEPS) -> FileJournal:
+    return FileJournal(str(directory), Origin("0.1.0", "a", "", 1), Bounds(waiting_steps=waiting_steps))
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    """What was logged so far."""
+    stream = io.StringIO()
+    log.configure("json", "debug", stream=stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    log.configure("json", "error", stream=io.StringIO())
+
+
+async def writes_the_last(journal: FileJournal) -> None:
+    """Runs it and cancels it at once."""
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+
+def lines(directory: Path) -> list[object]:
+    return [
+        read_line(line) for path in sorted(directory.iterdir()) for line in path.read_bytes().splitlines()
+    ]
+
+
+async def test_the_last_steps_are_written_when_the_daemon_ends(tmp_path: Path) -> None:
+    steps = story().steps
+    journal = recorder(tmp_path)
+    for step in steps[:3]:
+        journal.record(step)
+    await writes_the_last(journal)
+    assert [line.event for line in lines(tmp_path) if isinstance(line, StepLine)] == [
+        type(step.event).__name__ for step in steps[:3]
+    ]
+
+
+def test_routine_waits_and_news_does_not(tmp_path: Path) -> None:
+    """On the mock clock: the write happens at the time that the bounds name."""
+    steps = story(events=100).steps
+    journal, clock = recorder(tmp_path), trio.testing.MockClock()
+    routine = next(s for s in steps if isinstance(s.event, Ticked) and not s.effects)
+    news = next(s for s in steps if s.effects)
+    written: list[float] = []
+
+    async def write() -> bool:
+        if journal._waiting:
+            journal._waiting.clear()
+            written.append(trio.current_time())
+        return True
+
+    journal._write = write  # type: ignore[method-assign]
+
+    async def passes(seconds: float) -> None:
+        for _ in range(int(seconds * 20)):
+            clock.jump(0.05)
+            await trio.testing.wait_all_tasks_blocked()
+
+    async def play() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            journal.record(routine)
+            await passes(limits.JOURNAL_ROUTINE_S - 0.5)
+            assert not written
+            await passes(1.0)
+            assert len(written) == 1
+            journal.record(routine)
+            journal.record(news)
+            await passes(limits.JOURNAL_BATCH_S + 0.1)
+            assert len(written) == 2
+            nursery.cancel_scope.cancel()
+
+    trio.run(play, clock=clock)
+
+
+async def test_what_finds_no_room_is_counted_and_the_state_follows(tmp_path: Path, said: Said) -> None:
+    steps = story().steps
+    journal = recorder(tmp_path, waiting_steps=2)
+    for step in steps[:5]:
+        journal.record(step)
+    assert [line["event"] for line in said()] == ["journal.dropped"]
+    await writes_the_last(journal)
+    for step in steps[5:7]:
+        journal.record(step)
+    await writes_the_last(journal)
+    found = lines(tmp_path)
+    (gap,) = [line for line in found if isinstance(line, StateLine) and line.missed]
+    assert gap.missed == 3
+    assert read_state(gap) == steps[5].before
+    at = found.index(gap)
+    assert [line.at for line in found[at:] if isinstance(line, StepLine)][:1] == [steps[5].at]
+
+
+async def test_a_disk_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    journal = recorder(tmp_path)
+    journal.record(story().steps[0])
+    with journal._lock:  # as a thread does that hangs in a write
+        await writes_the_last(journal)
+        assert not os.listdir(tmp_path)
+
+
+async def test_a_directory_that_cannot_be_had_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    monkeypatch.setattr(limits, "JOURNAL_BATCH_S", 0.0)
+    monkeypatch.setattr(limits, "JOURNAL_ROUTINE_S", 0.01)
+    monkeypatch.setattr(limits, "JOURNAL_RETRY_S", 0.0)
+    directory = tmp_path / "journal"
+    directory.touch()
+    steps = story().steps
+    journal = recorder(directory)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            for step in steps[:3]:
+                journal.record(step)
+                while journal._waiting:  # until it was tried
+                    await trio.lowlevel.checkpoint()
+            directory.unlink()
+            while not directory.is_dir() or not list(directory.iterdir()):
+                journal.record(steps[4])
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    events = [line["event"] for line in said()]
+    assert events.count("journal.failed") == 1
+    assert "journal.resumed" in events
+    reason = next(line["reason"] for line in said() if line["event"] == "journal.failed")
+    assert str(directory) in reason
+    assert "--state-dir" in reason

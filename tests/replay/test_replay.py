@@ -1,0 +1,365 @@
+"""Replay: the same core comes to the same, and where it does not, or the journal is damaged, that is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gpuactors.core.effects import Level, Say
+from gpuactors.core.step import step
+from gpuactors.observe.journal import Bounds, Missed
+from gpuactors.replay.books import Books, books_of
+from gpuactors.replay.play import Began, Played, Resumed, play
+from gpuactors.replay.reading import Damage, JournalError, files_to_read
+from gpuactors.replay.run import UntilError, end_wall, replay
+from tests.core.builders import H100
+from tests.observe.recording import RecordedCore, story, write
+
+
+class Replayed:
+    """What `gpuactors replay` prints, and its exit code."""
+
+    def __init__(
+        self, path: Path, *, end: str | None = None, diff: bool = False, as_json: bool = False
+    ) -> None:
+        self.lines: list[str] = []
+        self.code = replay(
+            str(path), end=end, only_differences=diff, html=None, json_lines=as_json, echo=self.lines.append
+        )
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def moments(path: Path) -> list[object]:
+    files, damaged = files_to_read(str(path))
+    return [*damaged, *play(files)]
+
+
+def change(path: Path, number: int, how: Callable[[dict[str, object]], object]) -> None:
+    """Changes one line of a file; `number` counts from 0, from the end if negative."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    line = json.loads(lines[number])
+    how(line)
+    lines[number] = json.dumps(line).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+
+
+# --- the same, or not -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_recorded_comes_out_again(tmp_path: Path, seed: int) -> None:
+    core = story(gpus=4, events=300, seed=seed)
+    write(tmp_path, *core.steps, bounds=Bounds(file_bytes=20_000))
+    found = moments(tmp_path)
+    played = [m for m in found if isinstance(m, Played)]
+    assert len(played) == len(core.steps)
+    assert not any(m.differences for m in played)
+    assert [m.state for m in played][-1] == core.state
+    assert [tuple(m.effects) for m in played] == [tuple(step.effects) for step in core.steps]
+    resumed = [m for m in found if isinstance(m, Resumed)]
+    assert resumed  # the next files, whose states are those that were computed
+    assert all(m.missed == 0 and not m.differences for m in resumed)
+    assert Replayed(tmp_path).code == 0
+
+
+RECORDING = """
+import sys
+from pathlib import Path
+from gpuactors.core.events import HostScanned
+from tests.core.builders import gpu
+from tests.observe.recording import story, write
+
+core = story(gpus=6, events=120)
+for functions in ([], [gpu(f"{0x10 + i:02x}:00.0", cdev=i) for i in range(12)], []):  # all at once come and go
+    core.pass_time(301.0)
+    core.feed(HostScanned(core.state.looks.scan, tuple(functions)))
+    core.pass_time(700.0)
+write(Path(sys.argv[1]), *core.steps)
+"""
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_no_order_comes_from_a_set(tmp_path: Path, seed: str) -> None:
+    """Strings hash differently in each process: a journal is written under one seed and replayed under another."""
+    root = Path(__file__).parents[2]
+    for words, hash_seed in (
+        (["-c", RECORDING, str(tmp_path)], "0"),
+        (["-m", "gpuactors", "replay", str(tmp_path)], seed),
+    ):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.endswith(": no differences\n")
+
+
+def test_another_effect_differs(tmp_path: Path) -> None:
+    steps = story().steps
+    told = next(i for i, step in enumerate(steps) if step.effects)
+    steps[told] = replace(steps[told], effects=[*steps[told].effects, Say(Level.INFO, "never.said", {})])
+    write(tmp_path, *steps)
+    shown = Replayed(tmp_path, diff=True)
+    assert shown.code == 1
+    assert sum("DIFFERS" in line for line in shown.lines) == 1
+    assert 'DIFFERS: no longer: {"say":"never.said"' in shown.text
+    assert f"#{told + 1} " in shown.text
+    assert shown.lines[-1].endswith("1 difference")
+
+
+def test_another_snapshot_differs(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, *story().steps)
+    change(path, -1, lambda line: line.update(digest="0123456789abcdef"))
+    shown = Replayed(tmp_path)
+    assert shown.code == 1
+    assert "DIFFERS: the snapshot was 0123456789abcdef, and is " in shown.text
+
+
+def test_another_order_of_effects_differs(tmp_path: Path) -> None:
+    steps = story().steps
+    told = next(i for i, step in enumerate(steps) if len(step.effects) > 1)
+    steps[told] = replace(steps[told], effects=steps[told].effects[::-1])
+    write(tmp_path, *steps)
+    assert "DIFFERS: the same effects in another order" in Replayed(tmp_path, diff=True).text
+
+
+def test_another_state_in_the_next_file_differs(tmp_path: Path) -> None:
+    found = write(tmp_path, *story(events=200).steps, bounds=Bounds(file_bytes=20_000))
+    change(found[1], 1, lambda line: line["state"].update(kubelet_missing="eaten"))  # type: ignore[attr-defined]
+    shown = Replayed(tmp_path)
+    assert shown.code == 1
+    assert "DIFFERS: the state in the journal has other kubelet_missing than was computed" in shown.text
+
+
+def test_a_bug_that_ended_the_daemon_is_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = story().steps
+    bug = replace(steps[-1], effects=(), outputs=None, failure="AssertionError('two owners')")
+    write(tmp_path, *steps[:-1], bug)
+    mended = Replayed(tmp_path)
+    assert mended.code == 1
+    assert "DIFFERS: it raised AssertionError('two owners'), and raises nothing now" in mended.text
+
+    def fails(state: object, event: object, at: float) -> object:
+        if at == bug.at and state == bug.before:
+            raise AssertionError("two owners")
+        return step(state, event, at)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gpuactors.replay.play.step", fails)
+    same = Replayed(tmp_path)
+    assert same.code == 0
+    assert "RAISES AssertionError('two owners')" in same.text
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+def test_a_torn_tail_is_skipped_wherever_it_was_torn(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, *story(events=12).steps)
+    whole = path.read_bytes()
+    header = whole.index(b"\n") + 1
+    for size in range(header, len(whole) + 1, 41):
+        path.write_bytes(whole[:size])
+        found = moments(path)
+        complete = whole[:size].count(b"\n")
+        assert sum(isinstance(m, Played) for m in found) == max(0, complete - 2)
+        assert sum(isinstance(m, Damage) for m in found) == (not whole[:size].endswith(b"\n"))
+        assert Replayed(path).code == 0
+    path.write_bytes(whole[:-1])
+    assert "not written to its end" in Replayed(path).text
+
+
+def test_a_tail_of_zeros_after_a_power_failure_is_skipped(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, *story().steps)
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+    assert any(isinstance(m, Damage) and m.bytes_skipped == 4096 for m in moments(path))
+    assert Replayed(path).code == 0
+
+
+def test_after_damage_in_the_middle_it_goes_on_from_the_next_state(tmp_path: Path) -> None:
+    steps = story(events=100).steps
+    (path,) = write(tmp_path, *steps[:40], Missed(3), *steps[43:80])
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[10] = b'{"at": 1, "event": garbage\n'
+    path.write_bytes(b"".join(lines))
+    found = moments(path)
+    (damage,) = [m for m in found if isinstance(m, Damage)]
+    assert damage.line == 11
+    (resumed,) = [m for m in found if isinstance(m, Resumed)]
+    assert resumed.missed is None  # the state says 3, but lines are lost as well
+    assert resumed.state == steps[43].before
+    assert sum(isinstance(m, Played) for m in found) == 8 + 37
+    assert not any(m.differences for m in found if isinstance(m, Played | Resumed))
+
+
+def test_a_gap_is_said_and_compared_with_nothing(tmp_path: Path) -> None:
+    steps = story(events=100).steps
+    write(tmp_path, *steps[:40], Missed(3), *steps[43:])
+    shown = Replayed(tmp_path)
+    assert shown.code == 0
+    assert "-- 3 steps missing here; going on from a state in the journal" in shown.text
+    assert "1 gap (3 steps known to be missing)" in shown.lines[-1]
+
+
+def test_a_file_that_is_gone_is_a_gap(tmp_path: Path) -> None:
+    found = write(tmp_path, *story(events=200).steps, bounds=Bounds(file_bytes=8_000))
+    found[2].unlink()
+    gaps = [m for m in moments(tmp_path) if isinstance(m, Resumed) and m.missed != 0]
+    assert [m.missed for m in gaps] == [None]
+    assert Replayed(tmp_path).code == 0
+
+
+def test_an_empty_file_beside_others_is_said(tmp_path: Path) -> None:
+    write(tmp_path, *story().steps)
+    (tmp_path / "00000002.jsonl").touch()
+    shown = Replayed(tmp_path)
+    assert shown.code == 0
+    assert "00000002.jsonl" in shown.text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is no line of a journal"),
+        (b"PK\x03\x04", "it is no line of a journal"),
+        (b'{"name": "a JSON file of somebody else"}\n', "it is no line of a journal"),
+        (
+            b'{"journal":1,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
+            "does not begin with a journal's header",
+        ),
+        (b'{"journal":2,"anything":1}\n', "a journal of format 2, and this gpuactors reads format 1"),
+    ],
+)
+def test_a_file_that_is_no_journal_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "00000001.jsonl"
+    path.write_bytes(content)
+    for where in (path, tmp_path):
+        with pytest.raises(JournalError, match=said) as error:
+            Replayed(where)
+        assert str(path) in str(error.value)
+
+
+def test_a_directory_without_a_journal_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=f"there is no journal in {tmp_path}"):
+        Replayed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "how", "said"),
+    [
+        (2, {"event": "NeverHeardOf"}, "this version knows no event NeverHeardOf"),
+        (2, {"fields": {"more": 1}}, "has no more"),
+        (2, {"event": "HostChanged", "fields": {}}, "its HostChanged is not one of this version's"),
+        (1, {"state": {"frames": 3}}, "its state is not one of this version's"),
+    ],
+)
+def test_what_another_version_wrote_is_said(
+    tmp_path: Path, line: int, how: dict[str, object], said: str
+) -> None:
+    (path,) = write(tmp_path, *story().steps)
+    change(path, line, lambda found: found.update(how))
+    with pytest.raises(JournalError, match=said) as error:
+        Replayed(path)
+    assert "it was written by gpuactors 0.1.0: replay it with that version" in str(error.value)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------
+
+
+def test_until_a_time(tmp_path: Path) -> None:
+    steps = story(events=200).steps
+    write(tmp_path, *steps)
+    early = [s for s in steps if s.at <= steps[0].at + 10.0]
+    shown = Replayed(tmp_path, end="10")
+    assert 0 < len(early) < len(steps)
+    assert shown.lines[-1].startswith(f"{len(early)} steps")
+    began = next(m.wall for m in moments(tmp_path) if isinstance(m, Began))
+    for text in ("2026-11-21T06:20:10", "2026-11-21T06:20:10Z", "2026-11-21T08:20:10+02:00"):
+        assert end_wall(text, began) == 1_795_242_010.0
+    assert end_wall("1.5", 100.0) == 101.5
+    with pytest.raises(UntilError, match="neither seconds since the beginning nor a time"):
+        end_wall("soon", 0.0)
+
+
+def test_the_books_are_those_of_kubelet() -> None:
+    core = RecordedCore()
+    assert books_of(core.state) == {}
+    core = story(gpus=4, events=500)
+    free = set()
+    for state in (recorded.before for recorded in core.steps):
+        books = books_of(state).get(H100)
+        if books is not None:
+            frame = state.frames[H100]
+            assert books.capacity == len(frame)
+            assert books.allocatable == sum(a.health == "Healthy" for a in frame)
+            assert books.free == books.allocatable - books.allocated
+            free.add(books.free)
+    assert len(free) > 3
+    assert str(Books(8, 7, 2)) == "capacity 8, allocatable 7, allocated 2, free 5"
+
+
+def test_the_text_says_what_happened_and_counts_what_is_routine(tmp_path: Path) -> None:
+    write(tmp_path, *story(events=300).steps)
+    text = Replayed(tmp_path).text
+    assert "process 4711 of gpuactors 0.1.0" in text
+    for part in (
+        "scan 1 found 3 functions",
+        "kubelet.sock appeared",
+        "Allocate nvidia.com/GH100_H100_SXM5_80GB",
+        "answer  call 1: ",
+        "frame   nvidia.com/GH100_H100_SXM5_80GB: 3 devices, 3 Healthy",
+        "books   nvidia.com/GH100_H100_SXM5_80GB: capacity 3, allocatable 3, allocated 1, free 2",
+        "… nothing new in",
+        "no differences",
+    ):
+        assert part in text, part
+
+
+def test_json_has_every_step(tmp_path: Path) -> None:
+    steps = story(events=100).steps
+    write(tmp_path, *steps[:50], Missed(1), *steps[51:])
+    lines = [json.loads(line) for line in Replayed(tmp_path, as_json=True).lines]
+    assert lines[0]["version"] == "0.1.0"
+    assert [line["resumed"] for line in lines if "resumed" in line] == [1]
+    told = [line for line in lines if "step" in line]
+    assert [line["event"] for line in told] == [type(s.event).__name__ for s in (*steps[:50], *steps[51:])]
+    assert told[-1]["books"][H100].keys() == {"capacity", "allocatable", "allocated", "free"}
+    assert not any(line["differences"] for line in told)
+    assert any(line["frames"] for line in told)
+
+
+def test_the_processes_of_a_directory_come_one_after_the_other(tmp_path: Path) -> None:
+    steps = story().steps
+    small = Bounds(file_bytes=4_000)
+    write(tmp_path, *steps[:30], run="first", bounds=small)
+    write(tmp_path, *steps[:30], run="second", bounds=small)
+    # A daemon that handed over goes on writing beside its successor.
+    names = sorted(tmp_path.iterdir())
+    names[-1].rename(tmp_path / "x")
+    names[0].rename(names[-1])
+    (tmp_path / "x").rename(names[0])
+    files, _ = files_to_read(str(tmp_path))
+    order = [(file.header.run, file.header.part) for file in files]
+    assert [run for i, (run, _) in enumerate(order) if i == 0 or order[i - 1][0] != run] == [
+        "second",
+        "first",
+    ]
+    assert all(a[1] < b[1] for a, b in pairwise(order) if a[0] == b[0])
+    assert sum(isinstance(m, Began) for m in moments(tmp_path)) == 2
+    assert Replayed(tmp_path).code == 0

@@ -8,7 +8,11 @@ from typing import Final
 
 import pytest
 
+from gpuactors.replay.play import play
+from gpuactors.replay.reading import files_to_read
+from gpuactors.replay.text import Tally
 from tests.vm.boot import BOOTS, run_scenario
+from tests.vm.guest.daemon import JOURNAL_SUFFIX
 from tests.vm.machine import Machine
 
 SCENARIOS: Final = tuple(
@@ -41,3 +45,16 @@ def test_scenario(scenario: str) -> None:
     print(f"{scenario}: boot {run.boot_s:.1f} s (boots: {run.boots}), scenario {run.scenario_s:.1f} s")
     if not run.passed:
         pytest.fail(run.report(), pytrace=False)
+    for journal in sorted(run.artifacts.glob(f"*{JOURNAL_SUFFIX}")):
+        replays_to_the_same(journal)
+
+
+def replays_to_the_same(journal: Path) -> None:
+    """What the daemon recorded in the guest, fed to the core out here, comes to the same snapshots and effects."""
+    files, damaged = files_to_read(str(journal))
+    tally = Tally()
+    for moment in (*damaged, *play(files)):
+        tally.count(moment)
+    print(f"{journal.name}: {tally}")
+    assert tally.steps > 0
+    assert (tally.differing, tally.gaps, tally.damage) == (0, 0, 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from gpuactors.observe.journal import DIRECTORY
 from tests.vm.guest.runner import eventually
 from tests.vm.guest.uevents import KERNEL_GROUP, NETLINK_KOBJECT_UEVENT
 
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 """Its own `src` is what is tested, wherever the virtual environment has gpuactors from."""
+
+JOURNAL_SUFFIX: Final = ".journal"
+"""Of a daemon's journal among the artifacts, beside its log."""
 
 START_TIMEOUT_S: Final = 60.0
 """Importing the daemon's 490 modules takes 6 to 8 s under emulation, twice that on a busy machine."""
@@ -31,24 +36,32 @@ STOP_TIMEOUT_S: Final = 20.0
 
 @dataclass(slots=True)
 class DaemonProcess:
-    """`python -m gpuactors run …`, its log going to a file among the artifacts."""
+    """`python -m gpuactors run …`, its log and its journal going to the artifacts.
+
+    The state directory is on the guest's own disk, as the artifacts' filesystem (9p) carries no unix socket.
+    """
 
     process: subprocess.Popen[bytes]
     log_file: Path
+    state_dir: Path
 
     @classmethod
     def start(cls, arguments: Sequence[str], log_file: Path) -> DaemonProcess:
         """Start it with `arguments` after `run`; the log is in JSON whatever they say."""
+        state_dir = Path("/run") / f"gpuactors-{log_file.stem}"
         log: IO[bytes]
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpuactors", "run", *arguments, "--log-format", "json"],
+                [
+                    *(sys.executable, "-m", "gpuactors", "run", *arguments),
+                    *("--state-dir", str(state_dir), "--log-format", "json"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join((str(CHECKOUT / "src"), str(CHECKOUT)))},
             )
-        return cls(process, log_file)
+        return cls(process, log_file, state_dir)
 
     def __enter__(self) -> DaemonProcess:
         return self
@@ -59,6 +72,9 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        journal = self.state_dir / DIRECTORY
+        if journal.is_dir():
+            shutil.copytree(journal, self.log_file.with_suffix(JOURNAL_SUFFIX))
         if error is not None:
             print(
                 f"end of {self.log_file}:",

@@ -110,7 +110,7 @@ def _started(stack: ExitStack, guest: Guest, mode: str, edu1: Function, edu2: Fu
 
 def _arguments(mode: str, kubelet_dir: Path) -> tuple[str, ...]:
     return (
-        "--kubelet-dir", str(kubelet_dir), "--state-dir", f"/run/gpuactors-{mode}",
+        "--kubelet-dir", str(kubelet_dir),
         "--uevents", "kernel", "--resync-interval-s", "3600", "--holders", mode,
         "--select", "vendor=1234,device=11e8",
     )  # fmt: skip

@@ -43,7 +43,7 @@ def run(guest: Guest) -> None:
     edu1, edu2 = (function_behind(guest.machine, port) for port in ("rp1", "rp2"))
     with KubeletStandIn(KUBELET_DIR) as kubelet:
         arguments = (
-            "--kubelet-dir", str(KUBELET_DIR), "--state-dir", "/run/gpuactors",
+            "--kubelet-dir", str(KUBELET_DIR),
             "--uevents", "kernel", "--resync-interval-s", "3600",
             "--select", "vendor=1234,device=11e8", "--select", "vendor=8086,device=10d3",
         )  # fmt: skip

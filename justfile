@@ -30,9 +30,21 @@ vm *ARGS:
     tests/vm/setup
     python -m pytest tests/vm {{ ARGS }}
 
-# A thousand random histories of the whole node: pods, strangers, restarts; the books must balance in each.
-histories N="1000":
-    HISTORIES={{ N }} python -m pytest tests/actors/test_histories.py --timeout 1200
+# Every order of up to five events in worlds of two GPUs, through the core alone.
+small-worlds LENGTH="5":
+    SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
+
+# What CI tries of any order of events: 3,000 histories of a whole node, chosen by the commit; most pairs of kinds must occur.
+histories *ARGS:
+    python -m gpuactors.simulation.histories --histories 3000 --seed commit --min-pairs 95 {{ ARGS }}
+
+# The same for as long as you like, with other histories each time: `just fuzz --minutes 60`, or with a `--seed`.
+fuzz *ARGS:
+    python -m gpuactors.simulation.histories {{ ARGS }}
+
+# Plants bugs in a copy of the program, one after the other, and expects that the two above find them. Half an hour.
+mutations *ARGS:
+    python -m tests.mutations {{ ARGS }}
 
 # Figures as JSON: event to frame, Allocate, start, memory, idle wake-ups.
 bench *ARGS:

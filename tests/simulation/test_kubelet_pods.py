@@ -18,8 +18,9 @@ from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
 from gpuactors.ports import KubeletError
 from gpuactors.simulation.fake_kubelet import open_fake_kubelet
+from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.host_tree import HostTree, PciSpec, Uevent
-from gpuactors.simulation.in_memory import SLOW_S, MemoryLedger
+from gpuactors.simulation.in_memory import MemoryLedger
 from gpuactors.simulation.kubelet_checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet_containers import FIRST_PID, QEMU, TreeTenancy
 from gpuactors.simulation.kubelet_pods import READMIT_AFTER_S, RELEASE_S
@@ -474,12 +475,15 @@ async def test_what_only_the_file_names_is_believed_for_a_while(autojump_clock: 
 @pytest.mark.trio
 async def test_reads_fail_and_take_long_when_told_to(autojump_clock: MockClock) -> None:
     transport = MemoryTransport()
-    ledger = MemoryLedger(transport)
+    faults = Faults()
+    ledger = MemoryLedger(transport, faults)
     assert (await ledger.read()).source == NOTHING_YET
-    ledger.read_failures, ledger.slow = 1, 1
+    faults.order(Fault.READ_FAILS)
+    faults.order(Fault.READ_SLOW)
     with pytest.raises(KubeletError, match="told to fail"):
         await ledger.read()
     began = trio.current_time()
     await ledger.read()
     assert trio.current_time() - began == pytest.approx(SLOW_S)
-    assert (ledger.read_failures, ledger.slow) == (0, 0)
+    assert not faults.waits(Fault.READ_FAILS)
+    assert not faults.waits(Fault.READ_SLOW)

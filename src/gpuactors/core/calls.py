@@ -307,7 +307,8 @@ def _held(state: NodeState, call: Call) -> list[str]:
 
 
 def _late(state: NodeState, call: Call) -> str:
-    missing = _missing(state, call)
-    if not missing:
-        return "; ".join(_held(state, call))
-    return f"sysfs did not answer in time for {', '.join(missing)}; a driver may be stuck there, see dmesg"
+    if unseen := _unseen(state, call):
+        return f"sysfs did not answer in time for {', '.join(unseen)}; a driver may be stuck there, see dmesg"
+    if unpolled := _unpolled(state, call):
+        return f"it could not be found out in time who uses {', '.join(unpolled)}; can its `enable` be read in sysfs?"
+    return "; ".join(_held(state, call))

@@ -1,146 +1,56 @@
-"""The daemon's outside without a socket, a thread or a clock of its own, for runs on trio's mock clock.
+"""Kubelet's side of the daemon's outside without a socket, a thread or a clock of its own, for runs on trio's mock
+clock.
 
-The same files of a fake node, the same gRPC, the same fake kubelet as in the simulation over real sockets; only what
-carries the bytes differs. Faults are asked for by name and strike once.
+The same gRPC and the same fake kubelet as in the simulation over real sockets; only what carries the bytes differs,
+and fails when it is told to (`faults.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, final
 
 import trio
 
 from gpuactors import limits
-from gpuactors.concurrency.latest import Latest
-from gpuactors.core.model import Frame, PciAddress, PciFunction, ResourceName
-from gpuactors.host.reader import InlineReader
-from gpuactors.host.uevents import hint_of, parse_datagram
+from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.core.model import Frame, ResourceName
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.grpc_trio import Server, open_channel
 from gpuactors.kubelet.kubelet import register_over, socket_name
 from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over
-from gpuactors.ports import (
-    Caller,
-    Hint,
-    HostError,
-    KubeletError,
-    LedgerContents,
-    UeventSource,
-    UeventsOverflowError,
-)
-from gpuactors.simulation.kubelet_checkpoint import encode
+from gpuactors.ports import Caller, KubeletError, LedgerContents
+from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet_transport import (
     CHECKPOINT_FILE,
     KUBELET_SOCKET,
     POD_RESOURCES_SOCKET,
+    MemoryListener,
     MemoryTransport,
 )
-from gpuactors.simulation.uevent_sender import Uevent
 
-SLOW_S: Final = 0.5
-"""How long a slow look takes: far longer than a healthy one, well within its deadline."""
-
-
-@final
-class MemoryUevents:
-    """The kernel's uevent socket. Implements `ports.UeventSource`; `open` is a `ports.OpenUevents`."""
-
-    def __init__(self) -> None:
-        self._waiting: list[bytes] = []
-        self._overflowed = False
-        self._crash = False
-        self._arrived = trio.Event()
-
-    def send(self, uevents: Sequence[Uevent]) -> None:
-        """The kernel sends."""
-        self.send_raw(*(uevent.encode() for uevent in uevents))
-
-    def send_raw(self, *datagrams: bytes) -> None:
-        """Somebody sends these bytes, whatever they are."""
-        self._waiting.extend(datagrams)
-        self._wake()
-
-    def overflow(self) -> None:
-        """The socket's buffer overflows: what waits in it is lost, and the reader is told once."""
-        self._waiting.clear()
-        self._overflowed = True
-        self._wake()
-
-    def crash_reader(self) -> None:
-        """The next read raises what nobody expects."""
-        self._crash = True
-        self._wake()
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[UeventSource]:
-        """What was sent while nobody listened is lost."""
-        self._waiting.clear()
-        yield self
-
-    async def receive(self) -> Sequence[Hint]:
-        """As `ports.UeventSource.receive`."""
-        await trio.lowlevel.checkpoint()
-        while not (self._waiting or self._overflowed or self._crash):
-            await self._arrived.wait()
-        if self._crash:
-            self._crash = False
-            raise RuntimeError("the uevent watcher was told to crash")
-        if self._overflowed:
-            self._overflowed = False
-            raise UeventsOverflowError("ENOBUFS")
-        datagrams, self._waiting = self._waiting, []
-        parsed = (parse_datagram(datagram) for datagram in datagrams)
-        return [hint for properties in parsed if properties and (hint := hint_of(properties))]
-
-    def _wake(self) -> None:
-        self._arrived.set()
-        self._arrived = trio.Event()
-
-
-@final
-class FaultyReader:
-    """A host reader that fails when told to. Implements `ports.HostReader`."""
-
-    def __init__(self, reader: InlineReader) -> None:
-        self._reader = reader
-        self.scan_failures = 0
-        """How many of the next scans fail."""
-        self.look_failures = 0
-        """How many of the next looks fail."""
-        self.slow = 0
-        """How many of the next looks and scans take long: they read at once and answer `SLOW_S` later."""
-
-    async def scan(self) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.scan`."""
-        if self.scan_failures:
-            self.scan_failures -= 1
-            raise HostError("the scan was told to fail")
-        return await self._take_time(await self._reader.scan())
-
-    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.look`."""
-        if self.look_failures:
-            self.look_failures -= 1
-            raise HostError("the look was told to fail")
-        return await self._take_time(await self._reader.look(address))
-
-    async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
-        if self.slow:
-            self.slow -= 1
-            await trio.sleep(SLOW_S)
-        return found
+_DAEMON: Final = "daemon"
 
 
 @final
 class MemoryKubelet:
-    """The daemon's way to a fake kubelet on a `MemoryTransport`. Implements `ports.Kubelet`."""
+    """The way of the daemon named `owner` to a fake kubelet on a `MemoryTransport`. Implements `ports.Kubelet`.
 
-    def __init__(self, transport: MemoryTransport) -> None:
+    `evict` names the daemons whose sockets may be replaced although they live.
+    """
+
+    def __init__(
+        self,
+        transport: MemoryTransport,
+        faults: Faults | None = None,
+        owner: str = _DAEMON,
+        evict: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
         self._transport = transport
-        self.bind_failures = 0
-        """How many of the next endpoints cannot be made."""
+        self._faults = faults or Faults()
+        self._owner = owner
+        self._evict = evict
 
     @property
     def absence(self) -> str:
@@ -150,34 +60,61 @@ class MemoryKubelet:
     @asynccontextmanager
     async def sockets(self) -> AsyncIterator[AsyncIterator[str | None]]:
         """As `ports.Kubelet.sockets`."""
-        yield self._transport.kubelet()
+        self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
+        yield _Sockets(self._transport.kubelet(), self._faults)
 
     @asynccontextmanager
     async def serve(
         self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
     ) -> AsyncIterator[MemoryEndpoint]:
         """As `ports.Kubelet.serve`."""
-        if self.bind_failures:
-            self.bind_failures -= 1
+        self._faults.crash(Fault.PLUGIN_CRASHES)
+        if self._faults.strikes(Fault.BIND_FAILS):
             raise KubeletError("the endpoint was told to fail")
         name = socket_name(resource, "")
+        if self._transport.listener_at(name) not in (None, self._owner, *self._evict()):
+            raise KubeletError(f"another process listens on {name}")
         server = Server(
             [DevicePluginService(resource, frames, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
         )
-        async with self._transport.listen_at(name) as listener, trio.open_nursery() as nursery:
+        async with self._transport.listen_at(name, self._owner) as listener, trio.open_nursery() as nursery:
             await nursery.start(server.serve, listener)
             yield MemoryEndpoint(name, self._transport, listener, server)
             nursery.cancel_scope.cancel()
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
         """As `ports.Kubelet.register`."""
-        if self._transport.kubelet().value is None:
-            raise KubeletError(f"cannot reach kubelet: {self.absence}")
+        if self._faults.strikes(Fault.REGISTER_SLOW):
+            await trio.sleep(SLOW_S)
+        if self._faults.strikes(Fault.REGISTER_FAILS):
+            raise KubeletError("Register was told to fail")
         try:
-            async with open_channel(await self._transport.dial(KUBELET_SOCKET)) as channel:
-                await register_over(channel, resource, endpoint, pre_start=pre_start)
+            with trio.fail_after(limits.REGISTER_DEADLINE_S):
+                stream = await self._transport.try_dial(KUBELET_SOCKET, self._owner)
+                if stream is None:
+                    raise KubeletError(f"cannot reach kubelet: {self.absence}")
+                async with open_channel(stream) as channel:
+                    await register_over(channel, resource, endpoint, pre_start=pre_start)
+        except KubeletError:
+            raise
         except Exception as exc:
             raise KubeletError(f"register failed: {exc!r}") from exc
+
+
+class _Sockets:
+    """The identities of kubelet.sock."""
+
+    def __init__(self, kubelet: LatestReader[str | None], faults: Faults) -> None:
+        self._kubelet = kubelet
+        self._faults = faults
+
+    def __aiter__(self) -> _Sockets:
+        return self
+
+    async def __anext__(self) -> str | None:
+        socket = await self._kubelet.receive()
+        self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
+        return socket
 
 
 @final
@@ -185,11 +122,7 @@ class MemoryEndpoint:
     """Implements `ports.Endpoint`."""
 
     def __init__(
-        self,
-        name: str,
-        transport: MemoryTransport,
-        listener: trio.abc.Listener[trio.abc.Stream],
-        server: Server,
+        self, name: str, transport: MemoryTransport, listener: MemoryListener, server: Server
     ) -> None:
         self._name = name
         self._transport = transport
@@ -219,22 +152,21 @@ class MemoryLedger:
     """The ledger of a fake kubelet on a `MemoryTransport`, read as `KubeletLedger` reads a real one. Implements
     `ports.LedgerReader`."""
 
-    def __init__(self, transport: MemoryTransport) -> None:
+    def __init__(
+        self, transport: MemoryTransport, faults: Faults | None = None, owner: str = _DAEMON
+    ) -> None:
         self._transport = transport
+        self._faults = faults or Faults()
+        self._owner = owner
         self._young = YoungKubelet()
-        self.read_failures = 0
-        """How many of the next reads fail."""
-        self.slow = 0
-        """How many of the next reads take long: they read at once and answer `SLOW_S` later."""
 
     async def read(self) -> LedgerContents:
         """As `ports.LedgerReader.read`."""
-        if self.read_failures:
-            self.read_failures -= 1
+        self._faults.crash(Fault.LEDGER_CRASHES)
+        if self._faults.strikes(Fault.READ_FAILS):
             raise KubeletError("the read of kubelet's ledger was told to fail")
         contents = await self._read()
-        if self.slow:
-            self.slow -= 1
+        if self._faults.strikes(Fault.READ_SLOW):  # it was read at once, and is told later
             await trio.sleep(SLOW_S)
         return contents
 
@@ -245,17 +177,54 @@ class MemoryLedger:
             return self._checkpoint()
         kubelet, since = found
         young = trio.current_time() - since < limits.LEDGER_SETTLE_S
+        listed = await self._list()
+        return self._young.complete(kubelet, listed, self._beside() if young else None)
+
+    async def _list(self) -> LedgerContents:
         try:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
-                async with open_channel(await self._transport.dial(POD_RESOURCES_SOCKET)) as channel:
-                    listed = await list_over(channel)
+                async with open_channel(await self._dial()) as channel:
+                    return await list_over(channel)
         except KubeletError:
             raise
         except Exception as exc:  # kubelet stops just now
             raise KubeletError(f"kubelet did not answer PodResources List: {exc!r}") from exc
-        return self._young.complete(kubelet, listed, self._checkpoint() if young else None)
+
+    async def _dial(self) -> trio.abc.Stream:
+        if self._faults.strikes(Fault.READ_MALFORMED):
+            return _Nonsense()
+        return await self._transport.dial(POD_RESOURCES_SOCKET, self._owner)
+
+    def _beside(self) -> LedgerContents | None:
+        """The file beside List. One that cannot be read says nothing then."""
+        try:
+            return self._checkpoint()
+        except KubeletError:
+            return None
 
     def _checkpoint(self) -> LedgerContents:
-        if self._transport.checkpoint is None:
+        content = self._transport.checkpoint_file()
+        if content is None:
             return LedgerContents(NOTHING_YET, (), ())
-        return checkpoint_contents(encode(self._transport.checkpoint).encode(), CHECKPOINT_FILE)
+        return checkpoint_contents(content, CHECKPOINT_FILE)
+
+
+class _Nonsense(trio.abc.Stream):
+    """A peer that takes everything and answers with what is not HTTP/2."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        said, self._said = self._said, True
+        return b"" if said else b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()

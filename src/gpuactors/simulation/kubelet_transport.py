@@ -14,15 +14,15 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, final
+from typing import Final, Protocol, final
 
 import trio
-from trio.testing import MemoryReceiveStream, MemorySendStream, memory_stream_pair
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
-from gpuactors.simulation.kubelet_checkpoint import decode, encode
+from gpuactors.simulation.kubelet_checkpoint import CorruptCheckpointError, decode, encode
 from gpuactors.simulation.kubelet_values import Checkpoint
+from gpuactors.simulation.memory_stream import Connection, Tap
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 """File name of the registration socket (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/constants.go)."""
@@ -38,7 +38,8 @@ _DIAL_RETRY_S: Final = 0.1
 
 _BACKLOG: Final = 128
 
-_MemoryStream: TypeAlias = "trio.StapledStream[MemorySendStream, MemoryReceiveStream]"
+KUBELET: Final = "kubelet"
+"""Kubelet's name among the processes of a `MemoryTransport`."""
 
 
 class KubeletTransport(Protocol):
@@ -138,26 +139,31 @@ async def _listen_at(path: Path) -> AsyncIterator[trio.abc.Listener[trio.abc.Str
 
 @final
 class MemoryTransport:
-    """A kubelet's directory in memory, for tests on trio's mock clock.
+    """A kubelet's directory in memory, for runs on trio's mock clock.
 
     A plugin listens with `listen_at(name)`, calls kubelet over `dial(KUBELET_SOCKET)`, and finds its endpoint's name
-    gone after kubelet's start as it would find its socket's file gone.
+    gone after kubelet's start as it would find its socket's file gone. Processes are told apart by the name that they
+    give themselves (`owner`), so that one can be killed.
     """
 
-    def __init__(self) -> None:
-        self._listening: dict[str, _MemoryListener] = {}
+    def __init__(self, tap: Tap | None = None) -> None:
+        self._tap = tap
+        self._listening: dict[str, MemoryListener] = {}
         self._lives = itertools.count(1)
         self._kubelet: Latest[str | None] = Latest(None)
         self._pod_resources: tuple[str, float] | None = None
-        self._dialled: list[tuple[str, _MemoryStream]] = []
+        self._connections: list[Connection] = []
+        self._doomed: dict[str, int] = {}
         self.checkpoint: Checkpoint | None = None
         """Kubelet's ledger file."""
+        self.checkpoint_damaged = False
+        """The file is there and makes no sense, until kubelet writes it anew."""
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
         """A removed name is only that: who holds an open connection keeps it. Names in a sub-directory stay."""
         self._listening = {name: listener for name, listener in self._listening.items() if "/" in name}
-        async with self.listen_at(KUBELET_SOCKET) as listener:
+        async with self.listen_at(KUBELET_SOCKET, KUBELET) as listener:
             self._kubelet.set(f"kubelet {next(self._lives)}")
             try:
                 yield listener
@@ -167,7 +173,7 @@ class MemoryTransport:
     @asynccontextmanager
     async def listen_pod_resources(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
         """As `KubeletTransport.listen_pod_resources`."""
-        async with self.listen_at(POD_RESOURCES_SOCKET) as listener:
+        async with self.listen_at(POD_RESOURCES_SOCKET, KUBELET) as listener:
             self._pod_resources = f"PodResources {next(self._lives)}", trio.current_time()
             try:
                 yield listener
@@ -186,19 +192,42 @@ class MemoryTransport:
         """Whether `listener` is the one that a peer would reach at `name`."""
         return self._listening.get(name) is listener
 
-    def cut(self, endpoint: str) -> int:
-        """Breaks every open connection to an endpoint, as a dying peer would; returns how many there were."""
-        streams = [stream for name, stream in self._dialled if name == endpoint]
-        self._dialled = [(name, stream) for name, stream in self._dialled if name != endpoint]
-        for stream in streams:
-            stream.send_stream.close()
-            stream.receive_stream.close()
-        return len(streams)
+    def listener_at(self, name: str) -> str | None:
+        """The process that listens at `name`; None if nobody does."""
+        listener = self._listening.get(name)
+        return None if listener is None else listener.owner
+
+    # --- what can go wrong ----------------------------------------------------------------------------------
+
+    def cut(self, endpoint: str, after_bytes: int = 0) -> int:
+        """Breaks every open connection to an endpoint, as a dying peer would, when so many more bytes have passed;
+        returns how many there were."""
+        open_now = [c for c in self._open() if c.name == endpoint]
+        for connection in open_now:
+            connection.cut(after_bytes)
+        return len(open_now)
+
+    def cut_next(self, endpoint: str, after_bytes: int) -> None:
+        """The next connection to an endpoint breaks when so many bytes have passed."""
+        self._doomed[endpoint] = after_bytes
+
+    def kill(self, owner: str) -> None:
+        """A process ends as by SIGKILL: its connections break, nobody listens at its sockets any more."""
+        for connection in self._open():
+            if owner in connection.owners:
+                connection.cut()
+        self._listening = {name: at for name, at in self._listening.items() if at.owner != owner}
+
+    def _open(self) -> list[Connection]:
+        self._connections = [c for c in self._connections if not c.is_broken]
+        return self._connections
+
+    # --- what a peer does -----------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def listen_at(self, name: str) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
+    async def listen_at(self, name: str, owner: str = "plugin") -> AsyncIterator[MemoryListener]:
         """A plugin's endpoint."""
-        listener = _MemoryListener()
+        listener = MemoryListener(owner)
         self._listening[name] = listener
         try:
             yield listener
@@ -207,38 +236,63 @@ class MemoryTransport:
                 del self._listening[name]
             await listener.aclose()
 
-    async def dial(self, endpoint: str) -> trio.abc.Stream:
+    async def dial(self, endpoint: str, owner: str = KUBELET) -> trio.abc.Stream:
         """Tries again while nobody listens at the endpoint."""
         while True:
-            listener = self._listening.get(endpoint)
-            if listener is not None:
-                stream = await listener.connect()
-                self._dialled.append((endpoint, stream))
+            stream = await self.try_dial(endpoint, owner)
+            if stream is not None:
                 return stream
             await trio.sleep(_DIAL_RETRY_S)
 
+    async def try_dial(self, endpoint: str, owner: str) -> trio.abc.Stream | None:
+        """A connection to an endpoint; None if nobody listens there."""
+        await trio.lowlevel.checkpoint()
+        listener = self._listening.get(endpoint)
+        if listener is None or listener.is_closed:  # no such file; or one that nobody listens behind any more
+            return None
+        connection = Connection(endpoint, frozenset({owner, listener.owner}), self._tap)
+        if (after_bytes := self._doomed.pop(endpoint, None)) is not None:
+            connection.cut(after_bytes)
+        listener.connect(connection)
+        self._open().append(connection)
+        return connection.dialler
+
     def read_checkpoint(self) -> Checkpoint | None:
         """As `KubeletTransport.read_checkpoint`."""
+        if self.checkpoint_damaged:
+            raise CorruptCheckpointError("checkpoint is corrupted")
         return self.checkpoint
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """As `KubeletTransport.write_checkpoint`."""
         self.checkpoint = checkpoint
+        self.checkpoint_damaged = False
+
+    def checkpoint_file(self) -> bytes | None:
+        """The ledger file's content, as somebody who is not kubelet reads it; None if there is none."""
+        if self.checkpoint is None:
+            return None
+        content = encode(self.checkpoint).encode()
+        return content[: len(content) // 2] if self.checkpoint_damaged else content
 
 
-class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    def __init__(self) -> None:
+@final
+class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
+    """Made by `MemoryTransport.listen_at`."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner: Final = owner
         # As a listening socket's backlog: a peer that dials does not wait to be accepted.
-        self._send, self._receive = trio.open_memory_channel[_MemoryStream](_BACKLOG)
+        self._send, self._receive = trio.open_memory_channel[Connection](_BACKLOG)
+        self.is_closed = False
 
-    async def connect(self) -> _MemoryStream:
-        ours, theirs = memory_stream_pair()
-        await self._send.send(theirs)
-        return ours
+    def connect(self, connection: Connection) -> None:
+        """A peer has dialled. Raises `trio.WouldBlock` if too many wait to be accepted."""
+        self._send.send_nowait(connection)
 
     async def accept(self) -> trio.abc.Stream:
         try:
-            return await self._receive.receive()
+            return (await self._receive.receive()).listener
         except trio.ClosedResourceError:
             raise
         except trio.EndOfChannel:
@@ -246,12 +300,11 @@ class _MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
     async def aclose(self) -> None:
         """Who was never accepted sees the connection end, as with a socket."""
+        self.is_closed = True
         self._send.close()
         try:
             while True:
-                waiting = self._receive.receive_nowait()
-                waiting.send_stream.close()
-                waiting.receive_stream.close()
+                self._receive.receive_nowait().listener.close()
         except (trio.EndOfChannel, trio.ClosedResourceError):
             pass
         self._receive.close()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH_MAX: Final = 110
-_BOOKS_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
-_DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
+BOOKS_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
+DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
 _LOG_LINES_SHOWN: Final = 15
 
 Row = tuple[str, ...]
@@ -195,8 +195,8 @@ class PlainText:
         pass
 
     def step_ends(self, result: StepResult) -> None:
-        tables = [aligned(_BOOKS_HEAD, books_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
-        tables.append(aligned(_DEVICES_HEAD, device_rows(result.moment), right=frozenset({2})))
+        tables = [aligned(BOOKS_HEAD, books_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
+        tables.append(aligned(DEVICES_HEAD, device_rows(result.moment), right=frozenset({2})))
         for table in tables:
             if table:
                 self._say("", *(f"  {line}" for line in table))
@@ -275,12 +275,12 @@ class LiveTable:
         from rich.text import Text
 
         books = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-        for number, name in enumerate(_BOOKS_HEAD):
+        for number, name in enumerate(BOOKS_HEAD):
             _column(books, name, is_name=number == 0, right=number > 0)
         for row in books_rows(moment):
             books.add_row(*row[:-1], Text(row[-1], style=_colour_of_free(row[-1])))
         devices = Table(box=None, header_style="dim", pad_edge=False)
-        for number, name in enumerate(_DEVICES_HEAD):
+        for number, name in enumerate(DEVICES_HEAD):
             _column(devices, name, is_name=number == 0, right=name == "NUMA")
         for resource, device, numa, health, pod in device_rows(moment):
             shown_health = Text(health, style=_COLOUR_OF_HEALTH.get(health, ""))

@@ -1,0 +1,74 @@
+"""What can be made to go wrong at the daemon's ports: each fault is asked for by name and strikes so many times.
+
+Values and a counter; the ports of `memory_host.py`, `in_memory.py` and `memory_control.py` look here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import Final, final
+
+SLOW_S: Final = 0.5
+"""How long a slow answer takes: far longer than a healthy one, well within its deadline."""
+
+
+class Fault(StrEnum):
+    """What strikes, at the next occasion."""
+
+    SCAN_FAILS = "a scan fails"
+    LOOK_FAILS = "a look fails"
+    LOOK_SLOW = "a look or scan takes long"
+    LOOK_HANGS = "a look hangs until its deadline"
+    POLL_SLOW = "a poll takes long"
+    POLL_BLIND = "a poll can look at nothing"
+    READ_FAILS = "a read of the ledger fails"
+    READ_SLOW = "a read of the ledger takes long"
+    READ_MALFORMED = "kubelet's answer to List makes no sense"
+    BIND_FAILS = "a socket cannot be made"
+    REGISTER_FAILS = "Register fails"
+    REGISTER_SLOW = "Register takes long"
+    WATCHER_CRASHES = "udev_watcher crashes"
+    INSPECTOR_CRASHES = "sysfs_inspector crashes"
+    POLLER_CRASHES = "busy_poller crashes"
+    LEDGER_CRASHES = "pod_resources crashes"
+    KUBELET_WATCHER_CRASHES = "kubelet_watcher crashes"
+    HAND_OVER_CRASHES = "hand_over crashes"
+    PLUGIN_CRASHES = "a plugin crashes"
+
+
+class PlannedCrashError(Exception):
+    """What nobody expects. The text is in the log then, so that a planned crash can be told from a bug."""
+
+    MARK: Final = "was told to crash"
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(f"{fault.partition(' crashes')[0]} {self.MARK}")
+
+
+@final
+class Faults:
+    """The faults that wait for their occasion."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[Fault] = Counter()
+
+    def order(self, fault: Fault, times: int = 1) -> None:
+        """The fault strikes at its next occasions, so often and no oftener however often it is ordered meanwhile."""
+        self._waiting[fault] = max(self._waiting[fault], times)
+
+    def waits(self, fault: Fault) -> bool:
+        """It has been ordered and has not struck as often yet."""
+        return self._waiting[fault] > 0
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether it strikes now, which counts."""
+        if self._waiting[fault] <= 0:
+            return False
+        self._waiting[fault] -= 1
+        return True
+
+    def crash(self, fault: Fault) -> None:
+        """Raises `PlannedCrashError` if it strikes now."""
+        if self.strikes(fault):
+            raise PlannedCrashError(fault)

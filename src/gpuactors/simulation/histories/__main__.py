@@ -1,0 +1,116 @@
+"""`python -m gpuactors.simulation.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`.
+
+Ends with 0 if nothing failed and enough was covered, else with 1. What fails is made shorter and printed as the one
+line that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuactors.simulation.histories.campaign import Plan, Result, run_campaign
+from gpuactors.simulation.histories.coverage import summary, table
+from gpuactors.simulation.histories.script import replay_line
+from gpuactors.simulation.histories.shrink import shrink
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a campaign; answers the exit code."""
+    options = _parser().parse_args(arguments)
+    seed = _seed(options.seed)
+    seconds = None if options.histories is not None else 60.0 * options.minutes
+    plan = Plan(seed, options.histories, seconds, options.workers, options.histories is not None)
+    size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
+    print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
+    result = run_campaign(plan, _progress)
+    show_table = options.table or options.histories is None
+    return _report(result, min_pairs=options.min_pairs, show_table=show_table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gpuactors.simulation.histories", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long to play (default: 10)")
+    parser.add_argument("--histories", type=int, help="how many to play instead; ends at the first failure")
+    parser.add_argument(
+        "--seed", default="", help="a number, or `commit` for one made of the commit's hash; else a new one"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes; they belong to the seed (default: all cores)",
+    )
+    parser.add_argument(
+        "--min-pairs",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
+        help="fail unless so many of the ordered pairs of kinds have followed each other",
+    )
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="show what has come after what; without --histories it is shown anyway",
+    )
+    return parser
+
+
+def _seed(wanted: str) -> int:
+    if wanted == "commit":
+        return _commit_seed()
+    return int(wanted) if wanted else int.from_bytes(os.urandom(4), "big")
+
+
+def _commit_seed() -> int:
+    """The first 32 bits of the commit's hash, so that each change is tried with other histories; 0 without git."""
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", "rev-parse", "HEAD"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.SubprocessError):
+        print("There is no commit to make a seed of; it is 0.", flush=True)
+        return 0
+    return int(done.stdout[:8], 16)
+
+
+def _progress(result: Result) -> None:
+    coverage = result.coverage
+    line = (
+        f"{coverage.histories:7d} histories in {result.took_s:5.0f} s, {coverage.steps} steps, "
+        f"{100 * coverage.adjacent_share:.1f} % of pairs, {sum(result.failed.values())} failed"
+    )
+    print(line, file=sys.stderr, flush=True)
+
+
+def _report(result: Result, *, min_pairs: float, show_table: bool) -> int:
+    share = 100 * result.coverage.adjacent_share
+    few = share < min_pairs and not (result.failures or result.interrupted)
+    if show_table or few:
+        print(table(result.coverage))
+    print(f"{summary(result.coverage)}; {result.took_s:.0f} s.")
+    for why, times in result.known.items():
+        print(f"Known and not mended yet, met {times} times: {why}")
+    for played in result.failures:
+        assert played.failure is not None
+        print(f"\nFAILED {result.failed[played.failure.check]} times: {played.failure.check}", flush=True)
+        shortest = shrink(played)
+        assert shortest.failure is not None
+        print(f"{shortest.failure.text}\n{replay_line(shortest.seed, shortest.script)}")
+    if few:
+        print(f"Only {share:.1f} % of the pairs were covered; {min_pairs:g} % are wanted.")
+    return 1 if result.failures or few else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Many histories on all cores: who plays which, what they found, and what they covered.
+
+History number N of a campaign has a seed of its own, derived from the campaign's seed and N. Of W worker processes
+number P plays the histories P, P + W, P + 2 W, …, guided by what *it* has covered; so a campaign with the same seed and
+the same number of workers plays the same histories again. Must not judge a history: `check.py` does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import multiprocessing
+import os
+import queue
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from typing import Final
+
+from gpuactors.simulation.histories.coverage import Coverage
+from gpuactors.simulation.histories.draw import Guide, drawn
+from gpuactors.simulation.histories.found import known
+from gpuactors.simulation.histories.play import Played, play_chosen
+
+HANG_S: Final = 120.0
+"""A history takes some 50 ms; a worker that hangs in one for so long says where, and ends."""
+
+PROGRESS_S: Final = 5.0
+
+DISTINCT_MAX: Final = 5
+"""A campaign that goes on after a failure ends when so many different checks have failed."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a campaign found."""
+
+    coverage: Coverage = field(default_factory=Coverage)
+    failures: list[Played] = field(default_factory=list)
+    """The first history that failed each check."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """How many failed, by check."""
+    known: Counter[str] = field(default_factory=Counter)
+    """How many failed for a reason that is known and not mended yet."""
+    took_s: float = 0.0
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is to be played."""
+
+    seed: int
+    histories: int | None = None
+    seconds: float | None = None
+    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    stop_at_first: bool = False
+
+
+def history_seed(campaign: int, number: int) -> int:
+    """The seed of one history of a campaign."""
+    return int.from_bytes(hashlib.blake2b(f"{campaign}/{number}".encode(), digest_size=4).digest(), "big")
+
+
+def play_part(campaign: int, part: int, parts: int, on_played: Callable[[Played], bool]) -> None:
+    """Plays one worker's share, for ever, until `on_played` says no."""
+    guide, number = Guide(part, parts), part
+    while True:
+        seed = history_seed(campaign, number)
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        played = play_chosen(drawn(random.Random(seed), guide), seed)
+        faulthandler.cancel_dump_traceback_later()
+        if not on_played(played):
+            return
+        number += parts
+
+
+def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None], stop: Event) -> None:
+    """A worker's process. Ctrl-C reaches the whole group: it is the parent's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    left = count
+
+    def on_played(played: Played) -> bool:
+        nonlocal left
+        results.put(played)
+        left = None if left is None else left - 1
+        return left != 0 and not stop.is_set()
+
+    if left != 0:
+        play_part(plan.seed, part, plan.workers, on_played)
+    results.put(None)
+
+
+def run_campaign(plan: Plan, progress: Callable[[Result], None] = lambda _result: None) -> Result:
+    """Plays a campaign; `progress` is called every few seconds. Ctrl-C ends it early.
+
+    Raises `RuntimeError` if a worker's process dies, which no history should bring about.
+    """
+    context = multiprocessing.get_context("spawn")
+    results: Queue[Played | None] = context.Queue()
+    stop = context.Event()
+    workers = [
+        context.Process(
+            target=_work, args=(plan, part, _share(plan, part), results, stop), name=f"worker {part}"
+        )
+        for part in range(plan.workers)
+    ]
+    result, began_s = Result(), time.monotonic()
+    for worker in workers:
+        worker.start()
+    try:
+        with _ctrl_c_ends(stop, result):
+            _collect(plan, workers, results, stop, result, progress)
+    finally:
+        stop.set()
+        _end(workers, results)
+        result.took_s = time.monotonic() - began_s
+    return result
+
+
+@contextmanager
+def _ctrl_c_ends(stop: Event, result: Result) -> Iterator[None]:
+    """What was found so far is still reported."""
+
+    def end(_signal: int, _frame: object) -> None:
+        result.interrupted = True
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(workers: list[SpawnProcess], results: Queue[Played | None]) -> None:
+    """Until every worker has ended. One that waits to be read from cannot end, so what it still says is read."""
+    while any(worker.is_alive() for worker in workers):
+        with suppress(queue.Empty):
+            results.get(timeout=0.1)
+
+
+def _share(plan: Plan, part: int) -> int | None:
+    """How many histories a worker plays."""
+    if plan.histories is None:
+        return None
+    return len(range(part, plan.histories, plan.workers))
+
+
+def _collect(
+    plan: Plan,
+    workers: list[SpawnProcess],
+    results: Queue[Played | None],
+    stop: Event,
+    result: Result,
+    progress: Callable[[Result], None],
+) -> None:
+    began_s = time.monotonic()
+    told_s, working = began_s, len(workers)
+    while working:
+        now_s = time.monotonic()
+        if now_s - told_s >= PROGRESS_S:
+            told_s = now_s
+            result.took_s = now_s - began_s
+            progress(result)
+        if plan.seconds is not None and now_s - began_s >= plan.seconds:
+            stop.set()
+        try:
+            played = results.get(timeout=1.0)
+        except queue.Empty:
+            dead = [worker.name for worker in workers if worker.exitcode not in (None, 0)]
+            if dead:
+                raise RuntimeError(f"{', '.join(dead)} died; what it was doing is above") from None
+            continue
+        if played is None:
+            working -= 1
+        elif _count(result, played) and (plan.stop_at_first or len(result.failures) >= DISTINCT_MAX):
+            stop.set()
+
+
+def _count(result: Result, played: Played) -> bool:
+    """Takes a history into the account; whether it failed anew."""
+    result.coverage.add(played.script)
+    if played.failure is None:
+        return False
+    if (fault := known(played.failure)) is not None:
+        result.known[fault.why] += 1
+        return False
+    result.failed[played.failure.check] += 1
+    if result.failed[played.failure.check] == 1:
+        result.failures.append(played)
+    return True

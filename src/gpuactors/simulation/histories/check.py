@@ -1,0 +1,312 @@
+"""What must hold: after every step, and when it is quiet again. The one oracle of the histories, and a naive one.
+
+It reads the fake node and kubelet's own books, and says in plain words what kubelet should have been told; it does not
+know how the daemon decides. Safety is checked after each step and after the wait that follows it, liveness when
+everything has stopped moving: within a bound of simulated time the books must be what the node is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, final
+
+import trio
+
+from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, without_cause
+from gpuactors.simulation.histories.world import GPU_CLASS, MODELS, RESYNC_S, World
+from gpuactors.simulation.kubelet_values import BooksView, Phase
+
+SETTLE_S: Final = 90.0
+"""Every wait that may stand between an event and the truth, added up: the longest backoffs, the last repetition of a
+look (30 s), PreStartContainer's wait and kubelet's retry after it (40 s). Far shorter than the resync interval."""
+
+LOOK_EVERY_S: Final = 1.0
+CALM_S: Final = 6.0
+"""So long must the truth stay true: longer than every period at which the daemon looks at anything."""
+
+DYING_S: Final = 10.0
+"""Machines of pods that were deleted by force end as late as this."""
+
+LONG_CALM_S: Final = 40.0
+"""The period of the slowest repetition, a look at what cannot be read (30 s), and some."""
+
+
+class ViolationError(AssertionError):
+    """What must hold does not."""
+
+    def __init__(self, check: str, text: str) -> None:
+        super().__init__(f"{check}: {text}")
+        self.check: Final = check
+        """The name of what was broken, the same for every history that breaks it."""
+        self.text: Final = text
+
+
+# --- the naive reading ------------------------------------------------------------------------------------
+
+
+def expected(world: World) -> dict[str, dict[str, str]]:
+    """What kubelet should have been told of each resource, and no more.
+
+    On vfio-pci: listed; Healthy if a pod of that resource has it, or if a virtual machine could open it: no pod has it
+    or another card of its group, nobody holds the group, and no function of the group is on a host driver. Given to a
+    pod and not there any more: listed, Unhealthy.
+    """
+    owners = {d: r for (_, r), entry in world.kubelet.view.holdings.items() for d in entry.devices}
+    told: dict[str, dict[str, str]] = {}
+    for address, spec in world.tree.functions.items():
+        if spec.class_code != GPU_CLASS or not world.is_bound(address):
+            continue
+        assert spec.group is not None
+        resource = MODELS[spec.device]
+        openable = (
+            owners.keys().isdisjoint(world.tree.group_members(spec.group))
+            and world.tree.holder_of(spec.group) is None
+            and world.is_viable(spec.group)
+        )
+        healthy = openable or owners.get(address) == resource
+        told.setdefault(resource, {})[address] = "Healthy" if healthy else "Unhealthy"
+    for address, resource in owners.items():
+        told.setdefault(resource, {}).setdefault(address, "Unhealthy")
+    return told
+
+
+def was_told(view: BooksView) -> dict[str, dict[str, str]]:
+    """What kubelet was told last, by resource; an emptied resource is as good as none."""
+    told: dict[str, dict[str, str]] = {}
+    for row in view.devices:
+        if row.health != "not listed":
+            told.setdefault(row.resource, {})[row.id] = row.health
+    return told
+
+
+def _is_fading(resource: str, view: BooksView) -> bool:
+    """Its plugin is gone for good, and kubelet counts its devices as Unhealthy until 300 s are over: nobody serves a
+    resource whose last card went while no daemon ran."""
+    rows = [row for row in view.devices if row.resource == resource]
+    return resource not in view.connected and all(row.health != "Healthy" for row in rows)
+
+
+def unsettled(world: World) -> list[str]:
+    """What is not yet as it should be when nothing happens any more, as sentences."""
+    view, wanted, told = world.kubelet.view, expected(world), was_told(world.kubelet.view)
+    unmet = [
+        f"{resource}: kubelet was told {told.get(resource, {})}, the truth is {wanted.get(resource, {})}"
+        for resource in sorted(wanted.keys() | told.keys())
+        if told.get(resource) != wanted.get(resource)
+        and (resource in wanted or not _is_fading(resource, view))
+    ]
+    unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(wanted.keys() - view.connected)]
+    serving = [daemon.name for daemon in world.serving if daemon.is_serving]
+    if len(serving) != 1:
+        unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
+    return unmet + _figures(world, wanted) + _pods(world)
+
+
+def _figures(world: World, wanted: dict[str, dict[str, str]]) -> list[str]:
+    """The scheduler's arithmetic: free is what a new pod could really open, less what was really lost."""
+    unmet = []
+    given = _given(world)
+    for resource, figures in world.kubelet.view.resources.items():
+        devices = wanted.get(resource, {})
+        healthy = {d for d, health in devices.items() if health == "Healthy"}
+        free = len(healthy - given[resource]) - len(given[resource] - healthy)
+        unlisted = figures.allocated - len(given[resource])  # kubelet has lost its own ledger
+        if figures.free != free - unlisted:
+            unmet.append(f"{resource}: free is {figures.free}, should be {free - unlisted} ({figures})")
+        if figures.capacity < len(given[resource]):
+            unmet.append(f"{resource}: capacity is {figures.capacity}, allocated {sorted(given[resource])}")
+    return unmet
+
+
+def _pods(world: World) -> list[str]:
+    view = world.kubelet.view
+    unmet = []
+    for pod in view.pods.values():
+        resource, size = pod.requests[0]
+        free = view.resources[resource].free
+        if pod.phase in (Phase.ADMITTING, Phase.TERMINATING):
+            unmet.append(f"pod {pod.name} is still {pod.phase}")
+        if pod.phase is Phase.PENDING and size <= free:
+            unmet.append(f"pod {pod.name} is Pending although {free} of {resource} are free")
+        if pod.phase is Phase.STARTING and (holding := view.holdings.get((pod.name, resource))):
+            obstacles = [d for d in holding.devices if not _can_start_on(world, d, resource)]
+            if not obstacles:
+                unmet.append(f"pod {pod.name} does not start although its cards are free: {pod.message}")
+    return unmet
+
+
+def _can_start_on(world: World, address: str, resource: str) -> bool:
+    group = int(address[5:7], 16)
+    return (
+        world.is_bound(address)
+        and MODELS[world.tree.functions[address].device] == resource
+        and world.is_viable(group)
+        and world.tree.holder_of(group) is None
+    )
+
+
+def _given(world: World) -> dict[str, set[str]]:
+    given: dict[str, set[str]] = {name: set() for name in world.kubelet.view.resources}
+    for (_, resource), entry in world.kubelet.view.holdings.items():
+        given[resource].update(entry.devices)
+    return given
+
+
+# --- safety -----------------------------------------------------------------------------------------------
+
+
+@final
+class Safety:
+    """What must hold at every moment; remembers the moment before."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._before = world.kubelet.view
+        self._calm = 0
+        """The number of registrations at the last moment at which nothing could move without time passing."""
+
+    def check(self, *, time_passed: bool) -> None:
+        """Raises `ViolationError`. After time has passed, nothing is under way that needs none: more must hold then."""
+        world, view = self._world, self._world.kubelet.view
+        if world.kubelet.panics:
+            raise ViolationError(
+                "kubelet crashed", f"a device vanished during a call: {world.kubelet.panics[0]}"
+            )
+        if doubles := world.kubelet.double_handouts:
+            blind = "; a poll was blind" if "polls can look at nothing" in world.counts else ""
+            raise ViolationError("handed out twice", f"pod {doubles[0].pod} met {doubles[0].message}{blind}")
+        if world.problems:
+            raise ViolationError("the daemon misbehaved", world.problems[0])
+        _check_swap(view)
+        _check_owner(view)
+        _check_failed(world)
+        self._check_listed(view)
+        if time_passed:
+            self._check_figures(view)
+        self._before = view
+
+    def _check_listed(self, view: BooksView) -> None:
+        """A device that a pod has never leaves the list while kubelet hears the same plugin."""
+        before = self._before
+        if not view.running or view.registrations != before.registrations:
+            return
+        listed = {(row.resource, row.id) for row in before.devices if row.health != "not listed"}
+        had = {(row.resource, row.id) for row in before.devices if row.pod is not None}
+        for row in view.devices:
+            key = (row.resource, row.id)
+            if row.health == "not listed" and key in listed & had and row.resource in view.connected:
+                knows = "knows this" if self._is_known(*key) else "knows this from its own Allocate alone"
+                raise ViolationError(
+                    "a list shrank", f"{row.id} left the list while pod {row.pod} has it; the daemon {knows}"
+                )
+
+    def _is_known(self, resource: str, device: str) -> bool:
+        """A daemon has read of this allocation in kubelet's ledger."""
+        states = (d.handle.state.value for d in self._world.daemons if d.handle is not None)
+        return any((resource, device) in state.ledger.entries for state in states)
+
+    def _check_figures(self, view: BooksView) -> None:
+        """Free is not negative beyond what was really lost, and capacity is never below what was given away, from the
+        first frame of a plugin on."""
+        calm, self._calm = self._calm, view.registrations
+        if not view.running or calm != view.registrations:
+            return
+        given = _given(self._world)
+        for resource in sorted(view.connected):
+            figures = view.resources[resource]
+            whole = given[resource] - self._world.disturbed
+            lost = len(given[resource]) - len(whole)
+            unlisted = figures.allocated - len(given[resource])
+            if figures.free < -lost - max(0, unlisted):
+                raise ViolationError("free is negative", f"{resource}: {figures}, really lost {lost}")
+            if figures.capacity < len(whole):
+                raise ViolationError(
+                    "capacity below allocated", f"{resource}: {figures}, given away {sorted(whole)}"
+                )
+
+
+def _check_swap(view: BooksView) -> None:
+    """What the containers really got is what kubelet's ledger says that they have."""
+    for (pod, resource), entry in view.holdings.items():
+        name = f"PCI_RESOURCE_{resource.upper().replace('/', '_').replace('.', '_')}"
+        got = entry.envs.get(name, "").split(",")
+        nodes = {f"/dev/vfio/{int(address[5:7], 16)}" for address in got if address}
+        if sorted(got) != sorted(entry.devices) or not nodes <= set(entry.nodes):
+            raise ViolationError(
+                "swapped", f"pod {pod} got {got} and {entry.nodes}, kubelet believes {entry.devices}"
+            )
+
+
+def _check_failed(world: World) -> None:
+    guests = ("somebody else gives up an Allocate", "somebody else allocates nonsense")
+    if world.cut_off and not any(kind in world.counts for kind in (*CUTS_CALLS_OFF, *guests)):
+        raise ViolationError("a call in flight was cut off", world.cut_off[0])
+    for pod in world.kubelet.view.pods.values():
+        if pod.phase is Phase.FAILED and without_cause(pod.message, world.counts):
+            raise ViolationError("a pod failed for nothing", f"{pod.name}: {pod.message}")
+
+
+def _check_owner(view: BooksView) -> None:
+    counts = Counter(d for entry in view.holdings.values() for d in entry.devices)
+    for device, pods in counts.items():
+        if pods > 1:
+            raise ViolationError("two owners", f"kubelet has given {device} to {pods} pods")
+
+
+# --- liveness ---------------------------------------------------------------------------------------------
+
+
+async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
+    """Ends what only the node can end, and waits until the books are right, and stay so.
+
+    `long` watches for longer afterwards: nobody may be told anything any more. Raises `ViolationError` if they are not
+    within `SETTLE_S`, counted from the next full scan where a change was missed.
+    """
+    await make_quiet(world)
+    missed_s = RESYNC_S if world.missed else 0.0
+    deadline = trio.current_time() + missed_s + SETTLE_S
+    while True:
+        unmet = unsettled(world)
+        safety.check(time_passed=True)
+        if not unmet:
+            await trio.sleep(CALM_S)
+            safety.check(time_passed=True)
+            unmet = unsettled(world)
+            if not unmet:
+                break
+        if trio.current_time() >= deadline:
+            raise ViolationError("the books do not settle", "; ".join(unmet))
+        await trio.sleep(LOOK_EVERY_S)
+    if long:
+        await _stay_calm(world, safety)
+
+
+async def _stay_calm(world: World, safety: Safety) -> None:
+    """Nothing happens on the node, so nothing is told: no frame, no registration. What flaps slowly shows here."""
+    await trio.sleep(DYING_S)
+    before = world.kubelet.view
+    await trio.sleep(LONG_CALM_S)
+    safety.check(time_passed=True)
+    after = world.kubelet.view
+    if unmet := unsettled(world):
+        raise ViolationError("the books do not stay settled", "; ".join(unmet))
+    if (after.registrations, after.frames) != (before.registrations, before.frames):
+        raise ViolationError(
+            "the daemon does not rest",
+            f"within {LONG_CALM_S:g} s in which nothing happened there were {after.frames - before.frames} frames "
+            f"and {after.registrations - before.registrations} registrations",
+        )
+
+
+async def make_quiet(world: World) -> None:
+    """What is broken is mended, what is late comes, and both processes run."""
+    if not world.kubelet_runs:
+        await world.kubelet.start()
+        world.kubelet_runs = True
+    if not world.serving:
+        await world.start_daemon()
+    world.uevent_mode = None
+    world.mend_attributes()
+    world.deliver_late()
+    while world.changing:  # noqa: ASYNC110 - a change on its way takes some hundredths of a second
+        await trio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,87 @@
+"""Draws histories: each step out of what can happen at that moment, by a seeded generator alone.
+
+A `Guide` remembers which pairs of kinds have followed each other and prefers those that have not. It is shared by the
+histories of one process, so what a seed draws depends on those before it; what was drawn is a script like any other,
+and replays without a guide.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Final, final
+
+from gpuactors.simulation.histories.events import KINDS, PAIRS
+from gpuactors.simulation.histories.kinds import SLOTS
+from gpuactors.simulation.histories.play import Chooser
+from gpuactors.simulation.histories.script import Step
+from gpuactors.simulation.histories.world import CARDS, World
+
+WAITS_S: Final = (0.0, 0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0)
+"""Nothing in between, most often: that is where races are. The longest is longer than most backoffs."""
+
+STEPS_MAX: Final = 24
+
+_TRIES: Final = 40
+"""How many of the pairs that are wanted are tried before chance decides."""
+
+_GUIDED: Final = 0.9
+"""The share of steps for which a pair that has not occurred is looked for."""
+
+
+@final
+class Guide:
+    """Which pairs are still wanted. Of several processes each wants its own share (`part` of `parts`) first."""
+
+    def __init__(self, part: int = 0, parts: int = 1) -> None:
+        numbered = sorted(PAIRS)
+        mine = (pair for n, pair in enumerate(numbered) if n % parts == part)
+        self._wanted: dict[str, dict[str, None]] = {name: {} for name in KINDS}
+        for before, after in mine:
+            self._wanted[before][after] = None
+
+    def wanted_after(self, kind: str) -> list[str]:
+        """The kinds that have not come right after this one yet, in a fixed order."""
+        return list(self._wanted[kind])
+
+    def happened(self, before: str, after: str) -> None:
+        """`after` came right after `before`."""
+        self._wanted[before].pop(after, None)
+
+
+def drawn(rng: random.Random, guide: Guide | None = None) -> Chooser:
+    """A history of 2 to `STEPS_MAX` steps, drawn while it is played."""
+
+    def choose(world: World) -> Iterator[Step]:
+        before: str | None = None
+        for _ in range(rng.randint(2, STEPS_MAX)):
+            kind, slot = _next(world, rng, guide, before)
+            if guide is not None and before is not None:
+                guide.happened(before, kind)
+            before = kind
+            yield Step(kind, slot, rng.choice(WAITS_S))
+
+    return choose
+
+
+def _next(world: World, rng: random.Random, guide: Guide | None, before: str | None) -> tuple[str, int]:
+    if guide is not None and before is not None and rng.random() < _GUIDED:
+        wanted = guide.wanted_after(before)
+        for kind in rng.sample(wanted, min(_TRIES, len(wanted))):
+            if (slot := _slot_for(world, rng, kind)) is not None:
+                return kind, slot
+    slot = rng.randrange(SLOTS)
+    enabled = [name for name, kind in KINDS.items() if kind.enabled(world, slot)]
+    if guide is None:
+        return rng.choice(enabled), slot
+    # Where most is still wanted, more of it can be found next.
+    return rng.choices(enabled, [1 + len(guide.wanted_after(name)) for name in enabled])[0], slot
+
+
+def _slot_for(world: World, rng: random.Random, kind: str) -> int | None:
+    """A slot for which it can happen now, some card's; None if it cannot for any."""
+    detail = rng.randrange(SLOTS // CARDS) * CARDS
+    for card in rng.sample(range(CARDS), CARDS):
+        if KINDS[kind].enabled(world, detail + card):
+            return detail + card
+    return None

@@ -1,0 +1,29 @@
+"""The table: every kind of event by its name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuactors.simulation.histories.daemon_events import DAEMON_KINDS
+from gpuactors.simulation.histories.host_events import HOST_KINDS
+from gpuactors.simulation.histories.kinds import Kind, can_follow
+from gpuactors.simulation.histories.kubelet_events import KUBELET_KINDS
+from gpuactors.simulation.histories.script import Script, ScriptError
+
+KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in (*HOST_KINDS, *KUBELET_KINDS, *DAEMON_KINDS)}
+"""By name, in a fixed order."""
+
+Pair = tuple[str, str]
+
+PAIRS: Final[frozenset[Pair]] = frozenset(
+    (a.name, b.name) for a in KINDS.values() for b in KINDS.values() if can_follow(a, b)
+)
+"""Every ordered pair of kinds of which the second can come right after the first."""
+
+
+def check_names(script: Script) -> Script:
+    """The script, if all its kinds are in the table. Raises `ScriptError`."""
+    for step in script:
+        if step.kind not in KINDS:
+            raise ScriptError(f"there is no kind of event called {step.kind!r}")
+    return script

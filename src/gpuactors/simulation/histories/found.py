@@ -1,0 +1,82 @@
+"""Histories that were found once and must never fail again, and faults that are known and not mended yet.
+
+A new one comes from a failing campaign: the line that it prints has the script. Its name says what it is about.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.simulation.histories.play import Failure
+from gpuactors.simulation.histories.script import Script, parse_script
+
+FOUND: Final[dict[str, Script]] = {
+    name: parse_script(script)
+    for name, script in {
+        "late binding": "plug a card without driver@3; bind to vfio-pci@3",
+        "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
+        "a new card while looks fail": "looks fail; plug a never-seen model@3",
+        "a card swapped for another model under a call": (
+            "looks and scans take long; a pod comes+0.001; unplug; plug another model"
+        ),
+        "unbind that nobody hears of": "the next uevents are lost; unbind",
+        "forced deletion, then the next pod": (
+            "a pod for two cards comes+0.3; a pod comes+0.3; a pod is force-deleted and dies late; "
+            "a pod for two cards comes+0.3"
+        ),
+        "a stranger while the daemon is away": (
+            "the daemon is told to stop+0.3; a stranger opens a card@1+0.3; a pod comes; a daemon starts+3; "
+            "a stranger lets go@1"
+        ),
+        "a daemon starts while the class of an allocated card cannot be read": (
+            "a pod for two cards comes+0.3; an attribute turns unreadable@12; a successor starts+3"
+        ),
+        "a daemon starts between a pod's end and its leaving the ledger": (
+            "a pod comes; a pod ends+0.001; a successor starts"
+        ),
+        "a card that was handed out vanishes before the ledger could be read": (
+            "the ledger is answered with nonsense; a pod for two cards comes; Register takes long+0.001; "
+            "unplug slowly; a pod ends slowly; a plugin crashes+0.001"
+        ),
+        "a guest dials while kubelet goes": (
+            "plug a never-seen model@4; a successor starts; kubelet stops; somebody else gives up an Allocate@2"
+        ),
+        "a stranger opens what a poll cannot look at just then": (
+            "a stranger opens a card; polls can look at nothing; a pod for two cards comes"
+        ),
+        "a group is held through the one card that is being unbound": (
+            "a stranger opens a card@1; plug a second card into the group@1; unbind@1"
+        ),
+        "a successor polls what its predecessor has just handed out": (
+            "looks and scans take long; a successor starts; a pod for two cards comes; Register takes long"
+        ),
+    }.items()
+}
+"""By what they are about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A fault that histories find and that is still to be mended."""
+
+    check: str
+    pattern: str
+    """A regular expression for the failure's text."""
+    why: str
+    script: Script
+    """A short history that shows it."""
+
+    def matches(self, failure: Failure) -> bool:
+        """Whether a failure is this fault."""
+        return failure.check == self.check and re.search(self.pattern, failure.text) is not None
+
+
+KNOWN: Final[tuple[Known, ...]] = ()
+"""A campaign counts these, and does not fail. The list should be empty."""
+
+
+def known(failure: Failure) -> Known | None:
+    """Which known fault a failure is; None if it is a new one."""
+    return next((fault for fault in KNOWN if fault.matches(failure)), None)

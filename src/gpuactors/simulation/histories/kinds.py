@@ -1,0 +1,82 @@
+"""What a kind of event is: when it can happen, what happens, and what the node is like right after it.
+
+The table is in `events.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from gpuactors.simulation.faults import Fault
+from gpuactors.simulation.histories.world import CARDS, World
+
+SLOTS: Final = 100 * CARDS
+"""The slot of a step is a card's place and a detail of 0 to 99 (how many bytes, which attribute) in one number."""
+
+CRASHES_MAX: Final = 4
+"""So often is one actor told to crash: a daemon whose actor fails more often within a minute ends, as it should."""
+
+Enabled = Callable[[World, int], bool]
+Act = Callable[[World, int], Awaitable[None] | None]
+
+
+class Flag(StrEnum):
+    """What of the node is one thing for all cards, so that one kind of event can rule out the next."""
+
+    KUBELET_RUNS = "kubelet runs"
+    ONE_SERVES = "a daemon runs that nobody told to end"
+    TWO_SERVE = "two such daemons run"
+    UEVENTS_ARE_LATE = "uevents are held back"
+    MODE_IS_SET = "the next uevents will not come as they should"
+    ATTRIBUTES_ARE_BROKEN = "attributes cannot be read"
+    FILE_IS_DAMAGED = "kubelet's ledger file is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of event."""
+
+    name: str
+    """Plain words, by which it is named in scripts."""
+    enabled: Enabled
+    act: Act
+    needs: Mapping[Flag, bool] = field(default_factory=dict)
+    """What `enabled` wants of the whole node."""
+    leaves: Mapping[Flag, bool] = field(default_factory=dict)
+    """What the node is like right after it, whatever it was before."""
+
+
+def card_of(slot: int) -> int:
+    """The place of the card that a step is about."""
+    return slot % CARDS
+
+
+def detail_of(slot: int) -> int:
+    """0 to 99."""
+    return slot // CARDS % 100
+
+
+def can_follow(before: Kind, after: Kind) -> bool:
+    """Whether `after` can be the very next event: nothing that it needs is ruled out by what `before` leaves.
+
+    Everything else that a kind wants is about one card or one pod, of which there are several.
+    """
+    return all(before.leaves.get(flag, wanted) == wanted for flag, wanted in after.needs.items())
+
+
+def always(_world: World, _slot: int) -> bool:
+    """It can happen at any time."""
+    return True
+
+
+def fault(which: Fault, times: int) -> Act:
+    """A fault that strikes at its next occasions."""
+    return lambda w, _s: w.order(which, times)
+
+
+def crash(name: str, which: Fault) -> Kind:
+    """An actor raises what nobody expects."""
+    return Kind(name, lambda w, _s: w.counts[name] < CRASHES_MAX, lambda w, _s: w.order(which))

@@ -1,0 +1,75 @@
+"""Whether a pod that kubelet gave up had to fail: each reason needs an event that can have brought it about.
+
+Kubelet never tries an Allocate again: a pod that is refused, or whose call is cut off, is Failed for good. So a refusal
+without a cause is a fault even if all books are right, and a daemon that is told to stop finishes the calls in flight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from typing import Final
+
+CUTS_CALLS_OFF: Final = (
+    "a daemon crashes",
+    "a stream is lost",
+    "a stream is cut within a message",
+    "kubelet stops",
+    "a look hangs",  # longer than a call in flight is waited for
+    "the clock jumps",
+)
+"""What ends a call that has reached the daemon before it is answered."""
+
+_STOPS: Final = (
+    *CUTS_CALLS_OFF,
+    "the daemon is told to stop",
+    "the predecessor is told to stop",
+    "the successor is told to stop",
+    "a successor starts",
+)
+
+_HELD: Final = (
+    "a stranger opens a card",
+    "a stranger opens a group alone",
+    "a pod is force-deleted",
+    "a pod is force-deleted and dies late",
+    "the ledger file is damaged",  # kubelet forgets who has what
+    "kubelet stops",
+)
+
+_CHANGED: Final = (
+    "unbind",
+    "unbind slowly",
+    "unplug",
+    "unplug slowly",
+    "half gone",
+    "bind the companion to a host driver",
+    "plug a second card into the group",
+    "an attribute turns unreadable",
+)
+
+_CAUSES: Final = (
+    (r"was told to fail", ("looks fail",)),
+    (r"did not end in time|sysfs did not answer", ("a look hangs", "the clock jumps")),
+    (r"could not be found out in time who uses", ("polls can look at nothing", "the clock jumps")),
+    (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
+    (r"IOMMU group \d+ is (still )?(held|in use)", (*_HELD, "plug a second card into the group")),
+    (
+        r"is gone from this node|bound to|is not viable|another device is there|cannot be read|does not exist"
+        r"|no such device|in no IOMMU group|changed from|No such file",
+        _CHANGED,
+    ),
+    (
+        r"no healthy devices present|Available: \d+|no longer healthy|unregistered device",
+        (*_STOPS, *_HELD, *_CHANGED),
+    ),
+)
+
+
+def without_cause(message: str, happened: Container[str]) -> bool:
+    """Whether a pod that failed with this message failed for nothing: none of the events that can lead to it has
+    happened."""
+    for pattern, causes in _CAUSES:
+        if re.search(pattern, message):
+            return not any(kind in happened for kind in causes)
+    return True

@@ -1,0 +1,44 @@
+"""What a history looks at inside a daemon: the steps of its registry, over the port of the flight recorder."""
+
+from __future__ import annotations
+
+from typing import final
+
+import trio
+
+from gpuactors.core.effects import Reply
+from gpuactors.core.events import AllocateAsked, CallAbandoned
+from gpuactors.core.model import Token
+from gpuactors.ports import Step
+from gpuactors.simulation.histories.trace import Trace
+
+
+@final
+class Watch:
+    """One daemon's journal: its steps go into the trace. Implements `ports.Journal`.
+
+    `cut_off` gets each Allocate that reached the daemon and that nobody waited for any more before it was answered.
+    """
+
+    def __init__(self, trace: Trace, daemon: str, cut_off: list[str]) -> None:
+        self._trace = trace
+        self._daemon = daemon
+        self._cut_off = cut_off
+        self._asked: dict[Token, AllocateAsked] = {}
+
+    def record(self, step: Step) -> None:
+        """As `ports.Journal.record`."""
+        self._trace.stepped(self._daemon, step)
+        match step.event:
+            case AllocateAsked(token):
+                self._asked[token] = step.event
+            case CallAbandoned(token) if token in self._asked:
+                call = self._asked.pop(token)
+                self._cut_off.append(f"{self._daemon} did not answer Allocate of {call.requests}")
+        for effect in step.effects:
+            if isinstance(effect, Reply):
+                self._asked.pop(effect.token, None)
+
+    async def run(self) -> None:
+        """As `ports.Journal.run`: there is nothing to write."""
+        await trio.sleep_forever()

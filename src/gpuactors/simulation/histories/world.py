@@ -1,0 +1,384 @@
+"""One object with the whole node: the fake host and its tenants, the fake kubelet, its connections, and the daemons.
+
+The daemons are the real ones (`app.run_daemon`: actors, registry, core, plugin services, gRPC) on memory streams and on
+trio's mock clock; there is no thread, no socket and no wall clock. What can happen to the node is in `events.py`, what
+must hold is in `check.py`. Here are the parts, and what takes more than one of them: a daemon's life and death, how
+uevents come, changes that take time.
+
+The daemon keeps nothing on disk that it would read again, so there is no disk yet; what it will keep (claims, their
+CDI files) belongs in here as a fake that a killed daemon leaves behind as a real disk would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, final
+
+import trio
+
+from gpuactors import app
+from gpuactors.core.model import Health, Role, Settings
+from gpuactors.core.selector import parse_selector
+from gpuactors.host.pci_ids import PciIds
+from gpuactors.host.reader import InlineReader
+from gpuactors.host.root import HostRoot
+from gpuactors.host.sysfs import SysfsReader
+from gpuactors.host.use import Holders, InlineUse
+from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.faults import Fault, Faults
+from gpuactors.simulation.histories.trace import Trace
+from gpuactors.simulation.histories.watch import Watch
+from gpuactors.simulation.host_tree import HostTree, PciSpec
+from gpuactors.simulation.in_memory import MemoryKubelet, MemoryLedger
+from gpuactors.simulation.kubelet_containers import TreeTenancy
+from gpuactors.simulation.kubelet_transport import MemoryTransport
+from gpuactors.simulation.memory_control import ControlPlace, MemoryControl
+from gpuactors.simulation.memory_host import FaultyReader, FaultyUse, MemoryUevents
+from gpuactors.simulation.uevent_sender import Uevent
+
+SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
+RESYNC_S: Final = 300.0
+"""Longer than the books may take to settle, so that what the event path missed is not mended by a scan."""
+
+CARDS: Final = 6
+"""Places for a card; the first three have one at the beginning."""
+
+MODELS: Final = {"2330": "nvidia.com/2330", "20b0": "nvidia.com/20b0", "29ff": "nvidia.com/29ff"}
+"""Without a pci.ids the resource is named by the hex digits, so that no naming rule is needed here."""
+
+MODEL: Final = "2330"
+GPU_CLASS: Final = "030200"
+
+SECOND: Final = 2
+"""Function number of a second card in the same IOMMU group (behind the same bridge, say); 1 is a companion's."""
+
+STRANGER_PID: Final = 90_000
+BETWEEN_UEVENTS_S: Final = 0.02
+"""Between two uevents of a change that takes its time."""
+
+STEPPED_DOWN: Final = "the daemon ended although nobody told it to"
+
+HOLDERS: Final[tuple[Holders, ...]] = ("passive", "proc", "open", "proc")
+"""By the seed."""
+
+UeventMode = Literal["lost", "doubled", "late", "reversed"]
+
+
+@dataclass(eq=False, slots=True)
+class RunningDaemon:
+    """One process of the daemon."""
+
+    name: str
+    uevents: MemoryUevents
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
+    handle: app.Daemon | None = None
+    told_to_end: bool = False
+
+    @property
+    def is_serving(self) -> bool:
+        """It is its turn to serve kubelet."""
+        return self.handle is not None and self.handle.state.value.role is Role.SERVING
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        assert self.handle is not None
+        self.told_to_end = True
+        self.handle.stop()
+
+
+@asynccontextmanager
+async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World]:
+    """A node with three cards on vfio-pci, a kubelet and a daemon that have run for a second.
+
+    `seed` chooses what comes in no fixed order, how the daemon finds out who holds a group (`HOLDERS`), whether the
+    kernel has cdevs (if the third bit is set), and whether PreStartContainer is asked for (not in one of 16).
+    """
+    tree = HostTree(root, cdev=seed & 4 != 0)
+    transport = MemoryTransport(trace.carried)
+    held_back: list[World] = []
+
+    def tell(uevents: Sequence[Uevent]) -> None:
+        held_back[0].tell(uevents)
+
+    async with (
+        open_fake_kubelet(transport, seed=seed, tenancy=TreeTenancy(tree, tell)) as kubelet,
+        trio.open_nursery() as nursery,
+    ):
+        world = World(root, tree, transport, kubelet, nursery, trace, HOLDERS[seed % len(HOLDERS)])
+        world.pre_start_gate = seed // 64 % 16 != 5
+        held_back.append(world)
+        for slot in range(3):
+            tree.plug(world.card(slot, MODEL, "vfio-pci"))
+        await kubelet.start()
+        await world.start_daemon()
+        await trio.sleep(1)
+        yield world
+        world.closing = True
+        nursery.cancel_scope.cancel()
+
+
+@final
+class World:
+    """Made by `open_world`."""
+
+    def __init__(
+        self,
+        root: Path,
+        tree: HostTree,
+        transport: MemoryTransport,
+        kubelet: FakeKubelet,
+        nursery: trio.Nursery,
+        trace: Trace,
+        holders: Holders,
+    ) -> None:
+        self._root = root
+        self.tree = tree
+        self.transport = transport
+        self.kubelet = kubelet
+        self.nursery = nursery
+        self.trace = trace
+        self.holders: Final = holders
+        """How the daemon finds out who holds a group. Only with `proc` does it always see one that is open without its
+        device."""
+        self.pre_start_gate = True
+        self.faults = Faults()
+        self.control = ControlPlace()
+        self.daemons: list[RunningDaemon] = []
+        """Those whose process lives, oldest first."""
+        self.problems: list[str] = []
+        """What a daemon did that none may ever do."""
+        self.cut_off: list[str] = []
+        """Calls that reached a daemon and were never answered."""
+        self.closing = False
+        self.kubelet_runs = True
+        self.counts: Counter[str] = Counter()
+        """How often each kind has happened."""
+        self.strangers: dict[int, bool] = {}
+        """Cards in a stranger's hands, and whether he has the device open or only its group."""
+        self.pods = 0
+        self.late: list[Uevent] = []
+        self.uevent_mode: UeventMode | None = None
+        """What becomes of the next uevents."""
+        self.missed = False
+        """A change that no uevent told of: only the next full scan can find it."""
+        self.changing: set[int] = set()
+        """Cards with a change under way."""
+        self.broken: dict[tuple[str, str], bytes] = {}
+        """Attributes that cannot be read, and what they said: by address and name."""
+        self.disturbed: set[str] = set()
+        """Cards that were ever not as they should be: their pods may have lost them for a while."""
+        self._started = 0
+
+    # --- cards ----------------------------------------------------------------------------------------------
+
+    def address(self, slot: int, function: int = 0) -> str:
+        """The PCI address of a card, or of its companion function."""
+        return f"0000:{slot % CARDS + 1:02x}:00.{function}"
+
+    def group(self, slot: int) -> int:
+        """The IOMMU group of a place for a card."""
+        return slot % CARDS + 1
+
+    def card(self, slot: int, device: str, driver: str | None) -> PciSpec:
+        """A card to plug in."""
+        return PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver)
+
+    def is_plugged(self, slot: int, function: int = 0) -> bool:
+        """The function is there, and nothing is happening to the card."""
+        address = self.address(slot, function)
+        return (
+            slot % CARDS not in self.changing
+            and address in self.tree.functions
+            and not self.tree.is_waiting(address)
+        )
+
+    def driver(self, slot: int, function: int = 0) -> str | None:
+        """The function's driver, if it is there and has one."""
+        address = self.address(slot, function)
+        return self.tree.driver_of(address) if address in self.tree.functions else None
+
+    def is_bound(self, address: str) -> bool:
+        """It is on vfio-pci."""
+        return address in self.tree.functions and self.tree.driver_of(address) == "vfio-pci"
+
+    def is_viable(self, group: int) -> bool:
+        """No function of the group is on a host driver."""
+        return all(self.tree.driver_of(a) in (None, "vfio-pci") for a in self.tree.group_members(group))
+
+    def is_held(self, slot: int) -> bool:
+        """Somebody has the card's group open."""
+        return self.tree.holder_of(self.group(slot)) is not None
+
+    def given(self) -> dict[str, str]:
+        """Device → pod, as kubelet's ledger has it."""
+        return {d: pod for (pod, _), entry in self.kubelet.view.holdings.items() for d in entry.devices}
+
+    def reasons(self) -> dict[str, str]:
+        """Why a device is Unhealthy, in the words of the daemon that serves, by device ID."""
+        return {
+            device.id: device.reason
+            for daemon in self.daemons
+            if daemon.handle is not None and daemon.is_serving
+            for frame in daemon.handle.state.value.frames.values()
+            for device in frame
+            if device.health is Health.UNHEALTHY
+        }
+
+    # --- uevents --------------------------------------------------------------------------------------------
+
+    def tell(self, uevents: Sequence[Uevent]) -> None:
+        """The kernel sends uevents; what becomes of them depends on `uevent_mode`, once."""
+        if not uevents:
+            return
+        mode, self.uevent_mode = self.uevent_mode, None
+        match mode:
+            case None:
+                self._deliver(uevents)
+            case "lost":
+                self.missed = True
+            case "doubled":
+                self._deliver([u for uevent in uevents for u in (uevent, uevent)])
+            case "late":
+                self.late.extend(uevents)
+            case "reversed":
+                self._deliver(list(reversed(uevents)))
+
+    def deliver_late(self) -> None:
+        """The late ones come, in the wrong order."""
+        late, self.late = self.late, []
+        self._deliver(list(reversed(late)))
+
+    def overflow(self) -> None:
+        """Every daemon's uevent socket overflows, after which each scans everything."""
+        for daemon in self.daemons:
+            daemon.uevents.overflow()
+        self.missed = False
+
+    def send_raw(self, *datagrams: bytes) -> None:
+        """Somebody sends these bytes to every daemon's uevent socket."""
+        for daemon in self.daemons:
+            daemon.uevents.send_raw(*datagrams)
+
+    def _deliver(self, uevents: Sequence[Uevent]) -> None:
+        for daemon in self.daemons:
+            daemon.uevents.send(uevents)
+
+    def change_slowly(self, slot: int, steps: Iterable[Uevent]) -> None:
+        """A change that takes its time: each uevent is sent while the tree is as it is at that moment."""
+        self.changing.add(slot % CARDS)
+        self.nursery.start_soon(self._change_slowly, slot % CARDS, steps)
+
+    async def _change_slowly(self, slot: int, steps: Iterable[Uevent]) -> None:
+        try:
+            for uevent in steps:
+                self.tell([uevent])
+                await trio.sleep(BETWEEN_UEVENTS_S)
+        finally:
+            self.changing.discard(slot)
+
+    # --- attributes -----------------------------------------------------------------------------------------
+
+    def break_attribute(self, address: str, name: str) -> None:
+        """An attribute cannot be read until it is mended."""
+        path = self.tree.device_dir(address) / name
+        self.broken[address, name] = path.read_bytes()
+        self.tree.make_unreadable(address, name)
+
+    def mend_attributes(self) -> None:
+        """Everything can be read again."""
+        broken, self.broken = self.broken, {}
+        for (address, name), content in broken.items():
+            if address in self.tree.functions and (self.tree.device_dir(address) / name).is_dir():
+                self.tree.set_attribute(address, name, content)
+
+    # --- daemons --------------------------------------------------------------------------------------------
+
+    @property
+    def serving(self) -> list[RunningDaemon]:
+        """The daemons that nobody has told to end, oldest first."""
+        return [daemon for daemon in self.daemons if not daemon.told_to_end]
+
+    async def start_daemon(self) -> None:
+        """A daemon starts; returns when it runs, which is before it has looked at anything."""
+        self._started += 1
+        daemon = RunningDaemon(f"daemon {self._started}", MemoryUevents(self.faults))
+        if not self.daemons:
+            self.missed = False  # it scans everything
+        self.daemons.append(daemon)
+        daemon.handle = await self.nursery.start(self._run, daemon)
+
+    async def kill_daemon(self, daemon: RunningDaemon, after_ticks: int = 0) -> None:
+        """The process ends as by SIGKILL, wherever its tasks are: so many turns of the scheduler from now."""
+        daemon.told_to_end = True
+        for _ in range(after_ticks):
+            await trio.lowlevel.checkpoint()
+        self.transport.kill(daemon.name)
+        self.control.kill(daemon.name)
+        daemon.scope.cancel()
+        # What its tasks still say on their way out reaches nobody.
+        if daemon in self.daemons:
+            self.daemons.remove(daemon)
+
+    def outside_of(self, daemon: RunningDaemon) -> app.Outside:
+        """All that a daemon reaches."""
+        host = HostRoot(str(self._root))
+        control = MemoryControl(self.control, daemon.name, self.faults)
+        reader = InlineReader(SysfsReader(host, SELECTORS, PciIds(())))
+        use = InlineUse(host, self.holders, open_node=self._probe)
+        return app.Outside(
+            host=FaultyReader(reader, self.faults, str(self._root)),
+            use=FaultyUse(use, self.faults),
+            ledger=MemoryLedger(self.transport, self.faults, daemon.name),
+            open_uevents=daemon.uevents.open,
+            kubelet=MemoryKubelet(self.transport, self.faults, daemon.name, lambda: control.hanging),
+            control=control,
+            journal=Watch(self.trace, daemon.name, self.cut_off),
+        )
+
+    def _probe(self, path: str) -> None:
+        """The daemon opens a group as a probe, which no pod may ever meet. Raises `OSError`."""
+        group = int(Path(path).name)
+        if not self.given().keys().isdisjoint(self.tree.group_members(group)):
+            self.problems.append(f"the daemon opened /dev/vfio/{group} as a probe while a pod has it")
+        self.tree.open_node(path)
+
+    async def _run(self, daemon: RunningDaemon, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
+        settings = Settings(SELECTORS, RESYNC_S, self.pre_start_gate, hand_over=True)
+        try:
+            with daemon.scope:
+                await app.run_daemon(
+                    settings,
+                    self.outside_of(daemon),
+                    say=lambda line: self.trace.said(daemon.name, line),
+                    task_status=task_status,
+                )
+        except Exception as error:
+            self.problems.append(f"{daemon.name} died: {innermost(error)!r}")
+        finally:
+            if not (daemon.told_to_end or self.closing):
+                self.problems.append(STEPPED_DOWN)
+            if daemon in self.daemons:
+                self.daemons.remove(daemon)
+            daemon.ended.set()
+
+    def order(self, fault: Fault, times: int = 1) -> None:
+        """A fault strikes at its next occasions."""
+        self.faults.order(fault, times)
+        for daemon in self.daemons:  # the watcher's occasion is now
+            daemon.uevents.wake()
+
+    def in_background(self, task: Callable[[], Awaitable[None]]) -> None:
+        """A task that ends by itself, beside the history."""
+        self.nursery.start_soon(task)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first exception that is in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

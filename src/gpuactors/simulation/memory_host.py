@@ -1,0 +1,130 @@
+"""The host's side of the daemon's outside without a socket, a thread or a clock of its own: uevents, looks and polls.
+
+The files are those of a `HostTree`, read by the daemon's own readers; only what carries the facts differs, and fails
+when it is told to (`faults.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.core.model import GroupUse, PciAddress, PciFunction
+from gpuactors.core.snapshot import PollTarget
+from gpuactors.host.reader import InlineReader
+from gpuactors.host.uevents import hint_of, parse_datagram
+from gpuactors.host.use import InlineUse
+from gpuactors.ports import Hint, HostError, UeventSource, UeventsOverflowError
+from gpuactors.simulation.faults import SLOW_S, Fault, Faults
+from gpuactors.simulation.uevent_sender import Uevent
+
+
+@final
+class MemoryUevents:
+    """One daemon's uevent socket. Implements `ports.UeventSource`; `open` is a `ports.OpenUevents`."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._waiting: list[bytes] = []
+        self._overflowed = False
+        self._arrived = trio.Event()
+
+    def send(self, uevents: Sequence[Uevent]) -> None:
+        """The kernel sends."""
+        self.send_raw(*(uevent.encode() for uevent in uevents))
+
+    def send_raw(self, *datagrams: bytes) -> None:
+        """Somebody sends these bytes, whatever they are."""
+        self._waiting.extend(datagrams)
+        self.wake()
+
+    def overflow(self) -> None:
+        """The socket's buffer overflows: what waits in it is lost, and the reader is told once."""
+        self._waiting.clear()
+        self._overflowed = True
+        self.wake()
+
+    def wake(self) -> None:
+        """The reader looks whether it is to crash."""
+        self._arrived.set()
+        self._arrived = trio.Event()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[UeventSource]:
+        """What was sent while nobody listened is lost."""
+        self._waiting.clear()
+        self._overflowed = False
+        yield self
+
+    async def receive(self) -> Sequence[Hint]:
+        """As `ports.UeventSource.receive`."""
+        await trio.lowlevel.checkpoint()
+        while not (self._waiting or self._overflowed or self._faults.waits(Fault.WATCHER_CRASHES)):
+            await self._arrived.wait()
+        self._faults.crash(Fault.WATCHER_CRASHES)
+        if self._overflowed:
+            self._overflowed = False
+            raise UeventsOverflowError("ENOBUFS")
+        datagrams, self._waiting = self._waiting, []
+        parsed = (parse_datagram(datagram) for datagram in datagrams)
+        return [hint for properties in parsed if properties and (hint := hint_of(properties))]
+
+
+@final
+class FaultyReader:
+    """A host reader that fails when told to. Implements `ports.HostReader`.
+
+    `root` is left out of what it says of its files, so that a run says the same wherever its tree lies.
+    """
+
+    def __init__(self, reader: InlineReader, faults: Faults, root: str) -> None:
+        self._reader = reader
+        self._faults = faults
+        self._root = root
+
+    async def scan(self) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.scan`."""
+        self._faults.crash(Fault.INSPECTOR_CRASHES)
+        if self._faults.strikes(Fault.SCAN_FAILS):
+            raise HostError("the scan was told to fail")
+        return await self._take_time(await self._reader.scan())
+
+    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.look`."""
+        self._faults.crash(Fault.INSPECTOR_CRASHES)
+        if self._faults.strikes(Fault.LOOK_FAILS):
+            raise HostError("the look was told to fail")
+        if self._faults.strikes(Fault.LOOK_HANGS):
+            await trio.sleep(limits.LOOK_DEADLINE_S)
+            raise HostError(f"looking at {address} did not end in time")
+        return await self._take_time(await self._reader.look(address))
+
+    async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
+        """A slow one has read at once and answers later: the worst case, as it is out of date then."""
+        if self._faults.strikes(Fault.LOOK_SLOW):
+            await trio.sleep(SLOW_S)
+        return tuple(
+            f if f.fault is None else replace(f, fault=f.fault.replace(self._root, "")) for f in found
+        )
+
+
+@final
+class FaultyUse:
+    """A reader of the groups' use that fails when told to. Implements `ports.UseReader`."""
+
+    def __init__(self, use: InlineUse, faults: Faults) -> None:
+        self._use = use
+        self._faults = faults
+
+    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+        """As `ports.UseReader.observe`."""
+        self._faults.crash(Fault.POLLER_CRASHES)
+        uses = await self._use.observe(targets)
+        if self._faults.strikes(Fault.POLL_SLOW):
+            await trio.sleep(SLOW_S)
+        return () if self._faults.strikes(Fault.POLL_BLIND) else uses

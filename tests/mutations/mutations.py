@@ -1,0 +1,223 @@
+"""Bugs to plant, each a change of a few words in one file: an await moved, a conflation dropped, a check removed.
+
+Each is a bug that somebody could make, in the words of what goes wrong. `before` occurs exactly once in its file; where
+the program has changed, the runner says so and the mutation is to be written anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One bug."""
+
+    name: str
+    file: str
+    """Below `src/gpuactors/`."""
+    before: str
+    after: str
+
+
+MUTATIONS: Final = (
+    # --- the books ------------------------------------------------------------------------------------------
+    Mutation(
+        "an allocated GPU that is held is Unhealthy",
+        "core/health.py",
+        "        if function.vfio_bound:\n            return Health.HEALTHY, stand.reason\n",
+        "        if function.vfio_bound and 'held' not in stand.reason:\n"
+        "            return (Health.HEALTHY if before is None else Health.UNHEALTHY), stand.reason\n",
+    ),
+    Mutation(
+        "no tombstone: a GPU that is gone under its pod leaves the list",
+        "core/frames.py",
+        "        if resource in ours and device_id not in listed.get(resource, {}):\n",
+        "        if False and device_id not in listed.get(resource, {}):\n",
+    ),
+    Mutation(
+        "lists shrink during calls",
+        "core/frames.py",
+        "    if in_call or state.no_shrink_until.get(resource, at) > at:\n",
+        "    if not in_call and state.no_shrink_until.get(resource, at) > at:\n",
+    ),
+    Mutation(
+        "what was handed out and is not in the ledger yet is nobody's",
+        "core/calls.py",
+        "            state = _handed_out(state, call, at)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "nobody remembers who has just left",
+        "core/books.py",
+        "        departed={**still_gone, **left},\n",
+        "        departed={},\n",
+    ),
+    Mutation(
+        "a group's other members are not asked for an owner",
+        "core/standing.py",
+        "    for member in device.group:\n        if (mate",
+        "    for member in ():\n        if (mate",
+    ),
+    Mutation(
+        "a stranger's GPU is handed out",
+        "core/calls.py",
+        "        elif use is not None and use.in_use:\n            # Kubelet",
+        "        elif False and use is not None:\n            # Kubelet",
+    ),
+    Mutation(
+        "the gate is open: a start waits for nobody",
+        "core/calls.py",
+        "            return None if _held(state, call) else Ready()\n",
+        "            return Ready()\n",
+    ),
+    Mutation(
+        "a ledger that was read before the first scan is not read again",
+        "core/books.py",
+        "    if state.facts is not before.facts and state.ledger.due_at == math.inf and _matters(state):\n",
+        "    if False and _matters(state):\n",
+    ),
+    Mutation(
+        "any other text in the ledger is another pod",
+        "core/books.py",
+        "        if _is_gone(pod, entries.get((resource, device)))\n",
+        "        if entries.get((resource, device)) != pod\n",
+    ),
+    # --- looks ----------------------------------------------------------------------------------------------
+    Mutation(
+        "an older look overwrites what a later one found",
+        "core/looks.py",
+        "        if before is None or before.look <= number:\n",
+        "        if True:\n",
+    ),
+    Mutation(
+        "a hint that comes while a look is out is forgotten",
+        "core/looks.py",
+        "    return ask_looks(looks, (address,)) if wanted_again else looks\n",
+        "    return looks\n",
+    ),
+    Mutation(
+        "a scan that is wanted while one is out is forgotten",
+        "core/looks.py",
+        "    return ask_scan(looks) if again else looks\n",
+        "    return looks\n",
+    ),
+    Mutation(
+        "what came back incomplete is not looked at again",
+        "core/looks.py",
+        "        if failed or not complete:\n",
+        "        if failed and not complete and fact is None:\n",
+    ),
+    Mutation(
+        "no scan after uevents were lost",
+        "core/step.py",
+        "            return replace(state, looks=looks.ask_scan(state.looks)), [\n"
+        '                Say(Level.WARNING, "uevents.lost"',
+        '            return state, [\n                Say(Level.WARNING, "uevents.lost"',
+    ),
+    Mutation(
+        "no scan when the socket of uevents is open at last",
+        "core/step.py",
+        '            return replace(state, looks=looks.ask_scan(state.looks), uevents=""), [\n',
+        '            return replace(state, uevents=""), [\n',
+    ),
+    # --- kubelet --------------------------------------------------------------------------------------------
+    Mutation(
+        "the end of kubelet's stream is no reason to register",
+        "core/registration.py",
+        "    return _lost(plugin, at) if absence is None else replace(plugin, accepted=False, problem=absence)\n",
+        "    return plugin\n",
+    ),
+    Mutation(
+        "a failed Register is not repeated while a stream is open",
+        "core/registration.py",
+        "        retry_at=at + _backoff(limits.REGISTER_BACKOFF_S, failures),\n",
+        "        retry_at=None if plugin.streams else at + _backoff(limits.REGISTER_BACKOFF_S, failures),\n",
+    ),
+    Mutation(
+        "an old answer to Register counts",
+        "core/registration.py",
+        "    if register != plugin.register or not plugin.registering:\n        return plugin\n"
+        "    plugin = replace(plugin, registering=False, accepted=True)\n",
+        "    plugin = replace(plugin, registering=False, accepted=True)\n",
+    ),
+    Mutation(
+        "an order to register is passed over",
+        "actors/plugin.py",
+        "            if current.register > registered.value:\n",
+        "            if current.register > registered.value + 1:\n",
+    ),
+    Mutation(
+        "a socket that kubelet has swept away is taken for there",
+        "actors/plugin.py",
+        "                if current.renew or not endpoint.still_there():\n",
+        "                if current.renew:\n",
+    ),
+    Mutation(
+        "calls in flight are cut off when a stream is ended",
+        "actors/plugin.py",
+        "                await endpoint.drain(limits.DRAIN_S)\n",
+        "                await endpoint.drain(0.0)\n",
+    ),
+    Mutation(
+        "a kubelet that has just started is believed to know every pod",
+        "kubelet/ledger.py",
+        "        missing = tuple(entry for entry in known if (entry.resource, entry.device) not in self._listed)\n",
+        "        missing: tuple[LedgerEntry, ...] = ()\n",
+    ),
+    # --- actors and their tools -----------------------------------------------------------------------------
+    Mutation(
+        "a reader misses what is set while it is not waiting",
+        "concurrency/latest.py",
+        "        while self._seen == self._latest._version:\n",
+        "        first = self._seen == -1\n        while self._seen == self._latest._version or not first:\n"
+        "            first = True\n",
+    ),
+    Mutation(
+        "a reader that is slow gets what was there when it was woken, not the last value",
+        "concurrency/latest.py",
+        "            await self._latest._changed.wait()\n        self._seen = self._latest._version\n"
+        "        return self._latest._value\n",
+        "            await self._latest._changed.wait()\n        self._seen = self._latest._version\n"
+        "        value = self._latest._value\n        await trio.sleep(0)\n        self._seen = self._latest._version\n"
+        "        return value\n",
+    ),
+    Mutation(
+        "a poll is done again under its old number",
+        "actors/busy_poller.py",
+        "        await inbox.send(GroupsObserved(now.poll, await use.observe(now.targets)))\n",
+        "        uses = await use.observe(now.targets)\n        await trio.sleep(3)\n"
+        "        await inbox.send(GroupsObserved(now.poll - 1, uses))\n",
+    ),
+    Mutation(
+        "the inspector does one look after the other",
+        "actors/sysfs_inspector.py",
+        "                    nursery.start_soon(_look, address, number, host, inbox, limiter)\n",
+        "                    await _look(address, number, host, inbox, limiter)\n",
+    ),
+    Mutation(
+        "the watcher ends at the first overflow",
+        "actors/udev_watcher.py",
+        "            await inbox.send(UeventsLost(str(exc)))\n            continue\n",
+        "            await inbox.send(UeventsLost(str(exc)))\n            await trio.sleep_forever()\n",
+    ),
+    Mutation(
+        "the end of a stream is not told where its handler was cancelled",
+        "actors/caller.py",
+        "        with trio.move_on_after(limits.STREAM_END_POST_S, shield=True):\n",
+        "        with trio.move_on_after(limits.STREAM_END_POST_S):\n",
+    ),
+    Mutation(
+        "the new daemon serves before the old one has ended its streams",
+        "actors/hand_over.py",
+        "    await _until(ports.running, lambda names: not names)\n",
+        "    await trio.lowlevel.checkpoint()\n",
+    ),
+    Mutation(
+        "an old daemon does not come back when its successor dies",
+        "actors/hand_over.py",
+        "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_LOOK_S\n",
+        "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s\n",
+    ),
+)

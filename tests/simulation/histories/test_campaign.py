@@ -1,0 +1,170 @@
+"""Coverage, shrinking and campaigns."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpuactors.simulation.histories import __main__ as command
+from gpuactors.simulation.histories import campaign, found
+from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
+from gpuactors.simulation.histories.coverage import Coverage, summary, table
+from gpuactors.simulation.histories.draw import Guide, drawn
+from gpuactors.simulation.histories.events import KINDS, PAIRS
+from gpuactors.simulation.histories.play import Failure, Played, play_chosen
+from gpuactors.simulation.histories.script import Script, Step, format_script
+from gpuactors.simulation.histories.shrink import shrink
+
+# --- coverage ---------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_counted_by_neighbourhood_and_by_order() -> None:
+    coverage = Coverage()
+    coverage.add([Step("unbind"), Step("a pod comes"), Step("unbind")])
+    coverage.add([Step("unbind"), Step("a pod comes")])
+    assert coverage.adjacent == {("unbind", "a pod comes"): 2, ("a pod comes", "unbind"): 1}
+    assert coverage.ordered == {
+        ("unbind", "a pod comes"): 2,
+        ("unbind", "unbind"): 1,
+        ("a pod comes", "unbind"): 1,
+    }
+    assert (coverage.histories, coverage.steps) == (2, 5)
+    assert coverage.adjacent_share == pytest.approx(2 / len(PAIRS))
+    assert coverage.ordered_share == pytest.approx(3 / len(KINDS) ** 2)
+    assert len(coverage.missing()) == len(PAIRS) - 2
+    assert summary(coverage).startswith("2 histories, 5 steps; of ")
+    row = next(line for line in table(coverage).splitlines() if line.startswith("unbind  "))
+    assert row.split()[:4] == ["unbind", "2", "1", str(len(KINDS))]
+
+
+def test_only_what_can_never_follow_is_left_out_of_the_pairs() -> None:
+    left_out = {(a, b) for a in KINDS for b in KINDS} - PAIRS
+    assert ("kubelet starts", "kubelet starts") in left_out
+    assert ("the daemon is told to stop", "a daemon starts") in PAIRS
+    assert len(left_out) < len(PAIRS) / 100
+
+
+def test_what_is_left_out_really_never_happens() -> None:
+    coverage = Coverage()
+    for seed in range(30):
+        coverage.add(play_chosen(drawn(random.Random(seed)), seed).script)
+    assert coverage.adjacent.keys() <= PAIRS
+
+
+def test_a_guide_brings_about_what_is_still_wanted() -> None:
+    last = "the clock jumps"
+    guide, guided, by_chance = Guide(), Coverage(), Coverage()
+    for before, after in PAIRS:
+        if after != last:
+            guide.happened(before, after)
+    for seed in range(12):
+        guided.add(play_chosen(drawn(random.Random(seed), guide), seed).script)
+        by_chance.add(play_chosen(drawn(random.Random(seed)), seed).script)
+    found, left_to_chance = ({a for a, b in c.adjacent if b == last} for c in (guided, by_chance))
+    assert len(found) > 3 * len(left_to_chance)
+    assert not found & {name for name in KINDS if last in guide.wanted_after(name)}
+
+
+def test_the_parts_of_a_guide_share_the_pairs() -> None:
+    parts = [Guide(part, 3) for part in range(3)]
+    wanted = [(a, b) for part in parts for a in KINDS for b in part.wanted_after(a)]
+    assert len(wanted) == len(PAIRS)
+    assert set(wanted) == PAIRS
+
+
+# --- shrinking --------------------------------------------------------------------------------------------
+
+LONG: Script = tuple(
+    Step(kind, 17 * n, 3.0)
+    for n, kind in enumerate(
+        ["a pod comes", "unbind", "kubelet stops", "looks fail", "unbind", "kubelet starts", "a pod ends"]
+    )
+)
+
+
+def fails_with_two_unbinds(script: Script, seed: int) -> Played:
+    """Fails if it has two unbinds, the second one late enough; in another way if there is only one."""
+    unbinds = [step for step in script if step.kind == "unbind"]
+    check = "two" if len(unbinds) == 2 and unbinds[1].slot >= 6 else "one"
+    failure = Failure(check, "…", len(script), settled=False) if unbinds else None
+    return Played(seed, script, failure, "", ())
+
+
+def test_a_failure_is_made_as_short_as_it_can_be() -> None:
+    failed = fails_with_two_unbinds(LONG, 5)
+    shortest = shrink(failed, play_one=fails_with_two_unbinds)
+    assert format_script(shortest.script) == "unbind; unbind@8"
+    assert shortest.failure is not None
+    assert (shortest.failure.check, shortest.seed) == ("two", 5)
+
+
+def test_shrinking_ends_after_so_many_attempts() -> None:
+    attempts = 0
+
+    def count(script: Script, seed: int) -> Played:
+        nonlocal attempts
+        attempts += 1
+        return fails_with_two_unbinds(script, seed)
+
+    failed = fails_with_two_unbinds(LONG, 5)
+    assert len(shrink(failed, attempts=3, play_one=count).script) <= len(LONG)
+    assert attempts == 3
+
+
+def test_what_passed_cannot_be_made_shorter() -> None:
+    with pytest.raises(ValueError, match="failed"):
+        shrink(Played(0, LONG, None, "", ()))
+
+
+# --- known faults -----------------------------------------------------------------------------------------
+
+
+def test_a_known_fault_is_counted_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = found.Known("two", "^…$", "a fault for this test", LONG)
+    failed, other = fails_with_two_unbinds(LONG, 5), fails_with_two_unbinds(LONG[:2], 5)
+    monkeypatch.setattr(found, "KNOWN", (fault,))
+    result = Result()
+    assert not campaign._count(result, failed)
+    assert campaign._count(result, other)
+    assert (result.known, result.failed) == ({fault.why: 1}, {"one": 1})
+    assert result.failures == [other]
+
+
+# --- campaigns --------------------------------------------------------------------------------------------
+
+
+def test_a_campaign_plays_the_same_histories_again() -> None:
+    plan = Plan(seed=11, histories=13, workers=2)
+    first, second = run_campaign(plan), run_campaign(plan)
+    assert first.coverage.histories == 13
+    assert first.coverage == second.coverage
+    assert first.failures == []
+    assert history_seed(11, 0) != history_seed(11, 1) != history_seed(12, 1)
+
+
+def test_the_command_says_what_was_played_and_covered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--histories", "4", "--seed", "3", "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "Seed 3, 1 processes, 4 histories." in out
+    assert re.search(r"4 histories, \d+ steps; of \d+ ordered pairs", out)
+
+
+def test_too_few_pairs_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--histories", "1", "--seed", "3", "--workers", "1", "--min-pairs", "95"]
+    assert command.main(arguments) == 1
+    assert "95 % are wanted" in capsys.readouterr().out
+
+
+def test_a_failure_is_printed_as_the_line_that_replays_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = fails_with_two_unbinds(LONG, 5)
+    result = Result(failures=[failed])
+    result.failed["two"] = 1
+    monkeypatch.setattr(command, "shrink", lambda played: replace(played, script=LONG[1:2]))
+    assert command._report(result, min_pairs=0, show_table=False) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "gpuactors simulate --seed 5 --script unbind@17+3"

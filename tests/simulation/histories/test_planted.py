@@ -1,0 +1,239 @@
+"""Tests of the test: the field's own bugs are planted, and histories find them; and so is what only a world can do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+
+import pytest
+import trio
+
+from gpuactors.core import allocation, calls, frames, health
+from gpuactors.core.effects import Grant
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import Advertised, DeviceId, Health, NodeState, PciAddress, ResourceName
+from gpuactors.core.standing import Owner, Stand, Standing
+from gpuactors.kubelet import device_plugin, translate
+from gpuactors.observe.log import get_logger
+from gpuactors.simulation.histories import play as playing
+from gpuactors.simulation.histories import refusals
+from gpuactors.simulation.histories.draw import drawn
+from gpuactors.simulation.histories.events import KINDS
+from gpuactors.simulation.histories.found import known
+from gpuactors.simulation.histories.play import Played, play, play_chosen
+from gpuactors.simulation.histories.refusals import without_cause
+from gpuactors.simulation.histories.script import Step
+from gpuactors.simulation.histories.shrink import shrink
+from gpuactors.simulation.histories.world import World
+from gpuactors.simulation.kubelet_values import DoubleHandOut
+
+
+def by_seed(seed: int) -> Played:
+    return play_chosen(drawn(random.Random(seed)), seed)
+
+
+def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork v2: busy GPUs are left out of the list."""
+    listed = frames._listed
+
+    def is_busy(state: NodeState, address: PciAddress) -> bool:
+        fact = state.facts.get(address)
+        group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+        use = state.polls.groups.get(group) if group is not None else None
+        return use is not None and use.in_use
+
+    def without_busy(
+        state: NodeState, owned: Mapping[PciAddress, Owner]
+    ) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+        return {
+            resource: {i: a for i, a in devices.items() if not is_busy(state, a.address)}
+            for resource, devices in listed(state, owned).items()
+        }
+
+    monkeypatch.setattr(frames, "_listed", without_busy)
+    monkeypatch.setattr(frames, "_check", lambda _state: None)
+
+
+def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork v2b: busy GPUs are Unhealthy, whoever holds them."""
+    verdict = health.verdict
+
+    def busy_is_unhealthy(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
+        if stand.standing is Standing.ALLOCATED:
+            return Health.UNHEALTHY, "busy"
+        return verdict(device, stand, before)
+
+    monkeypatch.setattr(frames, "verdict", busy_is_unhealthy)
+    monkeypatch.setattr(frames, "_check", lambda _state: None)
+
+
+def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork of today: Allocate gives another GPU than the one that kubelet asked for."""
+    grant = allocation.grant
+    others: dict[str, Device] = {}
+    devices_by_id = calls.devices_by_id
+
+    def swapped(resource: ResourceName, devices: Sequence[Device]) -> Grant:
+        return grant(resource, [others.get(d.function.address, d) for d in devices])
+
+    def remember(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
+        found = devices_by_id(state, resource)
+        devices = sorted(found.values(), key=lambda d: d.function.address)
+        others.update({a.function.address: b for a, b in zip(devices, reversed(devices), strict=True)})
+        return found
+
+    monkeypatch.setattr(calls, "devices_by_id", remember)
+    monkeypatch.setattr(calls, "grant", swapped)
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+PLANTED: dict[Plant, set[str]] = {
+    _drop_what_is_busy: {
+        "a list shrank",
+        "capacity below allocated",
+        "free is negative",
+        "kubelet crashed",
+        "the books do not settle",
+    },
+    _mark_what_is_busy: {"free is negative", "the books do not settle"},
+    _swap_what_is_busy: {"swapped"},
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_planted_bug_of_the_field_is_found_and_made_short(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    failed = next((p for p in map(by_seed, range(40)) if p.failure is not None), None)
+    assert failed is not None, "forty histories did not find the planted bug"
+    assert failed.failure is not None
+    assert failed.failure.check in PLANTED[plant], failed.failure
+    shortest = shrink(failed, attempts=60)
+    assert len(shortest.script) <= 3, shortest.script
+
+
+def test_without_a_planted_bug_the_same_histories_pass() -> None:
+    for seed in range(10):
+        failure = by_seed(seed).failure
+        assert failure is None or known(failure), failure
+
+
+# --- what must hold is really looked at -------------------------------------------------------------------
+
+
+def spoiled(spoil: Callable[[World], object]) -> Played:
+    """A history in which something forbidden happens by our own hand."""
+
+    def choose(world: World) -> Iterator[Step]:
+        yield Step("a pod comes", 0, 3.0)
+        spoil(world)
+        yield Step("polls take long", 0, 0.1)
+
+    return play_chosen(choose, 2)
+
+
+def _double(world: World) -> None:
+    world.kubelet.double_handouts.append(DoubleHandOut("vm-9", ("0000:01:00.0",), "EBUSY"))
+
+
+async def _spin() -> None:
+    while True:
+        await trio.lowlevel.checkpoint()
+
+
+def _another_owner(world: World) -> None:
+    ledger = world.kubelet._books._ledger
+    ((_, resource), entry) = next(iter(ledger.items()))
+    other = world.kubelet.submit("vm-9", {resource: 1})
+    ledger[other.uid, resource] = entry
+
+
+def _end_the_daemon(world: World) -> None:
+    handle = world.daemons[0].handle
+    assert handle is not None
+    handle.stop()
+
+
+@pytest.mark.parametrize(
+    ("check", "spoil"),
+    [
+        ("kubelet crashed", lambda w: w.kubelet.panics.append("nil pointer")),
+        ("handed out twice", _double),
+        ("two owners", _another_owner),
+        ("the daemon misbehaved", _end_the_daemon),
+        ("an error in the log", lambda _w: get_logger().error("something.broke")),
+        ("the simulation broke: ZeroDivisionError", lambda _w: 1 // 0),
+    ],
+)
+def test_what_must_not_happen_is_noticed(check: str, spoil: Callable[[World], object]) -> None:
+    failure = spoiled(spoil).failure
+    assert failure is not None
+    assert failure.check == check
+
+
+def _abandon_a_call(world: World) -> None:
+    world.cut_off.append("daemon 1 did not answer Allocate")
+
+
+def _fail_a_pod(world: World) -> None:
+    world.kubelet._books.failed(
+        "vm-1", "rpc error: code = Canceled desc = grpc: the client connection is closing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "spoil"),
+    [("a call in flight was cut off", _abandon_a_call), ("a pod failed for nothing", _fail_a_pod)],
+)
+def test_a_refusal_without_a_cause_is_noticed(check: str, spoil: Callable[[World], object]) -> None:
+    failure = spoiled(spoil).failure
+    assert failure is not None
+    assert failure.check == check
+
+
+def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame for every poll, though nothing has changed."""
+    told = translate.frame_message
+
+    async def nervous(self: object, message: object) -> AsyncIterator[object]:
+        while True:
+            async with self._caller.stream(self._resource):  # type: ignore[attr-defined]
+                yield told(self._frames.subscribe().value)  # type: ignore[attr-defined]
+                await trio.sleep(5)
+
+    monkeypatch.setattr(device_plugin.DevicePluginService, "list_and_watch", nervous)
+    failure = play((), 0).failure
+    assert failure is not None
+    assert failure.check == "the daemon does not rest"
+
+
+@pytest.mark.parametrize(
+    ("message", "happened", "for_nothing"),
+    [
+        ("code = Canceled desc = closing", [], True),
+        ("code = Canceled desc = closing", ["a stream is lost"], False),
+        ("0000:01:00.0: the look was told to fail", ["kubelet stops"], True),
+        (
+            "0000:01:00.0: IOMMU group 1 is held by process 90000 (python3)",
+            ["a stranger opens a card"],
+            False,
+        ),
+        ("0000:01:00.0: the PCI function is gone from this node", ["unplug"], False),
+        ("something that nobody has ever seen", ["unplug", "kubelet stops"], True),
+    ],
+)
+def test_a_failed_pod_needs_a_cause(message: str, happened: list[str], for_nothing: bool) -> None:
+    assert without_cause(message, happened) is for_nothing
+
+
+def test_every_cause_is_a_kind_of_event() -> None:
+    assert {kind for _, causes in refusals._CAUSES for kind in causes} <= KINDS.keys()
+
+
+def test_a_loop_in_which_no_time_passes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing, "ROUNDS_MAX", 3000)
+    failure = spoiled(lambda world: world.in_background(_spin)).failure
+    assert failure is not None
+    assert failure.check == "no time passes"

@@ -1,0 +1,82 @@
+"""The control socket in memory: who has it, who asks, who is taken over anyway."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.model import NodeState, Settings
+from gpuactors.core.step import initial_state
+from gpuactors.ports import ControlTakenError
+from gpuactors.simulation.faults import Fault, Faults, PlannedCrashError
+from gpuactors.simulation.memory_control import ControlPlace, MemoryControl
+
+STATE: Latest[NodeState] = Latest(initial_state(Settings((), 300.0, True)))
+
+
+def two() -> tuple[ControlPlace, MemoryControl, MemoryControl]:
+    place, faults = ControlPlace(), Faults()
+    return place, MemoryControl(place, "old", faults), MemoryControl(place, "new", faults)
+
+
+async def test_nobody_to_ask(autojump_clock: MockClock) -> None:
+    place, old, _ = two()
+    assert await old.ask() == "none"
+    assert not await old.is_held()
+    async with old.hold(STATE.subscribe()) as held:
+        assert held.still_ours()
+        assert await old.is_held()
+    assert place.held is None
+
+
+async def test_a_successor_is_answered_when_the_socket_was_given_up(autojump_clock: MockClock) -> None:
+    _, old, new = two()
+    answers: list[str] = []
+
+    async def ask() -> None:
+        answers.append(await new.ask())
+
+    with trio.fail_after(60):
+        async with old.hold(STATE.subscribe()) as held, trio.open_nursery() as nursery:
+            with pytest.raises(ControlTakenError, match="old"):
+                await new.hold(STATE.subscribe()).__aenter__()
+            nursery.start_soon(ask)
+            await held.asked()
+            assert answers == []
+            await held.give_up()
+            async with new.hold(STATE.subscribe()):
+                assert not held.still_ours()
+    assert answers == ["old has handed over"]
+
+
+async def test_who_does_not_answer_is_taken_over_anyway(autojump_clock: MockClock) -> None:
+    _, old, new = two()
+    async with old.hold(STATE.subscribe()) as held:
+        began = trio.current_time()
+        assert "taken over anyway" in await new.ask()
+        assert trio.current_time() - began == pytest.approx(limits.HAND_OVER_DEADLINE_S)
+        assert new.hanging == {"old"}
+        async with new.hold(STATE.subscribe()):
+            assert not held.still_ours()
+            assert await old.is_held()
+
+
+async def test_a_killed_daemon_holds_nothing(autojump_clock: MockClock) -> None:
+    place, old, new = two()
+    async with old.hold(STATE.subscribe()):
+        place.kill("new")
+        assert place.held is not None
+        place.kill("old")
+        assert await new.ask() == "none"
+
+
+async def test_it_crashes_when_it_is_told_to() -> None:
+    place, faults = ControlPlace(), Faults()
+    async with MemoryControl(place, "old", faults).hold(STATE.subscribe()) as held:
+        faults.order(Fault.HAND_OVER_CRASHES)
+        with pytest.raises(PlannedCrashError, match="hand_over was told to crash"):
+            held.still_ours()
+        assert held.still_ours()

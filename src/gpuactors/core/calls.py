@@ -35,7 +35,7 @@ from gpuactors.core.effects import (
 )
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.health import not_offered, obstacle
-from gpuactors.core.identity import device_ids
+from gpuactors.core.identity import address_of, device_ids
 from gpuactors.core.inventory import Device, devices_of
 from gpuactors.core.model import (
     Call,
@@ -191,9 +191,17 @@ def _refused_at_once(
     unknown = [i for i in ids if i not in known]
     if not unknown:
         return None
-    listed = {a.id: a.reason for a in state.frames.get(resource, ())}
-    reasons = (f"{i}: {listed.get(i, f'no such device of {resource} on this node')}" for i in unknown)
+    reasons = (f"{i}: {_why_unknown(state, resource, i)}" for i in unknown)
     return Refused(Refusal.NOT_FOUND, "; ".join(reasons))
+
+
+def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> str:
+    address = address_of(state, resource, device)
+    fact = state.facts.get(address) if address is not None else None
+    if fact is not None and fact.function is not None and fact.function.fault is not None:
+        return fact.function.fault
+    listed = {a.id: a.reason for a in state.frames.get(resource, ())}
+    return listed.get(device, f"no such device of {resource} on this node")
 
 
 def _missing(state: NodeState, call: Call) -> list[PciAddress]:

@@ -112,7 +112,7 @@ def event_words(event: Event) -> str:
         case Ticked():
             return "tick"
         case PredecessorGone(how):
-            return f"begins to serve: {how}"
+            return f"begins to serve (the daemon before: {how})"
         case HandOverRequested():
             return "a successor asks for the hand-over"
         case SuccessorLost():

@@ -429,6 +429,19 @@ def test_a_function_whose_unbind_waits_for_its_holder_keeps_its_group_in_use() -
     assert core.frame() == {B: "Healthy"}
 
 
+def test_no_list_shrinks_before_the_ledger_was_read() -> None:
+    """The daemon before this one may have handed out what is pulled now."""
+    core = Core()
+    core.ledger_problem = "kubelet does not answer"
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    look(core, A)
+    core.pass_time(limits.LEDGER_RETRY_S - 1)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    core.ledger_problem = None
+    core.pass_time(limits.LEDGER_RETRY_S)
+    assert core.frame() == {B: "Healthy"}
+
+
 def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
     core = Core()
     core.silent = True
@@ -533,6 +546,21 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
     assert core.reason(A) == "just handed out"
     core.pass_time(2)
     assert core.reason(A) == "free"
+
+
+def test_what_was_handed_out_is_not_forgotten_before_the_ledger_was_read() -> None:
+    """The machine slept: the grace and the read are due at once."""
+    core = node()
+    ask(core, A)
+    core.feed(*looked(core, A))
+    core.silent = True
+    core.feed(Ticked(), after_s=600)
+    assert core.reason(A) == "just handed out"
+    read = core.state.ledger.outstanding
+    assert read is not None
+    core.ledger = {A: "vm-1"}
+    core.feed(core.ledger_event(read))
+    assert core.reason(A) == "allocated to pod default/vm-1"
 
 
 def test_the_next_pod_gets_the_device_and_its_start_waits_for_the_old_process() -> None:

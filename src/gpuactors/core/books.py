@@ -104,7 +104,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
             again=False,
         ),
         departed={**still_gone, **left},
-        granted={given: until for given, until in state.granted.items() if given not in entries},
+        granted={g: until for g, until in state.granted.items() if g not in entries and until > at},
     )
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
     due_at = at + period_s if _matters(state) else math.inf
@@ -323,24 +323,24 @@ def _is_wrongly_held(state: NodeState) -> bool:
 
 
 def due(state: NodeState, at: float) -> NodeState:
-    """Asks for the read and the poll whose time has come; forgets what Allocate handed out long ago in vain."""
+    """Asks for the read and the poll whose time has come. Only the ledger tells what was handed out in vain."""
     if _ledger_due_at(state) <= at:
         state = ask_ledger(state)
     if _poll_due_at(state) <= at:
         state = ask_poll(state)
-    if state.ledger.problem is None and any(until <= at for until in state.granted.values()):
-        state = replace(state, granted={given: t for given, t in state.granted.items() if t > at})
     return state
 
 
 def deadline(state: NodeState) -> float:
     """When `due` will next have something to do."""
-    grants: Iterable[float] = state.granted.values() if state.ledger.problem is None else ()
-    return min([_ledger_due_at(state), _poll_due_at(state), *grants])
+    return min(_ledger_due_at(state), _poll_due_at(state))
 
 
 def _ledger_due_at(state: NodeState) -> float:
-    return state.ledger.due_at if state.ledger.outstanding is None else math.inf
+    if state.ledger.outstanding is not None:
+        return math.inf
+    grants: Iterable[float] = state.granted.values() if state.ledger.problem is None else ()
+    return min([state.ledger.due_at, *grants])
 
 
 def _poll_due_at(state: NodeState) -> float:

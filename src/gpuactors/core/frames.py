@@ -2,7 +2,8 @@
 
 Here a never-seen model becomes a resource with a plugin, and an emptied resource retires. A device that is gone or
 unbound while a pod has it stays listed, Unhealthy, until its pod is gone: a shrinking list makes capacity smaller than
-allocated. And no list loses a device while kubelet may be using it in a call: kubelet 1.36 panics if it does.
+allocated. And no list loses a device while kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor
+before kubelet's ledger has been read.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def _frame(
 ) -> Frame:
     frame = dict(devices)
     in_call = any(call.resource == resource for call in state.calls.values())
-    if in_call or state.no_shrink_until.get(resource, at) > at:
+    blind = state.ledger.read == 0  # whatever is gone, a pod may have it that a daemon before us gave it to
+    if in_call or blind or state.no_shrink_until.get(resource, at) > at:
         for old in listed:
             kept = replace(old, health=Health.UNHEALTHY, reason=_why_gone(state, old.address))
             frame.setdefault(old.id, kept)

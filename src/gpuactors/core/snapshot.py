@@ -91,8 +91,8 @@ def project(state: NodeState) -> Outputs:
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     """The groups to poll. One that anybody was given is never opened as a probe; who does not serve, or has not read
-    kubelet's ledger, does not know what was given and opens none."""
-    knows = state.role is Role.SERVING and state.ledger.read > 0
+    kubelet's ledger or is about to, does not know what was given and opens none."""
+    knows = state.role is Role.SERVING and state.ledger.read > 0 and state.ledger.outstanding is None
     asked = {a for call in state.calls.values() for a in call.seen}
     given = asked | owners(state).keys()
     return tuple(

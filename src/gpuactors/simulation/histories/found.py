@@ -52,6 +52,18 @@ FOUND: Final[dict[str, Script]] = {
         "a successor polls what its predecessor has just handed out": (
             "looks and scans take long; a successor starts; a pod for two cards comes; Register takes long"
         ),
+        "a card that cannot be identified is given to the next pod": (
+            "a pod for two cards comes; plug a card without driver@3+0.001; the daemon is told to stop; "
+            "a virtual machine ends by itself; an attribute turns unreadable+0.001; a daemon starts; "
+            "Register takes long; a pod comes+0.001"
+        ),
+        "a card is pulled before a new daemon could read kubelet's ledger": (
+            "a pod comes+0.001; the daemon is told to stop; the ledger is answered with nonsense; "
+            "reads of the ledger fail; a daemon starts+0.001; unplug"
+        ),
+        "the machine sleeps between Allocate and the read of the ledger": (
+            "a pod for two cards comes+0.001; a pod ends slowly; the clock jumps"
+        ),
     }.items()
 }
 """By what they are about."""

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, final
@@ -35,6 +35,17 @@ DIRECTORY: Final = "journal"
 _NAME: Final = re.compile(r"(\d{8})\.jsonl")
 
 log = get_logger()
+
+
+WriteBytes = Callable[[int, bytearray], int]
+"""As os.write: file descriptor and bytes to the number written. Raises `OSError`."""
+
+Apart = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs a function that may block, where it holds nobody up."""
+
+
+async def _in_thread(function: Callable[[], None]) -> None:
+    await trio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
 def files_of(directory: str) -> list[str]:
@@ -79,12 +90,13 @@ class Missed(msgspec.Struct, frozen=True):
 
 @final
 class JournalFiles:
-    """The files. Blocks; used by one thread at a time."""
+    """The files. Blocks; used by one thread at a time. `write` is os.write, or what fails instead of it."""
 
-    def __init__(self, directory: str, origin: Origin, bounds: Bounds) -> None:
+    def __init__(self, directory: str, origin: Origin, bounds: Bounds, write: WriteBytes = os.write) -> None:
         self._directory = directory
         self._origin = origin
         self._bounds = bounds
+        self._write = write
         self._lines = LineWriter()
         self._file: int | None = None
         self._size = 0
@@ -131,7 +143,7 @@ class JournalFiles:
         """Writes all of it, and empties it."""
         while waiting:
             assert self._file is not None
-            written = os.write(self._file, waiting)
+            written = self._write(self._file, waiting)
             self._size += written
             del waiting[:written]
 
@@ -183,10 +195,20 @@ def _is_routine(step: Step) -> bool:
 class FileJournal:
     """`ports.Journal` in the state directory."""
 
-    def __init__(self, directory: str, origin: Origin, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        origin: Origin,
+        bounds: Bounds | None = None,
+        *,
+        write: WriteBytes = os.write,
+        apart: Apart | None = None,
+    ) -> None:
+        """`apart` runs what may block apart from the event loop: in a thread unless the simulation says otherwise."""
         self._directory = directory
         self._bounds = bounds or Bounds()
-        self._files = JournalFiles(directory, origin, self._bounds)
+        self._files = JournalFiles(directory, origin, self._bounds, write)
+        self._apart = apart or _in_thread
         self._lock = (
             threading.Lock()
         )  # an abandoned thread may still hang in a write when the next one begins
@@ -230,7 +252,7 @@ class FileJournal:
         """Writes what waits; whether that could be done."""
         try:
             now = Anchor(trio.current_time(), time.time())
-            await trio.to_thread.run_sync(self._write_in_thread, now, abandon_on_cancel=True)
+            await self._apart(lambda: self._write_all(now))
         except Exception as exc:
             self._fails(exc)
             return False
@@ -239,7 +261,7 @@ class FileJournal:
             log.info("journal.resumed", directory=self._directory)
         return True
 
-    def _write_in_thread(self, now: Anchor) -> None:
+    def _write_all(self, now: Anchor) -> None:
         with self._lock:
             self._files.write([self._waiting.popleft() for _ in range(len(self._waiting))], now)
 

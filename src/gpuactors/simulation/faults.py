@@ -28,6 +28,7 @@ class Fault(StrEnum):
     BIND_FAILS = "a socket cannot be made"
     REGISTER_FAILS = "Register fails"
     REGISTER_SLOW = "Register takes long"
+    DISK_FULL = "a write to the daemon's disk fails"
     WATCHER_CRASHES = "udev_watcher crashes"
     INSPECTOR_CRASHES = "sysfs_inspector crashes"
     POLLER_CRASHES = "busy_poller crashes"

@@ -12,6 +12,8 @@ from typing import Final, final
 
 import trio
 
+from gpuactors.replay.play import Played, Resumed, play
+from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, without_cause
 from gpuactors.simulation.histories.world import GPU_CLASS, MODELS, RESYNC_S, World
 from gpuactors.simulation.kubelet_values import BooksView, Phase
@@ -310,3 +312,19 @@ async def make_quiet(world: World) -> None:
     world.deliver_late()
     while world.changing:  # noqa: ASYNC110 - a change on its way takes some hundredths of a second
         await trio.sleep(LOOK_EVERY_S)
+
+
+def check_journal(world: World) -> None:
+    """What the daemons recorded, fed to the core again, comes to the same; what is missing has a reason."""
+    files, damaged = files_to_read(world.journal_directory)
+    moments = [*damaged, *play(files)]
+    if not any(isinstance(moment, Played) for moment in moments) and not world.journal_is_torn:
+        raise ViolationError("the journal is empty", world.journal_directory)
+    for moment in moments:
+        match moment:
+            case Damage() if not world.journal_is_torn:
+                raise ViolationError("the journal is damaged", str(moment))
+            case Played(differences=(_, *_)) | Resumed(differences=(_, *_)):
+                raise ViolationError("a replay differs", "; ".join(moment.differences))
+            case _:
+                pass

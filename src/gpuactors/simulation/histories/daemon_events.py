@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.simulation.faults import Fault
-from gpuactors.simulation.histories.kinds import Flag, Kind, always, crash, detail_of
+from gpuactors.simulation.histories.kinds import Flag, Kind, always, crash, detail_of, fault
 from gpuactors.simulation.histories.world import World
 
 DAEMONS_MAX: Final = 3
@@ -85,6 +85,7 @@ DAEMON_KINDS: Final = (
         leaves={Flag.TWO_SERVE: False},
     ),
     crash("the hand-over crashes", Fault.HAND_OVER_CRASHES),
+    Kind("the disk is full", always, fault(Fault.DISK_FULL, 1)),
     Kind("the clock jumps", always, _jump),
 )
 """Every kind of event of the daemon's own life."""

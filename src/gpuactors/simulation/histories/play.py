@@ -25,12 +25,15 @@ from trio.testing import MockClock
 
 from gpuactors.observe import log
 from gpuactors.simulation.faults import PlannedCrashError
-from gpuactors.simulation.histories.check import Safety, ViolationError, settle
+from gpuactors.simulation.histories.check import Safety, ViolationError, check_journal, settle
 from gpuactors.simulation.histories.events import KINDS
 from gpuactors.simulation.histories.script import Script, Step
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import World, innermost, open_world
 from gpuactors.simulation.log_tail import LogTail
+
+REPLAYED_EVERY: Final = 8
+"""One history in so many has its journal replayed when it has settled, which takes as long as the history."""
 
 LONG_EVERY: Final = 8
 """One history in so many is watched for longer after it has settled, whatever else its seed chooses."""
@@ -185,6 +188,8 @@ class _Play:
                 try:
                     await settle(world, safety, long=self._seed // 8 % LONG_EVERY == 0)
                     self._check_log()
+                    if self._seed // 16 % REPLAYED_EVERY == 0:
+                        check_journal(world)
                 finally:
                     self._trace.add(f"settled {sorted(world.kubelet.view.resources.items())}")
                     self._show(world, None)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import final
 
-import trio
-
 from gpuactors.core.effects import Reply
 from gpuactors.core.events import AllocateAsked, CallAbandoned
 from gpuactors.core.model import Token
-from gpuactors.ports import Step
+from gpuactors.ports import Journal, Step
 from gpuactors.simulation.histories.trace import Trace
 
 
 @final
 class Watch:
-    """One daemon's journal: its steps go into the trace. Implements `ports.Journal`.
+    """Before one daemon's journal: its steps go into the trace as well. Implements `ports.Journal`.
 
     `cut_off` gets each Allocate that reached the daemon and that nobody waited for any more before it was answered.
     """
 
-    def __init__(self, trace: Trace, daemon: str, cut_off: list[str]) -> None:
+    def __init__(self, journal: Journal, trace: Trace, daemon: str, cut_off: list[str]) -> None:
+        self._journal = journal
         self._trace = trace
         self._daemon = daemon
         self._cut_off = cut_off
@@ -28,6 +27,7 @@ class Watch:
 
     def record(self, step: Step) -> None:
         """As `ports.Journal.record`."""
+        self._journal.record(step)
         self._trace.stepped(self._daemon, step)
         match step.event:
             case AllocateAsked(token):
@@ -40,5 +40,5 @@ class Watch:
                 self._asked.pop(effect.token, None)
 
     async def run(self) -> None:
-        """As `ports.Journal.run`: there is nothing to write."""
-        await trio.sleep_forever()
+        """As `ports.Journal.run`."""
+        await self._journal.run()

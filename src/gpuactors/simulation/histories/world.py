@@ -5,8 +5,8 @@ trio's mock clock; there is no thread, no socket and no wall clock. What can hap
 must hold is in `check.py`. Here are the parts, and what takes more than one of them: a daemon's life and death, how
 uevents come, changes that take time.
 
-The daemon keeps nothing on disk that it would read again, so there is no disk yet; what it will keep (claims, their
-CDI files) belongs in here as a fake that a killed daemon leaves behind as a real disk would.
+Of what the daemon keeps on disk there is its journal, which a killed one leaves as a real disk would. What it will keep
+to read it again (claims, their CDI files) belongs beside it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from gpuactors.simulation.kubelet_containers import TreeTenancy
 from gpuactors.simulation.kubelet_transport import MemoryTransport
 from gpuactors.simulation.memory_control import ControlPlace, MemoryControl
 from gpuactors.simulation.memory_host import FaultyReader, FaultyUse, MemoryUevents
+from gpuactors.simulation.memory_journal import MemoryJournal
 from gpuactors.simulation.uevent_sender import Uevent
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
@@ -74,6 +75,7 @@ class RunningDaemon:
 
     name: str
     uevents: MemoryUevents
+    journal: MemoryJournal
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ended: trio.Event = field(default_factory=trio.Event)
     handle: app.Daemon | None = None
@@ -172,6 +174,9 @@ class World:
         """Attributes that cannot be read, and what they said: by address and name."""
         self.disturbed: set[str] = set()
         """Cards that were ever not as they should be: their pods may have lost them for a while."""
+        self.journal_directory = str(root / "state" / "journal")
+        self.journal_is_torn = False
+        """A daemon was killed or a disk full: something of the journal may be missing."""
         self._started = 0
 
     # --- cards ----------------------------------------------------------------------------------------------
@@ -306,7 +311,9 @@ class World:
     async def start_daemon(self) -> None:
         """A daemon starts; returns when it runs, which is before it has looked at anything."""
         self._started += 1
-        daemon = RunningDaemon(f"daemon {self._started}", MemoryUevents(self.faults))
+        name = f"daemon {self._started}"
+        journal = MemoryJournal(self.journal_directory, name, self.faults)
+        daemon = RunningDaemon(name, MemoryUevents(self.faults), journal)
         if not self.daemons:
             self.missed = False  # it scans everything
         self.daemons.append(daemon)
@@ -319,6 +326,8 @@ class World:
             await trio.lowlevel.checkpoint()
         self.transport.kill(daemon.name)
         self.control.kill(daemon.name)
+        daemon.journal.kill(lost_bytes=13 * (after_ticks % 50))
+        self.journal_is_torn = True
         daemon.scope.cancel()
         # What its tasks still say on their way out reaches nobody.
         if daemon in self.daemons:
@@ -337,7 +346,7 @@ class World:
             open_uevents=daemon.uevents.open,
             kubelet=MemoryKubelet(self.transport, self.faults, daemon.name, lambda: control.hanging),
             control=control,
-            journal=Watch(self.trace, daemon.name, self.cut_off),
+            journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off),
         )
 
     def _probe(self, path: str) -> None:
@@ -368,6 +377,8 @@ class World:
 
     def order(self, fault: Fault, times: int = 1) -> None:
         """A fault strikes at its next occasions."""
+        if fault is Fault.DISK_FULL:
+            self.journal_is_torn = True
         self.faults.order(fault, times)
         for daemon in self.daemons:  # the watcher's occasion is now
             daemon.uevents.wake()

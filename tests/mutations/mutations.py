@@ -39,8 +39,8 @@ MUTATIONS: Final = (
     Mutation(
         "lists shrink during calls",
         "core/frames.py",
-        "    if in_call or state.no_shrink_until.get(resource, at) > at:\n",
-        "    if not in_call and state.no_shrink_until.get(resource, at) > at:\n",
+        "    if in_call or blind or state.no_shrink_until.get(resource, at) > at:\n",
+        "    if blind or (not in_call and state.no_shrink_until.get(resource, at) > at):\n",
     ),
     Mutation(
         "what was handed out and is not in the ledger yet is nobody's",

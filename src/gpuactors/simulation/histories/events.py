@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Final
 
 from gpuactors.simulation.histories.daemon_events import DAEMON_KINDS
@@ -25,5 +26,11 @@ def check_names(script: Script) -> Script:
     """The script, if all its kinds are in the table. Raises `ScriptError`."""
     for step in script:
         if step.kind not in KINDS:
-            raise ScriptError(f"there is no kind of event called {step.kind!r}")
+            raise ScriptError(f"there is no kind of event called {step.kind!r}; {_instead(step.kind)}")
     return script
+
+
+def _instead(name: str) -> str:
+    if close := get_close_matches(name, KINDS, cutoff=0.5):
+        return f"is it {' or '.join(map(repr, close))}?"
+    return f"there are {', '.join(KINDS)}"

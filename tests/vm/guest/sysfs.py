@@ -14,6 +14,7 @@ from tests.vm.guest.runner import eventually
 from tests.vm.machine import Machine
 
 PCI: Final = Path("/sys/bus/pci")
+VFIO_PCI: Final = PCI / "drivers" / "vfio-pci"
 DEV_VFIO: Final = Path("/dev/vfio")
 
 APPEAR_TIMEOUT_S: Final = 10.0
@@ -62,13 +63,26 @@ class Function:
         """
 
         def probed() -> bool:
-            _write(PCI / "drivers_probe", f"{self.address}\n")
+            self.probe()
             return self.driver is not None
 
-        _write(self.path / "driver_override", "vfio-pci\n")
+        self.override_vfio()
         eventually(f"vfio-pci taking {self.address}", probed, timeout_s=APPEAR_TIMEOUT_S)
         if self.driver != "vfio-pci":
             raise OSError(f"{self.address} is on {self.driver} after drivers_probe, not on vfio-pci")
+
+    def override_vfio(self) -> None:
+        """driver_override: only vfio-pci may have it, and may whatever its ids. Binds nothing yet."""
+        _write(self.path / "driver_override", "vfio-pci\n")
+
+    def probe(self) -> None:
+        """drivers_probe: the kernel binds it to whatever driver knows it, or to none."""
+        _write(PCI / "drivers_probe", f"{self.address}\n")
+
+    def bind_by_address(self) -> None:
+        """Its address into vfio-pci's own `bind`; ENODEV where neither an override nor an id lets that driver have
+        it."""
+        _write(VFIO_PCI / "bind", f"{self.address}\n")
 
     def unbind(self) -> None:
         """Take the driver away; the override stays. Blocks while somebody holds the device."""
@@ -78,6 +92,10 @@ class Function:
         """Clear driver_override. A driverless function that still has it binds at *any* `new_id` of its driver: the
         kernel then tries every function it has, and an override matches whatever the id (seen on 6.1)."""
         _write(self.path / "driver_override", "\n")
+
+    def remove(self) -> None:
+        """Take it out of the kernel's view, as before a repair; `rescan` finds it again. Blocks while held."""
+        _write(self.path / "remove", "1\n")
 
 
 def functions_behind(machine: Machine, port: str) -> list[Function]:
@@ -105,7 +123,17 @@ def function_behind(machine: Machine, port: str) -> Function:
 
 def let_vfio_take(vendor: str, device: str) -> None:
     """`new_id`: vfio-pci takes every driverless function of this id, present and future."""
-    _write(PCI / "drivers" / "vfio-pci" / "new_id", f"{vendor} {device}\n")
+    _write(VFIO_PCI / "new_id", f"{vendor} {device}\n")
+
+
+def let_vfio_forget(vendor: str, device: str) -> None:
+    """`remove_id`: undo `let_vfio_take`; what is bound stays bound."""
+    _write(VFIO_PCI / "remove_id", f"{vendor} {device}\n")
+
+
+def rescan() -> None:
+    """Look for functions on every PCI bus; returns when what was found is added and matched with drivers."""
+    _write(PCI / "rescan", "1\n")
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,116 @@
+"""One kubelet stand-in and what its books say, device by device: what the scenarios with a single daemon share.
+
+Books are told here as PCI address → health, whatever the resource: an address is listed once. Must not import
+gpuactors, and must not start the daemon: a scenario may have several, one after the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.support.kubelet_grpcio import KubeletStandIn
+from tests.support.kubelet_seen import Frame, Snapshot
+from tests.vm.guest.daemon import DaemonProcess
+from tests.vm.guest.runner import Guest
+
+KUBELET_DIR: Final = Path("/run/kubelet")
+
+SLACK_S: Final = 2.0
+"""On top of every bound of the daemon's own: its turns, kubelet's and the kernel's, in an emulated and busy machine."""
+
+
+def arguments(*selectors: str) -> tuple[str, ...]:
+    """The daemon's: uevents from the kernel, and the next periodic scan an hour away, so that nothing that kubelet
+    sees after the start is owed to a scan."""
+    selected = [word for selector in selectors for word in ("--select", selector)]
+    return (
+        "--kubelet-dir", str(KUBELET_DIR), "--uevents", "kernel", "--resync-interval-s", "3600", *selected,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A kubelet and the guest that it runs in."""
+
+    guest: Guest
+    kubelet: KubeletStandIn
+
+    @classmethod
+    @contextmanager
+    def with_kubelet(cls, guest: Guest) -> Iterator[Node]:
+        """A running kubelet; at the end it must never have panicked, and what it saw is among the artifacts."""
+        with KubeletStandIn(KUBELET_DIR) as kubelet:
+            node = cls(guest, kubelet)
+            try:
+                yield node
+                assert not kubelet.panics, kubelet.panics
+            finally:
+                node._save()
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Every resource that ever registered."""
+        return tuple(sorted({registration.resource for registration in self.kubelet.registrations}))
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Every frame of every resource, by arrival."""
+        every = [frame for resource in self.resources for frame in self.kubelet.frames(resource)]
+        return tuple(sorted(every, key=lambda frame: frame.at_ns))
+
+    def figure(self, name: str, value: object) -> None:
+        """Keep it in `result.json`, and show it."""
+        self.guest.figures[name] = value
+        print(f"    {name}: {value}", flush=True)
+
+    def wait(self, wanted: Mapping[str, str], within_s: float) -> None:
+        """Wait until kubelet's books hold exactly these devices with their health. Raises TimeoutError."""
+        self.kubelet.wait_for(
+            lambda books: by_address(books) == wanted, within_s, f"books with {dict(wanted)}"
+        )
+
+    def timed(self, name: str, act: Callable[[], None], wanted: Mapping[str, str], within_s: float) -> float:
+        """Do `act`; kubelet's books must be as `wanted` within the bound, counted from the beginning of `act`.
+
+        Returns the milliseconds up to the frame's arrival, and keeps them as the figure `name`.
+        """
+        started_ns = time.monotonic_ns()
+        act()
+        self.wait(wanted, within_s)
+        # Also where the act alone took so long: what kubelet has late is late, whoever is to blame.
+        took_s = (self.frames[-1].at_ns - started_ns) / 1e9
+        assert 0 < took_s <= within_s, f"{name}: {took_s:.3f} s, at most {within_s:g} s are promised"
+        took_ms = round(took_s * 1000, 1)
+        self.figure(name, took_ms)
+        return took_ms
+
+    def check_always(self, wanted: Mapping[str, str], since_ns: int) -> None:
+        """These devices were in every frame since that moment, with this health, and are so in the books."""
+        assert wanted.items() <= by_address(self.kubelet.snapshot()).items(), self.kubelet.snapshot()
+        for frame in self.frames:
+            said = {device.id: device.health for device in frame.devices}
+            # A resource's frame says nothing of another resource's devices.
+            known = {address for earlier in self.kubelet.frames(frame.resource) for address in earlier.ids}
+            expected = {address: health for address, health in wanted.items() if address in known}
+            assert frame.at_ns < since_ns or expected.items() <= said.items(), frame
+
+    def _save(self) -> None:
+        ends = [end for resource in self.resources for end in self.kubelet.stream_ends(resource)]
+        text = "".join(f"{item}\n" for item in (*self.kubelet.registrations, *self.frames, *ends))
+        (self.guest.artifacts / "kubelet.log").write_text(text, encoding="utf-8")
+
+
+def by_address(books: Snapshot) -> dict[str, str]:
+    """The books without their resources."""
+    return {address: health for devices in books.values() for address, health in devices.items()}
+
+
+def last_reason(daemon: DaemonProcess, address: str) -> str:
+    """Why a device is what kubelet was told last, as the daemon's log has it."""
+    said = [line for line in daemon.said("device.changed") if line["device"] == address]
+    return str(said[-1]["reason"]) if said else ""

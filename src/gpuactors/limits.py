@@ -125,6 +125,10 @@ LEDGER_SETTLING_S: Final = 1.0
 """The same while a kubelet that has just started does not list everything that its file names: what it has listed once
 is believed to have ended as soon as it is missing, so each read narrows what the file is believed for."""
 
+TAKE_OVER_LEDGER_S: Final = 0.1
+"""After a predecessor has ended its streams: when kubelet's ledger is read again. Not at once, as until kubelet has our
+frames each millisecond counts, and a read takes two."""
+
 LEDGER_RETRY_S: Final = 5.0
 """After a failed read of kubelet's ledger; kubelet's appearing leads to a read at once."""
 

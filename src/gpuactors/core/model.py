@@ -205,7 +205,7 @@ class Ledger:
     """Kubelet's books: which pod has been given what. Numbers come from the same counter as looks."""
 
     read: int
-    """The number of the read that these entries are from; 0 before the first one."""
+    """The number of the read that these entries are from; 0 before the first one since this daemon serves."""
     entries: Mapping[tuple[ResourceName, DeviceId], Pod]
     claims: Mapping[PciAddress, ClaimedDevice]
     problem: str | None

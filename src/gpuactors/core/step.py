@@ -122,7 +122,7 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
         case GroupsObserved() | LedgerRead() | LedgerUnreadable():
             after, effects = _books(state, event, at)
         case PredecessorGone() | HandOverRequested() | SuccessorLost() | ShutdownRequested():
-            after, effects = _daemon(state, event)
+            after, effects = _daemon(state, event, at)
         case _:
             assert_never(event)
     after = books.hastened(state, after, at, waited_for=calls.waits_for_poll(after))
@@ -207,14 +207,18 @@ def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadab
 
 
 def _daemon(
-    state: NodeState, event: PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested
+    state: NodeState,
+    event: PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested,
+    at: float,
 ) -> Stepped:
     match event:
         case PredecessorGone(how):
             if state.role is Role.SERVING:
                 return state, []
             # What the predecessor handed out last is in kubelet's ledger, and was in its memory alone.
-            return books.ask_ledger(replace(state, role=Role.SERVING)), [
+            due_at = min(state.ledger.due_at, at + limits.TAKE_OVER_LEDGER_S)
+            unread = replace(state.ledger, read=0, due_at=due_at)
+            return replace(state, role=Role.SERVING, ledger=unread), [
                 Say(Level.INFO, "daemon.serving", {"predecessor": how})
             ]
         case HandOverRequested():

@@ -25,8 +25,8 @@ from tests.vm.provision import CHECKOUT, cached_busybox, cached_kernel, qemu_pat
 HERE: Final = Path(__file__).resolve().parent
 
 BOOTS: Final = 2
-"""QEMU 7.2 under emulation dies in about 1 of 200 boots (a double fault of the guest's kernel, long before Python):
-one more try, and only where the ready marker has not been seen."""
+"""QEMU 7.2 under emulation died in about 1 of 200 boots (a double fault of the guest's kernel, long before Python), and
+nobody has counted as many of QEMU 11 yet: one more try, and only where the ready marker has not been seen."""
 
 WARM_TIMEOUT_S: Final = 60.0
 """Importing a module on the host: about a second, several with nothing compiled yet."""

@@ -125,7 +125,7 @@ def qemu_arguments(
         "-device", "virtio-9p-pci,fsdev=host,mount_tag=host,bus=pcie.0,addr=1",
         "-fsdev", f"local,id=artifacts,path={_escaped(artifacts)},security_model=none",
         "-device", "virtio-9p-pci,fsdev=artifacts,mount_tag=artifacts,bus=pcie.0,addr=2",
-        "-chardev", f"socket,id=monitor,fd={monitor_fd}", "-mon", "chardev=monitor,mode=control",
+        "-chardev", f"socket,id=monitor,fd={monitor_fd}", "-object", "monitor-qmp,id=qmp,chardev=monitor",
         "-chardev", f"socket,id=guestport,fd={guest_port_fd}",
         "-device", "virtio-serial-pci,id=serialbus,bus=pcie.0,addr=3",
         "-device", f"virtserialport,bus=serialbus.0,chardev=guestport,name={QMP_PORT_NAME}",

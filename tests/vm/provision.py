@@ -1,9 +1,9 @@
-"""Fetch what the virtual machine needs from Debian: QEMU (installed), a kernel and a static busybox (unpacked only).
+"""Fetch what the virtual machine needs from Debian: QEMU, a kernel and a static busybox.
 
 Standard library only: it runs before the virtual environment has to exist. Names no mirror: everything comes
-through the machine's own apt. Must not start a machine, and must not install the kernel: the package is unpacked into
-the cache directory, and ABI names (`linux-image-6.1.0-NN-amd64`) are resolved through the meta package because they
-move with every security update.
+through the machine's own apt. Must not start a machine, and must not install anything: packages are unpacked into the
+cache directory. ABI names (`linux-image-6.1.0-NN-amd64`) are resolved through the meta package because they move with
+every security update.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,20 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tests.vm.commands import ProvisionError, apt_get, need_root, run
+from tests.vm.qemu_root import starter, unpack_qemu
+
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
-QEMU: Final = "qemu-system-x86_64"
-QEMU_PACKAGE: Final = "qemu-system-x86"
 BUSYBOX_PACKAGE: Final = "busybox-static"
 DEFAULT_KERNEL: Final = "linux-image-amd64"
 """Debian's meta package. The `-cloud` kernels will not do: they lack 9p."""
-
-APT_TIMEOUT_S: Final = 900.0
-"""One apt or dpkg command. 70 MB over a slow line; apt's own lock is waited for inside it."""
-
-
-class ProvisionError(Exception):
-    """Something the machine needs is missing; the text says what and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +52,15 @@ def cache_dir() -> Path:
 
 
 def qemu_path() -> Path:
-    """The QEMU program. Raises ProvisionError where there is none."""
-    found = shutil.which(QEMU)
-    if found is None:
-        raise ProvisionError(f"there is no {QEMU} on PATH: run tests/vm/setup")
-    return Path(found)
+    """The QEMU program; a guest can run it too. Raises ProvisionError where there is none."""
+    program = starter(_qemu_root())
+    if not program.is_file():
+        raise ProvisionError(f"there is no unpacked QEMU in {cache_dir()}: run tests/vm/setup")
+    return program
+
+
+def _qemu_root() -> Path:
+    return cache_dir() / "qemu"
 
 
 def cached_busybox() -> Path:
@@ -100,9 +97,8 @@ def provision(*, kernels: Sequence[str] = (DEFAULT_KERNEL,), refresh: bool = Fal
     The second run finds everything in place and calls no apt at all. Raises ProvisionError.
     """
     done: list[str] = []
-    if shutil.which(QEMU) is None:
-        _install(QEMU_PACKAGE)
-        done.append(f"installed {QEMU_PACKAGE}")
+    if refresh or not _has(qemu_path):
+        done.append(f"unpacked {unpack_qemu(_qemu_root())}")
     if refresh or not _has(cached_busybox):
         _unpack(BUSYBOX_PACKAGE)
         done.append(f"unpacked {BUSYBOX_PACKAGE}")
@@ -129,54 +125,18 @@ def _has(look: Callable[[], object]) -> bool:
 # --- apt --------------------------------------------------------------------------------------------------
 
 
-def _run(argv: Sequence[str], *, cwd: Path | None = None) -> str:
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            argv, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=APT_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise ProvisionError(f"{argv[0]} is not there: the virtual machine is set up for Debian 12") from None
-    except subprocess.TimeoutExpired:
-        raise ProvisionError(f"`{' '.join(argv)}` took more than {APT_TIMEOUT_S:.0f} s") from None
-    if done.returncode != 0:
-        raise ProvisionError(f"`{' '.join(argv)}` failed with {done.returncode}:\n{done.stderr.strip()}")
-    return done.stdout
-
-
-def _apt_get(*arguments: str, cwd: Path | None = None) -> str:
-    # As root apt drops to a user that often cannot write where we are; it would only warn, at length.
-    sandbox = ("-o", "APT::Sandbox::User=root") if os.geteuid() == 0 else ()
-    return _run(("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300", *sandbox, *arguments), cwd=cwd)
-
-
-def _need_root(to_do: str) -> None:
-    if os.geteuid() != 0:
-        raise ProvisionError(f"this needs root: run `{to_do}` as root, then tests/vm/setup again")
-
-
-def _install(package: str) -> None:
-    _need_root(f"apt-get update && apt-get install --no-install-recommends {package}")
-    try:
-        _apt_get("install", "--no-install-recommends", package)
-    except ProvisionError:  # no list, or a list so old that the mirror no longer has what it names
-        _apt_get("update")
-        _apt_get("install", "--no-install-recommends", package)
-
-
 def _resolve(meta: str) -> str:
     """The package that a kernel meta package depends on, e.g. `linux-image-6.1.0-49-amd64`."""
     for attempt in (1, 2):
         try:
-            text = _run(("apt-cache", "depends", "--important", meta))
+            text = run(("apt-cache", "depends", "--important", meta))
         except ProvisionError:
             text = ""
         if found := re.search(r"^\s*Depends: (linux-image-\d\S*)$", text, re.MULTILINE):
             return found[1]
         if attempt == 1:
-            _need_root("apt-get update")
-            _apt_get("update")
+            need_root("apt-get update")
+            apt_get("update")
     raise ProvisionError(f"apt knows no kernel for {meta}: is this Debian 12 with its own package sources?")
 
 
@@ -186,13 +146,13 @@ def _unpack(package: str) -> None:
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".fetch-") as scratch_name:
         scratch = Path(scratch_name)
         try:
-            _apt_get("download", package, cwd=scratch)
+            apt_get("download", package, cwd=scratch)
         except ProvisionError:
-            _need_root("apt-get update")
-            _apt_get("update")
-            _apt_get("download", package, cwd=scratch)
+            need_root("apt-get update")
+            apt_get("update")
+            apt_get("download", package, cwd=scratch)
         (archive,) = scratch.glob("*.deb")
-        _run(("dpkg-deb", "-x", str(archive), str(scratch / "root")))
+        run(("dpkg-deb", "-x", str(archive), str(scratch / "root")))
         target = cache_dir() / package
         if target.exists():
             shutil.rmtree(target)
@@ -203,7 +163,7 @@ def _unpack(package: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of `tests/vm/setup`."""
     parser = argparse.ArgumentParser(prog="tests/vm/setup", description="Fetch QEMU, a kernel and busybox.")
-    parser.add_argument("--refresh", action="store_true", help="fetch the kernel and busybox anew")
+    parser.add_argument("--refresh", action="store_true", help="fetch everything anew")
     parser.add_argument("--kernel", action="append", metavar="META", help=f"default: {DEFAULT_KERNEL}")
     options = parser.parse_args(arguments)
     started = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.vm.boot import GuestRun, run_guest
 from tests.vm.initramfs import CpioArchive
 from tests.vm.machine import GUEST_STATUS_BASE, READY_MARKER, Machine, PciFunction, qemu_arguments
+from tests.vm.qemu_root import PROGRAM, STARTER, starter
 
 READY = f"echo '{READY_MARKER}'"
 
@@ -110,6 +112,21 @@ def test_machine_as_arguments() -> None:
     assert "local,id=artifacts,path=/with,,comma,security_model=none" in arguments
     assert arguments[arguments.index("-append") + 1].endswith(" more=1")
     assert machine.port_address("b") == "0000:00:05.0"
+
+
+def test_qemu_is_started_with_its_own_libraries_wherever_it_is(tmp_path: Path) -> None:
+    root = tmp_path / "with space"
+    linker = root / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
+    linker.parent.mkdir(parents=True)
+    linker.write_text('#!/bin/sh\nprintf "%s\\n" "$QEMU_MODULE_DIR" "$@"\n')
+    starter(root).write_text(STARTER)
+    for program in (linker, starter(root)):
+        program.chmod(0o755)
+    said = subprocess.run([starter(root), "-m", "1 G"], capture_output=True, text=True, check=True)
+    modules, *arguments = said.stdout.splitlines()
+    assert modules == f"{linker.parent}/qemu"
+    assert arguments[:3] == ["--library-path", str(linker.parent), str(root / "usr/bin" / PROGRAM)]
+    assert arguments[-2:] == ["-m", "1 G"]
 
 
 @pytest.mark.parametrize(

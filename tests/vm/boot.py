@@ -12,15 +12,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
 from tests.vm.initramfs import build_initramfs
 from tests.vm.machine import GUEST_STATUS_BASE, READY_MARKER, Machine, qemu_arguments
 from tests.vm.provision import CHECKOUT, cached_busybox, cached_kernel, qemu_path
+from tests.vm.vfio_user import serving
 
 HERE: Final = Path(__file__).resolve().parent
 
@@ -98,12 +100,17 @@ def run_scenario(scenario: str, machine: Machine) -> GuestRun:
 
 def run_guest(qemu: Path, kernel_image: Path, machine: Machine, initrd: Path, artifacts: Path) -> GuestRun:
     """Boot and follow one guest to its end; a boot that ends before the ready marker is tried once more."""
-    for boots in range(1, BOOTS + 1):
-        with (artifacts / "serial.log").open("ab") as log:
-            run = _boot(qemu, kernel_image, machine, initrd, artifacts, log, boots)
-        if run.status is not None or READY_MARKER in run.console:
-            break
-    return run
+    # Sockets are in a directory of their own: below a checkout their paths could be longer than a socket's may be.
+    with (
+        tempfile.TemporaryDirectory(prefix="gpuactors-vm-") as directory,
+        serving((*machine.functions, *machine.spares), Path(directory)) as complaints,
+    ):
+        for boots in range(1, BOOTS + 1):
+            with (artifacts / "serial.log").open("ab") as log:
+                run = _boot(qemu, kernel_image, machine, initrd, artifacts, log, boots, Path(directory))
+            if run.status is not None or READY_MARKER in run.console:
+                break
+    return replace(run, status=None, trouble="; ".join(complaints)) if complaints else run
 
 
 def _warm_bytecode(scenario: str) -> None:
@@ -151,6 +158,7 @@ def _boot(
     artifacts: Path,
     log: IO[bytes],
     boots: int,
+    directory: Path,
 ) -> GuestRun:
     monitor, guest_port = socket.socketpair()
     started = time.monotonic()
@@ -163,6 +171,8 @@ def _boot(
             [str(qemu), *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             pass_fds=(monitor.fileno(), guest_port.fileno()),
+            # Where the sockets are: their names stand for them on the command line and when the guest plugs.
+            cwd=directory,
             # A session of its own: Ctrl-C at the terminal ends pytest, which ends QEMU below.
             start_new_session=True,
         )  # fmt: skip

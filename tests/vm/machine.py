@@ -6,6 +6,7 @@ process or touch a file.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,9 +33,21 @@ GUEST_STATUS_BASE: Final = 16
 """Added to the scenario's exit status in the byte that ends QEMU. Without it a scenario that passed (0) would look
 like a QEMU that could not start (exit status 1)."""
 
+VFIO_USER: Final = "vfio-user-pci"
+"""QEMU's model of a function that another process plays (QEMU docs/interop/vfio-user.rst)."""
+
 READY_MARKER: Final = "GPUACTORS-VM ready"
 """Written to the serial console when Python runs in the guest. Before it a boot may be retried once, after it never:
 what fails then may be what the suite exists to find."""
+
+
+@dataclass(frozen=True, slots=True)
+class PciIds:
+    """What a function says that it is, in hex as in sysfs but without `0x`: four digits each, the class code six."""
+
+    vendor: str
+    device: str
+    class_code: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,8 @@ class PciFunction:
 
     `model` is QEMU's name of the device (`edu`, `e1000e`, …); `port` the root port it sits behind. Functions of one
     port share slot 0 and therefore an IOMMU group; with more than one, their `function` numbers differ and 0 is among
-    them. `properties` are further `key=value` pairs of the device.
+    them. `properties` are further `key=value` pairs of the device. With `ids`, and with them alone, the model is
+    VFIO_USER: an inert function with just these ids, which `vfio_user.py` plays; it has no properties.
     """
 
     id: str
@@ -51,6 +65,23 @@ class PciFunction:
     port: str
     function: int = 0
     properties: tuple[str, ...] = ()
+    ids: PciIds | None = None
+
+    def __post_init__(self) -> None:
+        if (self.model == VFIO_USER) != (self.ids is not None) or (self.ids and self.properties):
+            raise ValueError(
+                f"function {self.id}: ids go with {VFIO_USER} and without properties, or not at all"
+            )
+
+    @property
+    def socket_name(self) -> str:
+        """File name of the socket where it is played, in the directory in which QEMU runs."""
+        return f"{self.id}.sock"
+
+    @property
+    def backend(self) -> dict[str, object]:
+        """What `device_add` is told of who plays it; nothing for QEMU's own models."""
+        return {"socket": {"type": "unix", "path": self.socket_name}} if self.ids is not None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +89,7 @@ class Machine:
     """A guest: its root ports (each one its own IOMMU group, each one a place for hot plug), what is plugged at boot,
     kernel and limits.
 
+    `spares` are functions with ids that are not plugged at boot but played all the same, for the scenario to plug.
     `kernel` is the name of a Debian meta package that `tests/vm/setup` has fetched. `kernel_arguments` go on the
     kernel's command line, `vfio_pci_parameters` to the vfio-pci module (`ids=1234:11e8`). `boot_timeout_s` runs to the
     ready marker, `scenario_timeout_s` from there to the end; both are several times what a quiet machine takes,
@@ -66,6 +98,7 @@ class Machine:
 
     ports: tuple[str, ...]
     functions: tuple[PciFunction, ...] = ()
+    spares: tuple[PciFunction, ...] = ()
     kernel: str = DEFAULT_KERNEL
     modules: tuple[str, ...] = VFIO_MODULES
     kernel_arguments: tuple[str, ...] = ()
@@ -81,7 +114,7 @@ class Machine:
         places = [(function.port, function.function) for function in self.functions]
         if len(set(places)) != len(places):
             raise ValueError(f"two functions at one place: {places}")
-        for function in self.functions:
+        for function in (*self.functions, *self.spares):
             if function.port not in self.ports:
                 raise ValueError(f"function {function.id} is at {function.port}, which is not a root port")
 
@@ -119,7 +152,8 @@ def qemu_arguments(
         "-m", f"{machine.memory_mib}M", "-smp", str(machine.cpus),
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
         "-kernel", str(kernel_image), "-initrd", str(initrd), "-append", " ".join(command_line),
-        "-device", "intel-iommu,intremap=on",
+        # Caching mode: vfio-user-pci must be told of every mapping.
+        "-device", "intel-iommu,intremap=on,caching-mode=on",
         "-device", f"isa-debug-exit,iobase={DEBUG_EXIT_PORT:#x},iosize=0x04",
         "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
         "-device", "virtio-9p-pci,fsdev=host,mount_tag=host,bus=pcie.0,addr=1",
@@ -139,11 +173,17 @@ def qemu_arguments(
 
 
 def _device(function: PciFunction, machine: Machine) -> str:
-    options = [function.model, f"id={function.id}", f"bus={function.port}", f"addr=0.{function.function}"]
+    place = {"id": function.id, "bus": function.port, "addr": f"0.{function.function}"}
+    # Each function says so, not the first alone: after a remove and rescan the kernel puts a function into the group of
+    # its neighbours only if its own header tells of them (drivers/iommu/iommu.c, get_pci_function_alias_group).
     shared = sum(other.port == function.port for other in machine.functions) > 1
-    if shared and function.function == 0:
-        options.append("multifunction=on")
-    return ",".join((*options, *function.properties))
+    if function.backend:
+        # A property that is an object can be said in JSON alone.
+        return json.dumps({"driver": function.model, **place, "multifunction": shared, **function.backend})
+    options = [f"{name}={value}" for name, value in place.items()]
+    return ",".join(
+        (function.model, *options, *(["multifunction=on"] if shared else []), *function.properties)
+    )
 
 
 def _escaped(path: Path) -> str:

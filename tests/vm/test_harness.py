@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,15 @@ import pytest
 
 from tests.vm.boot import GuestRun, run_guest
 from tests.vm.initramfs import CpioArchive
-from tests.vm.machine import GUEST_STATUS_BASE, READY_MARKER, Machine, PciFunction, qemu_arguments
+from tests.vm.machine import (
+    GUEST_STATUS_BASE,
+    READY_MARKER,
+    VFIO_USER,
+    Machine,
+    PciFunction,
+    PciIds,
+    qemu_arguments,
+)
 from tests.vm.qemu_root import PROGRAM, STARTER, starter
 
 READY = f"echo '{READY_MARKER}'"
@@ -107,11 +117,55 @@ def test_machine_as_arguments() -> None:
     )
     assert "pcie-root-port,id=b,bus=pcie.0,addr=0x5,chassis=2,slot=2" in arguments
     assert "e1000e,id=x,bus=b,addr=0.0,multifunction=on,romfile=" in arguments
-    assert "edu,id=y,bus=b,addr=0.1" in arguments
+    assert "edu,id=y,bus=b,addr=0.1,multifunction=on" in arguments
     assert "edu,id=z,bus=a,addr=0.0" in arguments
     assert "local,id=artifacts,path=/with,,comma,security_model=none" in arguments
     assert arguments[arguments.index("-append") + 1].endswith(" more=1")
     assert machine.port_address("b") == "0000:00:05.0"
+
+
+H100 = PciFunction("gpu", VFIO_USER, "a", ids=PciIds("10de", "2330", "030200"))
+
+
+def test_functions_with_ids_as_arguments() -> None:
+    audio = PciFunction("audio", VFIO_USER, "a", function=1, ids=PciIds("10de", "22ba", "040300"))
+    machine = Machine(ports=("a", "b"), functions=(H100, audio), spares=(PciFunction("late", "edu", "b"),))
+    arguments = qemu_arguments(
+        machine,
+        kernel_image=Path("k"),
+        initrd=Path("i"),
+        artifacts=Path("a"),
+        monitor_fd=3,
+        guest_port_fd=4,
+    )
+    devices = [json.loads(argument) for argument in arguments if argument.startswith("{")]
+    assert devices == [
+        {
+            "driver": "vfio-user-pci", "id": "gpu", "bus": "a", "addr": "0.0", "multifunction": True,
+            "socket": {"type": "unix", "path": "gpu.sock"},
+        },
+        {
+            "driver": "vfio-user-pci", "id": "audio", "bus": "a", "addr": "0.1", "multifunction": True,
+            "socket": {"type": "unix", "path": "audio.sock"},
+        },
+    ]  # fmt: skip
+    assert "late" not in "".join(arguments)
+
+
+def test_a_guest_that_breaks_the_protocol_of_its_functions_fails(tmp_path: Path) -> None:
+    machine = Machine(ports=("a",), functions=(H100,), boot_timeout_s=30, scenario_timeout_s=30)
+    connect = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('gpu.sock')"
+    hear_the_end = "s.shutdown(socket.SHUT_WR); s.recv(1)"
+    for said, passed in (("''", True), ("'GET / HTTP/1.1\\r\\n'", False)):
+        script = tmp_path / "qemu"
+        script.write_text(
+            f"#!/bin/sh\n{READY}\n"
+            f'{sys.executable} -Sc "{connect}; s.sendall({said}.encode()); {hear_the_end}"\n{leave(0)}\n'
+        )
+        script.chmod(0o755)
+        run = run_guest(script, Path("kernel"), machine, Path("initrd"), tmp_path)
+        assert run.passed is passed, run.report()
+        assert ("gpu: " in run.report()) is not passed
 
 
 def test_qemu_is_started_with_its_own_libraries_wherever_it_is(tmp_path: Path) -> None:
@@ -139,6 +193,19 @@ def test_qemu_is_started_with_its_own_libraries_wherever_it_is(tmp_path: Path) -
 def test_a_machine_that_cannot_be(functions: tuple[PciFunction, ...], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Machine(ports=("a",), functions=functions)
+
+
+@pytest.mark.parametrize(
+    ("model", "ids", "properties"),
+    [
+        ("edu", PciIds("10de", "2330", "030200"), ()),
+        (VFIO_USER, None, ()),
+        (VFIO_USER, PciIds("10de", "2330", "030200"), ("romfile=",)),
+    ],
+)
+def test_a_function_that_cannot_be(model: str, ids: PciIds | None, properties: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=f"ids go with {VFIO_USER}"):
+        PciFunction("x", model, "a", ids=ids, properties=properties)
 
 
 def test_cpio_is_readable_by_the_kernels_rules() -> None:

@@ -61,7 +61,7 @@ class QmpClient:
         properties = dict(item.split("=", 1) for item in function.properties)
         self.command(
             "device_add", driver=function.model, id=function.id, bus=function.port,
-            addr=f"0.{function.function}", **properties,
+            addr=f"0.{function.function}", **properties, **function.backend,
         )  # fmt: skip
 
     def unplug(self, device_id: str) -> None:

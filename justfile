@@ -2,6 +2,10 @@
 
 set shell := ["bash", "-euo", "pipefail", "-c"]
 
+# "$@" in a recipe keeps an argument with blanks (`-k "binding or books"`) as one word, which {{ }} would not.
+
+set positional-arguments
+
 export PATH := justfile_directory() / ".venv/bin" + ":" + env("PATH")
 
 # List the recipes.
@@ -10,7 +14,7 @@ default:
 
 # The main job without a GPU, a cluster or root: the incident, step by step, on a fake node; then how to run on a node.
 demo *ARGS:
-    gpuactors simulate --scenario incident {{ ARGS }}
+    gpuactors simulate --scenario incident "$@"
     @echo
     @awk '/^## / { on = ($0 == "## On a node") } on' README.md
 
@@ -25,10 +29,23 @@ check: gen-check
     mypy
     lint-imports
 
-# The kernel's own vfio-pci in a virtual machine (software emulation; fetches QEMU and a kernel from Debian).
+# The kernel's own vfio-pci in a virtual machine (software emulation; fetches QEMU and kernels from Debian).
 vm *ARGS:
     tests/vm/setup
-    python -m pytest tests/vm {{ ARGS }}
+    python -m pytest tests/vm "$@"
+
+# Every scenario on every kernel (on that with iommufd if it was built); `just vm-table` then writes down what was seen.
+vm-matrix *ARGS:
+    tests/vm/setup
+    python -m pytest tests/vm --all-kernels "$@"
+
+# A kernel with iommufd and cdevs, which Debian does not have, from Debian's source. About five minutes, once.
+vm-iommufd-kernel *ARGS:
+    tests/vm/build-kernel "$@"
+
+# The table of docs/virtual-machine.md, from what the last run of each scenario left.
+vm-table *ARGS:
+    python -m tests.vm.table "$@"
 
 # Every order of up to five events in worlds of two GPUs, through the core alone.
 small-worlds LENGTH="5":
@@ -36,19 +53,19 @@ small-worlds LENGTH="5":
 
 # What CI tries of any order of events: 3,000 histories of a whole node, chosen by the commit; most pairs of kinds must occur.
 histories *ARGS:
-    python -m gpuactors.simulation.histories --histories 3000 --seed commit --min-pairs 95 {{ ARGS }}
+    python -m gpuactors.simulation.histories --histories 3000 --seed commit --min-pairs 95 "$@"
 
 # The same for as long as you like, with other histories each time: `just fuzz --minutes 60`, or with a `--seed`.
 fuzz *ARGS:
-    python -m gpuactors.simulation.histories {{ ARGS }}
+    python -m gpuactors.simulation.histories "$@"
 
 # Plants bugs in a copy of the program, one after the other, and expects that the two above find them. Half an hour.
 mutations *ARGS:
-    python -m tests.mutations {{ ARGS }}
+    python -m tests.mutations "$@"
 
 # Figures as JSON: event to frame, Allocate, start, memory, idle wake-ups.
 bench *ARGS:
-    @python -m tests.bench.run --json {{ ARGS }}
+    @python -m tests.bench.run --json "$@"
 
 # Format and mend what can be mended by itself.
 fmt:

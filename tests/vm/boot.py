@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
-from tests.vm.initramfs import build_initramfs
+from tests.vm.initramfs import build_initramfs, built_in_modules
 from tests.vm.machine import GUEST_STATUS_BASE, READY_MARKER, Machine, qemu_arguments
-from tests.vm.provision import CHECKOUT, cached_busybox, cached_kernel, qemu_path
+from tests.vm.matrix import Cell
+from tests.vm.provision import CHECKOUT, Kernel, cached_busybox, cached_kernel, qemu_path
 from tests.vm.vfio_user import serving
 
 HERE: Final = Path(__file__).resolve().parent
@@ -58,29 +59,40 @@ class GuestRun:
         """The guest ran the scenario to its end and the scenario was content."""
         return self.status == 0
 
+    @property
+    def ending(self) -> str:
+        """How it ended, as a sentence."""
+        return self.trouble or f"the scenario ended with status {self.status}"
+
     def report(self) -> str:
         """What a failed test shows."""
-        ending = self.trouble or f"the scenario ended with status {self.status}"
         lines = self.console.splitlines()[-LAST_LINES:]
-        return "\n".join((ending, f"artifacts: {self.artifacts}", "end of the serial console:", *lines))
+        return "\n".join((self.ending, f"artifacts: {self.artifacts}", "end of the serial console:", *lines))
 
 
 def logs_dir() -> Path:
-    """Where the artifacts of each scenario's last run are: `var/vm/logs/<scenario>/` of the checkout."""
+    """Where the artifacts of each scenario's last run are: `var/vm/logs/<scenario>@<kernel>/` of the checkout."""
     return CHECKOUT / "var" / "vm" / "logs"
 
 
-def run_scenario(scenario: str, machine: Machine) -> GuestRun:
-    """Run module `tests.vm.guest.<scenario>` in a fresh guest that is `machine`.
+def fresh_artifacts(cell: Cell) -> Path:
+    """The artifacts directory of a scenario on a kernel, emptied."""
+    artifacts = logs_dir() / cell.directory
+    shutil.rmtree(artifacts, ignore_errors=True)
+    artifacts.mkdir(parents=True)
+    return artifacts
+
+
+def run_scenario(cell: Cell) -> GuestRun:
+    """Run module `tests.vm.guest.<scenario>` in a fresh guest that is its machine, with that kernel.
 
     The artifacts directory is emptied first and holds, after the run, `serial.log` and whatever the scenario wrote to
     `/run/artifacts`. Raises ProvisionError where QEMU, kernel or busybox are missing and InitramfsError where the
     kernel lacks a module; a guest that fails is not an exception but a GuestRun.
     """
-    qemu, kernel, busybox = qemu_path(), cached_kernel(machine.kernel), cached_busybox()
-    artifacts = logs_dir() / scenario
-    shutil.rmtree(artifacts, ignore_errors=True)
-    artifacts.mkdir(parents=True)
+    qemu, kernel, busybox = qemu_path(), cached_kernel(cell.kernel), cached_busybox()
+    machine = with_parameters(cell.machine, kernel)
+    artifacts = fresh_artifacts(cell)
     initrd = artifacts / "initrd"
     initrd.write_bytes(
         build_initramfs(
@@ -88,10 +100,10 @@ def run_scenario(scenario: str, machine: Machine) -> GuestRun:
             busybox,
             (HERE / "init").read_bytes(),
             modules=machine.modules,
-            files={"stage2": (HERE / "stage2").read_bytes(), "job": _job(scenario, machine)},
+            files={"stage2": (HERE / "stage2").read_bytes(), "job": _job(cell)},
         )
     )
-    _warm_bytecode(scenario)
+    _warm_bytecode(cell.scenario)
     try:
         return run_guest(qemu, kernel.image, machine, initrd, artifacts)
     finally:
@@ -137,14 +149,24 @@ def _warm_bytecode(scenario: str) -> None:
         )
 
 
-def _job(scenario: str, machine: Machine) -> bytes:
+def with_parameters(machine: Machine, kernel: Kernel) -> Machine:
+    """Where vfio-pci is no module its parameters go on the kernel's command line, as `vfio_pci.ids=…`."""
+    if "vfio_pci" not in built_in_modules(kernel):
+        return machine
+    parameters = tuple(f"vfio_pci.{parameter}" for parameter in machine.vfio_pci_parameters)
+    return replace(machine, kernel_arguments=(*machine.kernel_arguments, *parameters))
+
+
+def _job(cell: Cell) -> bytes:
     """Shell variables for `init` and `stage2`: in the initramfs, because a kernel command line knows no quoting."""
     variables = {
         "checkout": str(CHECKOUT),
         # Not resolved: the path inside the virtual environment is what makes Python see its packages.
         "python": sys.executable,
-        "scenario": scenario,
-        "vfio_pci_parameters": " ".join(machine.vfio_pci_parameters),
+        "scenario": cell.scenario,
+        "kernel": cell.kernel,
+        "scenario_timeout_s": str(cell.machine.scenario_timeout_s),
+        "vfio_pci_parameters": " ".join(cell.machine.vfio_pci_parameters),
         "status_base": str(GUEST_STATUS_BASE),
     }
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items()).encode()

@@ -103,8 +103,7 @@ class _ModuleOrder:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._files = {_module_name(path.name): path for path in kernel.modules.glob("kernel/**/*.ko*")}
-        built_in = (kernel.modules / "modules.builtin").read_text(encoding="ascii")
-        self._built_in = {_module_name(PurePosixPath(line).name) for line in built_in.splitlines()}
+        self._built_in = built_in_modules(kernel)
         self._visiting: set[str] = set()
         self.loaded: dict[str, bytes] = {}
 
@@ -125,6 +124,12 @@ class _ModuleOrder:
             if wanted in self._files:
                 self.require(wanted)
         self.loaded[name] = data
+
+
+def built_in_modules(kernel: Kernel) -> frozenset[str]:
+    """What could be a module, and is a part of this kernel's image."""
+    listed = (kernel.modules / "modules.builtin").read_text(encoding="ascii")
+    return frozenset(_module_name(PurePosixPath(line).name) for line in listed.splitlines())
 
 
 def _module_name(file_name: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.vm.provision import DEFAULT_KERNEL
+from tests.vm.kernels import DEFAULT_KERNEL, KERNELS
 
 VFIO_MODULES: Final = ("vfio_pci", "vfio_iommu_type1")
 """The modules the suite is about. Deliberately no driver for any emulated endpoint: a function that nobody has bound
@@ -90,16 +90,19 @@ class Machine:
     kernel and limits.
 
     `spares` are functions with ids that are not plugged at boot but played all the same, for the scenario to plug.
-    `kernel` is the name of a Debian meta package that `tests/vm/setup` has fetched. `kernel_arguments` go on the
-    kernel's command line, `vfio_pci_parameters` to the vfio-pci module (`ids=1234:11e8`). `boot_timeout_s` runs to the
-    ready marker, `scenario_timeout_s` from there to the end; both are several times what a quiet machine takes,
-    because emulation suffers badly from neighbours (7 s to boot alone, 18 s beside two busy processes).
+    `kernels` (names of `kernels.KERNELS`) are those on which the scenario belongs into the default suite: one more than
+    the default where something differs there. `needs` is what a kernel must have for the scenario to run on it at all.
+    `kernel_arguments` go on the kernel's command line, `vfio_pci_parameters` to the vfio-pci module (`ids=1234:11e8`).
+    `boot_timeout_s` runs to the ready marker, `scenario_timeout_s` from there to the end; both are several times what a
+    quiet machine takes, because emulation suffers badly from neighbours (7 s to boot alone, 18 s beside two busy
+    processes).
     """
 
     ports: tuple[str, ...]
     functions: tuple[PciFunction, ...] = ()
     spares: tuple[PciFunction, ...] = ()
-    kernel: str = DEFAULT_KERNEL
+    kernels: tuple[str, ...] = (DEFAULT_KERNEL,)
+    needs: frozenset[str] = frozenset()
     modules: tuple[str, ...] = VFIO_MODULES
     kernel_arguments: tuple[str, ...] = ()
     vfio_pci_parameters: tuple[str, ...] = ()
@@ -117,6 +120,13 @@ class Machine:
         for function in (*self.functions, *self.spares):
             if function.port not in self.ports:
                 raise ValueError(f"function {function.id} is at {function.port}, which is not a root port")
+        for kernel in self.kernels:
+            if kernel not in KERNELS or self.lacks(kernel):
+                raise ValueError(f"kernel {kernel} is unknown, or lacks one of {set(self.needs)}")
+
+    def lacks(self, kernel: str) -> frozenset[str]:
+        """What the kernel would have to have besides; empty where the scenario can run on it."""
+        return self.needs - KERNELS[kernel].has
 
     def port_address(self, port: str) -> str:
         """PCI address of a root port in the guest, e.g. `0000:00:04.0`. Functions are at the bus behind it."""

@@ -1,9 +1,9 @@
-"""Fetch what the virtual machine needs from Debian: QEMU, a kernel and a static busybox.
+"""Fetch what the virtual machine needs from Debian: QEMU, kernels and a static busybox.
 
 Standard library only: it runs before the virtual environment has to exist. Names no mirror: everything comes
-through the machine's own apt. Must not start a machine, and must not install anything: packages are unpacked into the
-cache directory. ABI names (`linux-image-6.1.0-NN-amd64`) are resolved through the meta package because they move with
-every security update.
+through the machine's own apt, or a private one with its sources. Must not start a machine, and must not install
+anything: packages are unpacked into the cache directory. ABI names (`linux-image-6.1.0-NN-amd64`) are resolved through
+the meta package because they move with every security update.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tests.vm.apt import codename, private_apt, sources_of
 from tests.vm.commands import ProvisionError, apt_get, need_root, run
+from tests.vm.kernels import DEFAULT_KERNEL, KERNELS, BuiltKernel, DebianKernel
 from tests.vm.qemu_root import starter, unpack_qemu
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
 BUSYBOX_PACKAGE: Final = "busybox-static"
-DEFAULT_KERNEL: Final = "linux-image-amd64"
-"""Debian's meta package. The `-cloud` kernels will not do: they lack 9p."""
+DEBIAN_KERNELS: Final = tuple(name for name, source in KERNELS.items() if isinstance(source, DebianKernel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,13 @@ def _qemu_root() -> Path:
     return cache_dir() / "qemu"
 
 
+def qemu_version() -> str:
+    """QEMU's version, e.g. `7.2.22`. Raises ProvisionError."""
+    said = run((str(qemu_path()), "--version"))
+    found = re.search(r"version (\d[\d.]*)", said)
+    return found[1] if found else said.strip()
+
+
 def cached_busybox() -> Path:
     """The static busybox in the cache. Raises ProvisionError where there is none."""
     root = cache_dir() / BUSYBOX_PACKAGE
@@ -72,13 +81,16 @@ def cached_busybox() -> Path:
     raise ProvisionError(f"there is no unpacked {BUSYBOX_PACKAGE} in {cache_dir()}: run tests/vm/setup")
 
 
-def cached_kernel(meta: str = DEFAULT_KERNEL) -> Kernel:
-    """The kernel that `meta` stood for when it was last fetched. Raises ProvisionError where there is none."""
-    record = cache_dir() / f"{meta}.resolved"
+def cached_kernel(name: str = DEFAULT_KERNEL) -> Kernel:
+    """The kernel of that name (`kernels.KERNELS`) as it was last fetched or built. Raises ProvisionError where there is
+    none, and says how to get it."""
+    record = cache_dir() / f"{name}.resolved"
     try:
         package = record.read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        raise ProvisionError(f"no kernel for {meta} in {cache_dir()}: run tests/vm/setup") from None
+        source = KERNELS[name]
+        how = source.recipe if isinstance(source, BuiltKernel) else f"tests/vm/setup --kernel {name}"
+        raise ProvisionError(f"there is no kernel {name} in {cache_dir()}: run {how}") from None
     return _kernel_in(cache_dir() / package, package)
 
 
@@ -91,7 +103,7 @@ def _kernel_in(root: Path, package: str) -> Kernel:
     raise ProvisionError(f"{root} holds no kernel image with its modules: remove it and run tests/vm/setup")
 
 
-def provision(*, kernels: Sequence[str] = (DEFAULT_KERNEL,), refresh: bool = False) -> list[str]:
+def provision(*, kernels: Sequence[str] = DEBIAN_KERNELS, refresh: bool = False) -> list[str]:
     """Fetch whatever is missing (or, with `refresh`, everything unpacked) and say what was done, a line each.
 
     The second run finds everything in place and calls no apt at all. Raises ProvisionError.
@@ -102,16 +114,22 @@ def provision(*, kernels: Sequence[str] = (DEFAULT_KERNEL,), refresh: bool = Fal
     if refresh or not _has(cached_busybox):
         _unpack(BUSYBOX_PACKAGE)
         done.append(f"unpacked {BUSYBOX_PACKAGE}")
-    for meta in kernels:
-        if not refresh and _has(partial(cached_kernel, meta)):
-            continue
-        package = _resolve(meta)
-        if refresh or not (cache_dir() / package).is_dir():
-            _unpack(package)
-        _kernel_in(cache_dir() / package, package)
-        (cache_dir() / f"{meta}.resolved").write_text(package + "\n", encoding="ascii")
-        done.append(f"unpacked {package} for {meta}")
-    return done
+    missing = [name for name in kernels if refresh or not _has(partial(cached_kernel, name))]
+    return done + [f"unpacked {_fetch_kernel(name, refresh=refresh)}, kernel {name}" for name in missing]
+
+
+def _fetch_kernel(name: str, *, refresh: bool) -> str:
+    """The package that `name` stands for today, unpacked."""
+    source = KERNELS[name]
+    if isinstance(source, BuiltKernel):
+        raise ProvisionError(f"kernel {name} is not fetched but built: run {source.recipe}")
+    apt = backports_apt() if source.backports else MACHINES_APT
+    package = _resolve(source, apt)
+    if refresh or not (cache_dir() / package).is_dir():
+        _unpack(package, apt)
+    _kernel_in(cache_dir() / package, package)
+    (cache_dir() / f"{name}.resolved").write_text(package + "\n", encoding="ascii")
+    return package
 
 
 def _has(look: Callable[[], object]) -> bool:
@@ -125,32 +143,72 @@ def _has(look: Callable[[], object]) -> bool:
 # --- apt --------------------------------------------------------------------------------------------------
 
 
-def _resolve(meta: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Apt:
+    """The machine's apt, or (with `options` from `apt.private_apt`) a private one that needs no root."""
+
+    options: tuple[str, ...] = ()
+
+    def get(self, *arguments: str, cwd: Path | None = None) -> str:
+        """apt-get. Raises ProvisionError."""
+        return apt_get(*self.options, *arguments, cwd=cwd)
+
+    def cache(self, *arguments: str) -> str:
+        """apt-cache. Raises ProvisionError."""
+        return run(("apt-cache", *self.options, *arguments))
+
+    def update(self) -> None:
+        """Fetch the lists. Raises ProvisionError."""
+        if not self.options:
+            need_root("apt-get update")
+        self.get("update")
+
+
+MACHINES_APT: Final = Apt()
+
+
+def backports_apt() -> Apt:
+    """Packages of the backports of the suite that the machine runs. Raises ProvisionError."""
+    base = codename()
+    sources = sources_of(f"{base}-backports", base=base)
+    if not sources:
+        raise ProvisionError(
+            f"no package source of this machine is for {base or 'a Debian release'}, so there is none whose backports "
+            "could be asked: is this Debian 12 with its own package sources?"
+        )
+    return Apt(private_apt(cache_dir() / "apt" / f"{base}-backports", sources))
+
+
+def _resolve(kernel: DebianKernel, apt: Apt) -> str:
     """The package that a kernel meta package depends on, e.g. `linux-image-6.1.0-49-amd64`."""
+    text = trouble = ""
     for attempt in (1, 2):
-        try:
-            text = run(("apt-cache", "depends", "--important", meta))
-        except ProvisionError:
-            text = ""
-        if found := re.search(r"^\s*Depends: (linux-image-\d\S*)$", text, re.MULTILINE):
+        with suppress(ProvisionError):  # it knows no such package
+            text = apt.cache("depends", "--important", kernel.meta)
+        if found := re.search(rf"^\s*Depends: ({re.escape(kernel.package_prefix)}\S*)$", text, re.MULTILINE):
             return found[1]
         if attempt == 1:
-            need_root("apt-get update")
-            apt_get("update")
-    raise ProvisionError(f"apt knows no kernel for {meta}: is this Debian 12 with its own package sources?")
+            try:
+                apt.update()
+            except ProvisionError as error:
+                # One source that cannot be had does not matter where another has the package.
+                trouble = f"\n{error}"
+    raise ProvisionError(
+        f"apt knows no {kernel.package_prefix}… behind {kernel.meta}"
+        f"{' in the backports' if kernel.backports else ''}: is this Debian 12 with its own package sources?{trouble}"
+    )
 
 
-def _unpack(package: str) -> None:
+def _unpack(package: str, apt: Apt = MACHINES_APT) -> None:
     """Download one package, without its dependencies, and unpack it into the cache. Needs no root."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".fetch-") as scratch_name:
         scratch = Path(scratch_name)
         try:
-            apt_get("download", package, cwd=scratch)
+            apt.get("download", package, cwd=scratch)
         except ProvisionError:
-            need_root("apt-get update")
-            apt_get("update")
-            apt_get("download", package, cwd=scratch)
+            apt.update()
+            apt.get("download", package, cwd=scratch)
         (archive,) = scratch.glob("*.deb")
         run(("dpkg-deb", "-x", str(archive), str(scratch / "root")))
         target = cache_dir() / package
@@ -162,13 +220,16 @@ def _unpack(package: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of `tests/vm/setup`."""
-    parser = argparse.ArgumentParser(prog="tests/vm/setup", description="Fetch QEMU, a kernel and busybox.")
+    parser = argparse.ArgumentParser(prog="tests/vm/setup", description="Fetch QEMU, kernels and busybox.")
     parser.add_argument("--refresh", action="store_true", help="fetch everything anew")
-    parser.add_argument("--kernel", action="append", metavar="META", help=f"default: {DEFAULT_KERNEL}")
+    parser.add_argument(
+        "--kernel", action="append", choices=DEBIAN_KERNELS, metavar="NAME",
+        help=f"which of {', '.join(DEBIAN_KERNELS)}; may be given twice; default: all",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     started = time.monotonic()
     try:
-        done = provision(kernels=options.kernel or [DEFAULT_KERNEL], refresh=options.refresh)
+        done = provision(kernels=options.kernel or DEBIAN_KERNELS, refresh=options.refresh)
     except ProvisionError as error:
         print(f"tests/vm/setup: {error}", file=sys.stderr)
         return 1

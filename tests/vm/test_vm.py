@@ -1,8 +1,8 @@
-"""Each scenario in `tests/vm/guest/` in a guest of its own. Run by `just vm`; not part of a plain `pytest`."""
+"""Each scenario in `tests/vm/guest/` in a guest of its own, on the kernels where it belongs. Run by `just vm`; not part
+of a plain `pytest`."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Final
 
@@ -11,50 +11,74 @@ import pytest
 from gpuactors.replay.play import play
 from gpuactors.replay.reading import files_to_read
 from gpuactors.replay.text import Tally
-from tests.vm.boot import BOOTS, run_scenario
+from tests.vm import results
+from tests.vm.boot import BOOTS, fresh_artifacts, run_scenario
+from tests.vm.commands import ProvisionError
 from tests.vm.guest.daemon import JOURNAL_SUFFIX
-from tests.vm.machine import Machine
-
-SCENARIOS: Final = tuple(
-    sorted(path.stem for path in (Path(__file__).parent / "guest").glob("scenario_*.py"))
-)
+from tests.vm.kernels import KERNELS, BuiltKernel
+from tests.vm.matrix import Cell, cells, machines
+from tests.vm.provision import cached_kernel, qemu_version
 
 MARGIN_S: Final = 30.0
 """Building the initramfs, starting and reaping QEMU: pytest's own timeout is only there for a harness gone wrong."""
 
 
-def machine_of(scenario: str) -> Machine:
-    """The machine that a scenario declares."""
-    machine = importlib.import_module(f"tests.vm.guest.{scenario}").MACHINE
-    assert isinstance(machine, Machine)
-    return machine
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cell" not in metafunc.fixturenames:
+        return
+    asked = KERNELS if metafunc.config.getoption("--all-kernels") else metafunc.config.getoption("--kernel")
+    parameters = []
+    for cell in cells(machines(), asked):
+        limit_s = BOOTS * cell.machine.boot_timeout_s + cell.machine.scenario_timeout_s + MARGIN_S
+        parameters.append(pytest.param(cell, id=cell.name, marks=pytest.mark.timeout(limit_s)))
+    metafunc.parametrize("cell", parameters)
 
 
-def _parameters() -> list[object]:
-    parameters: list[object] = []
-    for scenario in SCENARIOS:
-        machine = machine_of(scenario)
-        limit_s = BOOTS * machine.boot_timeout_s + machine.scenario_timeout_s + MARGIN_S
-        parameters.append(pytest.param(scenario, id=scenario, marks=pytest.mark.timeout(limit_s)))
-    return parameters
-
-
-@pytest.mark.parametrize("scenario", _parameters())
-def test_scenario(scenario: str) -> None:
-    run = run_scenario(scenario, machine_of(scenario))
-    print(f"{scenario}: boot {run.boot_s:.1f} s (boots: {run.boots}), scenario {run.scenario_s:.1f} s")
+def test_scenario(cell: Cell, request: pytest.FixtureRequest) -> None:
+    if cell.kernel not in request.config.getoption("--kernel"):
+        skip_without_optional_kernel(cell)
+    run = run_scenario(cell)
+    print(f"{cell.name}: boot {run.boot_s:.1f} s (boots: {run.boots}), scenario {run.scenario_s:.1f} s")
+    unequal = [
+        journal.name for journal in sorted(run.artifacts.glob(f"*{JOURNAL_SUFFIX}")) if not replays(journal)
+    ]
+    why = None
     if not run.passed:
-        pytest.fail(run.report(), pytrace=False)
-    for journal in sorted(run.artifacts.glob(f"*{JOURNAL_SUFFIX}")):
-        replays_to_the_same(journal)
+        why = results.guests_error(run.artifacts) or run.ending
+    elif unequal:
+        why = f"replayed on the host it comes to something else: {', '.join(unequal)}"
+    results.keep(
+        run.artifacts,
+        outcome=results.FAILED if why else results.PASSED,
+        why=why,
+        release=cached_kernel(cell.kernel).release,
+        qemu=qemu_version(),
+        boot_s=round(run.boot_s, 1),
+        scenario_s=round(run.scenario_s, 1),
+    )
+    if why:
+        pytest.fail(f"{why}\n{run.report()}", pytrace=False)
 
 
-def replays_to_the_same(journal: Path) -> None:
-    """What the daemon recorded in the guest, fed to the core out here, comes to the same snapshots and effects."""
+def skip_without_optional_kernel(cell: Cell) -> None:
+    """A kernel that takes minutes to build is not a condition of the suite: without it, its scenarios say so."""
+    source = KERNELS[cell.kernel]
+    if not isinstance(source, BuiltKernel):
+        return
+    try:
+        cached_kernel(cell.kernel)
+    except ProvisionError:
+        why = f"kernel {cell.kernel} has not been built, which is optional (`{source.recipe}`, some minutes, once)"
+        results.keep(fresh_artifacts(cell), outcome=results.NOT_RUN, why=why)
+        pytest.skip(why)
+
+
+def replays(journal: Path) -> bool:
+    """Whether what the daemon recorded in the guest, fed to the core out here, comes to the same snapshots and
+    effects."""
     files, damaged = files_to_read(str(journal))
     tally = Tally()
     for moment in (*damaged, *play(files)):
         tally.count(moment)
     print(f"{journal.name}: {tally}")
-    assert tally.steps > 0
-    assert (tally.differing, tally.gaps, tally.damage) == (0, 0, 0)
+    return tally.steps > 0 and (tally.differing, tally.gaps, tally.damage) == (0, 0, 0)

@@ -1,5 +1,5 @@
-"""What runs in the guest: `python -m tests.vm.guest.runner SCENARIO` says that Python is there, runs the scenario's
-`run(guest)` and ends with 0 if it returned, 1 if it raised.
+"""What runs in the guest: `python -m tests.vm.guest.runner SCENARIO KERNEL TIMEOUT_S` says that Python is there, runs
+the scenario's `run(guest)` and ends with 0 if it returned, 1 if it raised.
 
 A scenario is a module of this package with `MACHINE` (a `tests.vm.machine.Machine`) and `run(guest: Guest) -> None`.
 The runner imports it only after the ready marker, so that a scenario's own imports count as its own time.
@@ -23,7 +23,10 @@ from tests.vm.guest.qmp import QmpClient
 from tests.vm.machine import QMP_PORT_NAME, READY_MARKER, Machine
 
 ARTIFACTS: Final = Path("/run/artifacts")
-"""Shared with the host: what is written here is in `var/vm/logs/<scenario>/` afterwards."""
+"""Shared with the host: what is written here is in `var/vm/logs/<scenario>@<kernel>/` afterwards."""
+
+LAST_WORDS_S: Final = 5.0
+"""So long before the host ends a scenario that hangs, the stacks of all threads are on the console."""
 
 POLL_PERIOD_S: Final = 0.01
 """Between two looks at something that the guest's kernel does in its own time."""
@@ -33,13 +36,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Guest:
-    """What a scenario has in hand: its machine, QEMU's monitor, a place for artifacts, and named steps."""
+    """What a scenario has in hand: its machine, the kernel's name (`kernels.KERNELS`), QEMU's monitor, a place for
+    artifacts, and named steps."""
 
     machine: Machine
+    kernel: str
     qmp: QmpClient
     artifacts: Path = ARTIFACTS
     steps: list[dict[str, object]] = field(default_factory=list)
     figures: dict[str, object] = field(default_factory=dict)
+    error: str | None = None
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -52,8 +58,9 @@ class Guest:
         print(f"[{_uptime_s():7.2f}] {name}: ok, {took_s:.3f} s", flush=True)
 
     def save(self) -> None:
-        """Write steps and figures to `result.json` among the artifacts."""
-        text = json.dumps({"steps": self.steps, "figures": self.figures}, indent=2)
+        """Write steps, figures and what the scenario raised to `result.json` among the artifacts; the host adds its
+        verdict."""
+        text = json.dumps({"steps": self.steps, "figures": self.figures, "error": self.error}, indent=2)
         (self.artifacts / "result.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -73,18 +80,20 @@ def _uptime_s() -> float:
     return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
 
 
-def main(scenario: str) -> int:
+def main(scenario: str, kernel: str, timeout_s: float) -> int:
     """Run one scenario; its exit status."""
-    print(f"[{_uptime_s():7.2f}] {READY_MARKER}: {scenario}", flush=True)
-    module = importlib.import_module(f"tests.vm.guest.{scenario}")
-    # Every thread's stack on the console, a little before the host would pull the plug.
-    faulthandler.dump_traceback_later(max(1.0, module.MACHINE.scenario_timeout_s - 5.0))
+    print(f"[{_uptime_s():7.2f}] {READY_MARKER}: {scenario} on {kernel}", flush=True)
+    # From the marker on, as the host counts: importing a scenario takes many seconds of its time.
+    faulthandler.dump_traceback_later(max(1.0, timeout_s - LAST_WORDS_S))
     guest: Guest | None = None
     try:
-        guest = Guest(module.MACHINE, QmpClient.through_port(QMP_PORT_NAME))
+        module = importlib.import_module(f"tests.vm.guest.{scenario}")
+        guest = Guest(module.MACHINE, kernel, QmpClient.through_port(QMP_PORT_NAME))
         module.run(guest)
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        if guest is not None:
+            guest.error = traceback.format_exception_only(error)[-1].strip()
         return 1
     finally:
         if guest is not None:
@@ -93,4 +102,4 @@ def main(scenario: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

@@ -1,14 +1,19 @@
 """A process that holds an IOMMU group as a virtual machine does, or as a stranger does.
 
 `Tenant` starts and tells it; `python -m tests.vm.guest.tenant` is it: one word of command per line on its standard
-input, one line of answer on its standard output. Must not import anything of ours but plain helpers: it is a stranger.
+input, one line of answer on its standard output. In a container it has a PID namespace and a mount namespace of its
+own, with device nodes made there by mknod. Must not import anything of ours but plain helpers: it is a stranger.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
+import select
+import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -16,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, NoReturn
 
 VFIO_SET_IOMMU: Final = 0x3B66
 VFIO_GROUP_SET_CONTAINER: Final = 0x3B68
@@ -25,10 +30,18 @@ VFIO_GROUP_GET_DEVICE_FD: Final = 0x3B6A
 
 VFIO_TYPE1V2_IOMMU: Final = 3
 
-PAUSE_S: Final = 0.001
-"""Between two opens of `loop`, so that 2,000 of them last through many polls."""
+PAUSE_S: Final = 0.0005
+"""Between two opens of a loop, so that they last through many polls."""
 
 STOP_TIMEOUT_S: Final = 10.0
+
+DEV_VFIO: Final = "/dev/vfio"
+
+CONTAINER: Final = "/dev/vfio/vfio"
+"""VFIO's own container, an address space for DMA; it has nothing to do with those of containerd."""
+
+INTO_CONTAINER: Final = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+"""Of util-linux: the program after it is process 1 of its own PID namespace, and sees mounts of its own."""
 
 
 @dataclass(slots=True)
@@ -36,18 +49,22 @@ class Tenant:
     """The process, seen from the scenario. Killed when its `with` ends, if it still runs."""
 
     process: subprocess.Popen[str]
+    pid: int
+    """Its process id outside."""
 
     @classmethod
-    def start(cls) -> Tenant:
-        """Start it; returns when it answers. Raises RuntimeError if it does not come up."""
+    def start(cls, *, contained: bool = False) -> Tenant:
+        """Start it, `contained` or not; returns when it answers. Raises RuntimeError if it does not come up."""
         process = subprocess.Popen(
-            [sys.executable, "-S", "-m", "tests.vm.guest.tenant"],
+            [*(INTO_CONTAINER if contained else ()), sys.executable, "-S", "-m", "tests.vm.guest.tenant"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        tenant = cls(process)
-        tenant.tell("hello")
+        tenant = cls(process, process.pid)
+        tenant.pid = int(tenant.tell("hello"))
+        if contained:
+            tenant.tell("contain")
         return tenant
 
     def __enter__(self) -> Tenant:
@@ -59,11 +76,6 @@ class Tenant:
         self.kill()
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
-    @property
     def command(self) -> str:
         """Its name, as the kernel has it."""
         return Path(f"/proc/{self.pid}/comm").read_text(encoding="utf-8").strip()
@@ -72,17 +84,43 @@ class Tenant:
         """Hold the group alone: what `enable` does not show. Raises RuntimeError with the errno's name."""
         self.tell(f"group {node}")
 
+    def open_container(self, node: Path) -> None:
+        """Hold the group with an IOMMU container, but no device. Raises RuntimeError with the errno's name."""
+        self.tell(f"container {node}")
+
     def open_device(self, node: Path, address: str) -> None:
         """Hold group, container and device, as QEMU does. Raises RuntimeError with the errno's name."""
         self.tell(f"device {node} {address}")
+
+    def keep_device_alone(self) -> None:
+        """Of what `open_device` opened close the group and the container: the kernel keeps both for the device."""
+        self.tell("alone")
+
+    def fork(self) -> int:
+        """A child that holds what it holds; its process id. Not for one in a container."""
+        return int(self.tell("fork"))
 
     def close(self) -> None:
         """Let go of everything, in the order in which QEMU does."""
         self.tell("close")
 
+    def quit(self) -> None:
+        """End by itself, with everything still open; returns when the kernel has taken that back."""
+        self._say("quit")
+        self.process.wait(timeout=STOP_TIMEOUT_S)
+
     def begin_loop(self, node: Path, times: int) -> None:
         """Open and close the group `times` times, `PAUSE_S` apart; `end_loop` waits for it."""
-        self._say(f"loop {node} {times}")
+        self._say(f"loop {times} {node}")
+
+    def begin_device_loop(self, node: Path, address: str, times: int) -> None:
+        """The same with container and device."""
+        self._say(f"loop {times} {node} {address}")
+
+    def loops(self) -> bool:
+        """Whether a loop is still going on."""
+        assert self.process.stdout is not None
+        return not select.select([self.process.stdout], [], [], 0)[0]
 
     def end_loop(self) -> tuple[int, int]:
         """(opens that worked, opens that said EBUSY); any other error ends the process. Raises RuntimeError."""
@@ -96,7 +134,8 @@ class Tenant:
 
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has taken back what it held."""
-        self.process.kill()
+        if self.process.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
         self.process.wait(timeout=STOP_TIMEOUT_S)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
@@ -129,43 +168,89 @@ def main() -> None:
 def _do(words: list[str], held: list[int]) -> str:
     match words:
         case ["hello"]:
-            pass
+            # Not getpid: this /proc is the one of outside, and knows us by the number that we have there.
+            return f"ok {os.readlink('/proc/self')}"
+        case ["contain"]:
+            _contain()
         case ["group", node]:
             held.append(os.open(node, os.O_RDWR))
+        case ["container", node]:
+            _open_container(node, held)
         case ["device", node, address]:
             _open_device(node, address, held)
+        case ["alone"]:
+            for descriptor in (held.pop(0), held.pop(0)):
+                os.close(descriptor)
+        case ["fork"]:
+            return f"ok {os.fork() or _hold()}"
         case ["close"]:
-            while held:
-                os.close(held.pop())
-        case ["loop", node, times]:
-            worked, busy = _loop(node, int(times))
+            _close(held)
+        case ["quit"]:
+            sys.exit()
+        case ["loop", times, *what]:
+            worked, busy = _loop(int(times), *what)
             return f"ok {worked} {busy}"
         case _:
             return f"error: no such command: {words}"
     return "ok"
 
 
-def _open_device(node: str, address: str, held: list[int]) -> None:
-    container = os.open("/dev/vfio/vfio", os.O_RDWR)
+def _contain() -> None:
+    """In a mount namespace of our own: a /dev/vfio with nodes that mknod made, and a /proc that knows us as 1."""
+    numbers = {entry.path: entry.stat().st_rdev for entry in os.scandir(DEV_VFIO) if not entry.is_dir()}
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, target in ((b"tmpfs", DEV_VFIO), (b"proc", "/proc")):
+        if libc.mount(kind, target.encode(), kind, 0, None) != 0:
+            raise OSError(ctypes.get_errno(), f"mount of {target}")
+    for path, number in numbers.items():
+        os.mknod(path, 0o600 | stat.S_IFCHR, number)
+
+
+def _hold() -> NoReturn:
+    """As a child: keep what is open until killed, and nothing of the parent's conversation."""
+    os.close(sys.stdin.fileno())
+    os.close(sys.stdout.fileno())
+    while True:
+        signal.pause()
+
+
+def _open_container(node: str, held: list[int]) -> int:
+    """The group's descriptor."""
+    container = os.open(CONTAINER, os.O_RDWR)
     held.append(container)
     group = os.open(node, os.O_RDWR)
     held.append(group)
     fcntl.ioctl(group, VFIO_GROUP_SET_CONTAINER, struct.pack("i", container))
     fcntl.ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1V2_IOMMU)
+    return group
+
+
+def _open_device(node: str, address: str, held: list[int]) -> None:
+    group = _open_container(node, held)
     # With a mutable buffer the ioctl's own result is returned, which is the descriptor.
     held.append(fcntl.ioctl(group, VFIO_GROUP_GET_DEVICE_FD, bytearray(address.encode() + b"\0")))
 
 
-def _loop(node: str, times: int) -> tuple[int, int]:
+def _close(held: list[int]) -> None:
+    while held:
+        os.close(held.pop())
+
+
+def _loop(times: int, node: str, address: str | None = None) -> tuple[int, int]:
     worked = busy = 0
+    held: list[int] = []
     for _ in range(times):
         try:
-            os.close(os.open(node, os.O_RDWR))
+            if address is None:
+                held.append(os.open(node, os.O_RDWR))
+            else:
+                _open_device(node, address, held)
             worked += 1
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
             busy += 1
+        _close(held)
         time.sleep(PAUSE_S)
     return worked, busy
 

@@ -131,6 +131,16 @@ def test_a_look_is_at_the_function_and_its_group(tree: HostTree) -> None:
     assert sysfs.look(PciAddress("0000:99:00.0")) == ()
 
 
+def test_names_are_read_for_what_is_chosen_alone(tree: HostTree) -> None:
+    tree.plug(NIC)
+    missing = PciIds((tree.root / "no-such-file",))
+    sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), missing)
+    assert sysfs.look(PciAddress(NIC.address)) == ()
+    tree.plug(GPU)
+    with pytest.raises(HostError, match="no-such-file"):
+        sysfs.look(PciAddress(GPU.address))
+
+
 def test_a_host_without_an_iommu(tree: HostTree) -> None:
     tree.plug(replace(GPU, group=None, driver=None))
     function = look(tree)

@@ -199,7 +199,8 @@ class SysfsReader:
             numa_node=numa_node,
             pcie_root=root,
             nodes=nodes,
-            model=self._names.lookup(identity.vendor, identity.device),
+            # Of the chosen ones alone: reading a vendor's names for the first time takes as long as a hundred looks.
+            model=self._names.lookup(identity.vendor, identity.device) if self._chosen(name, identity) else None,
             fault=faults[0] if faults else None,
         )
 

@@ -6,11 +6,13 @@ Where uevents cannot be had at all, the periodic scan finds every change, later.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import trio
 
 from gpuactors import limits
 from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
-from gpuactors.ports import HostError, OpenUevents, UeventSource, UeventsOverflowError
+from gpuactors.ports import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
 
 
 async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event]) -> None:
@@ -32,5 +34,10 @@ async def _forward(source: UeventSource, inbox: trio.MemorySendChannel[Event]) -
         except UeventsOverflowError as exc:
             await inbox.send(UeventsLost(str(exc)))
             continue
-        for hint in hints:
+        for hint in _one_each(hints):
             await inbox.send(HostChanged(hint.address, hint.iommu_group, hint.cause))
+
+
+def _one_each(hints: Sequence[Hint]) -> Iterable[Hint]:
+    """The last hint of each place, in the order of the places' first ones."""
+    return {(hint.address, hint.iommu_group): hint for hint in hints}.values()

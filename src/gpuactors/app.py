@@ -132,7 +132,7 @@ def _control_of(config: Config, hanging: Latest[frozenset[Owner]]) -> UnixContro
 def _journal_of(config: Config) -> FileJournal:
     """The flight recorder; it says itself if it cannot write."""
     boot = ""
-    with suppress(OSError), open(HostRoot(str(config.host_root)).real(BOOT_ID), encoding="ascii") as file:
+    with suppress(OSError), open(BOOT_ID, encoding="ascii") as file:
         boot = file.read(64).strip()
     origin = Origin(
         version=metadata.version("gpuactors"), run=os.urandom(8).hex(), boot=boot, pid=os.getpid()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpuactors import limits
 from gpuactors.core.model import PciAddress
+from gpuactors.host import uevents
 from gpuactors.host.uevents import (
     DatagramSource,
     hint_of,
@@ -382,6 +383,15 @@ async def test_without_a_netlink_socket_the_remedy_is_named(
 
     monkeypatch.setattr(pyudev.Monitor, "from_netlink", refuse)
     with pytest.raises(HostError, match=rf"{refusal}.*--uevents off"):
+        async with kernel_uevents():
+            pass
+
+
+@pytest.mark.trio
+async def test_in_a_user_namespace_nothing_is_heard_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The namespace is asked for its owner by the real ioctl; which owner would hear is played."""
+    monkeypatch.setattr(uevents, "_INITIAL_USER_NAMESPACE", 0)
+    with pytest.raises(HostError, match="hostUsers: false"):
         async with kernel_uevents():
             pass
 

@@ -360,6 +360,72 @@ async def test_any_other_refusal_says_nothing(tree: HostTree, number: int) -> No
     assert uses[1].open_refused is None
 
 
+class Said:
+    """A log that keeps what is said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.reasons: list[str] = []
+        monkeypatch.setattr(use, "_log", self)
+
+    def warning(self, event: str, *, reason: str) -> None:
+        self.events.append(event)
+        self.reasons.append(reason)
+
+    def info(self, event: str) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.trio
+async def test_what_open_lacks_is_said_once_until_it_is_there(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = PermissionError(errno.EPERM, "Operation not permitted", "/dev/vfio/1")
+    answers = iter((refused, refused, None))
+
+    def answer(path: str) -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    reader = SysfsUse(root(tree), "open", open_node=answer)
+    said = Said(monkeypatch)
+    await observe(reader, target(1))  # nothing was to be opened: that tells nothing
+    for _ in range(3):
+        await observe(reader, target(1, may_open=True))
+    assert said.events == ["holders.unavailable", "holders.available"]
+    assert f"{tree.root}/dev/vfio/* may not be opened (Operation not permitted)" in said.reasons[0]
+
+
+@pytest.mark.trio
+async def test_what_proc_lacks_is_said_once_until_it_is_there(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.open_group(1, 4711)
+    tree.open_group(2, 4712)
+    # Each observation is a pass over all processes.
+    monkeypatch.setattr(limits, "PROC_SCAN_REST", 0)
+    listing, forbidden = os.listdir, {"4711", "4712"}
+
+    def list_if_allowed(path: str) -> list[str]:
+        if path.endswith("/fd") and path.split("/")[-2] in forbidden:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return listing(path)
+
+    monkeypatch.setattr(os, "listdir", list_if_allowed)
+    reader = SysfsUse(root(tree), "proc")
+    said = Said(monkeypatch)
+    await observe(reader)
+    forbidden.discard("4711")  # another process is the first that is refused: nothing new
+    await observe(reader)
+    forbidden.clear()
+    await observe(reader)
+    (tree.root / "proc").rename(tree.root / "elsewhere")
+    await observe(reader)
+    assert said.events == ["holders.unavailable", "holders.available", "holders.unavailable"]
+    assert "may not be looked at (Permission denied)" in said.reasons[0]
+    assert "/proc cannot be listed (No such file or directory)" in said.reasons[1]
+
+
 @pytest.mark.trio
 async def test_an_open_that_comes_too_late_is_not_done(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch

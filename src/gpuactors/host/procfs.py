@@ -48,6 +48,8 @@ class Found:
     exhaustive: bool
     """Every process was looked at, and for each open vfio device it is known in which group it is: a group without a
     holder in here is held by nobody."""
+    problem: str = ""
+    """Why processes could not be looked at, as a sentence; empty if all could."""
 
 
 @final
@@ -71,18 +73,29 @@ class ProcReader:
         early. Never raises: a process that vanishes is not there, one that may not be looked at makes the answer
         inexhaustive.
         """
-        pids = self._pids() if only is None else tuple(only)
-        exhaustive = only is None and pids is not None
+        try:
+            pids = self._pids() if only is None else tuple(only)
+        except OSError as exc:
+            return Found({}, False, f"{self._proc} cannot be listed ({exc.strerror})")
+        exhaustive = only is None
         if not pids:
             return Found({}, exhaustive)
         targets = tuple(targets)
         nodes = self._nodes(targets)
         wanted = {target.group for target in targets}
         holders: dict[int, list[Holder]] = {}
+        problem = ""
         for pid in sorted(pids):
             if not go_on():
                 return Found({}, False)
-            groups = self._groups_of(pid, nodes)
+            try:
+                groups = self._groups_of(pid, nodes)
+            except OSError as exc:
+                # Without its number: which of them is refused first changes all the time, what is wrong does not.
+                problem = (
+                    problem or f"processes' open files in {self._proc} may not be looked at ({exc.strerror})"
+                )
+                groups = None
             if groups is None:
                 exhaustive = False
                 continue
@@ -91,7 +104,7 @@ class ProcReader:
             for group in held:
                 if holder is not None:
                     holders.setdefault(group, []).append(holder)
-        return Found({group: tuple(found) for group, found in holders.items()}, exhaustive)
+        return Found({group: tuple(found) for group, found in holders.items()}, exhaustive, problem)
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
@@ -113,12 +126,9 @@ class ProcReader:
 
     # --- processes ------------------------------------------------------------------------------------------
 
-    def _pids(self) -> tuple[int, ...] | None:
-        """Every process but this one; None if /proc cannot be listed."""
-        try:
-            names = os.listdir(self._proc)
-        except OSError:
-            return None
+    def _pids(self) -> tuple[int, ...]:
+        """Every process but this one. Raises `OSError` if /proc cannot be listed."""
+        names = os.listdir(self._proc)
         try:
             # Not getpid: the /proc of another PID namespace knows this process by another number.
             myself = os.readlink(f"{self._proc}/self")
@@ -129,8 +139,8 @@ class ProcReader:
     def _groups_of(self, pid: int, nodes: Mapping[NodeId, int]) -> frozenset[int] | None:
         """The groups of which a process has the node or a cdev open (-1: one of no target); empty if it is gone.
 
-        None if that cannot be known: its descriptors may not be looked at, or it has a vfio device open but no node
-        (it got the descriptor from another process, or closed the group's).
+        None if that cannot be known: it has a vfio device open but no node (it got the descriptor from another process,
+        or closed the group's). Raises `OSError` if its descriptors may not be looked at.
         """
         directory = f"{self._proc}/{pid}/fd"
         held: set[int] = set()
@@ -147,8 +157,6 @@ class ProcReader:
                         held.add(nodes[node])
         except (FileNotFoundError, ProcessLookupError):
             return frozenset()
-        except OSError:
-            return None
         return None if has_device and not held else frozenset(held)
 
     def _holder(self, pid: int) -> Holder | None:

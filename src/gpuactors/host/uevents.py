@@ -13,6 +13,7 @@ udev_monitor_filter_update), so nothing is gained over filtering here.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -36,6 +37,13 @@ ACTIONS: Final = frozenset({"add", "remove", "bind", "unbind", "change"})
 
 _DATAGRAM_BYTES: Final = 16 * 1024
 """A uevent is at most 2,048 bytes of properties (UEVENT_BUFFER_SIZE, include/linux/kobject.h) and one path."""
+
+_NETWORK_NAMESPACE: Final = "/proc/self/ns/net"
+_NS_GET_USERNS: Final = 0xB701
+"""linux/nsfs.h: `_IO(0xb7, 1)`, a descriptor of the user namespace that a namespace belongs to."""
+
+_INITIAL_USER_NAMESPACE: Final = 0xEFFFFFFD
+"""Its inode: PROC_USER_INIT_INO, include/linux/proc_ns.h."""
 
 _KERNEL_PORT: Final = 0
 """Netlink port of the kernel itself (man 7 netlink); any other sender is a process."""
@@ -167,8 +175,13 @@ def open_uevents(setting: str) -> OpenUevents | None:
 async def kernel_uevents() -> AsyncIterator[UeventSource]:
     """The kernel's own uevents (netlink group `kernel`), which a pod's network namespace hears as well.
 
-    Raises `HostError` if the kernel does not give the socket.
+    Raises `HostError` if the kernel does not give the socket, or would send nothing there.
     """
+    if _is_deaf():
+        raise HostError(
+            "the kernel's uevents are not sent to the network namespace of a user namespace: run gpuactors without one "
+            "(in a pod: without hostUsers: false)"
+        )
     try:
         monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
         monitor.start()
@@ -183,6 +196,26 @@ async def kernel_uevents() -> AsyncIterator[UeventSource]:
         receiver.setblocking(False)
         yield DatagramSource(receiver, from_kernel_only=True)
     del monitor
+
+
+def _is_deaf() -> bool:
+    """Whether our network namespace belongs to a user namespace: then the socket is given, and nothing is ever sent to
+    it (lib/kobject_uevent.c, uevent_net_init). Where the owner is not shown it is above us, and may be the initial
+    one."""
+    try:
+        namespace = os.open(_NETWORK_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+    except OSError:
+        return False
+    finally:
+        os.close(namespace)
+    try:
+        return os.fstat(owner).st_ino != _INITIAL_USER_NAMESPACE
+    finally:
+        os.close(owner)
 
 
 @asynccontextmanager

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
+import structlog
 import trio
 
 from gpuactors import limits
 from gpuactors.core.model import GroupUse, Holder, PciAddress
 from gpuactors.core.snapshot import PollTarget
 from gpuactors.host.procfs import Found, ProcReader
-from gpuactors.host.root import PCI_DEVICES, HostRoot, group_node
+from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
 from gpuactors.host.threads import in_thread
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
@@ -29,6 +30,15 @@ Holders: TypeAlias = Literal["passive", "proc", "open"]
 
 OpenNode: TypeAlias = Callable[[str], None]
 """Opens a device node for reading and writing and closes it at once. Raises `OSError`."""
+
+_log = structlog.get_logger(__name__)
+
+_LACKS: Final[Mapping[Holders, str]] = {
+    "proc": "--holders proc needs the host's processes, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE (in a pod: "
+    "deploy/overlays/holders-proc)",
+    "open": "--holders open needs to be let do that (in a pod: privileged)",
+}
+"""What each way to look needs beyond sysfs."""
 
 _PROC: Final = -1
 """In the place of a group's number: the pass over /proc."""
@@ -65,6 +75,8 @@ class _Known:
     enabled: Mapping[PciAddress, int]
     groups: frozenset[int]
     took_s: float
+    problem: str
+    """Why processes could not be looked at; empty if all could."""
 
 
 @final
@@ -103,6 +115,8 @@ class _Look:
         self._found: Found | None = None
         self._refused: dict[int, bool | None] = {}
         """What opening said; no entry where it was not tried."""
+        self.forbidden = ""
+        """Why a group may not be opened."""
 
     def run(self) -> None:
         """Looks at everything, the surest first. Ends early when it was given up."""
@@ -145,7 +159,7 @@ class _Look:
         began = time.perf_counter()
         found = proc.find(self._targets, go_on=self._go_on)
         if not self.given_up:
-            self.known = _Known(found.holders, enabled, groups, time.perf_counter() - began)
+            self.known = _Known(found.holders, enabled, groups, time.perf_counter() - began, found.problem)
         return found
 
     def _go_on(self) -> bool:
@@ -158,9 +172,20 @@ class _Look:
             self._open_node(self._root.real(group_node(group)))
         except OSError as error:
             # Any other refusal (no such node, no permission) says nothing about use.
+            if isinstance(error, PermissionError):
+                self.forbidden = f"{self._root.real(GROUP_NODES)}/* may not be opened ({error.strerror})"
             self._refused[group] = True if error.errno == errno.EBUSY else None
         else:
             self._refused[group] = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why less is seen than was asked for; empty if nothing is wrong, None if this look does not tell."""
+        if self._holders == "proc" and self.known is not None:
+            return self.known.problem
+        if self._holders == "open" and self._refused:
+            return self.forbidden
+        return None
 
     # --- what is known now ----------------------------------------------------------------------------------
 
@@ -212,6 +237,8 @@ class SysfsUse:
         self._hanging: list[_Look] = []
         self._known: _Known | None = None
         self._rested_at = 0.0
+        self._problem = ""
+        """What was said last of what is missing."""
 
     async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
         """As `ports.UseReader.observe`."""
@@ -235,7 +262,19 @@ class SysfsUse:
             self._known = look.known
             rest_s = min(limits.PROC_SCAN_REST * look.known.took_s, limits.PROC_SCAN_REST_MAX_S)
             self._rested_at = trio.current_time() + rest_s
+        self._tell(look.problem)
         return look.uses()
+
+    def _tell(self, problem: str | None) -> None:
+        """Says what is missing, once, and when it is there again."""
+        if problem is None or problem == self._problem:
+            return
+        self._problem = problem
+        if problem:
+            reason = f"{problem}: {_LACKS[self._holders]}; until then only what sysfs shows is seen"
+            _log.warning("holders.unavailable", reason=reason)
+        else:
+            _log.info("holders.available")
 
 
 @final

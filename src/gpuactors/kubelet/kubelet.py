@@ -10,7 +10,7 @@ import math
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, final
 
 import trio
@@ -71,6 +71,7 @@ class UnixKubelet:
         """The directory is an ordinary one, made by a program and not by the kernel, so inotify does see it. Where
         inotify cannot be had (fs.inotify.max_user_instances is used up), the directory is looked at periodically."""
         watched = self._directory_id()
+        self._check_not_removed()
         with self._watch() as inotify:
             yield self._identities(inotify, watched)
 
@@ -114,8 +115,18 @@ class UnixKubelet:
                 else:
                     await trio.lowlevel.wait_readable(inotify.fileno())
             changes = [] if inotify is None else inotify.read(timeout=0)
+            self._check_not_removed()
             if any(c.mask & _DIRECTORY_LOST for c in changes) or self._directory_id() != watched:
                 raise self._directory_lost()
+
+    def _check_not_removed(self) -> None:
+        """Raises `KubeletError` if it was: a mount outlives that, and never shows another directory of that name."""
+        with suppress(OSError):
+            if os.stat(self._directory).st_nlink == 0:
+                raise KubeletError(
+                    f"waiting for kubelet: the directory {self._directory} has been removed from the node, and this "
+                    "container still has the removed one: delete this pod, its successor gets the one that is there now"
+                )
 
     def _directory_id(self) -> tuple[int, int] | None:
         try:

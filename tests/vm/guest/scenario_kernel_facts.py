@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-from tests.vm.guest.runner import Guest
+from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind, let_vfio_take
+from tests.vm.guest.tenant import Tenant
 from tests.vm.guest.uevents import Uevent, UeventListener, assert_order
+from tests.vm.kernels import CDEV, KERNELS
 from tests.vm.machine import Machine, PciFunction
 
 MACHINE: Final = Machine(
@@ -20,6 +26,7 @@ MACHINE: Final = Machine(
         PciFunction("nic0", "e1000e", "rp2", function=0),
         PciFunction("edu2", "edu", "rp2", function=1),
     ),
+    kernels=("6.1", "6.12"),
 )
 
 EVENT_TIMEOUT_S: Final = 10.0
@@ -28,6 +35,32 @@ EVENT_TIMEOUT_S: Final = 10.0
 NOTHING_FOR_S: Final = 0.3
 """How long silence is listened to; what would come comes within 10 ms."""
 
+BLOCKED_FOR_S: Final = 0.5
+"""A read that has not come back after so long waits for something. One that waits for nothing takes a millisecond."""
+
+ATTRIBUTES: Final = (
+    "class", "config", "device", "driver_override", "enable", "irq", "modalias", "numa_node", "power/control",
+    "power/runtime_status", "reset_method", "resource", "uevent", "vendor",
+)  # fmt: skip
+"""What somebody might read of a function, the daemon among them."""
+
+BLOCKS_WHILE_UNBOUND: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "6.1": frozenset({"driver_override", "uevent"}),
+        "6.12": frozenset(),
+        "iommufd": frozenset(),
+    }
+)
+"""Of these, what waits for the device's lock, which an unbind has until the holder lets go. (6.12.95; what the kernel
+guards by that lock changes with stable updates too.)"""
+
+EARLY_WHILE_UNBOUND: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"6.1": (), "6.12": ("remove vfio-dev",), "iommufd": ("remove vfio-dev",)}
+)
+"""What the kernel says while the unbind hangs."""
+
+ALL_OF_UNBIND: Final = ("remove vfio-dev", "remove vfio", "unbind pci")
+
 
 def run(guest: Guest) -> None:
     """Every fact once, in the order of a device's life."""
@@ -35,6 +68,7 @@ def run(guest: Guest) -> None:
     with UeventListener() as uevents:
         _bind_and_unbind(guest, uevents, edu)
         _open_group(guest, uevents, edu)
+        _unbind_while_held(guest, uevents, edu)
         _shared_group(guest, uevents)
         _hot_plug(guest, uevents)
         guest.figures["uevents"] = [str(event) for event in uevents.heard]
@@ -58,7 +92,10 @@ def _bind_and_unbind(guest: Guest, uevents: UeventListener, edu: Function) -> No
         assert group.properties["DEVNAME"] == f"vfio/{edu.group}"
         assert _is_below(device, edu)
         # Debian's kernels have no CONFIG_VFIO_DEVICE_CDEV: the directory exists, the node does not.
-        assert ("DEVNAME" in device.properties) == os.path.exists("/dev/vfio/devices")
+        has_cdev = CDEV in KERNELS[guest.kernel].has
+        assert ("DEVNAME" in device.properties) == has_cdev
+        assert Path("/dev/vfio/devices").exists() == has_cdev
+        assert Path("/dev/iommu").exists() == has_cdev
         assert bound.properties["PCI_SLOT_NAME"] == edu.address
         assert bound.properties["DRIVER"] == "vfio-pci"
         assert bound.properties["PCI_ID"] == "1234:11E8"
@@ -69,7 +106,7 @@ def _bind_and_unbind(guest: Guest, uevents: UeventListener, edu: Function) -> No
         node = edu.group_node
         edu.unbind()
         events = uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
-        assert_order(events, "remove vfio-dev", "remove vfio", "unbind pci")
+        assert_order(events, *ALL_OF_UNBIND)
         assert "DRIVER" not in events[-1].properties
         assert events[-1].properties["PCI_SLOT_NAME"] == edu.address
         assert edu.driver is None
@@ -89,6 +126,45 @@ def _open_group(guest: Guest, uevents: UeventListener, edu: Function) -> None:
         assert uevents.silence(for_s=NOTHING_FOR_S) == []
         edu.unbind()
         uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
+
+
+def _unbind_while_held(guest: Guest, uevents: UeventListener, edu: Function) -> None:
+    early = EARLY_WHILE_UNBOUND[guest.kernel]
+    with (
+        guest.step(f"unbind while held: {', '.join(early) or 'nothing'}, and the rest at release"),
+        Tenant.start() as tenant,
+        ExitStack() as at_release,
+    ):
+        edu.bind_vfio()
+        uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
+        tenant.open_device(edu.group_node, edu.address)
+        assert uevents.silence(for_s=NOTHING_FOR_S) == []
+        unbind = _in_background(edu.unbind)
+        at_release.callback(tenant.kill)
+        eventually("the driver's link gone", lambda: edu.driver is None, timeout_s=EVENT_TIMEOUT_S)
+        heard = uevents.silence(for_s=NOTHING_FOR_S)
+        assert_order(heard, *early)
+        assert _open_error(edu) == errno.EBUSY
+        readers = {name: _in_background((edu.path / name).read_bytes) for name in ATTRIBUTES}
+        for reader in readers.values():
+            reader.join(timeout=BLOCKED_FOR_S)
+        blocked = {name for name, reader in readers.items() if reader.is_alive()}
+        guest.figures["blocked_while_unbound"] = sorted(blocked)
+        assert blocked == BLOCKS_WHILE_UNBOUND[guest.kernel], blocked
+        assert unbind.is_alive()
+        tenant.kill()
+        events = uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
+        assert_order(events, *ALL_OF_UNBIND[len(early) :])
+        for thread in (unbind, *readers.values()):
+            thread.join(timeout=EVENT_TIMEOUT_S)
+            assert not thread.is_alive(), thread
+
+
+def _in_background(act: Callable[[], object]) -> threading.Thread:
+    """A thread that may wait in the kernel as long as it likes; it holds nobody up, not even at the end."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
 
 
 def _shared_group(guest: Guest, uevents: UeventListener) -> None:

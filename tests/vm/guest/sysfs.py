@@ -54,6 +54,23 @@ class Function:
         assert group is not None, f"{self.address} has no IOMMU group: the guest's IOMMU is off"
         return DEV_VFIO / group
 
+    @property
+    def cdev_node(self) -> Path:
+        """`/dev/vfio/devices/vfioN`, there only while it is on a vfio driver of a kernel with cdevs."""
+        (device,) = self.path.glob("vfio-dev/vfio*")
+        return DEV_VFIO / "devices" / device.name
+
+    @property
+    def nodes(self) -> set[str]:
+        """What a virtual machine may open for it, as far as this kernel has it: container, group, cdev, iommufd."""
+        nodes = (DEV_VFIO / "vfio", self.group_node, self.cdev_node, Path("/dev/iommu"))
+        return {str(node) for node in nodes if node.exists()}
+
+    @property
+    def enable_count(self) -> int:
+        """How often it is enabled: once more while somebody has the device open."""
+        return int((self.path / "enable").read_text(encoding="ascii"))
+
     def bind_vfio(self) -> None:
         """driver_override and drivers_probe, as driverctl does. A plain OSError says what the kernel refused.
 

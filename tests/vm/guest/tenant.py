@@ -26,6 +26,7 @@ from typing import Final, NoReturn
 VFIO_SET_IOMMU: Final = 0x3B66
 VFIO_GROUP_SET_CONTAINER: Final = 0x3B68
 VFIO_GROUP_GET_DEVICE_FD: Final = 0x3B6A
+VFIO_DEVICE_BIND_IOMMUFD: Final = 0x3B76
 """linux/vfio.h: `_IO(';', 100 + n)`."""
 
 VFIO_TYPE1V2_IOMMU: Final = 3
@@ -99,6 +100,15 @@ class Tenant:
     def fork(self) -> int:
         """A child that holds what it holds; its process id. Not for one in a container."""
         return int(self.tell("fork"))
+
+    def open_cdev(self, node: Path) -> None:
+        """Hold the device's own node alone; it is not in use yet. Raises RuntimeError with the errno's name."""
+        self.tell(f"cdev {node}")
+
+    def bind_cdev(self, node: Path) -> None:
+        """Hold the device's own node, bound to an iommufd, as QEMU does with `-object iommufd`. Raises RuntimeError
+        with the errno's name."""
+        self.tell(f"bound-cdev {node}")
 
     def close(self) -> None:
         """Let go of everything, in the order in which QEMU does."""
@@ -183,6 +193,10 @@ def _do(words: list[str], held: list[int]) -> str:
                 os.close(descriptor)
         case ["fork"]:
             return f"ok {os.fork() or _hold()}"
+        case ["cdev", node]:
+            held.append(os.open(node, os.O_RDWR))
+        case ["bound-cdev", node]:
+            _bind_cdev(node, held)
         case ["close"]:
             _close(held)
         case ["quit"]:
@@ -229,6 +243,15 @@ def _open_device(node: str, address: str, held: list[int]) -> None:
     group = _open_container(node, held)
     # With a mutable buffer the ioctl's own result is returned, which is the descriptor.
     held.append(fcntl.ioctl(group, VFIO_GROUP_GET_DEVICE_FD, bytearray(address.encode() + b"\0")))
+
+
+def _bind_cdev(node: str, held: list[int]) -> None:
+    iommufd = os.open("/dev/iommu", os.O_RDWR)
+    held.append(iommufd)
+    device = os.open(node, os.O_RDWR)
+    held.append(device)
+    # struct vfio_device_bind_iommufd: argsz, flags, iommufd, out_devid
+    fcntl.ioctl(device, VFIO_DEVICE_BIND_IOMMUFD, bytearray(struct.pack("=IIiI", 16, 0, iommufd, 0)))
 
 
 def _close(held: list[int]) -> None:

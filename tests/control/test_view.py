@@ -77,6 +77,19 @@ def test_a_stranger_without_a_name_leads_to_the_option_that_names_it() -> None:
     assert "--holders proc" in remedy
 
 
+def test_what_is_being_unbound_under_a_stranger_is_not_said_to_be_offered_again() -> None:
+    core = Core(gpu("23:00.0"))
+    held(core, QEMU)
+    address = pci_address(GPU)
+    core.feed(HostChanged(address, None, "remove vfio-dev"))
+    look = project(core.state).looks.functions[address]
+    core.feed(FunctionInspected(look, address, (gpu(GPU, driver=None, has_node=True),)))
+    view = device(core)
+    assert "held by process 4711 (qemu-system-x86)" in view.reason
+    assert "end whoever has /dev/vfio/35 open" in view.reason
+    assert (view.health, view.driver, view.holders, view.remedy) == ("Unhealthy", None, (QEMU,), None)
+
+
 def test_a_pod_that_is_gone_and_a_process_that_is_not() -> None:
     core = Core(gpu("23:00.0"))
     core.ledger[GPU] = "vm-1"

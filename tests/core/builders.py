@@ -42,15 +42,16 @@ def gpu(
     numa_node: int | None = None,
     pcie_root: str | None = "pci0000:00",
     cdev: int | None = None,
-    has_node: bool = True,
+    has_node: bool | None = None,
     fault: str | None = None,
 ) -> PciFunction:
-    """A function as a look would describe it; bound to vfio-pci with its group node unless said otherwise."""
+    """A function as a look would describe it; bound to vfio-pci with its group node unless said otherwise. Without a
+    driver it has that node only if `has_node` says so: an unbind waits for whoever has it open."""
     full = pci_address(address if address.count(":") == 2 else f"0000:{address}")
     number = int(full[5:7], 16) if group is None else group
     bound = driver == "vfio-pci"
-    nodes = ["/dev/vfio/vfio"]
-    if bound and has_node:
+    nodes = ["/dev/vfio/vfio"] if driver is not None else []
+    if has_node or (bound and has_node is None):
         nodes.append(f"/dev/vfio/{number}")
     if cdev is not None:
         nodes += [f"/dev/vfio/devices/vfio{cdev}", "/dev/iommu"]

@@ -84,6 +84,10 @@ class Outside:
     """Both functions are in the first group; the second one does not exist."""
     names: bool = True
     """A poll sees who holds a group (`--holders proc`), not only that its device is open."""
+    waiting: frozenset[int] = frozenset()
+    """Functions that are bound no more and that somebody has open: their unbind, or unplug, waits for him."""
+    silent: bool = False
+    """An unbind that waits is announced by no uevent before it ends (kernel 6.1)."""
 
     def group(self, slot: int) -> int:
         """The IOMMU group of a function, counted from 0."""
@@ -95,8 +99,12 @@ class Outside:
 
     def owners(self, slot: int) -> set[str | None]:
         """The pods that kubelet has given a device of the function's group to, if that is on the node."""
-        there = (s for s in SLOTS if self.group(s) == self.group(slot) and (self.bound[s] or s == 0))
+        there = (s for s in SLOTS if self.group(s) == self.group(slot) and self.is_there(s))
         return {self.ledger[s] for s in there} - {None}
+
+    def is_there(self, slot: int) -> bool:
+        """The function is on the node."""
+        return slot == 0 or self.bound[slot] or slot in self.waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +145,16 @@ def _changed(node: Node, **changes: object) -> Node:
 def _binds(slot: int, bound: bool) -> Happening:
     def enabled(node: Node) -> bool:
         o = node.outside
-        return o.bound[slot] is not bound and o.holder(slot) is None
+        return o.bound[slot] is not bound and not (bound and o.holder(slot) is not None)
 
     def happens(node: Node) -> Node:
         o = node.outside
         disputed = o.disputed or _is_chosen(o, slot)
-        return _changed(node, bound=_set(o.bound, slot, bound), uevents=o.uevents | {slot}, disputed=disputed)
+        # Whoever holds a group has all of its functions open: none is bound while it is held.
+        waiting = o.waiting | {slot} if o.holder(slot) is not None else o.waiting
+        told = o.uevents if o.silent and slot in waiting else o.uevents | {slot}
+        bounds = _set(o.bound, slot, bound)
+        return _changed(node, bound=bounds, waiting=waiting, uevents=told, disputed=disputed)
 
     words = (("unbind", "bind"), ("unplug", "plug"))[slot]
     return Happening(f"{words[bound]} {slot}", enabled, happens)
@@ -157,7 +169,10 @@ def _takes(slot: int) -> Happening:
 
 
 def _held_by(node: Node, slot: int, holder: str | None) -> Node:
-    return _changed(node, holders=_set(node.outside.holders, node.outside.group(slot), holder))
+    o = node.outside
+    ended = frozenset(s for s in o.waiting if holder is None and o.group(s) == o.group(slot))
+    holders = _set(o.holders, o.group(slot), holder)
+    return _changed(node, holders=holders, waiting=o.waiting - ended, uevents=o.uevents | ended)
 
 
 def _is_chosen(outside: Outside, slot: int) -> bool:
@@ -266,6 +281,10 @@ def _stepped(node: Node, event: Event) -> Node:
         listed, left = ({a.id for a in s.frames.get(H100, ())} for s in (node.state, state))
         if not listed <= left:
             raise WrongError(f"{listed - left} left the list during a call: kubelet panics")
+    for slot in sorted(node.outside.waiting):
+        was, is_ = ({a.address for a in s.frames.get(H100, ())} for s in (node.state, state))
+        if ADDRESSES[slot] in was - is_:
+            raise WrongError(f"device {slot} left the list although somebody has it open")
     node = _asked(replace(node, state=state))
     read = frozenset(pod.name for pod in state.ledger.entries.values())
     node = _changed(node, known=node.outside.known | read)
@@ -365,10 +384,16 @@ def _look(look: int, address: PciAddress) -> Callable[[Outside, NodeState], Even
 
 
 def _functions(outside: Outside) -> tuple[PciFunction, ...]:
+    on_vfio = {outside.group(s) + 1 for s in SLOTS if outside.bound[s] or s in outside.waiting}
     return tuple(
-        gpu(ADDRESSES[s], outside.group(s) + 1, driver="vfio-pci" if outside.bound[s] else None)
+        gpu(
+            ADDRESSES[s],
+            group := outside.group(s) + 1,
+            driver="vfio-pci" if outside.bound[s] else None,
+            has_node=group in on_vfio,
+        )
         for s in SLOTS
-        if outside.bound[s] or s == 0
+        if outside.is_there(s)
     )
 
 
@@ -384,12 +409,17 @@ def _uses(outside: Outside, state: NodeState) -> tuple[GroupUse, ...]:
     uses = []
     for target in project(state).poll.targets:
         holder = outside.holders[target.group - 1]
-        count = int(holder is not None)
         found = (_process(target.group, holder),) if holder is not None else ()
-        enabled = dict.fromkeys(target.functions, count)
-        active = frozenset(enabled) if count else frozenset()
+        enabled = {a: int(holder is not None and _is_open(outside, a)) for a in target.functions}
+        active = frozenset(a for a, count in enabled.items() if count)
         uses.append(GroupUse(target.group, enabled, active, found if outside.names else None, None))
     return tuple(uses)
+
+
+def _is_open(outside: Outside, address: PciAddress) -> bool:
+    """If its group is held, it is."""
+    slot = ADDRESSES.index(address)
+    return outside.bound[slot] or slot in outside.waiting
 
 
 def _process(group: int, holder: str) -> Holder:
@@ -467,8 +497,10 @@ def check_settled(node: Node) -> None:
     for slot in SLOTS:
         said = frame.get(ADDRESSES[slot])
         given, holder = o.ledger[slot], o.holder(slot)
-        if given is None and not o.bound[slot]:
+        if given is None and not o.bound[slot] and slot not in o.waiting:
             wanted: str | None = None
+        elif slot in o.waiting and given is not None and o.silent:
+            continue  # nobody has told the daemon, which looks everywhere every five minutes
         elif not o.bound[slot]:
             wanted = "Unhealthy"
         else:
@@ -480,6 +512,8 @@ def check_settled(node: Node) -> None:
             )
         if wanted == "Unhealthy" and given is None and said is not None:
             _check_words(o, slot, said[1])
+            if slot in o.waiting and not o.silent and "its unbind or unplug waits" not in said[1]:
+                raise WrongError(f"device {slot} waits to be let go, and the reason is: {said[1]}")
         if given is not None and o.bound[slot] and holder is None:
             raise WrongError(
                 f"nobody holds device {slot}, and the virtual machine of {given} was not let start"
@@ -616,7 +650,8 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
         ),
         (
             frozenset(
-                (g, ranks[o.poll], o.in_use, ranks[o.since], o.holders) for g, o in polls.groups.items()
+                (g, ranks[o.poll], o.in_use, ranks[o.since], o.holders, o.open)
+                for g, o in polls.groups.items()
             ),
             frozenset(polls.baselines.items()),
             ranks[polls.done],

@@ -419,14 +419,130 @@ def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() ->
     assert "in use (enable of 0000:01:00.0 is 1)" in answer.reason
 
 
+# --- unbound, or unplugged, while somebody has it open ------------------------------------------------------
+
+WAITS = "its unbind or unplug waits in the kernel until nobody has it open: end whoever has /dev/vfio/1 open"
+UNBINDING = gpu(A, driver=None, has_node=True)
+"""The driver's link is gone, the group's node is not."""
+
+
+def test_a_device_whose_unbind_waits_for_a_stranger_stays_listed_and_goes_when_he_lets_go() -> None:
+    core = node(enabled=(A,))
+    look(core, A, UNBINDING)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    held = "IOMMU group 1 is in use (enable of 0000:01:00.0 is 1), and kubelet has given it to no pod"
+    assert core.reason(A) == f"{held}; {WAITS}, nothing can be bound to it before"
+    core.pass_time(60)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    core.enabled = {}
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame() == {B: "Healthy"}, "without another look, in case its uevent was lost"
+
+
+def test_the_process_that_an_unbind_waits_for_is_named_and_so_is_its_release() -> None:
+    core = node()
+    core.holders, core.enabled = {1: (QEMU,)}, {A: 1}
+    core.pass_time(limits.POLL_S)
+    look(core, A, UNBINDING)
+    assert core.reason(A).startswith("IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet")
+    assert WAITS in core.reason(A)
+    core.holders, core.enabled = {}, {}
+    look(core, A, gpu(A, driver=None))
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_a_device_that_nobody_has_open_goes_at_once() -> None:
+    core = node()
+    look(core, A, gpu(A, driver=None))
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_whether_it_is_open() -> None:
+    """A stranger may have opened it since the last poll; and a poll that is on its way may have been there before."""
+    core = node(gpu(A), gpu(B))
+    core.silent = True
+    core.pass_time(limits.POLL_S)
+    under_way, core.enabled = core.state.polls.outstanding or 0, {A: 1}
+    core.feed(HostChanged(A, None, "remove vfio-dev"))
+    core.feed(FunctionInspected(core.state.looks.functions[A], A, (UNBINDING,)))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    core.feed(GroupsObserved(under_way, ()))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    core.feed(GroupsObserved(core.state.polls.outstanding or 0, ()))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}, "that poll could look at nothing"
+    core.silent = False
+    core.pass_time(limits.POLL_S)
+    assert WAITS in core.reason(A)
+    core.enabled = {}
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_a_device_on_no_driver_beside_one_that_is_open_is_not_listed() -> None:
+    """Its group's node is there for the other one."""
+    core = node(gpu(A, 7), gpu(B, 7), enabled=(B,))
+    look(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
+    assert core.frame() == {B: "Unhealthy"}
+
+
 def test_a_function_whose_unbind_waits_for_its_holder_keeps_its_group_in_use() -> None:
     core = node(gpu(A, 7), gpu(B, 7), enabled=(A,))
-    look(core, A, gpu(A, 7, driver=None), gpu(B, 7))
+    look(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {B: "Unhealthy"}
+    assert core.frame() == {A: "Unhealthy", B: "Unhealthy"}
     core.enabled = {}
     core.pass_time(limits.POLL_FAST_S)
     assert core.frame() == {B: "Healthy"}
+
+
+def test_a_daemon_that_starts_while_an_unbind_waits_lists_it_as_well() -> None:
+    core = node(UNBINDING, gpu(B), enabled=(A,))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert WAITS in core.reason(A)
+
+
+def test_an_enable_count_alone_lists_nothing() -> None:
+    """Any process may write to it, also where there was never a driver."""
+    core = node(gpu(A, driver=None), gpu(B), enabled=(A,))
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    look(core, A, UNBINDING)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A).startswith(f"allocated to pod default/vm-1; {WAITS}")
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert "pod default/vm-1 is gone from kubelet's books, its process is not; " in core.reason(A)
+    assert WAITS in core.reason(A)
+    core.enabled = {}
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame() == {B: "Healthy"}
+    assert core.state.departed == {}
+
+
+def test_calls_for_a_device_that_is_being_unbound_are_refused_with_that_reason() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    for call in (AllocateAsked(T, H100, ((DeviceId(A),),)), PreStartAsked(T, H100, (DeviceId(A),))):
+        core.feed(call)
+        (answer,) = core.answers(FunctionInspected(core.state.looks.functions[A], A, (UNBINDING,)))
+        assert isinstance(answer, Refused)
+        assert answer.status is Refusal.FAILED_PRECONDITION
+        assert WAITS in answer.reason
+        assert "bind it to vfio-pci" not in answer.reason
+
+
+def test_who_had_what_is_on_no_driver_any_more_is_not_waited_for() -> None:
+    """Else the groups would be polled four times a second for ever."""
+    core = node(ledger={A: "vm-1"})
+    look(core, A, gpu(A, driver=None))
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {B: "Healthy"}
+    assert core.state.departed == {}
 
 
 def test_no_list_shrinks_before_the_ledger_was_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors.core import health
-from gpuactors.core.inventory import Device, devices_of, is_offered
+from gpuactors.core.inventory import Device, devices_of
 from gpuactors.core.model import Fact, Health, PciFunction, Settings
 from gpuactors.core.selector import parse_selector
 from gpuactors.core.standing import Stand, Standing
@@ -65,7 +65,6 @@ def test_a_cdev_without_a_group_node_will_do() -> None:
 )
 def test_a_gpu_on_another_driver_is_not_offered(driver: str | None, said: str) -> None:
     (device,) = devices(gpu("01:00.0", driver=driver))
-    assert not is_offered(device)
     word, reason = verdict(device)
     assert word is Health.UNHEALTHY
     assert reason.startswith(said)

@@ -28,6 +28,9 @@ WORLDS = {
     ),
     "a pod that is gone holds one, a stranger the other": Outside((True, True), (VM, STRANGER), pods=1),
     "two free GPUs in one group": Outside((True, True), shared=True),
+    "a pod has one, a stranger the other, and the kernel says nothing of an unbind that waits": Outside(
+        (True, True), holders=(VM, STRANGER), ledger=(VM, None), pods=1, silent=True
+    ),
     "a pod has one of two in one group": Outside((True, True), (VM, None), (VM, None), pods=1, shared=True),
 }
 

@@ -104,11 +104,19 @@ def test_a_vfio_driver_that_nobody_knows_by_name(tree: HostTree) -> None:
     assert look(tree).vfio_bound
 
 
-def test_vfio_dev_of_an_unbind_that_waits(tree: HostTree) -> None:
+@pytest.mark.parametrize("waits_silently", [True, False])
+def test_an_unbind_that_waits_shows_in_the_groups_node_and_holds_up_no_look(
+    tmp_path: Path, waits_silently: bool
+) -> None:
+    tree = HostTree(tmp_path, waits_silently=waits_silently)
     tree.plug(GPU)
-    (tree.device_dir(GPU.address) / "driver").unlink()
+    tree.open_group(51, 4711)
+    tree.unbind(GPU.address)
     function = look(tree)
-    assert (function.driver, function.vfio_bound) == (None, False)
+    assert (function.driver, function.vfio_bound, function.nodes) == (None, False, ("/dev/vfio/51",))
+    assert reader(tree).scan() == (function,)
+    tree.kill(4711)
+    assert look(tree).nodes == ()
 
 
 def test_the_scan_is_what_is_chosen_and_its_companions(tree: HostTree) -> None:

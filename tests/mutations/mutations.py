@@ -37,6 +37,18 @@ MUTATIONS: Final = (
         "        if False and device_id not in listed.get(resource, {}):\n",
     ),
     Mutation(
+        "a GPU whose unbind waits leaves the list while somebody has it open",
+        "core/standing.py",
+        "    if device.function.vfio_bound or is_unbinding(state, device):\n",
+        "    if device.function.vfio_bound:\n",
+    ),
+    Mutation(
+        "a GPU that has lost its driver leaves the list before it is known whether it is open",
+        "core/standing.py",
+        "    return may_be_unbinding(device) and _is_listed(state, device) and not _is_polled(state, device)\n",
+        "    return False\n",
+    ),
+    Mutation(
         "lists shrink during calls",
         "core/frames.py",
         "    if in_call or blind or state.no_shrink_until.get(resource, at) > at:\n",

@@ -122,6 +122,30 @@ def test_proc_shows_it(tree: HostTree) -> None:
     assert os.listdir(tree.root / "proc") == []
 
 
+def test_on_the_older_kernel_an_unbind_waits_and_says_nothing(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path, waits_silently=True)
+    tree.plug(GPU)
+    tree.open_group(51, 4711)
+    assert tree.unbind(GPU.address) == ()
+    assert tree.is_waiting(GPU.address)
+    directory = tree.device_dir(GPU.address)
+    assert not (directory / "driver").is_symlink()
+    assert (directory / "vfio-dev").is_dir()
+    assert (directory / "uevent").is_fifo(), "whoever reads it sleeps"
+    assert (directory / "driver_override").is_fifo()
+    assert (tree.driver_of(GPU.address), open_says(tree, 51)) == (None, errno.EBUSY)
+    assert state(tree, GPU.address) == USED
+    assert names(tree.kill(4711)) == ["remove vfio-dev", "remove vfio", "unbind pci"]
+    assert not tree.is_waiting(GPU.address)
+    assert not (directory / "uevent").exists()
+    assert not (tree.root / "dev/vfio/51").exists()
+    tree.bind(GPU.address, "vfio-pci")
+    tree.open_group(51, 4712)
+    assert tree.unplug(GPU.address) == ()
+    assert names(tree.kill(4712)) == ["remove vfio-dev", "remove vfio", "unbind pci", "remove pci"]
+    assert tree.functions == {}
+
+
 def test_an_unbind_waits_for_the_holder(tree: HostTree) -> None:
     tree.open_group(51, 4711)
     assert names(tree.unbind(GPU.address)) == ["remove vfio-dev"]

@@ -196,7 +196,10 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
     """What to do about whose it is. What to do about its files stands in the reason itself."""
     who = " and ".join(str(holder) for holder in holders) or "its holder"
-    match stand_of(state, device, owners(state)).standing:
+    stand = stand_of(state, device, owners(state))
+    if stand.unbinding:
+        return None
+    match stand.standing:
         case Standing.FREE | Standing.ALLOCATED | Standing.CLAIMED:
             return None
         case Standing.GROUP_IN_USE:

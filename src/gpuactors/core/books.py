@@ -12,13 +12,13 @@ Must not judge: what these facts mean for a device is decided in `standing.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import address_of, claimed_address
-from gpuactors.core.inventory import devices_of, functions_of, groups_of, is_offered
+from gpuactors.core.inventory import devices_of, functions_of, groups_of
 from gpuactors.core.model import (
     ClaimedDevice,
     Departed,
@@ -31,7 +31,7 @@ from gpuactors.core.model import (
     Pod,
     Polls,
 )
-from gpuactors.core.standing import owners
+from gpuactors.core.standing import may_be_unbinding, owners
 
 
 def first_ledger(number: int) -> Ledger:
@@ -162,10 +162,13 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 
 
 def groups_that_matter(state: NodeState) -> dict[int, tuple[PciAddress, ...]]:
-    """The groups of offered devices, with what of them a virtual machine can have open: the functions on a vfio driver,
-    and those on none. An unbind waits for whoever has the function open, and the driver's link is gone meanwhile."""
+    """The groups with a device that is on a vfio driver, or may be leaving one, and what of them a virtual machine can
+    have open: the functions on a vfio driver, and those on none. An unbind waits for whoever has the function open, and
+    the driver's link is gone meanwhile."""
     wanted = {
-        d.function.iommu_group for d in devices_of(state.facts, state.settings.selectors) if is_offered(d)
+        d.function.iommu_group
+        for d in devices_of(state.facts, state.settings.selectors)
+        if d.function.vfio_bound or may_be_unbinding(d)
     }
     groups = groups_of(functions_of(state.facts).values())
     return {
@@ -197,7 +200,7 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
         again=False,
         due_at=at + limits.POLL_S if matter else math.inf,
     )
-    state = replace(state, polls=polls, departed=_still_there(state, groups))
+    state = replace(state, polls=polls, departed=_still_there(state, groups, matter))
     if changed:
         state = ask_ledger(state)
     return ask_poll(state) if before.again else state
@@ -222,6 +225,7 @@ def _observed(
         since=before.since if before is not None and same else poll,
         evidence=evidence or "",
         holders=holders,
+        open=frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)),
     )
 
 
@@ -240,15 +244,17 @@ def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
     return "in use (opening it says EBUSY)" if use.open_refused else None
 
 
-def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> dict[PciAddress, Departed]:
+def _still_there(
+    state: NodeState, groups: Mapping[int, Observed], matter: Container[int | None]
+) -> dict[PciAddress, Departed]:
     """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free, or held
-    by somebody who cannot be that pod."""
+    by somebody who cannot be that pod. Nobody holds a device of a group that there is no reason to poll any more."""
     rest = {}
     for address, departed in state.departed.items():
         fact = state.facts.get(address)
         group = fact.function.iommu_group if fact is not None and fact.function is not None else None
         now = groups.get(group) if group is not None else None
-        if fact is None:
+        if fact is None or group not in matter:
             continue
         if now is None or now.poll <= departed.read or (now.in_use and _may_be(departed, now)):
             rest[address] = departed
@@ -294,13 +300,22 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
         # It was read before there was anything of ours in it, at the daemon's start for instance.
         state = replace(state, ledger=replace(state.ledger, due_at=at + limits.LEDGER_S))
     if state.facts is not before.facts and state.scanned:
-        new = groups_that_matter(state).keys() - state.polls.groups.keys()
-        if new:
+        matter = groups_that_matter(state)
+        if matter.keys() - state.polls.groups.keys() or _are_taken(before, state, matter):
             return ask_poll(state)
     if state.polls.outstanding is None and (waited_for or _is_wrongly_held(state)):
         soon = min(state.polls.due_at, at + limits.POLL_FAST_S)
         return replace(state, polls=replace(state.polls, due_at=soon))
     return state
+
+
+def _are_taken(before: NodeState, state: NodeState, matter: Mapping[int, tuple[PciAddress, ...]]) -> bool:
+    """A function of these groups has just lost its driver: whether it is open is not known as of now."""
+    return any(
+        _is_bound(before, a) and (f := state.facts[a].function) is not None and f.driver is None
+        for members in matter.values()
+        for a in members
+    )
 
 
 def _is_bound(state: NodeState, address: PciAddress) -> bool:

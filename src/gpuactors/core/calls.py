@@ -48,7 +48,7 @@ from gpuactors.core.model import (
     Role,
     Token,
 )
-from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, owners
+from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, owners, stand_of
 
 Answered = list[Effect]
 """The replies to calls, each with its one line in the log."""
@@ -258,7 +258,9 @@ def _obstacle(
     if now.iommu_group != seen.iommu_group:
         return f"{address}: its IOMMU group changed from {seen.iommu_group} to {now.iommu_group}; ask again"
     device = known.get(DeviceId(address))
-    reason = not_offered(now) if device is None else obstacle(device)
+    if device is None:
+        return f"{address}: {not_offered(now)}"
+    reason = obstacle(device, stand_of(state, device, owners(state)))
     return f"{address}: {reason}" if reason is not None else None
 
 

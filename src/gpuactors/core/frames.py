@@ -2,8 +2,8 @@
 
 Here a never-seen model becomes a resource with a plugin, and an emptied resource retires. A device that is gone or
 unbound while a pod has it stays listed, Unhealthy, until its pod is gone: a shrinking list makes capacity smaller than
-allocated. And no list loses a device while kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor
-before kubelet's ledger has been read.
+allocated. One whose unbind waits stays, Unhealthy, until whoever has it open lets go. And no list loses a device while
+kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before kubelet's ledger has been read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuactors import limits
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.health import not_offered, verdict
 from gpuactors.core.identity import address_of, device_ids
-from gpuactors.core.inventory import Device, devices_of, is_offered
+from gpuactors.core.inventory import Device, devices_of
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
@@ -30,7 +30,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.naming import resource_name
 from gpuactors.core.registration import new_plugin
-from gpuactors.core.standing import Owner, Standing, given_away, owners, stand_of
+from gpuactors.core.standing import Owner, Standing, given_away, is_offered, owners, stand_of
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
@@ -108,7 +108,7 @@ def _listed(
     devices = devices_of(state.facts, state.settings.selectors)
     for device in devices:
         stand = stand_of(state, device, owned)
-        if is_offered(device) or stand.standing is Standing.ALLOCATED:
+        if is_offered(state, device) or stand.standing is Standing.ALLOCATED:
             device_id = ids[device.function.address]
             before = next(
                 (a for a in state.frames.get(device.resource, ()) if a.address == device.function.address),

@@ -31,8 +31,10 @@ def verdict(device: Device, stand: Stand, before: Advertised | None) -> tuple[He
         # It is counted in `allocated` already; Unhealthy would subtract it twice. Only a lost one is Unhealthy.
         if function.vfio_bound:
             return Health.HEALTHY, stand.reason
+        if stand.unbinding:
+            return Health.UNHEALTHY, _unbinding(function, stand)
         return Health.UNHEALTHY, f"{stand.reason}, but {not_offered(function)}"
-    if (reason := obstacle(device)) is not None:
+    if (reason := obstacle(device, stand)) is not None:
         return Health.UNHEALTHY, reason
     match stand.standing:
         case Standing.FREE:
@@ -54,11 +56,21 @@ def offending(device: Device) -> PciFunction | None:
     )
 
 
-def obstacle(device: Device) -> str | None:
+def _unbinding(function: PciFunction, stand: Stand) -> str:
+    """Whom it waits for, and what to do. To bind it is no remedy: that would wait as well."""
+    return (
+        f"{stand.reason}; its unbind or unplug waits in the kernel until nobody has it open: "
+        f"end whoever has /dev/vfio/{function.iommu_group} open, nothing can be bound to it before"
+    )
+
+
+def obstacle(device: Device, stand: Stand) -> str | None:
     """What of its files would stop a VM from opening it; None if nothing."""
     function = device.function
     if function.fault is not None:
         return function.fault
+    if stand.unbinding:
+        return _unbinding(function, stand)
     if not function.vfio_bound:
         return not_offered(function)
     if function.iommu_group is None:

@@ -77,8 +77,3 @@ def devices_of(facts: Mapping[PciAddress, Fact], selectors: Iterable[Selector]) 
         for function in functions.values()
         if is_selected(chosen, function)
     )
-
-
-def is_offered(device: Device) -> bool:
-    """Whether kubelet is told about it at all: bound to a vfio driver, or not readable just now but bound before."""
-    return device.function.vfio_bound

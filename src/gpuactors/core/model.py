@@ -66,7 +66,8 @@ class PciFunction:
     pcie_root: str | None
     """The host bridge it hangs on: `pci0000:20`."""
     nodes: tuple[str, ...]
-    """Device nodes that exist for it, as paths of the host: container, group, cdev, iommufd."""
+    """Device nodes that exist for it, as paths of the host: container, group, cdev, iommufd; of a function without a
+    driver its group's alone."""
     model: str | None
     """Its name in pci.ids."""
     fault: str | None
@@ -259,6 +260,8 @@ class Observed:
     evidence: str
     """How it is in use: `held by process 4711 (qemu-system-x86)`, `in use (enable of 0000:23:00.0 is 1)`."""
     holders: tuple[Holder, ...]
+    open: frozenset[PciAddress] = frozenset()
+    """Its functions that were open as devices. An unbind waits for these, and not for who has the group alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from gpuactors.core.books import groups_that_matter
 from gpuactors.core.frames import is_ready
 from gpuactors.core.health import not_offered, verdict
 from gpuactors.core.identity import device_ids
-from gpuactors.core.inventory import devices_of, is_offered
+from gpuactors.core.inventory import devices_of
 from gpuactors.core.model import (
     DeviceId,
     Frame,
@@ -23,7 +23,7 @@ from gpuactors.core.model import (
     Transition,
 )
 from gpuactors.core.registration import PluginOrder, is_registered, order
-from gpuactors.core.standing import observed_use, owners, stand_of
+from gpuactors.core.standing import is_offered, observed_use, owners, stand_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
         listed = next((a for a in state.frames.get(device.resource, ()) if a.address == address), None)
         if listed is not None:
             health, reason = listed.health, listed.reason
-        elif is_offered(device):
+        elif is_offered(state, device):
             health, reason = verdict(device, stand_of(state, device, owned), None)
         else:
             health, reason = Health.UNHEALTHY, not_offered(device.function)

@@ -7,7 +7,7 @@ counted once; held by a stranger is Unhealthy and named.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpuactors.core.identity import address_of
@@ -35,6 +35,8 @@ class Stand:
 
     standing: Standing
     reason: str
+    unbinding: bool = False
+    """Its driver has been told to let it go, and waits for whoever has it open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ def given_away(state: NodeState) -> dict[tuple[ResourceName, DeviceId], str]:
 
 def stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:
     """Whose `device` is."""
+    stand = _stand_of(state, device, owned)
+    return replace(stand, unbinding=True) if is_unbinding(state, device) else stand
+
+
+def _stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:
     owner = owned.get(device.function.address)
     if owner is not None and not owner.claimed and owner.resource in (None, device.resource):
         return Stand(Standing.ALLOCATED, owner.said)
@@ -86,6 +93,47 @@ def observed_use(state: NodeState, device: Device) -> Observed | None:
     """The use of its group, as last polled."""
     group = device.function.iommu_group
     return state.polls.groups.get(group) if group is not None else None
+
+
+def is_offered(state: NodeState, device: Device) -> bool:
+    """Whether kubelet is told about it at all: bound to a vfio driver (or not readable just now, but bound before), or
+    being unbound or unplugged under somebody who has it open.
+
+    What has lost its driver stays in the list until a poll has seen whether it is open, and as long as it is.
+    """
+    if device.function.vfio_bound or is_unbinding(state, device):
+        return True
+    return may_be_unbinding(device) and _is_listed(state, device) and not _is_polled(state, device)
+
+
+def may_be_unbinding(device: Device) -> bool:
+    """It has no driver, and its group's node is still there: it may be open, which only a poll can tell.
+
+    The driver's link goes first in an unbind or unplug; then the kernel waits until nobody has the function open, and
+    the node goes when the last function of the group has been let go (drivers/base/dd.c, __device_release_driver;
+    drivers/vfio/vfio_main.c, vfio_unregister_group_dev).
+    """
+    return device.function.driver is None and device.function.has_node
+
+
+def is_unbinding(state: NodeState, device: Device) -> bool:
+    """Its driver has been told to let it go and waits for whoever has it open, as the last poll saw.
+
+    The node counts as well as `enable`, to which any process may have written where there was never a driver.
+    """
+    use = observed_use(state, device)
+    return may_be_unbinding(device) and use is not None and device.function.address in use.open
+
+
+def _is_listed(state: NodeState, device: Device) -> bool:
+    address = device.function.address
+    return any(a.address == address for a in state.frames.get(device.resource, ()))
+
+
+def _is_polled(state: NodeState, device: Device) -> bool:
+    """The last poll saw its group, and none is under way that may see something else."""
+    use = observed_use(state, device)
+    return state.polls.outstanding is None and use is not None and use.poll == state.polls.done
 
 
 def departed_pod(state: NodeState, device: Device) -> Pod | None:

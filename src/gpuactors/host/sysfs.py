@@ -182,7 +182,10 @@ class SysfsReader:
         group = self._iommu_group(name, f"{directory}/iommu_group", faults)
         cdevs = _vfio_devices(f"{directory}/vfio-dev")
         vfio_bound = driver is not None and (driver in VFIO_DRIVERS or cdevs is not None)
-        nodes = self._nodes(name, group, cdevs or (), faults) if vfio_bound else ()
+        if vfio_bound:
+            nodes = self._nodes(name, group, cdevs or (), faults)
+        else:
+            nodes = self._left(group) if driver is None else ()
         numa_node = _numa_node(f"{directory}/numa_node")
         root = _pcie_root(directory)
         # Last, so that what vanished while it was read is not taken for a function without a driver.
@@ -226,6 +229,12 @@ class SysfsReader:
             IOMMUFD_NODE,
         )
         return tuple(node for node in wanted if self._exists(name, node, faults))
+
+    def _left(self, group: int | None) -> tuple[str, ...]:
+        """The group's node, if it is there for a function without a driver: its unbind may wait for its holder, who may
+        have been there before us."""
+        node = group_node_of(group) if group is not None else None
+        return (node,) if node is not None and os.path.exists(self._root.real(node)) else ()
 
     def _exists(self, name: str, node: str, faults: list[str]) -> bool:
         path = self._root.real(node)

@@ -27,6 +27,10 @@ __all__ = ["VFIO_DRIVERS", "HostTree", "PciSpec", "Uevent"]
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 """Drivers that make a vfio device of what is bound to them."""
 
+_BLOCKED: Final = ("uevent", "driver_override")
+"""Attributes that take the device's lock when they are read, on kernel 6.1; nobody else has a reason to read them, so
+they are only there when that lock is held."""
+
 _GROUP_MAJOR: Final = 243
 _CDEV_MAJOR: Final = 511
 
@@ -78,14 +82,17 @@ class HostTree:
     Each operation comes twice: `bind()` does it all and returns the uevents; `bind_steps()` yields each uevent with the
     tree as it is at that moment, so that a test can look half way or stop there.
 
-    While a tenant has a device open, its unbind or unplug stops half way, where the kernel's writer sleeps (kernel
-    6.12: vfio_unregister_group_dev, after `remove vfio-dev`): the driver's link is gone, the group's node stays. The
-    rest happens when the tenant lets go, in `close_group` or `kill`, which return its uevents.
+    While a tenant has a device open, its unbind or unplug stops half way, where the kernel's writer sleeps
+    (vfio_unregister_group_dev): the driver's link is gone, the group's node stays. Kernel 6.12 has said `remove`
+    vfio-dev by then, and that directory is gone. With `waits_silently` it is kernel 6.1: nothing was said, it is there,
+    and whoever reads `uevent` or `driver_override` sleeps as well. The rest happens when the tenant lets go, in
+    `close_group` or `kill`, which return its uevents.
     """
 
-    def __init__(self, root: Path, *, cdev: bool = False) -> None:
+    def __init__(self, root: Path, *, cdev: bool = False, waits_silently: bool = False) -> None:
         self.root = root
         self.cdev = cdev
+        self.waits_silently = waits_silently
         self._functions: dict[str, _Plugged] = {}
         self._members: dict[int, set[str]] = {}
         self._vfio_numbers: set[int] = set()
@@ -412,12 +419,27 @@ class HostTree:
         (self.root / f"sys{plugged.devpath}/driver").unlink(missing_ok=True)
         (self.root / f"sys/bus/pci/drivers/{driver}/{plugged.spec.address}").unlink(missing_ok=True)
         rest = self._finish_unbind(plugged, plugged.vfio, then)
+        if self.waits_silently and plugged.vfio is not None and self._is_open(plugged):
+            plugged.waiting = self._wake(plugged, plugged.vfio, rest)
+            for name in _BLOCKED:
+                self.make_hang(plugged.spec.address, name)
+            return
         if plugged.vfio is not None:
             yield from self._drop_vfio_device(plugged, plugged.vfio)
-        if self._tenants.opener_of(plugged.spec.address) is not None:
+        if self._is_open(plugged):
             plugged.waiting = rest
         else:
             yield from rest
+
+    def _is_open(self, plugged: _Plugged) -> bool:
+        return self._tenants.opener_of(plugged.spec.address) is not None
+
+    def _wake(self, plugged: _Plugged, number: int, rest: Iterator[Uevent]) -> Iterator[Uevent]:
+        """What follows an unbind that has waited silently."""
+        for name in _BLOCKED:
+            self.remove_attribute(plugged.spec.address, name)
+        yield from self._drop_vfio_device(plugged, number)
+        yield from rest
 
     def _finish_unbind(
         self, plugged: _Plugged, number: int | None, then: Iterator[Uevent]

@@ -33,6 +33,10 @@ LONG_CALM_S: Final = 40.0
 """The period of the slowest repetition, a look at what cannot be read (30 s), and some."""
 
 
+WAITS: Final = "its unbind or unplug waits"
+"""Words of the reason for a device that the kernel is taking from its driver."""
+
+
 class ViolationError(AssertionError):
     """What must hold does not."""
 
@@ -51,12 +55,13 @@ def expected(world: World) -> dict[str, dict[str, str]]:
 
     On vfio-pci: listed; Healthy if a pod of that resource has it, or if a virtual machine could open it: no pod has it
     or another card of its group, nobody holds the group, and no function of the group is on a host driver. Given to a
-    pod and not there any more: listed, Unhealthy.
+    pod and not there any more: listed, Unhealthy. Being unbound or unplugged while somebody has it open: the same.
     """
     owners = {d: r for (_, r), entry in world.kubelet.view.holdings.items() for d in entry.devices}
     told: dict[str, dict[str, str]] = {}
     for address, spec in world.tree.functions.items():
-        if spec.class_code != GPU_CLASS or not world.is_bound(address):
+        bound, waiting = world.is_bound(address), world.tree.is_waiting(address)
+        if spec.class_code != GPU_CLASS or not (bound or waiting):
             continue
         assert spec.group is not None
         resource = MODELS[spec.device]
@@ -65,7 +70,7 @@ def expected(world: World) -> dict[str, dict[str, str]]:
             and world.tree.holder_of(spec.group) is None
             and world.is_viable(spec.group)
         )
-        healthy = openable or owners.get(address) == resource
+        healthy = bound and (openable or owners.get(address) == resource)
         told.setdefault(resource, {})[address] = "Healthy" if healthy else "Unhealthy"
     for address, resource in owners.items():
         told.setdefault(resource, {}).setdefault(address, "Unhealthy")
@@ -96,6 +101,12 @@ def unsettled(world: World) -> list[str]:
         for resource in sorted(wanted.keys() | told.keys())
         if told.get(resource) != wanted.get(resource)
         and (resource in wanted or not _is_fading(resource, view))
+    ]
+    reasons = world.reasons()
+    unmet += [
+        f"{address}: it should be said that its unbind waits, not {reasons.get(address)!r}"
+        for address in world.waiting()
+        if any(address in devices for devices in wanted.values()) and WAITS not in reasons.get(address, "")
     ]
     unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(wanted.keys() - view.connected)]
     serving = [daemon.name for daemon in world.serving if daemon.is_serving]
@@ -188,7 +199,8 @@ class Safety:
         self._before = view
 
     def _check_listed(self, view: BooksView) -> None:
-        """A device that a pod has never leaves the list while kubelet hears the same plugin."""
+        """A device that a pod has never leaves the list while kubelet hears the same plugin, nor one whose unbind waits
+        for whoever has it open."""
         before = self._before
         if not view.running or view.registrations != before.registrations:
             return
@@ -200,6 +212,12 @@ class Safety:
                 knows = "knows this" if self._is_known(*key) else "knows this from its own Allocate alone"
                 raise ViolationError(
                     "a list shrank", f"{row.id} left the list while pod {row.pod} has it; the daemon {knows}"
+                )
+        still = {(row.resource, row.id) for row in view.devices if row.health != "not listed"}
+        for resource, device in sorted(listed - still):
+            if device in self._world.waiting() and resource in view.connected:
+                raise ViolationError(
+                    "a list shrank", f"{device} left the list while its unbind waits for whoever has it open"
                 )
 
     def _is_known(self, resource: str, device: str) -> bool:
@@ -265,7 +283,8 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
     within `SETTLE_S`, counted from the next full scan where a change was missed.
     """
     await make_quiet(world)
-    missed_s = RESYNC_S if world.missed else 0.0
+    unheard_of = world.tree.waits_silently and world.waiting()
+    missed_s = RESYNC_S if world.missed or unheard_of else 0.0
     deadline = trio.current_time() + missed_s + SETTLE_S
     while True:
         unmet = unsettled(world)

@@ -49,6 +49,15 @@ FOUND: Final[dict[str, Script]] = {
         "a group is held through the one card that is being unbound": (
             "a stranger opens a card@1; plug a second card into the group@1; unbind@1"
         ),
+        "a card is unbound under a stranger, and asked for": (
+            "a stranger opens a card+3; unbind; a pod for two cards comes+3; a stranger dies"
+        ),
+        "a card is pulled at once after a stranger has opened it": (
+            "a stranger opens a card@1+0.001; unplug@1+0.3; a successor starts+3"
+        ),
+        "a card is unbound under the machine of a pod that is gone": (
+            "a pod comes+3; a pod is force-deleted and dies late+1; unbind slowly+1"
+        ),
         "a successor polls what its predecessor has just handed out": (
             "looks and scans take long; a successor starts; a pod for two cards comes; Register takes long"
         ),

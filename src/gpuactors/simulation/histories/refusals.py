@@ -53,6 +53,7 @@ _CAUSES: Final = (
     (r"did not end in time|sysfs did not answer", ("a look hangs", "the clock jumps")),
     (r"could not be found out in time who uses", ("polls can look at nothing", "the clock jumps")),
     (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
+    (r"its unbind or unplug waits", _CHANGED),
     (r"IOMMU group \d+ is (still )?(held|in use)", (*_HELD, "plug a second card into the group")),
     (
         r"is gone from this node|bound to|is not viable|another device is there|cannot be read|does not exist"

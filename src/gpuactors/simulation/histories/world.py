@@ -98,9 +98,10 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     """A node with three cards on vfio-pci, a kubelet and a daemon that have run for a second.
 
     `seed` chooses what comes in no fixed order, how the daemon finds out who holds a group (`HOLDERS`), whether the
-    kernel has cdevs (if the third bit is set), and whether PreStartContainer is asked for (not in one of 16).
+    kernel has cdevs (if the third bit is set), or else says nothing of an unbind that waits (if the fourth one is), and
+    whether PreStartContainer is asked for (not in one of 16).
     """
-    tree = HostTree(root, cdev=seed & 4 != 0)
+    tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
     held_back: list[World] = []
 
@@ -218,6 +219,10 @@ class World:
     def is_held(self, slot: int) -> bool:
         """Somebody has the card's group open."""
         return self.tree.holder_of(self.group(slot)) is not None
+
+    def waiting(self) -> list[str]:
+        """Functions whose unbind or unplug waits for whoever has them open."""
+        return [address for address in self.tree.functions if self.tree.is_waiting(address)]
 
     def given(self) -> dict[str, str]:
         """Device → pod, as kubelet's ledger has it."""

@@ -110,6 +110,18 @@ def test_a_device_that_changed_since_is_refused_with_its_reason(
     assert [e.fields["reason"] for e in refusals] == [answer.reason], "the log has the same words"
 
 
+def test_a_device_that_is_just_being_plugged_in_again_is_no_other_device() -> None:
+    """Seen in a virtual machine: a look met a function before its attributes, after one that had met none at all."""
+    core = Core(gpu(A), gpu(B))
+    core.feed(HostChanged(A, None, "remove pci"))
+    core.feed(allocate((A,)))
+    core.feed(looked(core, A))
+    nameless = replace(gpu(A, driver=None), vendor="", device="", model=None, fault="cannot read vendor")
+    (answer,) = core.answers(looked(core, A, nameless))
+    assert isinstance(answer, Refused)
+    assert answer.reason == f"{A}: cannot read vendor"
+
+
 def test_a_changed_group_is_refused_once_and_granted_when_asked_again() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)))

@@ -252,6 +252,8 @@ def _obstacle(
     now = fact.function if fact is not None else None
     if now is None:
         return f"{address}: the PCI function is gone from this node"
+    if now.fault is not None and not (now.vendor and now.device):
+        return f"{address}: {now.fault}"
     if (now.vendor, now.device) != (seen.vendor, seen.device):
         was, there = f"{seen.vendor}:{seen.device}", f"{now.vendor}:{now.device}"
         return f"{address}: another device is there now ({there}, not {was})"

@@ -236,12 +236,21 @@ def _daemon(
 
 
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
-    """Says once what of a function cannot be read: it may be a GPU that no list can show."""
+    """Says once what of a function cannot be read: it may be a GPU that no list can show.
+
+    Not before a second look finds it so: during a hot plug sysfs shows a function before its attributes
+    (drivers/base/core.c, device_add).
+    """
     return [
         Say(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
         for function in functions
-        if function.fault is not None and _known_fault(state, function.address) != function.fault
+        if function.fault is not None and _is_to_be_said(state, function.address, function.fault)
     ]
+
+
+def _is_to_be_said(state: NodeState, address: PciAddress, fault: str) -> bool:
+    known, retry = _known_fault(state, address), state.looks.retries.get(address)
+    return known is not None and (known != fault or retry is None or retry.attempt == 0)
 
 
 def _known_fault(state: NodeState, address: PciAddress) -> str | None:

@@ -113,6 +113,8 @@ class KubeletStandIn:
         self._numbers = 0
         self._replies_go = threading.Event()
         self._replies_go.set()
+        self._held: frozenset[str] = frozenset()
+        self._appeared_ns = 0
         self._server: grpc.Server | None = None
         self._pod_resources: grpc.Server | None = None
         self._private_dir: Path | None = None
@@ -139,6 +141,7 @@ class KubeletStandIn:
         add_service(server, "Registration", _Registration(self))
         self._server = server
         _listen(server, self._private_dir / "s", self.socket)
+        self._appeared_ns = time.monotonic_ns()
 
     def stop(self, *, leave_sockets: bool = False) -> None:
         """End as the process would: listener, connections and streams close, in no order that a plugin may rely on.
@@ -235,6 +238,12 @@ class KubeletStandIn:
         """Every Register call that was answered, the failed ones included."""
         with self._changed:
             return tuple(self._books.registrations)
+
+    @property
+    def appeared_ns(self) -> int:
+        """When kubelet.sock was there in this life or the last one (time.monotonic_ns), which a plugin may have seen a
+        moment earlier."""
+        return self._appeared_ns
 
     @property
     def panics(self) -> tuple[str, ...]:
@@ -335,13 +344,20 @@ class KubeletStandIn:
             raise EndpointStopped(f"the plugin of {resource} has no open stream")
         stream.cancel()
 
-    def hold_register_replies(self) -> None:
-        """From now on Register dials and asks for options, but its answer waits for `release_register_replies`."""
+    def hold_register_replies(self, *resources: str) -> None:
+        """From now on Register dials and asks for options, but its answer waits for `release_register_replies`.
+
+        Where resources are named, only theirs.
+        """
+        self._held = frozenset(resources)
         self._replies_go.clear()
 
     def release_register_replies(self) -> None:
         """Let held and later answers go."""
         self._replies_go.set()
+
+    def _holds(self, resource: str) -> bool:
+        return not self._replies_go.is_set() and (not self._held or resource in self._held)
 
     def fail_registers(
         self,
@@ -389,8 +405,8 @@ class KubeletStandIn:
             if failure is not None:
                 raise _RegisterFailed(*failure)
             options = self._connect(client)
-            while not self._replies_go.wait(timeout=HOLD_POLL_S) and context.is_active():
-                pass
+            while self._holds(client.resource) and context.is_active():
+                time.sleep(HOLD_POLL_S)
             if not context.is_active():
                 raise _RegisterFailed(grpc.StatusCode.CANCELLED, "the caller gave up")
         except _RegisterFailed as error:

@@ -221,6 +221,17 @@ def test_held_reply(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     assert kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)[RESOURCE] == {}
 
 
+def test_the_reply_to_one_resource_is_held(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    kubelet.hold_register_replies("example.org/other")
+    plugin.register()
+    with pytest.raises(grpc.RpcError) as caught:
+        plugin.register(resource="example.org/other", timeout_s=0.3)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    kubelet.release_register_replies()
+    plugin.register(resource="example.org/other")
+
+
 def test_a_device_that_leaves_during_a_call_is_a_panic(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
     plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])

@@ -46,14 +46,17 @@ class DaemonProcess:
     state_dir: Path
 
     @classmethod
-    def start(cls, arguments: Sequence[str], log_file: Path) -> DaemonProcess:
-        """Start it with `arguments` after `run`; the log is in JSON whatever they say."""
+    def start(cls, arguments: Sequence[str], log_file: Path, *, prefix: Sequence[str] = ()) -> DaemonProcess:
+        """Start it with `arguments` after `run`; the log is in JSON whatever they say.
+
+        `prefix` is a command that ends by becoming the daemon, such as `setpriv …` or `unshare …`.
+        """
         state_dir = Path("/run") / f"gpuactors-{log_file.stem}"
         log: IO[bytes]
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "gpuactors", "run", *arguments),
+                    *(*prefix, sys.executable, "-m", "gpuactors", "run", *arguments),
                     *("--state-dir", str(state_dir), "--log-format", "json"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -121,9 +124,9 @@ class DaemonProcess:
 
 
 def hears_uevents(pid: int) -> bool:
-    """Whether the process has a socket in the kernel's uevent group (/proc/net/netlink; its first socket of a
-    protocol has the process id as port, netlink_autobind)."""
-    for line in Path("/proc/net/netlink").read_text(encoding="ascii").splitlines()[1:]:
+    """Whether the process has a socket in the kernel's uevent group (the netlink sockets of its network namespace; its
+    first one of a protocol has the process id as port, netlink_autobind)."""
+    for line in Path(f"/proc/{pid}/net/netlink").read_text(encoding="ascii").splitlines()[1:]:
         _, protocol, port, groups, *_ = line.split()
         if int(protocol) == NETLINK_KOBJECT_UEVENT and int(port) == pid and int(groups, 16) & KERNEL_GROUP:
             return True

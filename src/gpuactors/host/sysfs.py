@@ -203,7 +203,9 @@ class SysfsReader:
             pcie_root=root,
             nodes=nodes,
             # Of the chosen ones alone: reading a vendor's names for the first time takes as long as a hundred looks.
-            model=self._names.lookup(identity.vendor, identity.device) if self._chosen(name, identity) else None,
+            model=self._names.lookup(identity.vendor, identity.device)
+            if self._chosen(name, identity)
+            else None,
             fault=faults[0] if faults else None,
         )
 

@@ -18,18 +18,24 @@ from tests.support.kubelet_seen import Frame, Snapshot
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.runner import Guest
 
-KUBELET_DIR: Final = Path("/run/kubelet")
+RUN: Final = Path("/run")
+"""Below it each kubelet has a directory by its name: unix sockets want the guest's own file system and short paths."""
+
+KUBELET: Final = "kubelet"
+"""Its name where there is only one."""
+
+KUBELET_DIR: Final = RUN / KUBELET
 
 SLACK_S: Final = 2.0
 """On top of every bound of the daemon's own: its turns, kubelet's and the kernel's, in an emulated and busy machine."""
 
 
-def arguments(*selectors: str) -> tuple[str, ...]:
+def arguments(*selectors: str, kubelet: str = KUBELET) -> tuple[str, ...]:
     """The daemon's: uevents from the kernel, and the next periodic scan an hour away, so that nothing that kubelet
-    sees after the start is owed to a scan."""
+    sees after the start is owed to a scan. `kubelet` is the name of its kubelet, see `Node.with_kubelet`."""
     selected = [word for selector in selectors for word in ("--select", selector)]
     return (
-        "--kubelet-dir", str(KUBELET_DIR), "--uevents", "kernel", "--resync-interval-s", "3600", *selected,
+        "--kubelet-dir", str(RUN / kubelet), "--uevents", "kernel", "--resync-interval-s", "3600", *selected,
     )  # fmt: skip
 
 
@@ -39,13 +45,15 @@ class Node:
 
     guest: Guest
     kubelet: KubeletStandIn
+    name: str = KUBELET
 
     @classmethod
     @contextmanager
-    def with_kubelet(cls, guest: Guest) -> Iterator[Node]:
-        """A running kubelet; at the end it must never have panicked, and what it saw is among the artifacts."""
-        with KubeletStandIn(KUBELET_DIR) as kubelet:
-            node = cls(guest, kubelet)
+    def with_kubelet(cls, guest: Guest, name: str = KUBELET) -> Iterator[Node]:
+        """A running kubelet; at the end it must never have panicked, and what it saw is in `<name>.log` among the
+        artifacts."""
+        with KubeletStandIn(RUN / name) as kubelet:
+            node = cls(guest, kubelet, name)
             try:
                 yield node
                 assert not kubelet.panics, kubelet.panics
@@ -102,7 +110,7 @@ class Node:
     def _save(self) -> None:
         ends = [end for resource in self.resources for end in self.kubelet.stream_ends(resource)]
         text = "".join(f"{item}\n" for item in (*self.kubelet.registrations, *self.frames, *ends))
-        (self.guest.artifacts / "kubelet.log").write_text(text, encoding="utf-8")
+        (self.guest.artifacts / f"{self.name}.log").write_text(text, encoding="utf-8")
 
 
 def by_address(books: Snapshot) -> dict[str, str]:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final
 
@@ -104,6 +105,30 @@ class UeventListener:
         while (event := self.next(timeout_s=deadline - time.monotonic())) is not None:
             events.append(event)
         return events
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Of a process's socket in the kernel's group, as the kernel accounts for it."""
+
+    waiting_bytes: int
+    """Not read yet, with the kernel's own overhead."""
+    dropped: int
+    """Messages that found no room, in the socket's whole life."""
+
+    @classmethod
+    def of(cls, pid: int) -> Queue:
+        """The first one of a process that is in no PID namespace of its own: its port is the process id
+        (netlink_autobind). Raises LookupError if there is none."""
+        for line in Path(f"/proc/{pid}/net/netlink").read_text(encoding="ascii").splitlines()[1:]:
+            _, protocol, port, groups, waiting, _, _, _, dropped, *_ = line.split()
+            if (
+                int(protocol) == NETLINK_KOBJECT_UEVENT
+                and int(port) == pid
+                and int(groups, 16) & KERNEL_GROUP
+            ):
+                return cls(int(waiting), int(dropped))
+        raise LookupError(f"process {pid} has no socket for the kernel's uevents")
 
 
 WATCHED: Final = frozenset({"pci", "vfio", "vfio-dev"})

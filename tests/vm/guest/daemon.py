@@ -1,6 +1,7 @@
 """The daemon as a real process in the guest, and what the kernel and its log say of it.
 
-Must not import gpuactors: it is started, watched and ended as an operator would.
+It runs in the DaemonSet's pod, as far as a process can (`pod.py`, `confined.py`). Must not import gpuactors: it is
+started, watched and ended as an operator would.
 """
 
 from __future__ import annotations
@@ -12,20 +13,28 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
 from gpuactors.observe.journal import DIRECTORY
+from tests.vm.guest.confined import new_pid_namespace
+from tests.vm.guest.pod import CHECKOUT, MakePod, Pod, pod_for
 from tests.vm.guest.runner import eventually
 from tests.vm.guest.uevents import KERNEL_GROUP, NETLINK_KOBJECT_UEVENT
 
-CHECKOUT: Final = Path(__file__).resolve().parents[3]
-"""Its own `src` is what is tested, wherever the virtual environment has gpuactors from."""
+KUBELET_DIR_OPTION: Final = "--kubelet-dir"
 
 JOURNAL_SUFFIX: Final = ".journal"
 """Of a daemon's journal among the artifacts, beside its log."""
+
+CONFINED: Final = (sys.executable, "-S", "-m", "tests.vm.guest.confined")
+"""Becomes the command that follows, in the pod that is its first argument."""
+
+PYTHON_ENVIRONMENT: Final = {"PYTHONPATH": os.pathsep.join((str(CHECKOUT / "src"), str(CHECKOUT)))}
+"""This checkout's own `src` is what is tested, wherever the virtual environment has gpuactors from."""
 
 START_TIMEOUT_S: Final = 60.0
 """Importing the daemon's 490 modules takes 6 to 8 s under emulation, twice that on a busy machine."""
@@ -36,7 +45,7 @@ STOP_TIMEOUT_S: Final = 20.0
 
 @dataclass(slots=True)
 class DaemonProcess:
-    """`python -m gpuactors run …`, its log and its journal going to the artifacts.
+    """`python -m gpuactors run …`, its log and its journal going to the artifacts. `process` is the daemon itself.
 
     The state directory is on the guest's own disk, as the artifacts' filesystem (9p) carries no unix socket.
     """
@@ -46,23 +55,36 @@ class DaemonProcess:
     state_dir: Path
 
     @classmethod
-    def start(cls, arguments: Sequence[str], log_file: Path, *, prefix: Sequence[str] = ()) -> DaemonProcess:
-        """Start it with `arguments` after `run`; the log is in JSON whatever they say.
+    def start(
+        cls,
+        arguments: Sequence[str],
+        log_file: Path,
+        *,
+        pod: MakePod | None = None,
+        prefix: Sequence[str] | None = None,
+        state_dir: Path | None = None,
+        program: Sequence[str] = ("-m", "gpuactors"),
+    ) -> DaemonProcess:
+        """Start it with the DaemonSet's arguments and then these; the log is in JSON whatever they say.
 
-        `prefix` is a command that ends by becoming the daemon, such as `setpriv …` or `unshare …`.
+        `--kubelet-dir` among them is where kubelet is on the node; the daemon sees it where the DaemonSet mounts it.
+        `pod` is the pod it runs in, unless it is the one that deploy/README.md says these arguments need. With a
+        `prefix` (a command that ends by becoming the daemon, such as `setpriv …`, or nothing) it runs in no pod.
         """
-        state_dir = Path("/run") / f"gpuactors-{log_file.stem}"
-        log: IO[bytes]
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(*prefix, sys.executable, "-m", "gpuactors", "run", *arguments),
-                    *("--state-dir", str(state_dir), "--log-format", "json"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(CHECKOUT / "src"), str(CHECKOUT)))},
+        state_dir = state_dir or Path("/run") / f"gpuactors-{log_file.stem}"
+        python = (sys.executable, *program, "run")
+        if prefix is not None:
+            own = (*arguments, "--state-dir", str(state_dir), "--log-format", "json")
+            process = _started((*prefix, *python, *own), {**os.environ, **PYTHON_ENVIRONMENT}, log_file)
+            return cls(process, log_file, state_dir)
+        kubelet_dir, rest = _without_kubelet_dir(arguments)
+        made = pod(kubelet_dir, state_dir) if pod is not None else pod_for(arguments, kubelet_dir, state_dir)
+        for mount in made.mounts:  # those that kubelet would have made: its own, and DirectoryOrCreate
+            Path(mount.source).mkdir(parents=True, exist_ok=True)
+        _, *given = made.arguments  # the first is `run`
+        with nullcontext() if made.host_pid else new_pid_namespace():
+            process = _started(
+                (*CONFINED, made.specification, *python, *given, *rest), environment_of(made), log_file
             )
         return cls(process, log_file, state_dir)
 
@@ -104,6 +126,11 @@ class DaemonProcess:
         if status is not None:
             raise AssertionError(f"the daemon ended with {status}")
 
+    def check_one_life(self) -> None:
+        """Raise unless the log has one beginning, and no end by a bug."""
+        assert len(self.said("daemon.started")) == 1, self.said("daemon.started")
+        assert not self.said("daemon.died")
+
     def wait_until_it_listens(self) -> None:
         """Wait for its first full scan and for its uevent socket, as the kernel lists it. Raises TimeoutError.
 
@@ -123,11 +150,45 @@ class DaemonProcess:
         return self.process.wait(timeout=STOP_TIMEOUT_S)
 
 
+def environment_of(pod: Pod) -> dict[str, str]:
+    """What a container's process has: nothing of the scenario's own but what is Python's."""
+    python = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    return {"PATH": os.environ["PATH"], **python, **PYTHON_ENVIRONMENT, **pod.environment}
+
+
 def hears_uevents(pid: int) -> bool:
     """Whether the process has a socket in the kernel's uevent group (the netlink sockets of its network namespace; its
-    first one of a protocol has the process id as port, netlink_autobind)."""
+    first one of a protocol has as port what it is numbered in its PID namespace, netlink_autobind)."""
+    number = number_inside(pid)
     for line in Path(f"/proc/{pid}/net/netlink").read_text(encoding="ascii").splitlines()[1:]:
         _, protocol, port, groups, *_ = line.split()
-        if int(protocol) == NETLINK_KOBJECT_UEVENT and int(port) == pid and int(groups, 16) & KERNEL_GROUP:
+        if int(protocol) == NETLINK_KOBJECT_UEVENT and int(port) == number and int(groups, 16) & KERNEL_GROUP:
             return True
     return False
+
+
+def number_inside(pid: int) -> int:
+    """The process's number in its own PID namespace: 1 in a container, whose first process it is."""
+    return int(status_of(pid)["NSpid"].split()[-1])
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _started(command: Sequence[str], environment: dict[str, str], log_file: Path) -> subprocess.Popen[bytes]:
+    log: IO[bytes]
+    with log_file.open("wb") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
+
+
+def _without_kubelet_dir(arguments: Sequence[str]) -> tuple[Path, list[str]]:
+    rest = list(arguments)
+    at = rest.index(KUBELET_DIR_OPTION)
+    kubelet_dir = Path(rest[at + 1])
+    del rest[at : at + 2]
+    return kubelet_dir, rest

@@ -18,7 +18,6 @@ from typing import Final
 
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
-from tests.vm.guest.daemon import CHECKOUT
 from tests.vm.guest.modes import (
     GROUP_SEEN_WITHIN_S,
     POLLED_S,
@@ -38,6 +37,7 @@ from tests.vm.guest.qemu import Qemu
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.machine import Machine, PciFunction
+from tests.vm.provision import CHECKOUT
 
 MACHINE: Final = Machine(
     ports=("rp1", "rp2"),

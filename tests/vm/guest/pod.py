@@ -1,0 +1,170 @@
+"""The DaemonSet's pod as a value, read from the very manifests in deploy/: what the daemon in the guest runs in.
+
+What the manifests do not grant it does not have: what is taken out of them is missing here too. `confined.py` makes it
+so. Must not start anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import yaml
+
+CHECKOUT: Final = Path(__file__).resolve().parents[3]
+BASE: Final = CHECKOUT / "deploy" / "base" / "daemonset.yaml"
+HOLDERS_PROC: Final = CHECKOUT / "deploy" / "overlays" / "holders-proc" / "holders.yaml"
+
+KUBELET_DIR: Final = "/var/lib/kubelet"
+STATE_DIR: Final = "/var/lib/gpuactors"
+"""As the manifests name them on the node. The guest keeps several of each, elsewhere."""
+
+IMAGE: Final = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64")
+"""What the image is made of, besides this checkout and the Python that runs it: no /root, /home, /tmp, /run or /var."""
+
+_UNITS: Final = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class PodMount:
+    """A volume in the container: `source` on the node, `target` in the container."""
+
+    source: str
+    target: str
+    read_only: bool
+    recursive_read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What the container may do and see. `capabilities` are without CAP_; the environment is the manifest's own."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    mounts: tuple[PodMount, ...]
+    capabilities: tuple[str, ...]
+    no_new_privileges: bool
+    read_only_root: bool
+    seccomp: bool
+    memory_bytes: int
+    host_pid: bool
+    host_network: bool
+    privileged: bool
+    user_namespace: bool
+    """Kubernetes' `hostUsers: false`, which the manifests do not ask for."""
+
+    @property
+    def specification(self) -> str:
+        """For `confined.py`, together with what the image holds."""
+        image = dict.fromkeys((*IMAGE, str(CHECKOUT), sys.prefix, sys.base_prefix))
+        return json.dumps({**asdict(self), "image": list(image)})
+
+
+MakePod: TypeAlias = Callable[[Path, Path], Pod]
+"""From kubelet's directory and the state directory on this node."""
+
+
+def base_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
+    """deploy/base, on a node whose kubelet is at `kubelet_dir`."""
+    return pod_of(_manifest(BASE), kubelet_dir, state_dir)
+
+
+def holders_proc_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
+    """deploy/overlays/holders-proc."""
+    return pod_of(_merged(_manifest(BASE), _manifest(HOLDERS_PROC)), kubelet_dir, state_dir)
+
+
+def privileged_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
+    """deploy/base with `privileged: true`: every capability and device, no seccomp; what is mounted stays so."""
+    patch = {"containers": [{"name": "gpuactors", "securityContext": {
+        "privileged": True, "allowPrivilegeEscalation": True,
+    }}]}  # fmt: skip
+    return pod_of(_merged(_manifest(BASE), patch), kubelet_dir, state_dir)
+
+
+def pod_for(arguments: Sequence[str], kubelet_dir: Path, state_dir: Path) -> Pod:
+    """The pod that deploy/README.md says these arguments need."""
+    match [arguments[at + 1] for at, word in enumerate(arguments[:-1]) if word == "--holders"]:
+        case [*_, "proc"]:
+            return holders_proc_pod(kubelet_dir, state_dir)
+        case [*_, "open"]:
+            return privileged_pod(kubelet_dir, state_dir)
+        case _:
+            return base_pod(kubelet_dir, state_dir)
+
+
+# --- the manifests ------------------------------------------------------------------------------------------
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    spec: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
+    return spec
+
+
+def _merged(base: Any, patch: Any) -> Any:
+    """A strategic merge as far as our patches need it: mappings by key, lists of named things by name, other lists one
+    after the other. That kubectl comes to the same is checked by tests/deploy."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {
+            **base,
+            **{key: _merged(base[key], new) if key in base else new for key, new in patch.items()},
+        }
+    if isinstance(base, list) and isinstance(patch, list):
+        by_name = {item["name"]: item for item in patch if isinstance(item, dict)}
+        known = {item["name"] for item in base if isinstance(item, dict)}
+        merged = [
+            _merged(item, by_name[item["name"]])
+            if isinstance(item, dict) and item["name"] in by_name
+            else item
+            for item in base
+        ]
+        return merged + [item for item in patch if not (isinstance(item, dict) and item["name"] in known)]
+    return patch
+
+
+def pod_of(spec: Mapping[str, Any], kubelet_dir: Path, state_dir: Path) -> Pod:
+    """The pod of a PodSpec with one container, on a node with these directories."""
+    (container,) = spec["containers"]
+    rights = container["securityContext"]
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (0, 0)
+    assert not spec["hostIPC"]
+    assert rights["capabilities"]["drop"] == ["ALL"]
+    sources = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
+    return Pod(
+        arguments=tuple(container["args"]),
+        environment={item["name"]: item["value"] for item in container.get("env", ())},
+        mounts=tuple(
+            PodMount(
+                source=_on_this_node(sources[mount["name"]], kubelet_dir, state_dir),
+                target=mount["mountPath"],
+                read_only=mount.get("readOnly", False),
+                recursive_read_only=mount.get("recursiveReadOnly") == "IfPossible",
+            )
+            for mount in container["volumeMounts"]
+        ),
+        capabilities=tuple(rights["capabilities"].get("add", ())),
+        no_new_privileges=not rights["allowPrivilegeEscalation"],
+        read_only_root=rights["readOnlyRootFilesystem"],
+        seccomp=spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
+        memory_bytes=_bytes(container["resources"]["limits"]["memory"]),
+        host_pid=spec["hostPID"],
+        host_network=spec["hostNetwork"],
+        privileged=rights["privileged"],
+        user_namespace=not spec.get("hostUsers", True),
+    )
+
+
+def _on_this_node(path: str, kubelet_dir: Path, state_dir: Path) -> str:
+    if path == STATE_DIR:
+        return str(state_dir)
+    if path.startswith(f"{KUBELET_DIR}/"):
+        return f"{kubelet_dir}{path.removeprefix(KUBELET_DIR)}"
+    return path
+
+
+def _bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * _UNITS[quantity[-2:]]

@@ -1,0 +1,269 @@
+"""The daemon needs no more than deploy/ grants it: shown from outside, by what is refused in its pod, and by its work.
+
+Every scenario runs the daemon in that pod (`pod.py`). Here the pod itself is looked at: what the kernel says of the
+process, what a second process in such a pod tries in vain, and that in it the kernel is heard, GPUs are handed out,
+strangers are seen and an operator is answered. What fails where less is granted is `privileges_lacking`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gpuactors import limits
+from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
+from tests.vm.guest.confined import new_pid_namespace
+from tests.vm.guest.daemon import CONFINED, DaemonProcess, environment_of, status_of
+from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node, arguments, last_reason
+from tests.vm.guest.pod import STATE_DIR, Pod, base_pod, privileged_pod
+from tests.vm.guest.runner import Guest
+from tests.vm.guest.sysfs import Function, function_behind
+from tests.vm.guest.tenant import Tenant
+from tests.vm.machine import Machine, PciFunction
+
+MACHINE: Final = Machine(
+    ports=("rp1", "rp2"),
+    functions=(PciFunction("edu1", "edu", "rp1"), PciFunction("edu2", "edu", "rp2")),
+)
+
+RESOURCE: Final = "pci-1234/11e8"
+
+FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
+SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
+RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
+
+DIRECTORY_WITHIN_S: Final = 2 * limits.KUBELET_DIR_RETRY_S + SLACK_S
+
+COMMAND_TIMEOUT_S: Final = 60.0
+"""A Python process in a pod: a second for the attempts; the command line's imports take as long as the daemon's."""
+
+NAMESPACES: Final = ("mnt", "net", "pid", "ipc", "uts", "cgroup")
+
+WRITABLE: Final = ("/var/lib/kubelet/device-plugins", STATE_DIR)
+"""All that is writable in the pod, besides what a runtime mounts into every container (/proc, /dev)."""
+
+ATTEMPTS: Final = """
+import ctypes, errno, json, os, socket, sys
+node, control = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+def called(name, *given):
+    if getattr(libc, name)(*given) < 0:
+        raise OSError(ctypes.get_errno(), name)
+def written(path, text):
+    descriptor = os.open(path, os.O_WRONLY)
+    os.write(descriptor, text)
+attempts = {
+    "open the group's node": lambda: os.close(os.open(node, os.O_RDWR)),
+    "write to sysfs": lambda: written(control, b"\\n"),
+    "make a file in /": lambda: os.mkdir("/new"),
+    "make a file in /tmp": lambda: os.mkdir("/tmp/new"),
+    "make a file beside kubelet's socket": lambda: os.mkdir("/var/lib/kubelet/pod-resources/new"),
+    "make a file in the node's /dev": lambda: os.mkdir("/host/dev/new"),
+    "see other processes": lambda: os.stat("/proc/2"),
+    "trace a process": lambda: called("ptrace", 16, 0, 0, 0),
+    "mount": lambda: called("mount", b"new", b"/dev/shm", b"tmpfs", 0, b""),
+    "a packet socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
+    # These two change what may be done after them.
+    "become another user": lambda: os.setuid(65534),
+    "a new user namespace": lambda: called("unshare", 0x10000000),
+}
+said = {}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        said[name] = "ok"
+    except OSError as error:
+        said[name] = errno.errorcode[error.errno]
+print(json.dumps(said))
+"""
+
+REFUSALS: Final = {
+    "open the group's node": "EPERM",  # the device cgroup
+    "write to sysfs": "EROFS",
+    "make a file in /": "EROFS",
+    "make a file in /tmp": "EROFS",
+    "make a file beside kubelet's socket": "EROFS",
+    "make a file in the node's /dev": "EROFS",
+    "see other processes": "ENOENT",
+    "trace a process": "EPERM",  # seccomp, before anybody looks which process
+    "mount": "EPERM",
+    "a packet socket": "EPERM",
+    "become another user": "EPERM",
+    "a new user namespace": "EPERM",  # seccomp: without it anybody may
+}
+
+PRIVILEGED_MAY: Final = ("open the group's node", "mount", "a new user namespace", "a packet socket")
+"""The attempts are real ones: in a pod that may, they do not fail."""
+
+
+def run(guest: Guest) -> None:
+    """One daemon in the pod of deploy/base."""
+    edu1, edu2 = (function_behind(guest.machine, port) for port in ("rp1", "rp2"))
+    with (
+        Node.with_kubelet(guest) as node,
+        DaemonProcess.start(arguments("vendor=1234,device=11e8"), guest.artifacts / "daemon.log") as daemon,
+    ):
+        scene = _Scene(node, daemon, edu1, edu2)
+        with guest.step("it listens to the kernel from a network namespace of its own"):
+            daemon.wait_until_it_listens()
+        _as_the_kernel_has_it(scene)
+        _it_works(scene)
+        _what_is_refused(scene)
+        _an_operator_asks(scene)
+        with guest.step(
+            "it ends with 0 on SIGTERM, in the memory that it may have, and takes its sockets along"
+        ):
+            _memory(scene)
+            assert daemon.terminate() == 0
+            daemon.check_one_life()
+            for said in (
+                "control.unavailable",
+                "journal.failed",
+                "holders.unavailable",
+                "uevents.unavailable",
+            ):
+                assert not daemon.said(said), daemon.said(said)
+            assert [path.name for path in node.kubelet.socket_dir.glob("*.sock")] == ["kubelet.sock"]
+        with guest.step(
+            "its journal says of which boot it is, though the pod does not have the node's /proc"
+        ):
+            first, *_ = sorted((daemon.state_dir / "journal").iterdir())
+            header = json.loads(first.read_text(encoding="utf-8").splitlines()[0])
+            assert (
+                header["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    node: Node
+    daemon: DaemonProcess
+    edu1: Function
+    edu2: Function
+
+    @property
+    def pod(self) -> Pod:
+        return base_pod(KUBELET_DIR, self.daemon.state_dir)
+
+
+def _as_the_kernel_has_it(scene: _Scene) -> None:
+    pid, step = scene.daemon.process.pid, scene.node.guest.step
+    with step("no capability, no new privileges, seccomp"):
+        status = status_of(pid)
+        assert status["Uid"].split() == ["0"] * 4
+        for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb"):
+            assert int(status[f"Cap{kind}"], 16) == 0, status
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2"), status
+    with step("namespaces of its own, but the node's user namespace"):
+        for name in (*NAMESPACES, "user"):
+            own, ours = (Path(f"/proc/{who}/ns/{name}").readlink() for who in (pid, "self"))
+            assert (own != ours) is (name != "user"), f"{name}: {own} beside {ours}"
+    with step("mounts: read-only but for kubelet's directory and its own"):
+        rest = {target: "ro" in options for target, options in _mounts(pid).items()}
+        kernels = {target for target in rest if target.split("/")[1] in ("proc", "dev")}
+        writable = {target for target, read_only in rest.items() if not read_only} - kernels
+        assert writable == set(WRITABLE), writable
+        assert {
+            "/",
+            "/sys",
+            "/host/sys",
+            "/host/dev",
+            "/var/lib/kubelet/pod-resources",
+        } <= rest.keys() - writable
+    with step("the DaemonSet's own arguments, and no setting from elsewhere"):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        given = list(scene.pod.arguments)
+        assert given[0] == "run"
+        assert words[3 : 3 + len(given)] == given, words
+        assert b"GPUACTORS_" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def _mounts(pid: int) -> dict[str, list[str]]:
+    """Where something is mounted, with the options of the mount itself; the uppermost where several are."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8").splitlines()
+    return {line.split()[4]: line.split()[5].split(",") for line in lines}
+
+
+def _it_works(scene: _Scene) -> None:
+    node, edu1, edu2, step = scene.node, scene.edu1, scene.edu2, scene.node.guest.step
+    with step("late binds: heard, in kubelet's books"):
+        node.timed("first_bind_to_frame_ms", edu1.bind_vfio, {edu1.address: HEALTHY}, FIRST_FRAME_WITHIN_S)
+        both = {edu1.address: HEALTHY, edu2.address: HEALTHY}
+        node.timed("second_bind_to_frame_ms", edu2.bind_vfio, both, FRAME_WITHIN_S)
+    with step("Allocate and PreStartContainer: the nodes as the node itself names them"):
+        given = node.kubelet.allocate(RESOURCE, [edu1.address], pod="vm-1")
+        paths = sorted(device.host_path for device in given.devices)
+        assert paths == sorted(["/dev/vfio/vfio", str(edu1.group_node)]), given
+        node.kubelet.prestart(RESOURCE, [edu1.address])
+    with step("a stranger is seen, and seen to let go"), Tenant.start() as stranger:
+        held = {edu1.address: HEALTHY, edu2.address: UNHEALTHY}
+        node.timed(
+            "device_open_to_unhealthy_ms", lambda: stranger.open_device(edu2.group_node, edu2.address), held,
+            SEEN_WITHIN_S,
+        )  # fmt: skip
+        assert "in use (enable of" in last_reason(scene.daemon, edu2.address)
+        node.timed("sigkill_to_healthy_ms", stranger.kill, both, RELEASE_SEEN_WITHIN_S)
+
+
+def _what_is_refused(scene: _Scene) -> None:
+    step = scene.node.guest.step
+    with step(f"a second process in such a pod is refused {len(REFUSALS)} things"):
+        said = _attempted(scene, scene.pod)
+        assert said == REFUSALS, said
+    with step("in a privileged pod it is not: the attempts are real"):
+        said = _attempted(scene, privileged_pod(KUBELET_DIR, scene.daemon.state_dir))
+        assert {name: said[name] for name in PRIVILEGED_MAY} == dict.fromkeys(PRIVILEGED_MAY, "ok"), said
+    with step("without seccomp anybody may make a user namespace: the filter is real"):
+        said = _attempted(scene, replace(scene.pod, seccomp=False))
+        assert said == {**REFUSALS, "trace a process": "ESRCH", "a new user namespace": "ok"}, said
+
+
+def _attempted(scene: _Scene, pod: Pod) -> dict[str, str]:
+    """What each attempt came to in a pod of that kind."""
+    node = f"/host{scene.edu2.group_node}"
+    control = f"/host/sys/bus/pci/devices/{scene.edu2.address}/driver_override"
+    command = (*CONFINED, pod.specification, sys.executable, "-S", "-c", ATTEMPTS, node, control)
+    with new_pid_namespace():
+        process = subprocess.Popen(command, env=environment_of(pod), stdout=subprocess.PIPE)
+    said: dict[str, str] = json.loads(process.communicate(timeout=COMMAND_TIMEOUT_S)[0])
+    assert process.returncode == 0
+    return said
+
+
+def _an_operator_asks(scene: _Scene) -> None:
+    """`kubectl exec`: a process in the very namespaces of the daemon, with no more capabilities than it has."""
+    with scene.node.guest.step("explain, as through kubectl exec: answered by the running daemon"):
+        command = (
+            "nsenter", "--target", str(scene.daemon.process.pid), "--all",
+            "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
+            sys.executable, "-m", "gpuactors", "explain", scene.edu1.address, "-o", "json",
+        )  # fmt: skip
+        done = subprocess.run(
+            command, env=environment_of(scene.pod), capture_output=True, text=True,
+            timeout=COMMAND_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done
+        (scene.node.guest.artifacts / "explain.json").write_text(done.stdout, encoding="utf-8")
+        # Only the daemon knows kubelet's books; a look at the host alone would call it free.
+        assert "allocated to pod default/vm-1" in done.stdout, done
+
+
+def _lost_its_directory(daemon: DaemonProcess) -> bool:
+    return any("delete this pod" in str(line["reason"]) for line in daemon.said("kubelet.gone"))
+
+
+def _memory(scene: _Scene) -> None:
+    """The most that the pod ever used, of what it may."""
+    cgroups = Path("/sys/fs/cgroup")
+    subprocess.run(["/run/busybox", "mount", "-t", "cgroup2", "cgroup2", str(cgroups)], check=True)
+    own = cgroups / Path(f"/proc/{scene.daemon.process.pid}/cgroup").read_text().strip().split("::/", 1)[1]
+    limit, peak = (int((own / f"memory.{what}").read_text()) for what in ("max", "peak"))
+    assert limit == scene.pod.memory_bytes
+    scene.node.figure("memory_limit_mib", limit >> 20)
+    scene.node.figure("memory_peak_mib", peak >> 20)
+    assert "oom_kill 0" in (own / "memory.events").read_text()

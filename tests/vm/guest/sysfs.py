@@ -99,7 +99,11 @@ class Function:
     def bind_by_address(self) -> None:
         """Its address into vfio-pci's own `bind`; ENODEV where neither an override nor an id lets that driver have
         it."""
-        _write(VFIO_PCI / "bind", f"{self.address}\n")
+        self.bind_to("vfio-pci")
+
+    def bind_to(self, driver: str) -> None:
+        """Its address into a driver's `bind`. A plain OSError says what the kernel or the driver refused."""
+        _write(PCI / "drivers" / driver / "bind", f"{self.address}\n")
 
     def unbind(self) -> None:
         """Take the driver away; the override stays. Blocks while somebody holds the device."""

@@ -236,7 +236,7 @@ def test_an_empty_file_beside_others_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "it is no line of a journal"),
+        (b"", "it is empty: nothing of it was on the disk when the node went down"),
         (b"PK\x03\x04", "it is no line of a journal"),
         (b'{"name": "a JSON file of somebody else"}\n', "it is no line of a journal"),
         (

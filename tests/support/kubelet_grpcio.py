@@ -100,12 +100,15 @@ class KubeletStandIn:
     thread.
     """
 
-    def __init__(self, kubelet_dir: Path, *, dial_timeout_s: float = DIAL_TIMEOUT_S) -> None:
+    def __init__(
+        self, kubelet_dir: Path, *, dial_timeout_s: float = DIAL_TIMEOUT_S, synced: bool = False
+    ) -> None:
+        """`synced`: see PodLedger."""
         self.socket_dir = kubelet_dir / "device-plugins"
         self.socket = self.socket_dir / "kubelet.sock"
         self.pod_resources_socket = kubelet_dir / "pod-resources" / "kubelet.sock"
         self.checkpoint = self.socket_dir / "kubelet_internal_checkpoint"
-        self._pods = PodLedger(self.checkpoint)
+        self._pods = PodLedger(self.checkpoint, synced=synced)
         self._kubelet_dir = kubelet_dir
         self._dial_timeout_s = dial_timeout_s
         self._changed = threading.Condition()
@@ -302,6 +305,15 @@ class KubeletStandIn:
     def force_delete(self, pod: str) -> None:
         """A pod is deleted by force: it leaves PodResources at once, whatever its process does. Raises KeyError."""
         self._pods.force_delete(pod)
+
+    def restore_pods(self) -> None:
+        """Before `start`, on a node that had a kubelet: its ledger's pods, which List names after `hear_of_pods` only.
+        Their names are their UIDs. Raises OSError, ValueError."""
+        self._pods.restore()
+
+    def hear_of_pods(self) -> None:
+        """The API server has told kubelet which pods there are."""
+        self._pods.hear_of_pods()
 
     def fail_lists(
         self,

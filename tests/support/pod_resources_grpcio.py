@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 import time
 import uuid
@@ -36,14 +37,19 @@ class _Pod:
     """By resource: devices, and the container's part of AllocateResponse."""
     gone_at: float | None = None
     """On time.monotonic()."""
+    known: bool = True
+    """Kubelet has heard of it since its start; until then only its ledger has it, and the file."""
 
 
 @final
 class PodLedger:
     """Which pod has which devices. Its `List` is the gRPC method. All methods may be called from any thread."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, synced: bool = False) -> None:
+        """`synced`: the file is on the disk before it has its name, as kubelet has it (pkg/kubelet/util/store); only
+        a power cut shows the difference."""
         self._file = file
+        self._synced = synced
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
         self._healthy: dict[str, tuple[str, ...]] = {}
@@ -73,6 +79,22 @@ class PodLedger:
         with self._lock:
             self._pods[pod].gone_at = time.monotonic() + RELEASE_S
 
+    def restore(self) -> None:
+        """Take over the file of a former kubelet, as kubelet does when it starts. List does not name its pods before
+        `hear_of_pods`. Their names are not in it: here they are their UIDs. Raises OSError, ValueError."""
+        data = json.loads(self._file.read_text(encoding="utf-8"))["Data"]
+        with self._lock:
+            for entry in data["PodDeviceEntries"] or ():
+                pod = self._pods.setdefault(entry["PodUID"], _Pod(entry["PodUID"], known=False))
+                ids = tuple(device for node in entry["DeviceIDs"].values() for device in node)
+                pod.given[entry["ResourceName"]] = ids, base64.b64decode(entry["AllocResp"])
+
+    def hear_of_pods(self) -> None:
+        """The API server has told which pods there are: all that were restored."""
+        with self._lock:
+            for pod in self._pods.values():
+                pod.known = True
+
     def force_delete(self, pod: str) -> None:
         """The pod is gone, whatever its process does. Raises KeyError if there is no such pod."""
         with self._lock:
@@ -94,7 +116,7 @@ class PodLedger:
             self._asked += 1
             failure = self._failures.pop(0) if self._failures else None
             self._collect()
-            pods = [self._listed(name, pod) for name, pod in self._pods.items()]
+            pods = [self._listed(name, pod) for name, pod in self._pods.items() if pod.known]
         if failure is not None:
             context.abort(*failure)
         return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)
@@ -129,5 +151,9 @@ class PodLedger:
         data = {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
         draft = self._file.with_name(f".{self._file.name}")
         with suppress(OSError):  # kubelet logs that and goes on; a test may have taken the directory away
-            draft.write_text(json.dumps({"Data": data, "Checksum": 0}), encoding="utf-8")
+            with draft.open("w", encoding="utf-8") as file:
+                json.dump({"Data": data, "Checksum": 0}, file)
+                if self._synced:
+                    file.flush()
+                    os.fsync(file.fileno())
             draft.rename(self._file)

@@ -343,3 +343,28 @@ def test_lists_are_refused_when_it_is_told_to(kubelet: KubeletStandIn) -> None:
     with pytest.raises(grpc.RpcError, match="rejected by rate limit"):
         listed(kubelet)
     assert listed(kubelet) == {}
+
+
+def test_another_kubelet_takes_the_ledger_over_and_lists_its_pods_when_it_hears_of_them(
+    kubelet: KubeletStandIn, plugin: TinyPlugin, tmp_path: Path
+) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])
+    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.allocate(RESOURCE, ["a", "b"], pod="one")
+    (entry,) = json.loads(kubelet.checkpoint.read_text())["Data"]["PodDeviceEntries"]
+    kubelet.stop(leave_sockets=True)
+
+    other = KubeletStandIn(tmp_path, synced=True)
+    other.restore_pods()
+    with other:
+        assert listed(other) == {}
+        again = TinyPlugin(other.socket_dir)  # the sockets that were there are removed
+        again.register()
+        again.frames.put([("a", "Unhealthy"), ("b", "Unhealthy")])
+        other.wait_for(lambda books: RESOURCE in books, WAIT_S)
+        assert json.loads(other.checkpoint.read_text())["Data"]["PodDeviceEntries"] == [entry]
+        other.hear_of_pods()
+        assert listed(other) == {entry["PodUID"]: ["a", "b"]}
+        again.server.stop(grace=None).wait()
+    kubelet.start()

@@ -6,6 +6,8 @@ Must not know what a scenario does. Every wait has a deadline, and QEMU never ou
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import selectors
 import shlex
 import shutil
@@ -14,13 +16,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
+from tests.vm.commands import ProvisionError
 from tests.vm.initramfs import build_initramfs, built_in_modules
-from tests.vm.machine import GUEST_STATUS_BASE, READY_MARKER, Machine, qemu_arguments
+from tests.vm.machine import (
+    CUT_MARKER,
+    DISK_MODULES,
+    GUEST_STATUS_BASE,
+    READY_MARKER,
+    Machine,
+    disk_image,
+    qemu_arguments,
+)
 from tests.vm.matrix import Cell
 from tests.vm.provision import CHECKOUT, Kernel, cached_busybox, cached_kernel, qemu_path
 from tests.vm.vfio_user import serving
@@ -31,8 +43,16 @@ BOOTS: Final = 2
 """QEMU 7.2 under emulation died in about 1 of 200 boots (a double fault of the guest's kernel, long before Python), and
 nobody has counted as many of QEMU 11 yet: one more try, and only where the ready marker has not been seen."""
 
+POWER_CUT: Final = "the power was cut"
+"""The trouble of a guest that announced it."""
+
+_CUT: Final = re.compile(CUT_MARKER.encode() + rb" (\d+\.\d+) s\r?\n")
+
 WARM_TIMEOUT_S: Final = 60.0
 """Importing a module on the host: about a second, several with nothing compiled yet."""
+
+MKFS: Final = "mkfs.ext4"
+"""Of e2fsprogs, which Debian always has."""
 
 LAST_LINES: Final = 80
 """Lines of the serial console that a failure shows; the whole is in the artifacts."""
@@ -53,6 +73,8 @@ class GuestRun:
     scenario_s: float
     artifacts: Path
     console: str
+    power_cut: bool = False
+    """The guest announced it, and QEMU was killed: there is no status then, and nothing wrong."""
 
     @property
     def passed(self) -> bool:
@@ -90,24 +112,50 @@ def run_scenario(cell: Cell) -> GuestRun:
     `/run/artifacts`. Raises ProvisionError where QEMU, kernel or busybox are missing and InitramfsError where the
     kernel lacks a module; a guest that fails is not an exception but a GuestRun.
     """
+    artifacts = fresh_artifacts(cell)
+    if cell.machine.disk_mib:
+        _make_disk(disk_image(artifacts), cell.machine.disk_mib)
+    _warm_bytecode(cell.scenario)
+    seed = os.environ.get("GPUACTORS_VM_SEED") or secrets.token_hex(4)
+    lives = cell.machine.power_cuts + 1
+    for life in range(1, lives + 1):
+        run = _live(cell, artifacts, {"life": str(life), "lives": str(lives), "seed": seed})
+        if not run.power_cut:
+            break
+    if run.passed and life < lives:
+        return replace(run, status=None, trouble=f"life {life} of {lives} ended without its power cut")
+    if run.passed:
+        disk_image(artifacts).unlink(missing_ok=True)
+    return run
+
+
+def _live(cell: Cell, artifacts: Path, life: Mapping[str, str]) -> GuestRun:
+    """One life of the machine: the only one, if its power is never cut."""
     qemu, kernel, busybox = qemu_path(), cached_kernel(cell.kernel), cached_busybox()
     machine = with_parameters(cell.machine, kernel)
-    artifacts = fresh_artifacts(cell)
     initrd = artifacts / "initrd"
     initrd.write_bytes(
         build_initramfs(
             kernel,
             busybox,
             (HERE / "init").read_bytes(),
-            modules=machine.modules,
-            files={"stage2": (HERE / "stage2").read_bytes(), "job": _job(cell)},
+            modules=(*machine.modules, *(DISK_MODULES if machine.disk_mib else ())),
+            files={"stage2": (HERE / "stage2").read_bytes(), "job": _job(cell, life)},
         )
     )
-    _warm_bytecode(cell.scenario)
     try:
         return run_guest(qemu, kernel.image, machine, initrd, artifacts)
     finally:
         initrd.unlink()
+
+
+def _make_disk(path: Path, mib: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(mib << 20)
+    program = shutil.which(MKFS, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        raise ProvisionError(f"there is no {MKFS} on PATH: install e2fsprogs")
+    subprocess.run([program, "-q", "-F", str(path)], stdin=subprocess.DEVNULL, check=True)
 
 
 def run_guest(qemu: Path, kernel_image: Path, machine: Machine, initrd: Path, artifacts: Path) -> GuestRun:
@@ -136,8 +184,11 @@ def _warm_bytecode(scenario: str) -> None:
     for module in (
         "gpuactors.__main__",
         "gpuactors.app",
+        "gpuactors.inspection",
         "tests.vm.guest.runner",
         f"tests.vm.guest.{scenario}",
+        # What it imports later, where there is such a module.
+        f"tests.vm.guest.{scenario.removeprefix('scenario_')}",
     ):
         subprocess.run(
             [sys.executable, "-c", f"import {module}"],
@@ -157,7 +208,7 @@ def with_parameters(machine: Machine, kernel: Kernel) -> Machine:
     return replace(machine, kernel_arguments=(*machine.kernel_arguments, *parameters))
 
 
-def _job(cell: Cell) -> bytes:
+def _job(cell: Cell, life: Mapping[str, str]) -> bytes:
     """Shell variables for `init` and `stage2`: in the initramfs, because a kernel command line knows no quoting."""
     variables = {
         "checkout": str(CHECKOUT),
@@ -168,6 +219,7 @@ def _job(cell: Cell) -> bytes:
         "scenario_timeout_s": str(cell.machine.scenario_timeout_s),
         "vfio_pci_parameters": " ".join(cell.machine.vfio_pci_parameters),
         "status_base": str(GUEST_STATUS_BASE),
+        **life,
     }
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items()).encode()
 
@@ -200,6 +252,7 @@ def _boot(
         )  # fmt: skip
     try:
         console, ready, trouble = _follow(process, machine, started, log)
+        power_cut = trouble == POWER_CUT
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -218,6 +271,7 @@ def _boot(
         scenario_s=ended - (ready or ended),
         artifacts=artifacts,
         console=console.decode(errors="replace"),
+        power_cut=power_cut,
     )
 
 
@@ -235,12 +289,15 @@ def _follow(
     assert process.stdout is not None
     console = bytearray()
     ready: float | None = None
+    cut = False
     deadline = started + machine.boot_timeout_s
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not selector.select(left_s):
+                if cut:
+                    return bytes(console), ready, POWER_CUT
                 what, limit_s = (
                     ("boot did not come to Python", machine.boot_timeout_s) if ready is None
                     else ("scenario did not end", machine.scenario_timeout_s)
@@ -257,3 +314,6 @@ def _follow(
             if ready is None and READY_MARKER.encode() in console:
                 ready = time.monotonic()
                 deadline = ready + machine.scenario_timeout_s
+            if ready is not None and not cut and (found := _CUT.search(console)) is not None:
+                cut = True
+                deadline = time.monotonic() + float(found[1])

@@ -36,6 +36,15 @@ like a QEMU that could not start (exit status 1)."""
 VFIO_USER: Final = "vfio-user-pci"
 """QEMU's model of a function that another process plays (QEMU docs/interop/vfio-user.rst)."""
 
+CUT_MARKER: Final = "GPUACTORS-VM power cut after"
+"""Written to the serial console by a guest whose power is to be cut: so many seconds (the next word) later QEMU is
+killed, whatever the guest is doing then."""
+
+DISK_SLOT: Final = 0x1C
+"""Of the root bus: after the last root port."""
+
+DISK_MODULES: Final = ("virtio_blk", "crc32c_generic", "ext4")
+
 READY_MARKER: Final = "GPUACTORS-VM ready"
 """Written to the serial console when Python runs in the guest. Before it a boot may be retried once, after it never:
 what fails then may be what the suite exists to find."""
@@ -96,6 +105,10 @@ class Machine:
     `boot_timeout_s` runs to the ready marker, `scenario_timeout_s` from there to the end; both are several times what a
     quiet machine takes, because emulation suffers badly from neighbours (7 s to boot alone, 18 s beside two busy
     processes).
+
+    With `disk_mib` there is a disk with an empty ext4 (`/dev/vda` in the guest). With `power_cuts` the machine lives so
+    many times and once more, with the same disk: each life but the last is ended by the power cut that it announces
+    (CUT_MARKER).
     """
 
     ports: tuple[str, ...]
@@ -110,6 +123,8 @@ class Machine:
     cpus: int = 2
     boot_timeout_s: float = 90.0
     scenario_timeout_s: float = 120.0
+    disk_mib: int = 0
+    power_cuts: int = 0
 
     def __post_init__(self) -> None:
         if len(set(self.ports)) != len(self.ports) or len(self.ports) > MAX_PORTS:
@@ -174,12 +189,22 @@ def qemu_arguments(
         "-device", "virtio-serial-pci,id=serialbus,bus=pcie.0,addr=3",
         "-device", f"virtserialport,bus=serialbus.0,chardev=guestport,name={QMP_PORT_NAME}",
     ]  # fmt: skip
+    if machine.disk_mib:
+        # The host's cache outlives QEMU: what the guest's kernel has given to the disk is not lost, the rest is.
+        disk = f"if=none,id=disk,format=raw,cache=writeback,file={_escaped(disk_image(artifacts))}"
+        arguments += ["-drive", disk]
+        arguments += ["-device", f"virtio-blk-pci,drive=disk,bus=pcie.0,addr={DISK_SLOT:#x}"]
     for number, port in enumerate(machine.ports):
         place = f"bus=pcie.0,addr={FIRST_PORT_SLOT + number:#x},chassis={number + 1},slot={number + 1}"
         arguments += ["-device", f"pcie-root-port,id={port},{place}"]
     for function in machine.functions:
         arguments += ["-device", _device(function, machine)]
     return arguments
+
+
+def disk_image(artifacts: Path) -> Path:
+    """Where a machine's disk is on the host."""
+    return artifacts / "disk.img"
 
 
 def _device(function: PciFunction, machine: Machine) -> str:

@@ -15,12 +15,14 @@ import pytest
 from tests.vm.boot import GuestRun, run_guest
 from tests.vm.initramfs import CpioArchive
 from tests.vm.machine import (
+    CUT_MARKER,
     GUEST_STATUS_BASE,
     READY_MARKER,
     VFIO_USER,
     Machine,
     PciFunction,
     PciIds,
+    disk_image,
     qemu_arguments,
 )
 from tests.vm.qemu_root import PROGRAM, STARTER, starter
@@ -42,6 +44,7 @@ class Case:
     boots: int
     trouble: str = ""
     limit_s: float = 30.0
+    power_cut: bool = False
 
     @property
     def machine(self) -> Machine:
@@ -70,6 +73,12 @@ CASES = {
     "scenario hangs": Case(
         f"{READY}; exec sleep 60", status=None, boots=1, trouble="did not end", limit_s=1.0
     ),
+    "power is cut": Case(
+        f"{READY}; echo '{CUT_MARKER} 0.100 s'; exec sleep 60", status=None, boots=1, power_cut=True
+    ),
+    "power would have been cut": Case(
+        f"{READY}; echo '{CUT_MARKER} 20.000 s'; {leave(0)}", status=0, boots=1
+    ),
 }
 
 
@@ -79,6 +88,7 @@ def test_how_a_run_is_judged(name: str, tmp_path: Path) -> None:
     run = play(case, tmp_path)
     assert (run.status, run.boots) == (case.status, case.boots)
     assert run.passed is (case.status == 0)
+    assert run.power_cut is case.power_cut
     assert case.trouble in (run.trouble or "")
     assert (tmp_path / "serial.log").read_text().endswith(run.console)
 
@@ -181,6 +191,20 @@ def test_qemu_is_started_with_its_own_libraries_wherever_it_is(tmp_path: Path) -
     assert modules == f"{linker.parent}/qemu"
     assert arguments[:3] == ["--library-path", str(linker.parent), str(root / "usr/bin" / PROGRAM)]
     assert arguments[-2:] == ["-m", "1 G"]
+
+
+def test_a_disk_is_beside_the_artifacts() -> None:
+    arguments = qemu_arguments(
+        Machine(ports=("a",), disk_mib=64),
+        kernel_image=Path("k"),
+        initrd=Path("i"),
+        artifacts=Path("/with,comma"),
+        monitor_fd=3,
+        guest_port_fd=4,
+    )
+    assert disk_image(Path("/with,comma")) == Path("/with,comma/disk.img")
+    (drive,) = (word for word in arguments if word.startswith("if=none"))
+    assert drive.endswith(",file=/with,,comma/disk.img")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def _header(path: str) -> Header:
             line = file.readline(1 << 16)
     except OSError as exc:
         raise JournalError(f"cannot read {path}: {exc.strerror}") from None
+    if not line:
+        raise JournalError(
+            f"{path} cannot be replayed: it is empty: nothing of it was on the disk when the node went down"
+        )
     try:
         header = read_line(line)
     except FormatError as exc:

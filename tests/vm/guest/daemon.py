@@ -19,13 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from gpuactors.observe.journal import DIRECTORY
 from tests.vm.guest.confined import new_pid_namespace
 from tests.vm.guest.pod import CHECKOUT, MakePod, Pod, pod_for
 from tests.vm.guest.runner import eventually
 from tests.vm.guest.uevents import KERNEL_GROUP, NETLINK_KOBJECT_UEVENT
 
 KUBELET_DIR_OPTION: Final = "--kubelet-dir"
+
+JOURNAL_DIRECTORY: Final = "journal"
+"""Below the state directory. Its name in the daemon is not imported: that would bring trio along, for seconds."""
 
 JOURNAL_SUFFIX: Final = ".journal"
 """Of a daemon's journal among the artifacts, beside its log."""
@@ -97,7 +99,7 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        journal = self.state_dir / DIRECTORY
+        journal = self.state_dir / JOURNAL_DIRECTORY
         if journal.is_dir():
             shutil.copytree(journal, self.log_file.with_suffix(JOURNAL_SUFFIX))
         if error is not None:

@@ -138,6 +138,7 @@ def _add_to_image(root: Path, path: Path) -> None:
     target = _inside(root, path)
     if path.is_symlink():
         target.symlink_to(os.readlink(path))
+        _add_to_image(root, path.resolve())
     elif path.is_dir() and not target.exists():
         target.mkdir(parents=True)
         _mount(path, target, None, MS_BIND)

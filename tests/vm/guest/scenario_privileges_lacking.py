@@ -16,7 +16,7 @@ from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY, KubeletStandIn
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
 from tests.vm.guest.node import SLACK_S, by_address
 from tests.vm.guest.pod import STATE_DIR, MakePod, Pod, base_pod, holders_proc_pod, privileged_pod
-from tests.vm.guest.runner import Guest
+from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.guest.tenant import Tenant
 from tests.vm.machine import Machine, PciFunction
@@ -152,9 +152,16 @@ def _started(stack: ExitStack, guest: Guest, lack: Lack) -> _Daemon:
         "--select", "vendor=1234,device=11e8",
     )  # fmt: skip
     log_file = guest.artifacts / f"{lack.name}.log"
-    return _Daemon(
-        lack, guest, kubelet, stack.enter_context(DaemonProcess.start(arguments, log_file, pod=lack.pod))
-    )
+    daemon = stack.enter_context(DaemonProcess.start(arguments, log_file, pod=lack.pod))
+    # One pod after the other, while those before it import: once, with all five being made at the same moment, both
+    # processors of the emulated machine got stuck in the kernel.
+    eventually(f"the pod {lack.name}", lambda: _is_made(daemon), timeout_s=START_TIMEOUT_S)
+    return _Daemon(lack, guest, kubelet, daemon)
+
+
+def _is_made(daemon: DaemonProcess) -> bool:
+    daemon.check_alive()
+    return b"tests.vm.guest.confined" not in Path(f"/proc/{daemon.process.pid}/cmdline").read_bytes()
 
 
 def _late_bind(guest: Guest, all_of_them: list[_Daemon], edu1: Function, edu2: Function) -> None:

@@ -66,7 +66,13 @@ def explain(config: Config, address: str) -> Explained:
     Raises `UnknownAddressError`, and `ports.HostError` as `inspect`.
     """
     found = inspect(config)
-    return Explained(find(found.view, address), found)
+    try:
+        return Explained(find(found.view, address), found)
+    except UnknownAddressError as exc:
+        if found.by_daemon:
+            raise
+        # In a pod the daemon has its settings as arguments, which this command does not know.
+        raise UnknownAddressError(f"{exc}\nlooked at by {found.source}") from None
 
 
 async def inspected(config: Config) -> Inspected:

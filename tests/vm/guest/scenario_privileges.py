@@ -42,6 +42,8 @@ DIRECTORY_WITHIN_S: Final = 2 * limits.KUBELET_DIR_RETRY_S + SLACK_S
 COMMAND_TIMEOUT_S: Final = 60.0
 """A Python process in a pod: a second for the attempts; the command line's imports take as long as the daemon's."""
 
+EXPLAIN_ATTEMPTS: Final = 3
+
 NAMESPACES: Final = ("mnt", "net", "pid", "ipc", "uts", "cgroup")
 
 WRITABLE: Final = ("/var/lib/kubelet/device-plugins", STATE_DIR)
@@ -243,10 +245,16 @@ def _an_operator_asks(scene: _Scene) -> None:
             "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
             sys.executable, "-m", "gpuactors", "explain", scene.edu1.address, "-o", "json",
         )  # fmt: skip
-        done = subprocess.run(
-            command, env=environment_of(scene.pod), capture_output=True, text=True,
-            timeout=COMMAND_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        for attempt in range(1, EXPLAIN_ATTEMPTS + 1):
+            done = subprocess.run(
+                command, env=environment_of(scene.pod), capture_output=True, text=True,
+                timeout=COMMAND_TIMEOUT_S, check=False,
+            )  # fmt: skip
+            scene.node.figure("explain_attempts", attempt)
+            # The command gives the daemon 3 s and its own first call of gRPC takes seconds on a busy machine: then it
+            # says that it looked itself. Any other failure is one.
+            if done.returncode == 0 or "looked at by this command itself" not in done.stderr:
+                break
         assert done.returncode == 0, done
         (scene.node.guest.artifacts / "explain.json").write_text(done.stdout, encoding="utf-8")
         # Only the daemon knows kubelet's books; a look at the host alone would call it free.

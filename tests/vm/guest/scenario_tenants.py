@@ -23,6 +23,7 @@ from tests.vm.guest.modes import (
     Watcher,
     become_a_pods,
     both_modes,
+    health_in,
     make_pod_cgroup,
     opens,
     spread,
@@ -36,6 +37,7 @@ from tests.vm.machine import Machine, PciFunction
 MACHINE: Final = Machine(
     ports=("rp1", "rp2"),
     functions=(PciFunction("edu1", "edu", "rp1"), PciFunction("edu2", "edu", "rp2")),
+    scenario_timeout_s=180.0,
 )
 
 WAYS_OUT: Final = (("close", Tenant.close), ("exit", Tenant.quit), ("SIGKILL", Tenant.kill))
@@ -99,9 +101,9 @@ class _Scene:
     def device_alone(self) -> None:
         """What is left does not say to which group it belongs: seen, but nobody can be named."""
         with Tenant.start() as tenant:
-            tenant.open_device(self.edu.group_node, self.edu.address)
+            taken_ns = timed_ns(lambda: tenant.open_device(self.edu.group_node, self.edu.address))
             tenant.keep_device_alone()
-            self._taken(time.monotonic_ns())
+            self._taken(taken_ns)
             for watcher in (self.passive, self.proc):
                 self._because(watcher, f"in use (enable of {self.edu.address} is 1)")
             self._released(timed_ns(tenant.kill))
@@ -109,10 +111,9 @@ class _Scene:
     def passed_on(self) -> None:
         """The end of who opened it is no release."""
         with Tenant.start() as tenant:
-            tenant.open_device(self.edu.group_node, self.edu.address)
+            taken_ns = timed_ns(lambda: tenant.open_device(self.edu.group_node, self.edu.address))
             child = tenant.fork()
-            opened_ns = time.monotonic_ns()
-            self._taken(opened_ns)
+            self._taken(taken_ns)
             both = f"held by {_named(tenant)}, process {child} ({tenant.command})"
             self.proc.wait_reason(self.edu, both, GROUP_SEEN_WITHIN_S)
             command = tenant.command
@@ -120,10 +121,9 @@ class _Scene:
             self.proc.wait_reason(self.edu, f"held by process {child} ({command})", RELEASE_SEEN_WITHIN_S)
             for watcher in (self.passive, self.proc):
                 assert watcher.health(self.edu) == UNHEALTHY
-                # The first frames may be older than the take.
-                told = [f for f in watcher.frames_since(opened_ns) if f.devices]
-                healths = [{d.id: d.health for d in f.devices}[self.edu.address] for f in told]
-                assert HEALTHY not in healths[healths.index(UNHEALTHY) :], told
+                healths = [health_in(frame, self.edu) for frame in watcher.frames_since(taken_ns)]
+                # A frame from before it was seen may still have been on its way.
+                assert HEALTHY not in healths[healths.index(UNHEALTHY) :], (watcher.mode, healths)
             self._released(timed_ns(lambda: os.kill(child, signal.SIGKILL)))
 
     def no_device(

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")
 OTHER = PciSpec("0000:24:00.0", "10de", "2330", "030200", 52, driver="vfio-pci")
 UID = "0f3c1f0e-8a4b-4c57-9d3e-5b6a7c8d9e0f"
 PATIENCE_S = 10.0
+EXIT_THREAD = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+"""exit(2), which glibc calls for the last thread only: asm/unistd.h."""
 
 
 def target(spec: PciSpec) -> PollTarget:
@@ -102,6 +105,47 @@ def test_some_pids_alone(tree: HostTree) -> None:
     found = reader(tree).find(BOTH, only=(4712, 4799))
     assert set(found.holders) == {52}
     assert not found.exhaustive
+
+
+def thread(tree: HostTree, pid: int, tid: int, state: str) -> None:
+    """A thread of a process, in that state."""
+    directory = tree.root / f"proc/{pid}/task/{tid}"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "stat").write_text(f"{tid} (CPU 0) (KVM)) {state} 1 1 1")
+
+
+def take_descriptors(tree: HostTree, pid: int) -> None:
+    """What the kernel does first with a process that ends."""
+    for descriptor in (tree.root / f"proc/{pid}/fd").iterdir():
+        descriptor.unlink()
+
+
+@pytest.mark.parametrize(("leader", "other"), [("D", "S"), ("Z", "D"), ("Z", "R")])
+def test_a_holder_that_is_ending_holds_what_it_held(tree: HostTree, leader: str, other: str) -> None:
+    """Seen on a real kernel: no descriptor in /proc, and EBUSY for two seconds more."""
+    tree.open_group(51, 4711)
+    tree.open_group(52, 4712)
+    before = reader(tree).find(BOTH).holders
+    take_descriptors(tree, 4711)
+    thread(tree, 4711, 4711, leader)
+    thread(tree, 4711, 4721, other)
+    assert reader(tree).find(BOTH, before=before).holders == before
+    assert reader(tree).find((target(GPU),), only=(4711,), before=before).holders == {51: before[51]}
+    assert set(reader(tree).find(BOTH).holders) == {52}, "what was not seen before cannot be known"
+
+
+def test_a_holder_that_has_ended_or_let_go_or_is_another_process_now_holds_nothing(tree: HostTree) -> None:
+    tree.open_group(51, 4711)
+    before = reader(tree).find(BOTH).holders
+    take_descriptors(tree, 4711)
+    thread(tree, 4711, 4711, "Z")
+    assert reader(tree).find(BOTH, before=before).holders == {}, "a zombie: everything is closed"
+    thread(tree, 4711, 4711, "S")
+    (tree.root / "proc/4711/fd/0").symlink_to("/dev/null")
+    assert reader(tree).find(BOTH, before=before).holders == {}, "it lives, and has closed it"
+    (tree.root / "proc/4711/fd/0").unlink()
+    (tree.root / "proc/4711/comm").write_text("kworker/0:1\n")
+    assert reader(tree).find(BOTH, before=before).holders == {}, "the number was given to another one"
 
 
 def test_a_process_that_vanishes_is_skipped(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +307,35 @@ def test_a_real_holder_is_found_and_gone_when_it_is_killed(tmp_path: Path) -> No
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=PATIENCE_S)
         assert reader.find((target(GPU),)).holders == {}
+
+
+def test_a_real_holder_whose_first_thread_has_ended_holds_on(tmp_path: Path) -> None:
+    """Then /proc/PID/fd is empty, although the other threads have everything open."""
+    reader = stand_in(tmp_path, "/dev/full")
+    program = (
+        "import ctypes, os, sys, threading; os.open('/dev/full', os.O_RDONLY); print('open', flush=True)\n"
+        "threading.Thread(target=threading.Event().wait).start(); sys.stdin.readline()\n"
+        f"print('gone', flush=True); ctypes.CDLL(None).syscall({EXIT_THREAD}, 0)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"open\n"
+            before = reader.find((target(GPU),)).holders
+            assert [h.pid for h in before[51]] == [process.pid]
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            until = time.monotonic() + PATIENCE_S
+            while os.listdir(f"/proc/{process.pid}/fd"):
+                assert time.monotonic() < until
+            assert reader.find((target(GPU),), before=before).holders == before
+        finally:
+            process.kill()
+        process.wait(timeout=PATIENCE_S)
+        assert reader.find((target(GPU),), before=before).holders == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making a device node needs root")

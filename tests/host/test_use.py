@@ -251,6 +251,23 @@ async def test_all_processes_are_not_looked_at_again_and_again(
 
 
 @pytest.mark.trio
+async def test_a_group_is_held_until_its_holder_has_ended(tree: HostTree) -> None:
+    """A process that ends loses its descriptors at once; the kernel closes them one after the other."""
+    reader = SysfsUse(root(tree), "proc")
+    tree.open_group(2, 4711, device=False)
+    before = (await observe(reader))[2].holders
+    for descriptor in (tree.root / "proc/4711/fd").iterdir():
+        descriptor.unlink()
+    stat = tree.root / "proc/4711/task/4711/stat"
+    stat.parent.mkdir(parents=True)
+    stat.write_text("4711 (qemu-system-x86) D 1")
+    for _ in range(2):
+        assert (await observe(reader))[2].holders == before
+    stat.write_text("4711 (qemu-system-x86) Z 1")
+    assert (await observe(reader))[2].holders == ()
+
+
+@pytest.mark.trio
 async def test_after_its_rest_all_processes_are_looked_at_again(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, final
 
 from gpuactors.core.model import Holder
@@ -30,6 +31,8 @@ inode) of a plain file, which stands for a node in a fake tree."""
 
 _VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
 """The descriptor that VFIO_GROUP_GET_DEVICE_FD returns (drivers/vfio/group.c): it does not say of which device."""
+
+_NOBODY: Final[Mapping[int, tuple[Holder, ...]]] = MappingProxyType({})
 
 _POD_SLICE: Final = re.compile(r"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod([0-9A-Za-z_]+)\.slice")
 """Kubelet with the systemd driver: `kubepods-burstable-pod<UID with _ for ->.slice`; guaranteed pods have no class in
@@ -65,13 +68,14 @@ class ProcReader:
         targets: Iterable[PollTarget],
         *,
         only: Iterable[int] | None = None,
+        before: Mapping[int, tuple[Holder, ...]] = _NOBODY,
         go_on: Callable[[], bool] = lambda: True,
     ) -> Found:
         """Who holds the groups of `targets`, or a device in them: one pass for all.
 
-        `only` are the PIDs to look at, else all; the answer is not exhaustive then. When `go_on` says no the pass ends
-        early. Never raises: a process that vanishes is not there, one that may not be looked at makes the answer
-        inexhaustive.
+        `only` are the PIDs to look at, else all; the answer is not exhaustive then. `before` are the holders that the
+        last pass found: one of them that is ending holds what it held. When `go_on` says no the pass ends early. Never
+        raises: a process that vanishes is not there, one that may not be looked at makes the answer inexhaustive.
         """
         try:
             pids = self._pids() if only is None else tuple(only)
@@ -99,10 +103,10 @@ class ProcReader:
             if groups is None:
                 exhaustive = False
                 continue
-            held = groups & wanted
-            holder = self._holder(pid) if held else None
+            held = (groups or _held(pid, before)) & wanted
+            holder = self._holder(pid) if held and (groups or self._is_ending(pid)) else None
             for group in held:
-                if holder is not None:
+                if holder is not None and (groups or holder in before[group]):
                     holders.setdefault(group, []).append(holder)
         return Found({group: tuple(found) for group, found in holders.items()}, exhaustive, problem)
 
@@ -159,6 +163,17 @@ class ProcReader:
             return frozenset()
         return None if has_device and not held else frozenset(held)
 
+    def _is_ending(self, pid: int) -> bool:
+        """The kernel has taken all its descriptors from it, and may still be closing them.
+
+        At its end a process loses them at once, and is a zombie when the last one is closed; a group's comes after its
+        device's, which may take seconds (kernel/exit.c, exit_files and exit_task_work). Its first thread may be a
+        zombie before the others let go.
+        """
+        directory = f"{self._proc}/{pid}"
+        threads = (f"{directory}/task/{name}/stat" for name in _listing(f"{directory}/task"))
+        return not _listing(f"{directory}/fd") and any(_runs(thread) for thread in threads)
+
     def _holder(self, pid: int) -> Holder | None:
         """Its name and pod; None if it is gone."""
         try:
@@ -190,6 +205,19 @@ def pod_uid(cgroup: str) -> str | None:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
+
+
+def _held(pid: int, holders: Mapping[int, tuple[Holder, ...]]) -> frozenset[int]:
+    return frozenset(group for group, held in holders.items() if any(h.pid == pid for h in held))
+
+
+def _runs(stat: str) -> bool:
+    """Whether a thread is neither a zombie nor gone."""
+    try:
+        # man 5 proc: `4711 (name) S …`, and the name may have anything in it.
+        return _read(stat).rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False
 
 
 def _add(nodes: dict[NodeId, int], path: str, group: int) -> None:

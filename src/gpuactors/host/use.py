@@ -153,11 +153,12 @@ class _Look:
             and (known.enabled, known.groups) == (enabled, groups)
         ):
             pids = {holder.pid for held in known.holders.values() for holder in held}
-            found = proc.find(self._targets, only=pids, go_on=self._go_on)
+            found = proc.find(self._targets, only=pids, before=known.holders, go_on=self._go_on)
             if found.holders == known.holders:
                 return found
         began = time.perf_counter()
-        found = proc.find(self._targets, go_on=self._go_on)
+        before = known.holders if known is not None else {}
+        found = proc.find(self._targets, before=before, go_on=self._go_on)
         if not self.given_up:
             self.known = _Known(found.holders, enabled, groups, time.perf_counter() - began, found.problem)
         return found

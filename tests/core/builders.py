@@ -80,7 +80,7 @@ class Core:
     """A state that events are fed to, one after the other, on a clock of its own.
 
     The two sides that most tests are not about answer by themselves: kubelet's ledger (`ledger`, by ID) and the use of
-    the groups (`enabled`, by address, `holders` by group). `silent` stops them.
+    the groups (`enabled` and `awake`, by address, `holders` by group). `silent` stops them.
     """
 
     def __init__(self, *functions: PciFunction, settings: Settings = SETTINGS) -> None:
@@ -91,6 +91,7 @@ class Core:
         self.ledger_problem: str | None = None
         self.claims: dict[str, str] = {}
         self.enabled: dict[str, int] = {}
+        self.awake: set[str] = set()
         self.holders: dict[int, tuple[Holder, ...]] = {}
         self.silent = False
         if functions:
@@ -137,7 +138,7 @@ class Core:
         uses = []
         for target in project(self.state).poll.targets:
             enabled = {a: self.enabled.get(a, 0) for a in target.functions}
-            active = frozenset(a for a, count in enabled.items() if count > 0)
+            active = frozenset(a for a, count in enabled.items() if count > 0 or a in self.awake)
             uses.append(GroupUse(target.group, enabled, active, self.holders.get(target.group), None))
         return GroupsObserved(poll, tuple(uses))
 

@@ -278,6 +278,66 @@ def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspe
     assert core.state.polls.groups[1].in_use
 
 
+def test_a_use_is_over_when_what_was_suspended_before_is_suspended_again() -> None:
+    core = node()
+    core.enabled, core.awake = {A: 1}, {A}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == "Unhealthy"
+    core.enabled = {}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == "Unhealthy", "its slot is being reset"
+    assert core.reason(A).startswith(f"IOMMU group 1 is being let go ({A} is not suspended yet)")
+    core.awake = set()
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame()[A] == "Healthy"
+
+
+def test_a_container_does_not_start_while_the_slot_of_its_device_is_being_reset() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.enabled, core.ledger = {}, {}
+    core.pass_time(limits.LEDGER_S)
+    core.enabled, core.awake = {A: 1}, {A}
+    core.pass_time(limits.POLL_S)
+    core.enabled, core.ledger = {}, {A: "vm-2"}
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    assert core.answers(*looked(core, A)) == []
+    core.awake = set()
+    core.feed(Ticked(), after_s=limits.POLL_FAST_S)
+    assert [e.answer for e in core.effects if isinstance(e, Reply)] == [Ready()]
+
+
+def test_a_free_function_that_is_woken_for_a_moment_is_free() -> None:
+    """Reading its configuration space resumes it."""
+    core = node()
+    core.awake = {A}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == "Healthy"
+
+
+def test_a_function_that_is_never_suspended_is_free_when_it_is_disabled() -> None:
+    core = Core()
+    core.awake = {A}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    core.enabled = {A: 1}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == "Unhealthy"
+    core.enabled = {}
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame()[A] == "Healthy"
+
+
+def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> None:
+    """Without vfio-pci nothing suspends it."""
+    core = node(gpu(A, 7), gpu(B, 7))
+    core.enabled, core.awake = {B: 1}, {B}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == "Unhealthy"
+    core.enabled = {}
+    look(core, B, gpu(A, 7), gpu(B, 7, driver=None))
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {A: "Healthy"}
+
+
 # --- the gate ---------------------------------------------------------------------------------------------
 
 

@@ -186,8 +186,9 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     baselines = _baselines(before.baselines, event.uses)
     matter = groups_that_matter(state)
     groups = {g: o for g, o in before.groups.items() if g in matter}
+    bound = frozenset(a for a, f in functions_of(state.facts).items() if f.vfio_bound)
     for use in event.uses:
-        groups[use.group] = _observed(use, event.poll, baselines, before.groups.get(use.group))
+        groups[use.group] = _observed(use, event.poll, baselines, bound, before.groups.get(use.group))
     changed = any(
         use.since != before.groups[g].since if g in before.groups else use.in_use for g, use in groups.items()
     )
@@ -213,10 +214,15 @@ def _baselines(before: Mapping[PciAddress, int], uses: Iterable[GroupUse]) -> di
 
 
 def _observed(
-    use: GroupUse, poll: int, baselines: Mapping[PciAddress, int], before: Observed | None
+    use: GroupUse,
+    poll: int,
+    baselines: Mapping[PciAddress, int],
+    bound: frozenset[PciAddress],
+    before: Observed | None,
 ) -> Observed:
-    evidence = _evidence(use, baselines)
+    evidence = _evidence(use, baselines) or _closing(use, bound, before)
     in_use = evidence is not None
+    at_rest = before.at_rest if before is not None else frozenset()
     holders = use.holders or ()
     same = before is not None and before.in_use == in_use and not _others(before.holders, holders)
     return Observed(
@@ -226,6 +232,7 @@ def _observed(
         evidence=evidence or "",
         holders=holders,
         open=frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)),
+        at_rest=at_rest if in_use else frozenset(use.enabled) - use.active,
     )
 
 
@@ -242,6 +249,21 @@ def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
         if count > baselines.get(address, 0):
             return f"in use (enable of {address} is {count})"
     return "in use (opening it says EBUSY)" if use.open_refused else None
+
+
+def _closing(use: GroupUse, bound: frozenset[PciAddress], before: Observed | None) -> str | None:
+    """How a use that nothing else shows is not over yet, in words.
+
+    A function is disabled first and suspended last. In between the kernel resets the whole slot where none of its
+    functions can be reset alone, which takes seconds, and the group opens for nobody until that is done
+    (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_disable). Only a use that was seen is made longer by this: reading
+    the configuration space of a free function (lspci) wakes it for a moment as well. What was not suspended before
+    (vfio-pci with `disable_idle_d3`) is not waited for, nor what has left the driver that suspends it.
+    """
+    if before is None or not before.in_use:
+        return None
+    awake = sorted(before.at_rest & use.active & bound)
+    return f"being let go ({awake[0]} is not suspended yet)" if awake else None
 
 
 def _still_there(

@@ -262,6 +262,8 @@ class Observed:
     holders: tuple[Holder, ...]
     open: frozenset[PciAddress] = frozenset()
     """Its functions that were open as devices. An unbind waits for these, and not for who has the group alone."""
+    at_rest: frozenset[PciAddress] = frozenset()
+    """Its functions that were suspended when it was last free; the use is not over before they are again."""
 
 
 @dataclass(frozen=True, slots=True)

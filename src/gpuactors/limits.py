@@ -100,6 +100,10 @@ before kubelet is told. One poll reads two small files per GPU."""
 POLL_FAST_S: Final = 0.25
 """The same while somebody holds a group who should not, or a container waits to start: how soon a release is seen."""
 
+CLOSING_S: Final = 10.0
+"""How long a function that nobody has open any more is waited for to be suspended again. The reset of a slot takes 2 to
+3 s; what is awake for longer is so for another reason (`power/control`), and opens."""
+
 POLL_DEADLINE_S: Final = 10.0
 """One poll. `enable` and `power/runtime_status` never block; a scan of /proc of a large node takes a second or two."""
 

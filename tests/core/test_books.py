@@ -292,6 +292,33 @@ def test_a_use_is_over_when_what_was_suspended_before_is_suspended_again() -> No
     assert core.frame()[A] == "Healthy"
 
 
+def test_nothing_is_waited_for_longer_than_a_reset_takes() -> None:
+    """Somebody wrote `on` to power/control meanwhile."""
+    core = node()
+    core.enabled, core.awake = {A: 1}, {A}
+    core.pass_time(limits.POLL_S)
+    core.enabled = {}
+    core.pass_time(limits.CLOSING_S - limits.POLL_FAST_S)
+    assert core.frame()[A] == "Unhealthy"
+    core.pass_time(2 * limits.POLL_FAST_S)
+    assert core.frame()[A] == "Healthy"
+
+
+def test_a_gpu_that_its_audio_function_keeps_awake_is_not_waited_for() -> None:
+    """Without vfio-pci the audio function is awake, and so is the GPU that it hangs on (drivers/pci/quirks.c,
+    quirk_gpu_hda). Vfio resets no slot of which it has but a part."""
+    audio = replace(
+        gpu(A), address=pci_address("0000:01:00.1"), class_code="040300", driver=None, vfio_bound=False
+    )
+    core = node(gpu(A), audio, gpu(B))
+    core.enabled, core.awake = {A: 1}, {A}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == "Unhealthy"
+    core.enabled = {}
+    core.pass_time(limits.POLL_FAST_S)
+    assert core.frame()[A] == "Healthy"
+
+
 def test_a_container_does_not_start_while_the_slot_of_its_device_is_being_reset() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.enabled, core.ledger = {}, {}

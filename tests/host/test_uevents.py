@@ -304,7 +304,7 @@ async def test_an_overflow_before_more_than_is_taken_at_once_is_not_forgotten() 
     full = OSError(errno.ENOBUFS, "No buffer space available")
     with scripted([full, *[BIND] * limits.UEVENTS_AT_ONCE]) as receiver, trio.fail_after(PATIENCE_S):
         source = DatagramSource(receiver, from_kernel_only=True)
-        assert len(await source.receive()) == limits.UEVENTS_AT_ONCE - 1
+        assert await source.receive() == []  # a scan follows, which looks there too
         receiver.recv(100)  # not readable any more: what is pending must not wait for the next uevent
         with pytest.raises(UeventsOverflowError):
             await source.receive()

@@ -28,6 +28,7 @@ from gpuactors.core.model import (
     NodeState,
     Observed,
     PciAddress,
+    PciFunction,
     Pod,
     Polls,
 )
@@ -186,9 +187,9 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     baselines = _baselines(before.baselines, event.uses)
     matter = groups_that_matter(state)
     groups = {g: o for g, o in before.groups.items() if g in matter}
-    bound = frozenset(a for a, f in functions_of(state.facts).items() if f.vfio_bound)
+    whole = _whole_slots(functions_of(state.facts))
     for use in event.uses:
-        groups[use.group] = _observed(use, event.poll, baselines, bound, before.groups.get(use.group))
+        groups[use.group] = _observed(use, event.poll, at, baselines, whole, before.groups.get(use.group))
     changed = any(
         use.since != before.groups[g].since if g in before.groups else use.in_use for g, use in groups.items()
     )
@@ -216,11 +217,15 @@ def _baselines(before: Mapping[PciAddress, int], uses: Iterable[GroupUse]) -> di
 def _observed(
     use: GroupUse,
     poll: int,
+    at: float,
     baselines: Mapping[PciAddress, int],
-    bound: frozenset[PciAddress],
+    whole: frozenset[PciAddress],
     before: Observed | None,
 ) -> Observed:
-    evidence = _evidence(use, baselines) or _closing(use, bound, before)
+    evidence, closing_at = _evidence(use, baselines), None
+    if evidence is None and before is not None and before.in_use:
+        closing_at = at if before.closing_at is None else before.closing_at
+        evidence = _closing(use, whole & before.at_rest) if at - closing_at < limits.CLOSING_S else None
     in_use = evidence is not None
     at_rest = before.at_rest if before is not None else frozenset()
     holders = use.holders or ()
@@ -233,6 +238,7 @@ def _observed(
         holders=holders,
         open=frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)),
         at_rest=at_rest if in_use else frozenset(use.enabled) - use.active,
+        closing_at=closing_at if in_use else None,
     )
 
 
@@ -251,18 +257,27 @@ def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
     return "in use (opening it says EBUSY)" if use.open_refused else None
 
 
-def _closing(use: GroupUse, bound: frozenset[PciAddress], before: Observed | None) -> str | None:
-    """How a use that nothing else shows is not over yet, in words.
+def _whole_slots(functions: Mapping[PciAddress, PciFunction]) -> frozenset[PciAddress]:
+    """The functions of slots whose functions are all on a vfio driver: of no other slot resets vfio the whole."""
+    split = {_slot(a) for a, f in functions.items() if not f.vfio_bound}
+    return frozenset(a for a in functions if _slot(a) not in split)
+
+
+def _slot(address: PciAddress) -> str:
+    return address.partition(".")[0]
+
+
+def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
+    """How a use that nothing else shows any more is not over yet, in words.
 
     A function is disabled first and suspended last. In between the kernel resets the whole slot where none of its
     functions can be reset alone, which takes seconds, and the group opens for nobody until that is done
     (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_disable). Only a use that was seen is made longer by this: reading
     the configuration space of a free function (lspci) wakes it for a moment as well. What was not suspended before
-    (vfio-pci with `disable_idle_d3`) is not waited for, nor what has left the driver that suspends it.
+    (vfio-pci with `disable_idle_d3`) is not waited for, nor what is kept awake by a neighbour on no or another driver,
+    as a GPU is by its audio function (drivers/pci/quirks.c, quirk_gpu_hda), nor anything for ever.
     """
-    if before is None or not before.in_use:
-        return None
-    awake = sorted(before.at_rest & use.active & bound)
+    awake = sorted(waited_for & use.active)
     return f"being let go ({awake[0]} is not suspended yet)" if awake else None
 
 

@@ -264,6 +264,8 @@ class Observed:
     """Its functions that were open as devices. An unbind waits for these, and not for who has the group alone."""
     at_rest: frozenset[PciAddress] = frozenset()
     """Its functions that were suspended when it was last free; the use is not over before they are again."""
+    closing_at: float | None = None
+    """Since when nothing but that shows that it is in use."""
 
 
 @dataclass(frozen=True, slots=True)

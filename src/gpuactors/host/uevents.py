@@ -136,7 +136,7 @@ class DatagramSource:
             hint = None if flags & socket.MSG_TRUNC else self._hint(datagram, sender)
             if hint is not None:
                 hints.append(hint)
-        return hints
+        return [] if self._overflowed else hints
 
     def _hint(self, datagram: bytes, sender: Any) -> Hint | None:
         if self._from_kernel_only and sender[0] != _KERNEL_PORT:

@@ -69,7 +69,7 @@ class Life:
 
 def run(guest: Guest) -> None:
     """One life."""
-    number, of, seed = (os.environ[f"GPUACTORS_VM_{name}"] for name in ("LIFE", "LIVES", "SEED"))
+    number, of, seed = (os.environ[f"VM_{name}"] for name in ("LIFE", "LIVES", "SEED"))
     life = Life(int(number), int(of), random.Random(f"{seed} {number}"))
     print(f"life {number} of {of}, GPUACTORS_VM_SEED={seed}", flush=True)
     addresses = {function_behind(guest.machine, port).address for port in PORTS}

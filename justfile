@@ -29,17 +29,17 @@ check: gen-check
     mypy
     lint-imports
 
-# The kernel's own vfio-pci in a virtual machine (software emulation; fetches QEMU and kernels from Debian).
+# The kernel's own vfio-pci in virtual machines, two at a time (software emulation; fetches QEMU and kernels from Debian).
 vm *ARGS:
     tests/vm/setup
-    python -m pytest tests/vm "$@"
+    python -m pytest tests/vm -n 2 --dist worksteal "$@"
 
 # Every scenario on every kernel (on that with iommufd if it was built); `just vm-table` then writes down what was seen.
 vm-matrix *ARGS:
     tests/vm/setup
-    python -m pytest tests/vm --all-kernels "$@"
+    python -m pytest tests/vm -n 2 --dist worksteal --all-kernels "$@"
 
-# A kernel with iommufd and cdevs, which Debian does not have, from Debian's source. About five minutes, once.
+# A kernel with iommufd and cdevs, which Debian does not have, from Debian's source. Some minutes, once.
 vm-iommufd-kernel *ARGS:
     tests/vm/build-kernel "$@"
 

@@ -23,14 +23,11 @@ from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY, KubeletStandIn
 from tests.support.kubelet_seen import Frame
 from tests.vm.guest.daemon import DaemonProcess
+from tests.vm.guest.node import SLACK_S
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function
 
 RESOURCE: Final = "pci-1234/11e8"
-
-SLACK_S: Final = 2.0
-"""On top of the daemon's periods: reading /proc and the ledger, and sending the frame, in an emulated and busy machine.
-Seen: at most 0.4 s, with a load of up to 6 on the host's two cores."""
 
 SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
 """Somebody has a device open, which sysfs shows."""

@@ -18,7 +18,6 @@ from tests.vm.guest.modes import (
     RELEASE_SEEN_WITHIN_S,
     RESOURCE,
     SEEN_WITHIN_S,
-    SLACK_S,
     Watcher,
     become_a_pods,
     both_modes,
@@ -26,6 +25,7 @@ from tests.vm.guest.modes import (
     make_pod_cgroup,
     timed_ns,
 )
+from tests.vm.guest.node import SLACK_S
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.guest.tenant import Tenant

@@ -6,7 +6,7 @@ the ledger says was given away (Unhealthy as long as nothing is bound, as after 
 is), and serve. Then the guest binds, allocates and ends pods as fast as it can until QEMU is killed. What its kernel
 had not written is lost; it is told to write at a pace drawn anew in each life, so that something is always under way.
 
-`GPUACTORS_VM_CUTS` says how often (3), `GPUACTORS_VM_SEED` repeats what was drawn, though never to the instant.
+`GPUACTORS_VM_CUTS` says how often (2), `GPUACTORS_VM_SEED` repeats what was drawn, though never to the instant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MACHINE: Final = Machine(
     ports=PORTS,
     functions=tuple(PciFunction(f"edu-{port}", "edu", port) for port in PORTS),
     disk_mib=128,
-    power_cuts=int(os.environ.get("GPUACTORS_VM_CUTS", "3")),
+    power_cuts=int(os.environ.get("GPUACTORS_VM_CUTS", "2")),
 )
 
 DISK: Final = Path("/run/disk")

@@ -18,7 +18,6 @@ from tests.vm.guest.modes import (
     RELEASE_SEEN_WITHIN_S,
     RESOURCE,
     SEEN_WITHIN_S,
-    SLACK_S,
     PreStart,
     Watcher,
     become_a_pods,
@@ -28,6 +27,7 @@ from tests.vm.guest.modes import (
     opens,
     timed_ns,
 )
+from tests.vm.guest.node import SLACK_S
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, functions_behind
 from tests.vm.guest.tenant import Tenant

@@ -141,7 +141,8 @@ class _Scene:
         allocated = self.node.kubelet.allocate(RESOURCE, [function.address], pod=pod)
         self._in_time(figure, started)
         paths = sorted(device.host_path for device in allocated.devices)
-        assert paths == sorted(["/dev/vfio/vfio", str(function.group_node)]), paths
+        assert {"/dev/vfio/vfio", str(function.group_node)} <= function.nodes
+        assert paths == sorted(function.nodes), paths
 
     def refused_in_time(self, figure: str, function: Function, *, pre_start: bool = False) -> str:
         """Allocate (or PreStartContainer) is refused within the bound; the refusal's words."""

@@ -79,8 +79,9 @@ def audio(address: str, group: int, *, driver: str | None = "vfio-pci") -> PciFu
 class Core:
     """A state that events are fed to, one after the other, on a clock of its own.
 
-    The two sides that most tests are not about answer by themselves: kubelet's ledger (`ledger`, by ID) and the use of
-    the groups (`enabled` and `awake`, by address, `holders` by group). `silent` stops them.
+    The two sides that most tests are not about answer by themselves: kubelet's ledger (`ledger`, by ID; `others`, by
+    resource and ID) and the use of the groups (`enabled` and `awake`, by address, `holders` by group). `silent` stops
+    them.
     """
 
     def __init__(self, *functions: PciFunction, settings: Settings = SETTINGS) -> None:
@@ -88,6 +89,7 @@ class Core:
         self.state: NodeState = initial_state(settings)
         self.effects: list[Effect] = []
         self.ledger: dict[str, str] = {}
+        self.others: dict[tuple[str, str], str] = {}
         self.ledger_problem: str | None = None
         self.claims: dict[str, str] = {}
         self.enabled: dict[str, int] = {}
@@ -126,6 +128,9 @@ class Core:
         entries = tuple(
             LedgerEntry(H100, DeviceId(device), Pod("default", pod, ""))
             for device, pod in self.ledger.items()
+        ) + tuple(
+            LedgerEntry(ResourceName(resource), DeviceId(device), Pod("default", pod, ""))
+            for (resource, device), pod in self.others.items()
         )
         claims = tuple(
             ClaimedDevice("gpu.nvidia.com", "node", device, f"default/{claim}", Pod("default", claim, ""))

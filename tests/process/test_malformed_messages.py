@@ -47,6 +47,12 @@ def test_malformed_requests() -> None:
         for call in ("Allocate", "PreStartContainer", "GetPreferredAllocation"):
             status, text = answer(node, PLUGIN + call, too_many)
             assert status == "INVALID_ARGUMENT", text
+        # IDs that look like numbers to somebody: `int` knows no superscripts, and no number of so many digits.
+        for odd in ("²", "7" * 4301):
+            body = b"\x0a" + varint(len(odd.encode())) + odd.encode()
+            request = b"\x0a" + varint(len(body)) + body
+            assert answer(node, f"{PLUGIN}Allocate", request)[0] == "NOT_FOUND"
+            assert answer(node, f"{PLUGIN}PreStartContainer", body)[0] == "NOT_FOUND"
         # A newer kubelet may say more than is known of, and much of it.
         assert answer(node, f"{PLUGIN}GetDevicePluginOptions", b"\x78\x01" * 200_000)[0] == "OK"
         assert (
@@ -58,6 +64,12 @@ def test_malformed_requests() -> None:
         assert (len(node.accepted(H100)), node.kubelet.stream_ends(H100)) == (1, ())
         assert not [line for line in daemon.log if line["event"] == "daemon.handed_over"]
         node.assert_sound(daemon)
+
+
+def varint(number: int) -> bytes:
+    """A length as protobuf writes it."""
+    low, rest = number & 0x7F, number >> 7
+    return bytes((low | 0x80,)) + varint(rest) if rest else bytes((low,))
 
 
 def answer(node: Node, path: str, body: bytes) -> tuple[str, str]:

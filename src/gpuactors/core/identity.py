@@ -42,20 +42,22 @@ def _is_listed(state: NodeState, resource: ResourceName, device: DeviceId) -> bo
 
 
 def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
-    """The function that kubelet means by an ID: a PCI address, or an IOMMU group number of one of our devices."""
+    """The function that kubelet means by an ID: a PCI address, or an IOMMU group number of one of our devices.
+
+    IDs are compared, never computed with: who calls, or another plugin, may send `²` or a number of 5,000 digits.
+    """
     try:
         return pci_address(device)
     except ValueError:
         pass
     listed = next((a.address for a in state.frames.get(resource, ()) if a.id == device), None)
-    if listed is not None or not device.isdigit():
+    if listed is not None:
         return listed
-    group = int(device)
     return next(
         (
             d.function.address
             for d in devices_of(state.facts, state.settings.selectors)
-            if d.resource == resource and d.function.iommu_group == group
+            if d.resource == resource and str(d.function.iommu_group) == device
         ),
         None,
     )

@@ -98,7 +98,13 @@ POLL_S: Final = 2.0
 before kubelet is told. One poll reads two small files per GPU."""
 
 POLL_FAST_S: Final = 0.25
-"""The same while somebody holds a group who should not, or a container waits to start: how soon a release is seen."""
+"""The same while somebody who should not hold a group may be expected to let go (for POLL_FAST_FOR_S), or a container
+waits to start: how soon a release is seen."""
+
+POLL_FAST_FOR_S: Final = 30.0
+"""How long after the last change of who holds what (a holder comes or goes, a pod leaves kubelet's ledger, a device is
+given away) a release is looked for every POLL_FAST_S; then every POLL_S. A pod has 30 s to end by default
+(terminationGracePeriodSeconds), and whoever holds a GPU for longer may hold it for hours."""
 
 CLOSING_S: Final = 10.0
 """How long a function that nobody has open any more is waited for to be suspended again. The reset of a slot takes 2 to

@@ -105,6 +105,65 @@ def test_held_by_a_stranger_is_unhealthy_and_names_him_and_is_healthy_again_when
     assert core.frame() == {A: "Healthy", B: "Healthy"}
 
 
+def _polls_in(core: Core, seconds: float) -> int:
+    """How many polls come back in that time."""
+    polled, end = 0, core.at + seconds
+    while core.at < end:
+        before = core.state.polls.done
+        core.pass_time(limits.POLL_FAST_S / 2)
+        polled += core.state.polls.done != before
+    return polled
+
+
+def test_a_stranger_who_stays_for_hours_is_polled_for_no_more_often_than_a_free_group() -> None:
+    """Issue 10, 23: four polls a second for ever, each of them recorded."""
+    core = node()
+    core.holders = {1: (QEMU,)}
+    core.pass_time(limits.POLL_S + limits.POLL_FAST_FOR_S)
+    assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
+    core.holders = {}
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_a_pod_that_is_gone_and_never_lets_go_is_polled_for_slowly_after_a_while() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S + limits.POLL_S + limits.POLL_FAST_FOR_S)
+    assert core.state.departed
+    assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
+
+
+@pytest.mark.parametrize("what", ["another stranger", "another group", "a pod is gone"])
+def test_a_release_is_seen_soon_again_after_any_change_beside_a_stranger_who_stays(what: str) -> None:
+    core = node(ledger={B: "vm-1"})
+    core.holders = {1: (QEMU,)}
+    core.pass_time(limits.POLL_S + limits.POLL_FAST_FOR_S + 2 * limits.LEDGER_S)
+    match what:
+        case "another stranger":
+            core.holders = {1: (replace(QEMU, pid=4712),)}
+        case "another group":
+            core.holders = {1: (QEMU,), 2: (QEMU,)}
+        case _:
+            core.ledger = {}
+    core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    assert _polls_in(core, 4.0) >= 4.0 / limits.POLL_FAST_S - 2
+
+
+def test_a_container_that_waits_is_answered_soon_however_long_the_pod_before_has_held_on() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger = {A: "vm-2"}
+    core.pass_time(2 * limits.POLL_FAST_FOR_S)
+    assert core.state.departed
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(*looked(core, A))
+    core.pass_time(limits.POLL_S)
+    assert core.state.calls, "waiting"
+    core.enabled = {}
+    answers = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if isinstance(e, Reply)]
+    assert answers == [Ready()]
+
+
 def test_without_names_the_evidence_is_given() -> None:
     core = node(enabled=(A,))
     assert (
@@ -522,7 +581,7 @@ def test_a_device_whose_unbind_waits_for_a_stranger_stays_listed_and_goes_when_h
     core.pass_time(60)
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(limits.POLL_S)
     assert core.frame() == {B: "Healthy"}, "without another look, in case its uevent was lost"
 
 

@@ -327,8 +327,11 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
     """After an event: a read of the ledger at once where something was taken from under a pod, which may have ended
     just before; a poll at once where a group appeared that was never polled, and soon where somebody should let go.
 
-    `waited_for`: a call waits for what a poll tells.
+    `waited_for`: a call waits for what a poll tells. Without one a release is expected soon for POLL_FAST_FOR_S after
+    the last change only: a stranger who stays costs no more polls than a free group.
     """
+    if _has_changed(before, state):
+        state = replace(state, polls=replace(state.polls, fast_until=at + limits.POLL_FAST_FOR_S))
     if state.facts is not before.facts and any(
         _is_bound(before, a) and not _is_bound(state, a) for a in owners(state)
     ):
@@ -340,10 +343,33 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
         matter = groups_that_matter(state)
         if matter.keys() - state.polls.groups.keys() or _are_taken(before, state, matter):
             return ask_poll(state)
-    if state.polls.outstanding is None and (waited_for or _is_wrongly_held(state)):
+    fast = waited_for or (at < state.polls.fast_until and _is_wrongly_held(state))
+    if fast and state.polls.outstanding is None:
         soon = min(state.polls.due_at, at + limits.POLL_FAST_S)
         return replace(state, polls=replace(state.polls, due_at=soon))
     return state
+
+
+def _has_changed(before: NodeState, state: NodeState) -> bool:
+    """Who holds what, or who was given what, is not what it was, the numbers of polls and reads apart."""
+    if any(before.departed.get(address) != departed for address, departed in state.departed.items()):
+        return True
+    if state.granted.keys() != before.granted.keys():
+        return True
+    if (
+        state.ledger.entries != before.ledger.entries
+        or state.ledger.claims.keys() != before.ledger.claims.keys()
+    ):
+        return True
+    now, was = state.polls.groups, before.polls.groups
+    return now is not was and (
+        now.keys() != was.keys() or any(_use(use) != _use(was[group]) for group, use in now.items())
+    )
+
+
+def _use(use: Observed) -> tuple[object, ...]:
+    """What of a group's use is somebody's doing."""
+    return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
 
 
 def _are_taken(before: NodeState, state: NodeState, matter: Mapping[int, tuple[PciAddress, ...]]) -> bool:

@@ -280,6 +280,8 @@ class Polls:
     outstanding: int | None
     again: bool
     due_at: float
+    fast_until: float = 0.0
+    """Until when a release is looked for every POLL_FAST_S. Moved on by every change of who holds what."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -97,6 +98,18 @@ def test_without_a_daemon_it_looks_for_itself(config: Config) -> None:
         "health": "Healthy",
         "reason": "free",
     }
+
+
+@pytest.mark.parametrize("place", ["misc/pci.ids", "hwdata/pci.ids", "pci.ids"])
+def test_the_nodes_own_pci_ids_names_nothing_unless_it_is_given(config: Config, place: str) -> None:
+    """Debian 12's file calls an H100 otherwise than other nodes' do, and its resource with it (issue 10, 21)."""
+    theirs = config.host_root / "usr/share" / place
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("10de  NVIDIA Corporation\n\t2330  GH100 [H100 SXM5]\n")
+    (device,) = inspect(config).view.devices
+    assert device.resource == "nvidia.com/GH100_H100_SXM5_80GB"
+    (device,) = inspect(msgspec.structs.replace(config, pci_ids=theirs)).view.devices
+    assert device.resource == "nvidia.com/GH100_H100_SXM5"
 
 
 def test_its_own_look_sees_what_is_in_use_and_what_kubelet_gave_away(config: Config) -> None:

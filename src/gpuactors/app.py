@@ -100,7 +100,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
 def sysfs_of(config: Config) -> SysfsReader:
     """The reader of the host's files. Raises `ports.HostError` if the pci.ids file that was named cannot be read."""
     root = HostRoot(str(config.host_root))
-    return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids, root))
+    return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids))
 
 
 def outside_of(config: Config) -> Outside:

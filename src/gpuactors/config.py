@@ -90,9 +90,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     )
     pci_ids: Annotated[
         Path | None,
-        Meta(
-            description="The pci.ids file that names the models; else the host's own, then the shipped one."
-        ),
+        Meta(description="The pci.ids file that names the models; else the shipped one, never the host's."),
     ] = None
     uevents: Annotated[
         str,

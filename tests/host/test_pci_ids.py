@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gpuactors.host.pci_ids import SHIPPED, PciIds
-from gpuactors.host.root import HostRoot
 from gpuactors.ports import HostError
 
 SMALL = """\
@@ -50,48 +49,36 @@ def small(path: Path, text: bytes = SMALL.encode()) -> Path:
     ],
 )
 def test_lookup(tmp_path: Path, vendor: str, device: str, name: str | None) -> None:
-    names = PciIds.open(small(tmp_path / "pci.ids"), HostRoot())
+    names = PciIds.open(small(tmp_path / "pci.ids"))
     assert names.lookup(vendor, device) == name
 
 
 def test_last_line_without_an_end(tmp_path: Path) -> None:
-    names = PciIds.open(small(tmp_path / "pci.ids", b"10de  NVIDIA\n\t2330  H100"), HostRoot())
+    names = PciIds.open(small(tmp_path / "pci.ids", b"10de  NVIDIA\n\t2330  H100"))
     assert names.lookup("10de", "2330") == "H100"
-    assert PciIds.open(small(tmp_path / "one", b"10de  NVIDIA"), HostRoot()).lookup("10de", "2330") is None
+    assert PciIds.open(small(tmp_path / "one", b"10de  NVIDIA")).lookup("10de", "2330") is None
 
 
 def test_old_copies_in_latin_1(tmp_path: Path) -> None:
-    names = PciIds.open(
-        small(tmp_path / "pci.ids", b"10de  NVIDIA\n\t2330  \xb5GPU\n\t2331  \xc2\xb5GPU\n"), HostRoot()
-    )
+    names = PciIds.open(small(tmp_path / "pci.ids", b"10de  NVIDIA\n\t2330  \xb5GPU\n\t2331  \xc2\xb5GPU\n"))
     assert names.lookup("10de", "2330") == "µGPU"
     assert names.lookup("10de", "2331") == "µGPU"
 
 
-def test_the_shipped_file_is_used_where_the_host_has_none(tmp_path: Path) -> None:
-    names = PciIds.open(None, HostRoot(str(tmp_path)))
-    assert names.files == (SHIPPED,)
+def test_the_shipped_file_names_the_models_where_none_is_given() -> None:
+    names = PciIds.open(None)
+    assert names.file == SHIPPED
     assert names.lookup("10de", "2330") == "GH100 [H100 SXM5 80GB]"
     assert (SHIPPED.parent / "LICENSE.pci.ids").is_file()
 
 
-@pytest.mark.parametrize("place", ["usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids", "usr/share/pci.ids"])
-def test_the_hosts_file_comes_first_and_the_shipped_one_fills_in(tmp_path: Path, place: str) -> None:
-    small(tmp_path / place, b"10de  NVIDIA\n\t2330  the host's name\n")
-    names = PciIds.open(None, HostRoot(str(tmp_path)))
-    assert names.lookup("10de", "2330") == "the host's name"
-    assert names.lookup("10de", "2901") == "GB100 [B200]"
-
-
 def test_a_compressed_file(tmp_path: Path) -> None:
-    path = small(tmp_path / "usr/share/misc/pci.ids.gz", gzip.compress(SMALL.encode()))
-    assert PciIds.open(None, HostRoot(str(tmp_path))).lookup("10de", "0008") == "NV1"
-    assert PciIds.open(path, HostRoot()).lookup("10de", "0008") == "NV1"
+    path = small(tmp_path / "pci.ids.gz", gzip.compress(SMALL.encode()))
+    assert PciIds.open(path).lookup("10de", "0008") == "NV1"
 
 
 def test_an_explicit_file_is_the_only_source(tmp_path: Path) -> None:
-    small(tmp_path / "usr/share/misc/pci.ids")
-    names = PciIds.open(small(tmp_path / "own", b"1234  QEMU\n\t11e8  edu\n"), HostRoot(str(tmp_path)))
+    names = PciIds.open(small(tmp_path / "own", b"1234  QEMU\n\t11e8  edu\n"))
     assert names.lookup("1234", "11e8") == "edu"
     assert names.lookup("10de", "2330") is None
 
@@ -102,12 +89,12 @@ def test_an_explicit_file_that_cannot_be_read(tmp_path: Path, content: bytes | N
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(HostError, match=r"missing\.gz .*--pci-ids"):
-        PciIds.open(str(path), HostRoot())
+        PciIds.open(str(path))
 
 
 def test_a_section_is_kept_when_the_file_goes(tmp_path: Path) -> None:
     path = small(tmp_path / "pci.ids")
-    names = PciIds.open(path, HostRoot())
+    names = PciIds.open(path)
     assert names.lookup("10de", "0008") == "NV1"
     path.unlink()
     assert names.lookup("10de", "2330") == "GH100 [H100 SXM5 80GB]"
@@ -116,7 +103,5 @@ def test_a_section_is_kept_when_the_file_goes(tmp_path: Path) -> None:
 
 
 def test_garbage_is_no_name(tmp_path: Path) -> None:
-    names = PciIds.open(
-        small(tmp_path / "pci.ids", b"\x00\xff" * 1000 + b"\n10de  \n\t\n\t23\n\tzzzz  x\n"), HostRoot()
-    )
+    names = PciIds.open(small(tmp_path / "pci.ids", b"\x00\xff" * 1000 + b"\n10de  \n\t\n\t23\n\tzzzz  x\n"))
     assert names.lookup("10de", "2330") is None

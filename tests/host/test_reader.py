@@ -27,7 +27,7 @@ PATIENCE_S = 10.0
 
 def sysfs(tree: HostTree) -> SysfsReader:
     root = HostRoot(str(tree.root))
-    return SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None, root))
+    return SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None))
 
 
 def spec(number: int) -> PciSpec:
@@ -66,7 +66,7 @@ async def test_answers_what_sysfs_says(tree: HostTree, kind: Callable[[SysfsRead
 @pytest.mark.parametrize("kind", [ThreadedReader, InlineReader])
 async def test_passes_errors_on(tmp_path: Path, kind: Callable[[SysfsReader], HostReader]) -> None:
     root = HostRoot(str(tmp_path))
-    reader = kind(SysfsReader(root, (), PciIds.open(None, root)))
+    reader = kind(SysfsReader(root, (), PciIds.open(None)))
     with trio.fail_after(PATIENCE_S), pytest.raises(HostError, match="--host-root"):
         await reader.scan()
 

@@ -31,7 +31,7 @@ SWITCH = PciSpec("0000:c1:00.0", "10de", "22a3", "068000", 60, pcie_root="pci000
 
 def reader(tree: HostTree, selectors: Sequence[str] = DEFAULT) -> SysfsReader:
     root = HostRoot(str(tree.root))
-    return SysfsReader(root, tuple(map(parse_selector, selectors)), PciIds.open(None, root))
+    return SysfsReader(root, tuple(map(parse_selector, selectors)), PciIds.open(None))
 
 
 def addresses(functions: Sequence[PciFunction]) -> list[str]:
@@ -141,7 +141,7 @@ def test_a_look_is_at_the_function_and_its_group(tree: HostTree) -> None:
 
 def test_names_are_read_for_what_is_chosen_alone(tree: HostTree) -> None:
     tree.plug(NIC)
-    missing = PciIds((tree.root / "no-such-file",))
+    missing = PciIds(tree.root / "no-such-file")
     sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), missing)
     assert sysfs.look(PciAddress(NIC.address)) == ()
     tree.plug(GPU)
@@ -164,7 +164,7 @@ def test_what_can_block_is_not_read(tree: HostTree) -> None:
 
 
 def test_the_real_bus_can_be_read() -> None:
-    sysfs = SysfsReader(HostRoot("/"), (parse_selector("class=06"),), PciIds.open(None, HostRoot("/")))
+    sysfs = SysfsReader(HostRoot("/"), (parse_selector("class=06"),), PciIds.open(None))
     if not os.path.isdir("/sys/bus/pci/devices"):
         pytest.skip("this machine has no PCI bus")
     for function in sysfs.scan():
@@ -302,7 +302,7 @@ def test_a_group_that_vanishes_with_its_function_is_no_fault(tree: HostTree) -> 
     tree.plug(GPU)
     names = tree.root / "pci.ids"  # read after the function and before its group
     os.mkfifo(names)
-    sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds((names,)))
+    sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds(names))
     assert look_during(sysfs, names, b"10de  NVIDIA\n", lambda: tree.unplug(GPU.address)) == ()
 
 
@@ -353,7 +353,7 @@ def test_strange_names_on_the_bus_are_ignored(tree: HostTree) -> None:
 
 def test_a_missing_bus_is_an_error_with_its_remedy(tmp_path: Path) -> None:
     root = HostRoot(f"{tmp_path}/")
-    sysfs = SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None, root))
+    sysfs = SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None))
     with pytest.raises(HostError, match=rf"{tmp_path}/sys/bus/pci/devices .*--host-root"):
         sysfs.scan()
     with pytest.raises(HostError, match="--host-root"):

@@ -24,7 +24,7 @@ from tests.support.kubelet_grpcio import KubeletStandIn
 from tests.support.kubelet_seen import Allocated, DeviceNode, Frame, ListedDevice, Registration
 
 PCI_IDS: Final = """\
-# The names that the host knows; the shapes are those of the real file.
+# The names that this node's daemons are given; the shapes are those of the real file.
 10de  NVIDIA Corporation
 \t2330  GH100 [H100 SXM5 80GB]
 \t\t10de 16c1  a subsystem, which names no model
@@ -75,6 +75,7 @@ class Node:
             f"--kubelet-dir={self.kubelet_dir}",
             f"--state-dir={self.directory / 's'}",
             f"--uevents=unix:{self.uevents}",
+            f"--pci-ids={self.directory / 'pci.ids'}",
             *words,
             tolerated=tolerated,
         )
@@ -155,9 +156,7 @@ def open_node(*, cdev: bool = False, kubelet_dir: str = "k", started: bool = Tru
     directory = Path(tempfile.mkdtemp(prefix="ga-", dir="/tmp"))
     try:
         tree = HostTree(directory / "h", cdev=cdev)
-        ids = tree.root / "usr/share/misc/pci.ids"
-        ids.parent.mkdir(parents=True)
-        ids.write_text(PCI_IDS)
+        (directory / "pci.ids").write_text(PCI_IDS)
         (directory / kubelet_dir).mkdir(parents=True)
         kubelet = KubeletStandIn(directory / kubelet_dir)
         node = Node(directory, tree, kubelet)

@@ -1,5 +1,7 @@
-"""Names of PCI ids, from a pci.ids file: the operator's, the host's, or the one that is shipped.
+"""Names of PCI ids, from a pci.ids file: the one that is shipped, or the operator's.
 
+The host's own file is not looked for: a GPU's name is its resource's name, and must be the same on every node of a
+cluster, whatever its distribution ships (Debian 12's names an H100 otherwise than today's pci.ids, issue 10).
 Must not parse more than it is asked for: the file has 40,000 lines, and a node has GPUs of one vendor. Format and
 origin: https://pci-ids.ucw.cz/ (vendor lines at the start of a line, device lines after one tab).
 """
@@ -14,7 +16,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, final
 
-from gpuactors.host.root import PCI_IDS_PLACES, HostRoot
 from gpuactors.ports import HostError
 
 SHIPPED: Final = Path(str(resources.files("gpuactors.host") / "data" / "pci.ids"))
@@ -26,45 +27,34 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 @final
 class PciIds:
-    """Looks names up in `files`, in this order. A vendor's section is read when it is first asked for, then kept."""
+    """Looks names up in `file`. A vendor's section is read when it is first asked for, then kept."""
 
-    def __init__(self, files: tuple[Path, ...]) -> None:
-        self.files = files
-        self._sections: dict[tuple[Path, str], Mapping[str, str]] = {}
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._sections: dict[str, Mapping[str, str]] = {}
 
     @classmethod
-    def open(cls, explicit: str | os.PathLike[str] | None, root: HostRoot) -> PciIds:
-        """The names for this run.
+    def open(cls, explicit: str | os.PathLike[str] | None) -> PciIds:
+        """The names for this run: an `explicit` file is the only source, else the shipped one is.
 
-        An `explicit` file is the only source. Otherwise the host's own file comes first, as its operator may have
-        updated it, and the shipped one knows what the host's does not. Raises `HostError` if the explicit file cannot
-        be read.
+        Raises `HostError` if the explicit file cannot be read.
         """
-        if explicit is not None:
-            path = Path(explicit)
-            _read(path)
-            return cls((path,))
-        places = (Path(root.real(place)) for place in PCI_IDS_PLACES)
-        found = next((path for path in places if os.access(path, os.R_OK) and path.is_file()), None)
-        return cls((SHIPPED,) if found is None else (found, SHIPPED))
+        if explicit is None:
+            return cls(SHIPPED)
+        path = Path(explicit)
+        _read(path)
+        return cls(path)
 
     def lookup(self, vendor: str, device: str) -> str | None:
         """The name of a device id; both ids are four hex digits in lower case.
 
-        Raises `HostError` if a file has become unreadable: a GPU must not change its resource's name because of that.
+        Raises `HostError` if the file has become unreadable: a GPU must not change its resource's name because of that.
         """
-        for path in self.files:
-            name = self._section(path, vendor).get(device)
-            if name is not None:
-                return name
-        return None
-
-    def _section(self, path: Path, vendor: str) -> Mapping[str, str]:
         # Looks run in threads side by side; two that read a section at once put the same mapping there twice.
-        section = self._sections.get((path, vendor))
+        section = self._sections.get(vendor)
         if section is None:
-            section = self._sections[path, vendor] = _parse(_read(path), vendor)
-        return section
+            section = self._sections[vendor] = _parse(_read(self.file), vendor)
+        return section.get(device)
 
 
 def _read(path: Path) -> bytes:
@@ -75,7 +65,7 @@ def _read(path: Path) -> bytes:
         problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise HostError(
             f"the names of PCI ids cannot be read from {path} ({problem}): give a readable pci.ids file with "
-            "--pci-ids, or leave the option out to use the host's or the shipped one"
+            "--pci-ids, or leave the option out to use the shipped one"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Where the host's files are: the only place that spells /sys, /dev, /proc and /usr.
+"""Where the host's files are: the only place that spells /sys, /dev and /proc.
 
 A path has two forms: the *host's own* (`/dev/vfio/51`), which is handed to kubelet, and the *real* one, which is read
 by this process: the same below `--host-root`. Must not read anything.
@@ -21,14 +21,6 @@ CDEV_NODES: Final = "/dev/vfio/devices"
 CONTAINER_NODE: Final = "/dev/vfio/vfio"
 IOMMUFD_NODE: Final = "/dev/iommu"
 
-PCI_IDS_PLACES: Final = (
-    "/usr/share/misc/pci.ids",  # Debian, Arch Linux
-    "/usr/share/hwdata/pci.ids",  # Fedora, RHEL, SUSE, Debian's hwdata
-    "/usr/share/pci.ids",  # pciutils' own default
-    "/usr/share/misc/pci.ids.gz",  # update-pciids with zlib
-)
-"""Where distributions keep the names of PCI ids, in the order in which they are tried."""
-
 
 def group_node(group: int) -> str:
     """The node of an IOMMU group, as the host's own path."""
@@ -42,7 +34,7 @@ def cdev_node(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostRoot:
-    """The directory under which the host's /sys, /dev, /proc and /usr are seen."""
+    """The directory under which the host's /sys, /dev and /proc are seen."""
 
     prefix: str = "/"
 

@@ -11,6 +11,7 @@ to read it again (claims, their CDI files) belongs beside it.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -342,7 +343,7 @@ class World:
         """All that a daemon reaches."""
         host = HostRoot(str(self._root))
         control = MemoryControl(self.control, daemon.name, self.faults)
-        reader = InlineReader(SysfsReader(host, SELECTORS, PciIds(())))
+        reader = InlineReader(SysfsReader(host, SELECTORS, PciIds(Path(os.devnull))))
         use = InlineUse(host, self.holders, open_node=self._probe)
         return app.Outside(
             host=FaultyReader(reader, self.faults, str(self._root)),

@@ -351,6 +351,21 @@ def test_strange_names_on_the_bus_are_ignored(tree: HostTree) -> None:
     assert addresses(reader(tree).scan()) == [GPU.address]
 
 
+def test_names_that_are_no_utf_8_are_escaped(tree: HostTree) -> None:
+    """Issue 10, 5: such a driver's name stopped the journal, and every answer that named it was INTERNAL."""
+    tree.plug(replace(GPU, driver=None))
+    tree.plug(replace(AUDIO, group=None))
+    os.symlink(b"../../../bus/pci/drivers/n\xffvidia", tree.device_dir(GPU.address) / "driver")
+    os.symlink(b"../../../kernel/iommu_groups/f\xfcnf", tree.device_dir(AUDIO.address) / "iommu_group")
+    os.makedirs(os.fsencode(tree.device_dir(GPU.address)) + b"/vfio-dev/vfio\xff")
+    gpu = look(tree)
+    assert (gpu.driver, gpu.vfio_bound, gpu.nodes) == (r"n\xffvidia", True, ("/dev/vfio/vfio",))
+    (audio,) = reader(tree, [f"address={AUDIO.address}"]).look(PciAddress(AUDIO.address))
+    assert audio.iommu_group is None
+    assert audio.fault is not None
+    assert r"f\\xfcnf" in audio.fault
+
+
 def test_a_missing_bus_is_an_error_with_its_remedy(tmp_path: Path) -> None:
     root = HostRoot(f"{tmp_path}/")
     sysfs = SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None))

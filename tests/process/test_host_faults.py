@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
+import grpc
+import pytest
+
+from tests.process.daemon import eventually, gpuactors
 from tests.process.node import A100, H100, HEALTHY, UNHEALTHY, Node, address, listed, open_node
 
 GOOD = address(0x23)
@@ -50,6 +55,34 @@ def test_faults_that_are_there_from_the_start() -> None:
             books[H100] |= {no_class: HEALTHY, no_vendor: HEALTHY, odd_group: HEALTHY}
             node.wait_books(books)
             node.assert_sound(daemon)
+
+
+def test_a_drivers_name_that_is_no_utf_8() -> None:
+    """Issue 10, 5: the journal goes on, Allocate is refused with its reason, and `inspect` shows it."""
+    odd, mate = address(0x24), address(0x24, 1)
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        node.plug(0x24, "2330", driver="vfio-pci")
+        node.plug(0x24, "22ba", function=1, class_code="040300")
+        os.symlink(b"../../../bus/pci/drivers/snd\xff", node.tree.device_dir(mate) / "driver")
+        with node.daemon() as daemon:
+            node.wait_books({H100: {GOOD: HEALTHY, odd: UNHEALTHY}})
+            daemon.wait_event("device.changed", device=odd, has=[rf"{mate} is bound to snd\xff"])
+            with pytest.raises(grpc.RpcError) as refused:
+                node.kubelet.allocate(H100, [odd])
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert rf"{mate} is bound to snd\xff" in str(refused.value.details())
+            assert node.kubelet.allocate(H100, [GOOD]).envs
+            shown = gpuactors("inspect", f"--state-dir={node.directory / 's'}", "-o", "json")
+            assert (shown.returncode, shown.stderr) == (0, "")
+            reasons = {d["address"]: d["reason"] for d in json.loads(shown.stdout)["devices"]}
+            assert r"snd\xff" in reasons[odd]
+            journal = node.directory / "s/journal"
+            eventually(
+                lambda: rb"snd\\xff" in b"".join(f.read_bytes() for f in journal.iterdir()), "the journal"
+            )
+            node.assert_sound(daemon)
+        assert not [line for line in daemon.log if line["event"].startswith("journal.")]
 
 
 def test_a_device_whose_id_was_never_read_harms_nobody() -> None:

@@ -16,6 +16,7 @@ from typing import Final, final
 
 from gpuactors.core.model import PciAddress, PciFunction, pci_address
 from gpuactors.core.selector import Selector, matches
+from gpuactors.core.text import encodable
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import CONTAINER_NODE, IOMMU_GROUPS, IOMMUFD_NODE, PCI_DEVICES, HostRoot
 from gpuactors.host.root import cdev_node as cdev_node_of
@@ -28,6 +29,7 @@ VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
 _ID = re.compile(rb"0x([0-9a-f]{4})\n?")
 _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
+_VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _ATTRIBUTE_BYTES: Final = 4096
 """A sysfs attribute is a page at most."""
@@ -276,9 +278,12 @@ def _read(path: str) -> bytes:
 
 
 def _link_name(name: str, path: str, faults: list[str]) -> str | None:
-    """The last component of a link's target (which need not exist any more); None if there is no link."""
+    """The last component of a link's target (which need not exist any more); None if there is no link.
+
+    A module may call its driver whatever it likes, UTF-8 or not.
+    """
     try:
-        return os.path.basename(os.readlink(path))
+        return encodable(os.path.basename(os.readlink(path)))
     except OSError as error:
         if error.errno not in _GONE:
             faults.append(_fault(name, path, f"cannot be read as a link ({error.strerror})"))
@@ -288,10 +293,11 @@ def _link_name(name: str, path: str, faults: list[str]) -> str | None:
 def _vfio_devices(path: str) -> tuple[str, ...] | None:
     """Names of the vfio devices of a function (`vfio0`), of which there is one; None if it is no vfio device.
 
+    The kernel makes no other names than such (drivers/vfio/vfio_main.c, vfio_init_device): any other is no node's.
     Their directory is there on kernels without cdev support as well, which have no node of that name.
     """
     try:
-        return tuple(sorted(os.listdir(path)))
+        return tuple(sorted(name for name in os.listdir(path) if _VFIO_DEVICE.fullmatch(name)))
     except OSError:
         return None
 
@@ -336,7 +342,7 @@ def _gone(directory: str) -> bool:
 
 def _fault(address: str, path: str, problem: str) -> str:
     """The sentence that the operator reads."""
-    return (
+    return encodable(
         f"{path} {problem}: look for {address} in the kernel's log and check it with lspci -vs {address}; it is read "
         "again by itself"
     )

@@ -17,6 +17,7 @@ from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
 from gpuactors.kubelet.grpc_trio import bind_unix
+from gpuactors.kubelet.pb.podresources.v1 import AllocatableResourcesRequest
 from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, open_fake_kubelet
 from gpuactors.simulation.kubelet_books import (
     STOP_GRACE_S,
@@ -30,6 +31,7 @@ from gpuactors.simulation.kubelet_books import (
     resource_name_problem,
 )
 from gpuactors.simulation.kubelet_transport import UnixTransport
+from gpuactors.simulation.neighbours import Bystander, OtherPlugin
 from tests.simulation.kubelet_rig import GPU, WITHIN_S, Plugin, all_healthy, registered, rig
 
 OTHER = "nvidia.com/AD102GL_L40S"
@@ -447,6 +449,110 @@ async def test_ending_the_old_stream_before_registering_avoids_the_race(autojump
         await r.figures(3, 3)
         await trio.sleep(60)
         await r.figures(3, 3)
+
+
+@pytest.mark.trio
+async def test_a_second_plugin_takes_the_resource_and_the_first_is_told_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """Seen on kubelet 1.35.3: each frame of either replaces the list, Allocate goes to the newer."""
+    one, two = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
+    async with rig() as r, r.serving(one, "1.sock") as first, r.serving(two, "2.sock"):
+        await r.register("1.sock")
+        await r.figures(2, 2)
+        await r.register("2.sock")
+        await r.figures(3, 3)
+        one.frames[0].send_nowait(all_healthy(1))
+        await r.figures(1, 1)
+        await r.kubelet.admit("vm", {GPU: 1})
+        assert [kind for kind, _ in one.asked] == []
+        assert ("allocate", ["gpu0"]) in two.asked
+        await trio.sleep(STOP_GRACE_S)
+        assert first.connections == 1
+
+
+@pytest.mark.trio
+async def test_when_the_newer_plugin_goes_a_frame_of_the_older_brings_the_list_and_not_the_endpoint(
+    autojump_clock: MockClock,
+) -> None:
+    one, two = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
+    async with rig() as r, r.serving(one, "1.sock"), r.serving(two, "2.sock"):
+        await r.register("1.sock")
+        await r.register("2.sock")
+        await r.figures(3, 3)
+        two.frames[0].close()
+        await r.figures(3, 0)
+        await trio.sleep(60)
+        async with r.pod_resources() as stub:
+            answer = await stub.get_allocatable_resources(AllocatableResourcesRequest())
+        assert answer.devices == []
+        one.frames[0].send_nowait(all_healthy(2))
+        await r.figures(2, 2)
+        pod = await r.kubelet.admit("vm", {GPU: 1})
+        assert (pod.phase, one.asked) == (Phase.FAILED, [])
+        one.frames[0].close()
+        await r.register("1.sock")
+        await r.figures(2, 2)
+        assert (await r.kubelet.admit("vm-2", {GPU: 1})).phase is Phase.RUNNING
+
+
+@pytest.mark.trio
+async def test_the_first_plugin_that_registers_again_has_the_list_and_the_endpoint(
+    autojump_clock: MockClock,
+) -> None:
+    one, two = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
+    async with rig() as r, r.serving(one, "1.sock"), r.serving(two, "2.sock") as second:
+        await r.register("1.sock")
+        await r.register("2.sock")
+        await r.figures(3, 3)
+        await r.register("1.sock")
+        await r.figures(2, 2)
+        await r.kubelet.admit("vm", {GPU: 1})
+        assert "allocate" in [kind for kind, _ in one.asked]
+        await trio.sleep(60)
+        assert second.connections == 1
+        assert two.asked == []
+
+
+@pytest.mark.trio
+async def test_the_shipped_other_plugin_takes_the_resource_and_a_stubborn_one_takes_it_again(
+    autojump_clock: MockClock,
+) -> None:
+    ours = Plugin(first=all_healthy(2))
+    async with rig() as r, r.serving(ours), trio.open_nursery() as nursery:
+        await r.register()
+        await r.figures(2, 2)
+        other = OtherPlugin(r.transport, GPU, ["x", "y", "z"], stubborn=True)
+        await nursery.start(other.run)
+        await r.figures(3, 3)
+        await r.kubelet.admit("vm", {GPU: 1})
+        assert len(other.allocated) == 1
+        ours.frames[0].close()  # its end disconnects whoever has the name
+        await r.kubelet.until(lambda view: view.registrations == 3)
+        await r.figures(3, 3, 1)
+        await trio.sleep(1)
+        assert len(other.registrations) == 2
+        other.leave()
+        await r.figures(3, 0, 1)
+
+
+@pytest.mark.trio
+async def test_the_shipped_bystander_dials_first_when_register_takes_its_time(
+    autojump_clock: MockClock,
+) -> None:
+    plugin = Plugin(first=all_healthy(2))
+    async with rig() as r, trio.open_nursery() as nursery:
+        watcher = Bystander(r.transport, "p.sock")
+        await r.kubelet.stop()
+        r.kubelet.slow_registers_s = 0.5
+        await r.kubelet.start()
+        async with r.serving(plugin):
+            nursery.start_soon(r.register)
+            await nursery.start(watcher.run)
+            assert r.kubelet.view.registrations == 0
+            await r.figures(2, 2)
+            assert len(plugin.frames) == 2
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.trio

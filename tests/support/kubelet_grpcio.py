@@ -108,7 +108,7 @@ class KubeletStandIn:
         self.socket = self.socket_dir / "kubelet.sock"
         self.pod_resources_socket = kubelet_dir / "pod-resources" / "kubelet.sock"
         self.checkpoint = self.socket_dir / "kubelet_internal_checkpoint"
-        self._pods = PodLedger(self.checkpoint, synced=synced)
+        self._pods = PodLedger(self.checkpoint, healthy=self.healthy, synced=synced)
         self._kubelet_dir = kubelet_dir
         self._dial_timeout_s = dial_timeout_s
         self._changed = threading.Condition()
@@ -196,6 +196,13 @@ class KubeletStandIn:
         return MappingProxyType(
             {name: MappingProxyType(dict(devices)) for name, devices in self._books.devices.items()}
         )
+
+    def healthy(self) -> dict[str, list[str]]:
+        """The Healthy devices of each resource, as GetAllocatableResources has them."""
+        return {
+            resource: [device for device, health in devices.items() if health == HEALTHY]
+            for resource, devices in self.snapshot().items()
+        }
 
     def wait_for(self, predicate: Callable[[Snapshot], bool], timeout_s: float, what: str = "") -> Snapshot:
         """The first snapshot for which `predicate` is true, at once if it is so now.
@@ -323,6 +330,14 @@ class KubeletStandIn:
     ) -> None:
         """Refuse the next `times` calls of PodResources List."""
         self._pods.fail(times, code, details)
+
+    def disable_allocatable(
+        self,
+        code: grpc.StatusCode = grpc.StatusCode.UNIMPLEMENTED,
+        details: str = "unknown method GetAllocatableResources for service v1.PodResourcesLister",
+    ) -> None:
+        """Refuse GetAllocatableResources from now on."""
+        self._pods.disable_allocatable(code, details)
 
     @property
     def lists(self) -> int:

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,17 +43,22 @@ class _Pod:
 
 @final
 class PodLedger:
-    """Which pod has which devices. Its `List` is the gRPC method. All methods may be called from any thread."""
+    """Which pod has which devices. `List` and `GetAllocatableResources` are the gRPC methods. All methods may be called
+    from any thread."""
 
-    def __init__(self, file: Path, *, synced: bool = False) -> None:
-        """`synced`: the file is on the disk before it has its name, as kubelet has it (pkg/kubelet/util/store); only
-        a power cut shows the difference."""
+    def __init__(
+        self, file: Path, *, healthy: Callable[[], Mapping[str, Collection[str]]] = dict, synced: bool = False
+    ) -> None:
+        """`healthy`: kubelet's own list, by resource. `synced`: the file is on the disk before it has its name, as
+        kubelet has it (pkg/kubelet/util/store); only a power cut shows the difference."""
         self._file = file
         self._synced = synced
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
         self._healthy: dict[str, tuple[str, ...]] = {}
+        self._allocatable = healthy
         self._failures: list[tuple[grpc.StatusCode, str]] = []
+        self._disabled: tuple[grpc.StatusCode, str] | None = None
         self._asked = 0
 
     def given(self, pod: str, resource: str, ids: Collection[str], response: bytes) -> None:
@@ -105,6 +110,10 @@ class PodLedger:
         with self._lock:
             self._failures += [(code, details)] * times
 
+    def disable_allocatable(self, code: grpc.StatusCode, details: str) -> None:
+        """Refuse GetAllocatableResources from now on."""
+        self._disabled = code, details
+
     @property
     def asked(self) -> int:
         """How often List was called."""
@@ -120,6 +129,18 @@ class PodLedger:
         if failure is not None:
             context.abort(*failure)
         return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)
+
+    def GetAllocatableResources(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """One message per healthy device, and none for a resource that has no healthy one."""
+        if self._disabled is not None:
+            context.abort(*self._disabled)
+        return PROTO.message("AllocatableResourcesResponse")(
+            devices=[
+                PROTO.message("ContainerDevices")(resource_name=resource, device_ids=[device])
+                for resource, ids in self._allocatable().items()
+                for device in ids
+            ]
+        )
 
     def _listed(self, name: str, pod: _Pod) -> Any:
         devices = [

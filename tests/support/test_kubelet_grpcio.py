@@ -3,81 +3,20 @@
 from __future__ import annotations
 
 import json
-import queue
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.support.device_plugin_grpcio import add_service, message, stub
 from tests.support.kubelet_grpcio import EndpointStopped, KubeletStandIn
 from tests.support.kubelet_seen import DeviceNode, PluginOptions
 from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
-
-RESOURCE = "example.org/thing"
-WAIT_S = 10.0
-
-
-class TinyPlugin:
-    """One resource on one socket; `frames` takes lists of (id, health), None ends the stream."""
-
-    def __init__(self, socket_dir: Path, name: str = "tiny.sock") -> None:
-        self.frames: queue.Queue[list[tuple[str, str]] | None] = queue.Queue()
-        self.on_allocate: Callable[[], None] = lambda: None
-        self.name = name
-        self.kubelet_socket = socket_dir / "kubelet.sock"
-        self.server = grpc.server(ThreadPoolExecutor(8))
-        add_service(self.server, "DevicePlugin", self)
-        self.server.add_insecure_port(f"unix:{socket_dir / name}")
-        self.server.start()
-
-    def register(self, version: str = "v1beta1", resource: str = RESOURCE, timeout_s: float = WAIT_S) -> None:
-        request = message("RegisterRequest")(version=version, endpoint=self.name, resource_name=resource)
-        with grpc.insecure_channel(f"unix:{self.kubelet_socket}") as channel:
-            stub(channel, "Registration")["Register"](request, timeout=timeout_s)
-
-    def GetDevicePluginOptions(self, request: Any, context: grpc.ServicerContext) -> Any:
-        return message("DevicePluginOptions")(get_preferred_allocation_available=True)
-
-    def ListAndWatch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        while context.is_active():
-            try:
-                frame = self.frames.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            if frame is None:
-                return
-            nodes = message("TopologyInfo")(nodes=[message("NUMANode")(ID=1)])
-            yield message("ListAndWatchResponse")(
-                devices=[
-                    message("Device")(ID=name, health=health, topology=nodes if name == "b" else None)
-                    for name, health in frame
-                ]
-            )
-
-    def GetPreferredAllocation(self, request: Any, context: grpc.ServicerContext) -> Any:
-        (wanted,) = request.container_requests
-        chosen = sorted(wanted.available_deviceIDs)[: wanted.allocation_size]
-        container = message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
-        return message("PreferredAllocationResponse")(container_responses=[container])
-
-    def Allocate(self, request: Any, context: grpc.ServicerContext) -> Any:
-        (wanted,) = request.container_requests
-        self.on_allocate()
-        node = message("DeviceSpec")(container_path="/dev/c", host_path="/dev/h", permissions="mrw")
-        container = message("ContainerAllocateResponse")(
-            envs={"IDS": ",".join(wanted.devices_ids)}, devices=[node]
-        )
-        return message("AllocateResponse")(container_responses=[container])
-
-    def PreStartContainer(self, request: Any, context: grpc.ServicerContext) -> Any:
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not yet")
+from tests.support.tiny_plugin import RESOURCE, WAIT_S, TinyPlugin
 
 
 @pytest.fixture
@@ -272,6 +211,85 @@ def test_time_out_says_what_was_seen(kubelet: KubeletStandIn, plugin: TinyPlugin
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     with pytest.raises(TimeoutError, match=r"(?s)the moon .*'a': 'Healthy'.*Frame\("):
         kubelet.wait_for(lambda books: "moon" in books, 0.05, "the moon")
+
+
+# --- two plugins on one resource ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(kubelet: KubeletStandIn) -> Iterator[TinyPlugin]:
+    tiny = TinyPlugin(kubelet.socket_dir, "other.sock")
+    yield tiny
+    tiny.server.stop(grace=None).wait()
+
+
+def test_each_frame_of_either_plugin_replaces_the_list_and_allocate_goes_to_the_newer(
+    kubelet: KubeletStandIn, plugin: TinyPlugin, other: TinyPlugin
+) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"a": "Healthy"}, WAIT_S)
+    other.register()
+    other.frames.put([("b", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"b": "Healthy"}, WAIT_S)
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"a": "Healthy"}, WAIT_S)
+    asked: list[str] = []
+    plugin.on_allocate = lambda: asked.append("first")
+    other.on_allocate = lambda: asked.append("second")
+    kubelet.allocate(RESOURCE, ["a"])
+    assert asked == ["second"]
+    assert kubelet.stream_ends(RESOURCE) == (), "the first one is told nothing"
+
+
+def test_when_the_newer_plugin_goes_the_older_ones_open_stream_is_no_endpoint(
+    kubelet: KubeletStandIn, plugin: TinyPlugin, other: TinyPlugin
+) -> None:
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"a": "Healthy"}, WAIT_S)
+    other.register()
+    other.frames.put([("b", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"b": "Healthy"}, WAIT_S)
+    other.frames.put(None)
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"b": "Unhealthy"}, WAIT_S)
+    assert allocatable(kubelet) == []
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"a": "Healthy"}, WAIT_S)
+    assert allocatable(kubelet) == [(RESOURCE, ["a"])]
+    with pytest.raises(EndpointStopped):
+        kubelet.allocate(RESOURCE, ["a"])
+
+
+def test_the_first_plugin_that_registers_again_has_the_list_and_the_other_is_not_told(
+    kubelet: KubeletStandIn, plugin: TinyPlugin, other: TinyPlugin
+) -> None:
+    plugin.register()
+    other.register()
+    other.frames.put([("b", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"b": "Healthy"}, WAIT_S)
+    plugin.register()
+    plugin.frames.put([("a", "Healthy")])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"a": "Healthy"}, WAIT_S)
+    plugin.on_allocate = lambda: plugin.frames.put([("a", "Unhealthy")])
+    kubelet.allocate(RESOURCE, ["a"])
+    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"a": "Unhealthy"}, WAIT_S)
+    assert kubelet.stream_ends(RESOURCE) == ()
+
+
+def test_get_allocatable_resources_can_be_refused(kubelet: KubeletStandIn) -> None:
+    assert allocatable(kubelet) == []
+    kubelet.disable_allocatable()
+    with pytest.raises(grpc.RpcError, match="unknown method"):
+        allocatable(kubelet)
+
+
+def allocatable(kubelet: KubeletStandIn) -> list[tuple[str, list[str]]]:
+    with grpc.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as channel:
+        lister = POD_RESOURCES.stub(channel, "PodResourcesLister")
+        request = POD_RESOURCES.message("AllocatableResourcesRequest")()
+        answer = lister["GetAllocatableResources"](request, timeout=WAIT_S)
+    return [(d.resource_name, list(d.device_ids)) for d in answer.devices]
 
 
 # --- its ledger -------------------------------------------------------------------------------------------

@@ -94,6 +94,8 @@ class FakeKubelet:
         self._exits: dict[str, str | None] = {}
         """Why containers ended, by pod UID: kubelet may not have seen it yet."""
         self._life: _Life | None = None
+        self.slow_registers_s = 0.0
+        """How much longer Register takes, in lives that begin from now on."""
         self.panics: list[str] = []
         """Where kubelet's process ended by a crash."""
         self.warnings: list[str] = []
@@ -144,6 +146,7 @@ class FakeKubelet:
             again = self._books.boot(trio.current_time(), self._read_checkpoint())
             self._written = self._books.checkpoint
             plugins = PluginManager(self._books, self._transport, nursery, self._publish)
+            plugins.slow_s = self.slow_registers_s
             pods = PodWorker(
                 self._books,
                 plugins,

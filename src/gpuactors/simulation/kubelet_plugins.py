@@ -2,8 +2,9 @@
 
 Plays plugin/v1beta1/{server,client,handler}.go of kubelet 1.36 with its known faults: a Register that fails makes
 kubelet forget the running client as well, and the end of a stream disconnects whoever goes by that resource's *name*
-now (the re-registration race). Must not do arithmetic (`kubelet_books.py`) and must not know of pods
-(`kubelet_pods.py`).
+now (the re-registration race). Who registers a resource that another plugin serves takes its place without the other
+hearing of it: both streams' frames count from then on, and Allocate goes to the newer. Must not do arithmetic
+(`kubelet_books.py`) and must not know of pods (`kubelet_pods.py`).
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class PluginManager(RegistrationBase):
         self._clients: dict[str, _Client] = {}
         """By resource name, as in kubelet: whoever registered last."""
         self._connections: dict[int, _Client] = {}
+        self.slow_s = 0.0
+        """How much longer Register takes before kubelet dials: 12 s were seen to be accepted."""
 
     # --- Register ---------------------------------------------------------------------------------------------
 
@@ -95,6 +98,8 @@ class PluginManager(RegistrationBase):
             )
         if (problem := resource_name_problem(message.resource_name)) is not None:
             raise GRPCError(Status.UNKNOWN, problem)
+        if self.slow_s:
+            await trio.sleep(self.slow_s)
         client = _Client(next(self._numbers), message.resource_name, message.endpoint)
         self._clients[client.resource] = client
         registered = False

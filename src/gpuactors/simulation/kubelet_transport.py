@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol, final
 
@@ -91,6 +91,22 @@ class UnixTransport:
         path.unlink(missing_ok=True)
         async with _listen_at(path) as listener:
             yield listener
+
+    @asynccontextmanager
+    async def listen_at(
+        self, name: str, owner: str = "plugin"
+    ) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
+        """A plugin's endpoint, as of a plugin that tidies up: the file goes with the listener. Raises as `listen`."""
+        path = self.device_plugins / name
+        path.unlink(missing_ok=True)
+        async with _listen_at(path) as listener:
+            made = path.stat().st_ino
+            try:
+                yield listener
+            finally:
+                with suppress(FileNotFoundError):
+                    if path.stat().st_ino == made:  # kubelet may have removed it, and another may be there
+                        path.unlink()
 
     async def dial(self, endpoint: str) -> trio.abc.Stream:
         """Tries again while nobody listens at the endpoint."""

@@ -52,6 +52,23 @@ CALL_DEVICES_MAX: Final = 1024
 """Devices, and containers, in one device plugin call: kubelet names every available device of the resource in
 GetPreferredAllocation, and the largest node has 16."""
 
+CALL_IDS_MAX: Final = 8192
+"""Device IDs in one device plugin call, all containers together. Kubelet asks for one container at a time, and names
+every available device of the resource: 16 on the largest node. So many cost the registry some 20 ms."""
+
+CALL_TEXT_MAX_CHARS: Final = 256 * 1024
+"""Characters of all device IDs in one call: CALL_IDS_MAX of more than twice the length of a PCI address. The journal
+keeps every call as it came."""
+
+CALL_FIELDS_MAX: Final = 32 * 1024
+"""Protobuf fields in one request message: CALL_IDS_MAX IDs several times over. Decoding takes a microsecond for each,
+in which the daemon does nothing else."""
+
+PREFERENCE_STEPS_MAX: Final = 20_000
+"""Steps of the search for the fewest NUMA nodes and PCIe roots, over all containers of one GetPreferredAllocation:
+about 10 ms, in which kubelet's other calls wait. A node with 16 GPUs takes tens of them, the worst one of 32 some
+thousands; after that the fullest NUMA nodes and roots are taken."""
+
 CALL_SETTLE_S: Final = 1.0
 """After a call was answered, its resource's list keeps its devices so long: kubelet 1.36 panics (nil pointer) if a
 device vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our
@@ -207,6 +224,23 @@ again by its own supervisor."""
 
 KUBELET_DIR_RETRY_S: Final = 1.0
 """How often to look for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
+
+# --- what others said, in our sentences -------------------------------------------------------------------
+
+QUOTED_ITEMS_MAX: Final = 16
+"""Devices that are named in one sentence or field of the log: GPUs of the largest node. Of more it is said how many."""
+
+QUOTED_ID_CHARS_MAX: Final = 64
+"""Characters of a device's ID, a driver's or a process's name in a sentence: three times a PCI address."""
+
+QUOTED_NAME_CHARS_MAX: Final = 253
+"""Characters of a pod's, namespace's, claim's or resource's name in a sentence: as many as Kubernetes allows."""
+
+QUOTED_TEXT_CHARS_MAX: Final = 1000
+"""Characters of somebody's error text in a sentence; half of GRPC_STATUS_TEXT_MAX_CHARS."""
+
+LOG_TEXT_MAX_CHARS: Final = 8192
+"""One string in a line of the log, tracebacks apart: a refusal of QUOTED_ITEMS_MAX devices with a reason each."""
 
 # --- the journal ------------------------------------------------------------------------------------------
 

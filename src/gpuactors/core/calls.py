@@ -13,6 +13,7 @@ GetPreferredAllocation is answered at once and never refused: kubelet fails the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from gpuactors import limits
 from gpuactors.core import books, looks
 from gpuactors.core.allocation import grant, prefer
 from gpuactors.core.books import groups_that_matter
+from gpuactors.core.choice import Search
 from gpuactors.core.effects import (
     Answer,
     Effect,
@@ -48,6 +50,7 @@ from gpuactors.core.model import (
     Role,
     Token,
 )
+from gpuactors.core.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, owners, stand_of
 
 Answered = list[Effect]
@@ -126,7 +129,9 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
         for i, d in known.items()
         if d.function.address in owned or ((use := observed_use(state, d)) is not None and use.in_use)
     }
-    return Reply(event.token, Preferred(tuple(prefer(request, known, busy) for request in event.requests)))
+    search = Search()
+    chosen = tuple(prefer(request, known, busy, search) for request in event.requests)
+    return Reply(event.token, Preferred(chosen))
 
 
 def waits_for_poll(state: NodeState) -> bool:
@@ -167,7 +172,7 @@ def _answered(
     fields: dict[str, Field] = {
         "call": str(kind),
         "resource": resource,
-        "devices": tuple(i for ids in requests for i in ids),
+        "devices": quoted_ids([i for ids in requests for i in ids]),
     }
     if isinstance(answer, Refused):
         line = Say(
@@ -186,13 +191,18 @@ def _refused_at_once(
     if not ids:
         return Refused(Refusal.INVALID_ARGUMENT, f"no device of {resource} was asked for")
     if len({known[i].function.address if i in known else i for i in ids}) != len(ids):
-        twice = sorted({i for i in ids if ids.count(i) > 1}) or sorted(ids)
-        return Refused(Refusal.INVALID_ARGUMENT, f"asked for twice in one call: {', '.join(twice)}")
+        twice = sorted(i for i, times in Counter(ids).items() if times > 1) or sorted(ids)
+        return Refused(
+            Refusal.INVALID_ARGUMENT, f"asked for twice in one call: {', '.join(quoted_ids(twice))}"
+        )
     unknown = [i for i in ids if i not in known]
     if not unknown:
         return None
-    reasons = (f"{i}: {_why_unknown(state, resource, i)}" for i in unknown)
-    return Refused(Refusal.NOT_FOUND, "; ".join(reasons))
+    # The rest is only counted: why it is unknown takes a look at every list.
+    named = [
+        f"{quoted_id(i)}: {_why_unknown(state, resource, i)}" for i in unknown[: limits.QUOTED_ITEMS_MAX]
+    ]
+    return Refused(Refusal.NOT_FOUND, "; ".join(first_of([*named, *unknown[len(named) :]])))
 
 
 def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> str:
@@ -232,7 +242,7 @@ def _decide(state: NodeState, call: Call) -> Answer | None:
     known = devices_by_id(state, call.resource)
     obstacles = [o for address, seen in call.seen.items() if (o := _obstacle(known, state, address, seen))]
     if obstacles:
-        return Refused(Refusal.FAILED_PRECONDITION, "; ".join(sorted(obstacles)))
+        return Refused(Refusal.FAILED_PRECONDITION, "; ".join(first_of(sorted(obstacles))))
     match call.kind:
         case CallKind.PRE_START:
             return None if _held(state, call) else Ready()
@@ -240,7 +250,7 @@ def _decide(state: NodeState, call: Call) -> Answer | None:
             if _is_undecided(state, known, call):
                 return None
             if taken := _taken(state, call):
-                return Refused(Refusal.FAILED_PRECONDITION, "; ".join(taken))
+                return Refused(Refusal.FAILED_PRECONDITION, "; ".join(first_of(taken)))
             return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
 
 
@@ -319,8 +329,8 @@ def _held(state: NodeState, call: Call) -> list[str]:
 
 
 def _late(state: NodeState, call: Call) -> str:
-    if unseen := _unseen(state, call):
-        return f"sysfs did not answer in time for {', '.join(unseen)}; a driver may be stuck there, see dmesg"
-    if unpolled := _unpolled(state, call):
-        return f"it could not be found out in time who uses {', '.join(unpolled)}; can its `enable` be read in sysfs?"
-    return "; ".join(_held(state, call))
+    if unseen := ", ".join(quoted_ids(_unseen(state, call))):
+        return f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
+    if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):
+        return f"it could not be found out in time who uses {unpolled}; can its `enable` be read in sysfs?"
+    return "; ".join(first_of(_held(state, call)))

@@ -1,0 +1,47 @@
+"""What others said, fit for a sentence of ours: printable and short.
+
+A device's ID, a pod's name, a process's name or kubelet's error text is input. It may hold control characters, marks
+that turn the direction of writing, or megabytes, and it ends up in the log, on a terminal and in a gRPC status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuactors.limits import QUOTED_ID_CHARS_MAX, QUOTED_ITEMS_MAX, QUOTED_TEXT_CHARS_MAX
+
+
+def printable(text: str) -> str:
+    """`text` with every character that is not printable (Unicode categories Other and Separator, but for the space)
+    as Python would escape it: controls, direction marks, line separators, surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+
+
+def quoted(text: str, chars_max: int = QUOTED_TEXT_CHARS_MAX) -> str:
+    """`text` as a part of a sentence: printable, at most `chars_max` characters of it, and then how many there were."""
+    shown = printable(text[: chars_max + 1])
+    if len(shown) <= chars_max:
+        return shown
+    return f"{shown[:chars_max]}… ({len(text):,} characters)"
+
+
+def quoted_id(device: str) -> str:
+    """A device's ID, or the name of a driver or process."""
+    return quoted(device, QUOTED_ID_CHARS_MAX)
+
+
+def first_of(items: Sequence[str]) -> tuple[str, ...]:
+    """The items, or as many as a reader reads, and how many more there are."""
+    if len(items) <= QUOTED_ITEMS_MAX:
+        return tuple(items)
+    return (*items[:QUOTED_ITEMS_MAX], f"and {len(items) - QUOTED_ITEMS_MAX:,} more")
+
+
+def quoted_ids(devices: Sequence[str]) -> tuple[str, ...]:
+    """Device IDs for a field of the log or, joined, for a sentence."""
+    shown = first_of(devices)
+    return tuple(map(quoted_id, shown))

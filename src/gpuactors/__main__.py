@@ -1,6 +1,21 @@
-"""`python -m gpuactors`."""
+"""The entry point, of `gpuactors` and of `python -m gpuactors`. What takes time to import comes after the signals' handlers."""
 
-from gpuactors.cli import main
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from gpuactors import early_signals
+
+
+def main() -> NoReturn:
+    """Runs the command line."""
+    if sys.argv[1:2] == ["run"]:
+        early_signals.guard()
+    from gpuactors import cli
+
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ from importlib import metadata
 
 import trio
 
-from gpuactors import limits
+from gpuactors import early_signals, limits
 from gpuactors.actors import (
     busy_poller,
     hand_over,
@@ -148,13 +148,20 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Daemon] = trio.TAS
 
 
 async def run_until_signal(config: Config) -> None:
-    """As `run`, until SIGTERM or SIGINT."""
-    async with trio.open_nursery() as nursery:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """As `run`, until a signal that stops it: SIGTERM, SIGINT, SIGQUIT or SIGHUP."""
+    # Around the nursery: until the last socket is removed no signal may do what it does by default.
+    with trio.open_signal_receiver(*early_signals.handled()) as signals:
+        early_signals.hand_over()
+        async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(_run_and_end, config, nursery.cancel_scope)
             log.info("daemon.started", pid=os.getpid(), kubelet_dir=str(config.kubelet_dir))
-            async for _ in signals:
-                daemon.stop()
+            async for number in signals:
+                name = signal.Signals(number).name
+                if number in early_signals.STOPPING:
+                    log.info("signal.received", signal=name)
+                    daemon.stop()
+                else:
+                    log.info("signal.ignored", signal=name, reason="it means nothing to this daemon")
 
 
 async def _run_and_end(

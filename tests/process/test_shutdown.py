@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.process.daemon import DaemonProcess, eventually
+from tests.process.daemon import EXIT_S, DaemonProcess, clean_environment, eventually
 from tests.process.node import A100, H100, HEALTHY, Node, address, granted, open_node, refusal
 from tests.process.slow_look import allocate_in_flight
 
@@ -17,7 +21,10 @@ GPU, OTHER = address(0x23), address(0x31)
 VARIABLE = "PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+STOPPING = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_ends_streams_and_removes_sockets(number: signal.Signals) -> None:
     with open_node() as node, _running(node) as daemon:
         # A stranger's file in kubelet's directory is left alone.
@@ -91,7 +98,82 @@ def test_a_signal_while_nothing_is_there() -> None:
         assert not node.uevents.exists()
 
 
+def test_a_signal_that_means_nothing_changes_nothing() -> None:
+    with open_node() as node, _running(node) as daemon:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            daemon.signal(number)
+            daemon.wait_event("signal.ignored", signal=number.name)
+        node.assert_sound(daemon)
+        node.wait_books({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}})
+
+
+def test_nohup_means_what_it_says() -> None:
+    with open_node(started=False) as node:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a child inherits that a signal is ignored
+        try:
+            with node.daemon() as daemon:
+                daemon.wait_event("daemon.started")
+                daemon.signal(signal.SIGHUP)
+                daemon.signal(signal.SIGUSR1)
+                daemon.wait_event("signal.ignored", signal="SIGUSR1")
+                daemon.assert_alive()
+                assert not [line for line in daemon.log if line["event"] == "signal.received"]
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+
+# --- before the daemon is there ---------------------------------------------------------------------------
+
+ALONE: tuple[str, ...] = ()
+AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--kill-child")
+"""As in a container: the kernel drops what process 1 of a PID namespace has no handler for."""
+
+
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("around", [ALONE, AS_PROCESS_1], ids=["alone", "as process 1"])
+def test_a_signal_during_the_imports_ends_it_well(
+    around: tuple[str, ...], number: signal.Signals, tmp_path: Path
+) -> None:
+    with _importing(tmp_path, *around) as (process, pid):
+        os.kill(pid, number)
+        assert process.wait(timeout=EXIT_S) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
+
+
+def test_a_signal_that_means_nothing_does_not_end_the_imports(tmp_path: Path) -> None:
+    with _importing(tmp_path) as (process, pid):
+        os.kill(pid, signal.SIGUSR1)
+        os.kill(pid, signal.SIGUSR2)
+        os.kill(pid, signal.SIGTERM)
+        assert process.wait(timeout=EXIT_S) == 0
+
+
 # --- helpers ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _importing(directory: Path, *around: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`gpuactors run`, `around` it what starts it, that stays in its imports; and its process id as seen from here."""
+    if around and subprocess.run([*around, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{' '.join(around)} is not allowed here")
+    ready = directory / "ready"
+    # A module that is imported by each command, found before the real one.
+    (directory / "trio.py").write_text(f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(600)\n")
+    process = subprocess.Popen(
+        [*around, sys.executable, "-m", "gpuactors", "run"],
+        env=clean_environment({"PYTHONPATH": str(directory)}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        eventually(ready.exists, "the import")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield process, int(children[0]) if around else process.pid
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @contextmanager

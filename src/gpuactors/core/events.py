@@ -259,7 +259,7 @@ class SuccessorLost:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    """SIGTERM or SIGINT."""
+    """A signal asks the daemon to stop."""
 
 
 HostEvent = (

@@ -1,0 +1,53 @@
+"""What signals do to `gpuactors run` before its event loop takes them: the process ends at once, and ends well.
+
+The kernel drops a signal to process 1 of a PID namespace (every container's first process) that has no handler
+(kernel/signal.c, SIGNAL_UNKILLABLE): a SIGTERM during the imports, some 0.3 s, would be lost, and the container be killed when
+its grace period is over. So the handlers come first. Nothing has been made by then that would have to be removed.
+
+Must import nothing but the standard library's `signal` and what the interpreter has loaded anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import Final
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+"""They stop the daemon in an orderly way: Kubernetes and systemd send the first, a terminal the others."""
+
+IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
+"""They mean nothing to the daemon. Their default is to end the process, with its sockets left behind."""
+
+_handed_over = False
+
+
+def guard() -> None:
+    """Handles the signals from now on. To be called once, before anything heavy is imported."""
+    for number in handled():
+        signal.signal(number, _end if number in STOPPING else _ignore)
+
+
+def hand_over() -> None:
+    """The event loop takes the signals now. What comes after its end changes nothing: the process ends anyway."""
+    global _handed_over
+    _handed_over = True
+
+
+def handled() -> tuple[signal.Signals, ...]:
+    """The signals that the daemon handles. `nohup` has SIGHUP ignored, and means it."""
+    return tuple(
+        number
+        for number in (*STOPPING, *IGNORED)
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    )
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    if not _handed_over:
+        os._exit(0)  # no exit by exception: whatever is being imported might catch it
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    pass

@@ -1,4 +1,4 @@
-"""The entry point, of `gpuactors` and of `python -m gpuactors`. What takes time to import comes after the signals' handlers."""
+"""The entry point, of `gpuactors` and of `python -m gpuactors`: the signals' handlers first, then what takes time."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ from gpuactors.config import Config
 from gpuactors.control.unix import UnixControl, obstacle
 from gpuactors.core.effects import Answer, Level, Say
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
+from gpuactors.core.frames import is_ready
 from gpuactors.core.model import NodeState, ResourceName, Settings
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state
@@ -244,7 +245,17 @@ async def run_daemon(
                 on_problem=lambda reason: log.warning("control.unavailable", reason=reason),
             )
             actor("hand_over", lambda: hand_over.run(handing))
+        else:
+            nursery.start_soon(_say_serving, cells.state.subscribe(), say or say_in_log)
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
+
+
+async def _say_serving(state: LatestReader[NodeState], say: Callable[[Say], None]) -> None:
+    """Says once, when kubelet is first told of the node, what a hand-over says otherwise."""
+    while not is_ready(state.value):
+        await state.receive()
+    fields = {"predecessor": "none was asked, as there is no control socket"}
+    say(Say(Level.INFO, "daemon.serving", fields))
 
 
 def say_in_log(line: Say) -> None:

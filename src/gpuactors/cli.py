@@ -7,17 +7,19 @@ journal that could be replayed (EX_DATAERR); 69 the host cannot be read (EX_UNAV
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
 import trio
 
 from gpuactors.config import Config, ConfigError, as_dict, describe, resolve, schema
-from gpuactors.observe import log
+from gpuactors.observe import log, stdout
 from gpuactors.ports import HostError
 
 EX_DATAERR: Final = 65
@@ -255,8 +257,26 @@ def show_schema() -> None:
 
 
 def main() -> NoReturn:
-    """The entry point of `gpuactors`."""
-    cli(prog_name="gpuactors")
+    """Runs the command that the process was given, and ends the process."""
+    if sys.stdout is not None:
+        sys.stdout = stdout.opened()
+    try:
+        try:
+            cli(prog_name="gpuactors")
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except Exception as exc:
+        cause = _first(exc)
+        if not isinstance(cause, stdout.StdoutError):
+            raise
+        stdout.give_up()
+        if cause.errno == errno.EPIPE:  # `gpuactors … | head`: whoever read has seen enough
+            sys.exit(1)
+        _fail(
+            f"standard output cannot be written: {cause.strerror}; free the disk, or write elsewhere",
+            EX_CANTCREAT,
+        )
     raise AssertionError("click ends the process itself")
 
 
@@ -273,7 +293,8 @@ def _given(flags: dict[str, object]) -> dict[str, object]:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    click.echo(f"gpuactors: {text}", err=True)
+    with suppress(OSError):  # the code says it where nobody can read the sentence
+        click.echo(f"gpuactors: {text}", err=True)
     sys.exit(code)
 
 

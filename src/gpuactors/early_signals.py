@@ -1,8 +1,9 @@
 """What signals do to `gpuactors run` before its event loop takes them: the process ends at once, and ends well.
 
 The kernel drops a signal to process 1 of a PID namespace (every container's first process) that has no handler
-(kernel/signal.c, SIGNAL_UNKILLABLE): a SIGTERM during the imports, some 0.3 s, would be lost, and the container be killed when
-its grace period is over. So the handlers come first. Nothing has been made by then that would have to be removed.
+(kernel/signal.c, SIGNAL_UNKILLABLE): a SIGTERM during the imports, some 0.3 s, would be lost, and the container be
+killed when its grace period is over. So the handlers come first. Nothing has been made by then that would have to be
+removed.
 
 Must import nothing but the standard library's `signal` and what the interpreter has loaded anyway.
 """
@@ -20,7 +21,11 @@ STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
 """They mean nothing to the daemon. Their default is to end the process, with its sockets left behind."""
 
-_handed_over = False
+
+class _Phase:
+    """The event loop has the signals, or has had them."""
+
+    handed_over = False
 
 
 def guard() -> None:
@@ -31,8 +36,7 @@ def guard() -> None:
 
 def hand_over() -> None:
     """The event loop takes the signals now. What comes after its end changes nothing: the process ends anyway."""
-    global _handed_over
-    _handed_over = True
+    _Phase.handed_over = True
 
 
 def handled() -> tuple[signal.Signals, ...]:
@@ -45,7 +49,7 @@ def handled() -> tuple[signal.Signals, ...]:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    if not _handed_over:
+    if not _Phase.handed_over:
         os._exit(0)  # no exit by exception: whatever is being imported might catch it
 
 

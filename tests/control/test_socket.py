@@ -288,18 +288,30 @@ async def test_closing_twice_leaves_a_successor_its_socket(tmp_path: Path) -> No
         assert new.still_there()
 
 
-@pytest.mark.parametrize("trouble", ["missing", "file", "long"])
-def test_where_no_socket_can_be(tmp_path: Path, trouble: str) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("missing", "does not exist: make it"),
+        ("file", "is not a directory"),
+        ("below a file", "is not a directory"),
+        ("long", "use a shorter"),
+    ],
+)
+def test_where_no_socket_can_be(tmp_path: Path, trouble: str, said: str) -> None:
     assert obstacle(str(tmp_path)) is None
     state_dir = tmp_path / "state"
     if trouble == "file":
         state_dir.touch()
+    if trouble == "below a file":
+        state_dir.touch()
+        state_dir /= "below"
     if trouble == "long":
         state_dir = tmp_path / ("x" * SOCKET_PATH_MAX_BYTES)
         state_dir.mkdir()
     reason = obstacle(str(state_dir))
     assert reason is not None
     assert str(state_dir) in reason
+    assert said in reason
     assert "--state-dir" in reason
 
 

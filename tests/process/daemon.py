@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 WAIT_S: Final = 20.0
 """Far above anything that is waited for here, on a machine that is busy with something else as well."""
@@ -44,11 +44,13 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(extra or {})}
 
 
-def gpuactors(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def gpuactors(
+    *words: str, env: Mapping[str, str] | None = None, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Runs `python -m gpuactors …` to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "gpuactors", *words],
-        env=clean_environment(env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-m", "gpuactors", *words], env=clean_environment(env), stdin=subprocess.DEVNULL,
+        stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -11,10 +12,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from gpuactors.observe.journal import Anchor
+from gpuactors.simulation.host_tree import HostTree, PciSpec
+from tests.core.builders import gpu
+from tests.observe.recording import WALL, RecordedCore, files
 from tests.process.daemon import gpuactors
 from tests.process.node import A100, H100, HEALTHY, address, open_node
 
-EX_USAGE, EX_UNAVAILABLE, EX_CONFIG = 2, 69, 78
+EX_USAGE, EX_UNAVAILABLE, EX_CANTCREAT, EX_CONFIG = 2, 69, 73, 78
 
 KEYS = {
     "host_root",
@@ -84,6 +89,51 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
             assert "Traceback" not in done.stderr, wrong
             if wrong.code != EX_USAGE:  # click's own messages show the usage as well
                 assert re.fullmatch(r"gpuactors: .+\n", done.stderr), (wrong, "one sentence")
+
+
+# --- standard output that cannot be written -----------------------------------------------------------------
+
+PRINTING = (
+    ("inspect", "--host-root=NODE", "--state-dir=NODE/s"),
+    ("inspect", "-o", "json", "--host-root=NODE", "--state-dir=NODE/s"),
+    ("explain", "23:00.0", "--host-root=NODE", "--state-dir=NODE/s"),
+    ("replay", "NODE/journal"),
+    ("simulate", "--list"),
+    ("simulate", "--scenario", "late-binding", "--json"),
+    ("simulate", "--script", "unbind@23"),
+    ("config", "show"),
+    ("config", "schema"),
+    ("run", "--help"),
+    ("--version",),
+)
+
+
+def test_a_full_disk_behind_standard_output_is_said_in_a_sentence(tmp_path: Path) -> None:
+    HostTree(tmp_path).plug(PciSpec("0000:23:00.0", "10de", "2330", "030200", 0x23, driver="vfio-pci"))
+    core = RecordedCore(gpu("23:00.0"))
+    files(tmp_path / "journal").write(core.steps, Anchor(core.at, WALL))
+
+    def ended(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        with Path("/dev/full").open("w") as full:
+            return gpuactors(*(word.replace("NODE", str(tmp_path)) for word in words), stdout=full)
+
+    with ThreadPoolExecutor(3) as pool:
+        for words, done in zip(PRINTING, pool.map(ended, PRINTING), strict=True):
+            assert done.returncode == EX_CANTCREAT, (words, done.stderr)
+            (line,) = done.stderr.splitlines()
+            assert line.startswith(
+                "gpuactors: standard output cannot be written: No space left on device; "
+            ), words
+
+
+def test_a_reader_that_has_seen_enough_is_no_trouble() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = gpuactors("config", "schema", stdout=write)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 # --- run --------------------------------------------------------------------------------------------------

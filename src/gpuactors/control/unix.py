@@ -10,6 +10,7 @@ sockets are ours, and no third gpuactors belongs there.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final, assert_never, final
@@ -44,9 +45,23 @@ def obstacle(state_dir: str) -> str | None:
             f"the path of the control socket in {state_dir} has {path_bytes} bytes; the kernel takes at most "
             f"{limits.SOCKET_PATH_MAX_BYTES}: use a shorter --state-dir{lost}"
         )
-    if not os.path.isdir(state_dir):
+    try:
+        is_directory = stat.S_ISDIR(os.stat(state_dir).st_mode)
+    except FileNotFoundError:
         return (
             f"the state directory {state_dir} does not exist: make it, or name another with --state-dir{lost}"
+        )
+    except NotADirectoryError:
+        is_directory = False
+    except OSError as exc:
+        return (
+            f"the state directory {state_dir} cannot be looked at ({exc.strerror}): let user {os.geteuid()}, or name "
+            f"another with --state-dir{lost}"
+        )
+    if not is_directory:
+        return (
+            f"the state directory {state_dir} is not a directory, or lies below a file: remove the file, or name "
+            f"another with --state-dir{lost}"
         )
     if not os.access(state_dir, os.W_OK | os.X_OK):
         return (

@@ -119,6 +119,30 @@ def test_what_passed_cannot_be_made_shorter() -> None:
         shrink(Played(0, LONG, None, "", ()))
 
 
+# --- the command's exit code ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "interrupted", "code"),
+    [
+        (["--histories", "2"], False, 0),
+        (["--histories", "2"], True, 0),
+        (["--histories", "3"], True, 130),
+        (["--histories", "2", "--min-pairs", "95"], True, 130),
+        (["--histories", "2", "--min-pairs", "95"], False, 1),
+        (["--minutes", "5"], True, 0),
+    ],
+)
+def test_an_interrupted_campaign_is_good_only_if_it_had_done_what_it_was_to(
+    words: list[str], interrupted: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Result(interrupted=interrupted)
+    for _ in range(2):
+        result.coverage.add(LONG)
+    monkeypatch.setattr(command, "run_campaign", lambda plan, progress: result)
+    assert command.main(["--seed", "1", *words]) == code
+
+
 # --- known faults -----------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """`python -m gpuactors.simulation.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`.
 
-Ends with 0 if nothing failed and enough was covered, else with 1. What fails is made shorter and printed as the one
-line that replays it.
+Ends with 0 if nothing failed and enough was covered, else with 1; with 130 if it was interrupted before it had played
+as many histories, or met as many pairs, as it was to. What fails is made shorter and printed as the one line that
+replays it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from gpuactors.simulation.histories.campaign import Plan, Result, run_campaign
 from gpuactors.simulation.histories.coverage import summary, table
 from gpuactors.simulation.histories.script import replay_line
 from gpuactors.simulation.histories.shrink import shrink
+
+INTERRUPTED: Final = 130
+"""What a shell calls an end by SIGINT."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
     result = run_campaign(plan, _progress)
     show_table = options.table or options.histories is None
-    return _report(result, min_pairs=options.min_pairs, show_table=show_table)
+    return _report(result, min_pairs=options.min_pairs, show_table=show_table, wanted=options.histories)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,9 +98,9 @@ def _progress(result: Result) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _report(result: Result, *, min_pairs: float, show_table: bool) -> int:
+def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int | None = None) -> int:
     share = 100 * result.coverage.adjacent_share
-    few = share < min_pairs and not (result.failures or result.interrupted)
+    few = share < min_pairs and not result.failures
     if show_table or few:
         print(table(result.coverage))
     print(f"{summary(result.coverage)}; {result.took_s:.0f} s.")
@@ -109,7 +114,13 @@ def _report(result: Result, *, min_pairs: float, show_table: bool) -> int:
         print(f"{shortest.failure.text}\n{replay_line(shortest.seed, shortest.script)}")
     if few:
         print(f"Only {share:.1f} % of the pairs were covered; {min_pairs:g} % are wanted.")
-    return 1 if result.failures or few else 0
+    if result.failures:
+        return 1
+    short = wanted is not None and result.coverage.histories < wanted
+    if result.interrupted and (few or short):
+        print("It was interrupted, so this proves less than it was to.")
+        return INTERRUPTED
+    return 1 if few else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,48 @@
+"""Standard output, whose failures can be told from everybody else's: a disk that is full is no bug of the command.
+
+`print` and click raise a plain `OSError`, which may be any file's, and the interpreter's own last flush says "Exception
+ignored". Must not know who writes what.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class StdoutError(OSError):
+    """Standard output could not be written; `errno` and `strerror` say why."""
+
+
+class _File(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as exc:
+            raise StdoutError(exc.errno, exc.strerror) from exc
+
+
+def opened() -> TextIO:
+    """Standard output as `sys.stdout` has it, but with a `StdoutError` for what goes wrong."""
+    file = _File(sys.stdout.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=sys.stdout.encoding,
+        errors=sys.stdout.errors,
+        line_buffering=file.isatty(),
+        write_through=False,
+    )
+
+
+def give_up() -> None:
+    """What could not be written is dropped, so that the interpreter does not try again at its end."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -46,7 +46,8 @@ RESOURCE_NAME_MAX_CHARS: Final = 63
 
 CALL_DEADLINE_S: Final = 12.0
 """A device plugin call in the daemon, from request to answer. Kubelet sets none for Allocate; PreStartContainer has
-30 s. Longer than two LOOK_DEADLINE_S: a look that hangs may be outstanding already, and the call needs one after it."""
+30 s. Longer than two LOOK_DEADLINE_S, and than two LEDGER_DEADLINE_S: a look or a read that hangs may be outstanding
+already, and the call needs one after it."""
 
 CALL_DEVICES_MAX: Final = 1024
 """Devices, and containers, in one device plugin call: kubelet names every available device of the resource in
@@ -148,6 +149,14 @@ LEDGER_S: Final = 5.0
 """How often kubelet's ledger is read while it lists anything of ours: how late a forced deletion is noticed, after
 which the old process lives on without any event. Kubelet allows 100 reads a second for all its clients together."""
 
+LEDGER_QUIET_S: Final = 30.0
+"""The same while it lists nothing of ours: how late it is noticed that a DRA driver, or another plugin under a name of
+its own, has given away a GPU of ours. No Allocate waits for that, as each has a read of its own."""
+
+LEDGER_FRESH_S: Final = 0.1
+"""A read of the ledger that was asked for so long before a call counts for it as if it came after, unless the call
+would be refused for it: a burst of calls costs 10 reads a second, of the 100 that kubelet allows all its clients."""
+
 LEDGER_SETTLING_S: Final = 1.0
 """The same while a kubelet that has just started does not list everything that its file names: what it has listed once
 is believed to have ended as soon as it is missing, so each read narrows what the file is believed for."""
@@ -162,6 +171,8 @@ LEDGER_RETRY_S: Final = 5.0
 LEDGER_DEADLINE_S: Final = 5.0
 """One read of kubelet's ledger; List answers within milliseconds."""
 
+assert 2 * max(LOOK_DEADLINE_S, LEDGER_DEADLINE_S) < CALL_DEADLINE_S
+
 LEDGER_SETTLE_S: Final = 30.0
 """After its start kubelet answers List before it knows its pods (kubernetes #112119 for the same list over HTTP):
 so long, what its ledger file names counts as well, unless this kubelet has listed it before. Pods were seen to be
@@ -171,11 +182,14 @@ CHECKPOINT_MAX_BYTES: Final = 16 * 1024 * 1024
 """Kubelet's ledger file: some 300 bytes a device. Something else by that name must not be read for ever."""
 
 GRANT_GRACE_S: Final = 30.0
-"""How long a device that Allocate handed out counts as allocated without being listed in kubelet's ledger. Seen: listed
-as soon as Allocate is answered, before PreStartContainer; the rest is for a kubelet that restarts just then."""
+"""How long a device that Allocate handed out counts as allocated while kubelet cannot say so: its ledger cannot be
+read, or it restarts just then and does not know its pods yet."""
 
 GRANT_LEDGER_S: Final = 0.5
-"""When kubelet's ledger is read after an Allocate was answered, so that the entry is there."""
+"""When kubelet's ledger is read after an Allocate was answered. Seen: kubelet lists it as soon as it has the answer,
+before PreStartContainer; so what a read does not name that was asked for later than this is not given away."""
+
+assert GRANT_LEDGER_S < GRANT_GRACE_S
 
 PRE_START_WAIT_S: Final = 25.0
 """How long PreStartContainer waits for the previous holder to let go: under kubelet's 30 s. Waiting reacts at once, a

@@ -791,22 +791,31 @@ def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> 
     ask(core, A)
     core.feed(*looked(core, A))
     assert core.reason(A) == "just handed out"
-    core.enabled = {A: 1}
+    core.enabled, core.ledger_problem = {A: 1}, "kubelet does not answer"
     core.pass_time(limits.POLL_S)
     assert core.frame() == {A: "Healthy", B: "Healthy"}
-    core.ledger = {A: "vm-1"}
-    core.pass_time(limits.LEDGER_S)
+    core.ledger, core.ledger_problem = {A: "vm-1"}, None
+    core.pass_time(limits.LEDGER_RETRY_S)
     assert core.reason(A) == "allocated to pod default/vm-1"
     assert core.state.granted == {}
 
 
 def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
+    """A kubelet that was restarted just then says no sooner that nobody has it."""
     core = node()
     ask(core, A)
     core.feed(*looked(core, A))
-    core.pass_time(limits.GRANT_GRACE_S - 1)
-    assert core.reason(A) == "just handed out"
-    core.pass_time(2)
+    core.silent = True
+
+    def settling() -> LedgerRead:
+        return LedgerRead(core.state.ledger.outstanding or 0, "both", (), (), settling=True)
+
+    began_at = core.at
+    while core.at < began_at + limits.GRANT_GRACE_S - 1:
+        core.feed(Ticked(), settling(), after_s=limits.LEDGER_SETTLING_S)
+        assert core.reason(A) == "just handed out"
+    core.feed(Ticked(), after_s=2)
+    core.feed(settling())
     assert core.reason(A) == "free"
 
 

@@ -22,6 +22,7 @@ from gpuactors.core.inventory import devices_of, functions_of, groups_of
 from gpuactors.core.model import (
     ClaimedDevice,
     Departed,
+    DeviceId,
     GroupUse,
     Holder,
     Ledger,
@@ -31,6 +32,7 @@ from gpuactors.core.model import (
     PciFunction,
     Pod,
     Polls,
+    ResourceName,
 )
 from gpuactors.core.standing import may_be_unbinding, owners
 
@@ -54,12 +56,13 @@ def first_polls() -> Polls:
     return Polls(groups={}, baselines={}, done=0, outstanding=None, again=False, due_at=math.inf)
 
 
-def ask_ledger(state: NodeState) -> NodeState:
+def ask_ledger(state: NodeState, at: float) -> NodeState:
     """Asks for a read of kubelet's ledger; if one is outstanding, for another one after it."""
     if state.ledger.outstanding is not None:
         return replace(state, ledger=replace(state.ledger, again=True))
     state, number = _numbered(state)
-    return replace(state, ledger=replace(state.ledger, outstanding=number, again=False, due_at=math.inf))
+    ledger = replace(state.ledger, outstanding=number, again=False, due_at=math.inf, asked_at=at)
+    return replace(state, ledger=ledger)
 
 
 def ask_poll(state: NodeState) -> NodeState:
@@ -103,17 +106,41 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
             tried=True,
             outstanding=None,
             again=False,
+            read_at=before.asked_at,
+            done=event.read,
         ),
         departed={**still_gone, **left},
-        granted={g: until for g, until in state.granted.items() if g not in entries and until > at},
     )
+    state = replace(state, granted=_still_granted(state, event, at))
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
-    due_at = at + period_s if _matters(state) else math.inf
+    due_at = at + (period_s if _matters(state) else limits.LEDGER_QUIET_S)
     wished = before.due_at if before.due_at > at else math.inf
     state = replace(state, ledger=replace(state.ledger, due_at=min(due_at, wished)))
     if left:
         state = ask_poll(state)
-    return ask_ledger(state) if before.again else state
+    return ask_ledger(state, at) if before.again else state
+
+
+def _still_granted(
+    state: NodeState, event: LedgerRead, at: float
+) -> dict[tuple[ResourceName, DeviceId], float]:
+    """What Allocate handed out and kubelet does not list yet.
+
+    Kubelet lists it as soon as Allocate is answered: one that it did not list some time after that was taken back, or
+    its pod has ended already. A kubelet that has just started may not know its pods yet.
+    """
+    return {
+        given: until
+        for given, until in state.granted.items()
+        if given not in state.ledger.entries
+        and until > at
+        and (event.settling or state.ledger.read_at < listed_at(until))
+    }
+
+
+def listed_at(until: float) -> float:
+    """From when on a read of the ledger has what is believed to be handed out `until` then, if a pod has it."""
+    return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
 
 
 def _is_gone(before: Pod, now: Pod | None) -> bool:
@@ -154,9 +181,10 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
         outstanding=None,
         again=False,
         due_at=at + limits.LEDGER_RETRY_S,
+        done=event.read,
     )
     state = replace(state, ledger=ledger)
-    return ask_ledger(state) if again else state
+    return ask_ledger(state, at) if again else state
 
 
 # --- the use of the groups --------------------------------------------------------------------------------
@@ -204,7 +232,7 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     )
     state = replace(state, polls=polls, departed=_still_there(state, groups, matter))
     if changed:
-        state = ask_ledger(state)
+        state = ask_ledger(state, at)
     return ask_poll(state) if before.again else state
 
 
@@ -335,8 +363,8 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
     if state.facts is not before.facts and any(
         _is_bound(before, a) and not _is_bound(state, a) for a in owners(state)
     ):
-        state = ask_ledger(state)
-    if state.facts is not before.facts and state.ledger.due_at == math.inf and _matters(state):
+        state = ask_ledger(state, at)
+    if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and _matters(state):
         # It was read before there was anything of ours in it, at the daemon's start for instance.
         state = replace(state, ledger=replace(state.ledger, due_at=at + limits.LEDGER_S))
     if state.facts is not before.facts and state.scanned:
@@ -403,7 +431,7 @@ def _is_wrongly_held(state: NodeState) -> bool:
 def due(state: NodeState, at: float) -> NodeState:
     """Asks for the read and the poll whose time has come. Only the ledger tells what was handed out in vain."""
     if _ledger_due_at(state) <= at:
-        state = ask_ledger(state)
+        state = ask_ledger(state, at)
     if _poll_due_at(state) <= at:
         state = ask_poll(state)
     return state
@@ -415,10 +443,12 @@ def deadline(state: NodeState) -> float:
 
 
 def _ledger_due_at(state: NodeState) -> float:
-    if state.ledger.outstanding is not None:
+    ledger = state.ledger
+    if ledger.outstanding is not None:
         return math.inf
-    grants: Iterable[float] = state.granted.values() if state.ledger.problem is None else ()
-    return min([state.ledger.due_at, *grants])
+    grants: Iterable[float] = state.granted.values() if ledger.problem is None else ()
+    listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)
+    return min([ledger.due_at, *listed])
 
 
 def _poll_due_at(state: NodeState) -> float:

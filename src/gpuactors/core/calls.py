@@ -1,7 +1,11 @@
 """The gate: may these devices be had, right now?
 
 Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: it
-asks for a look at each of its devices and for a poll of the groups' use, and waits; what comes back may complete it.
+asks for a look at each of its devices, for a poll of the groups' use and for a read of kubelet's ledger, and waits;
+what comes back may complete it. Of the ledger a read counts as well that was asked for just before; but nobody is
+refused for what that one says, as kubelet gives away what its books have free *now*: whoever ours still name may have
+just left. A ledger that cannot be read is taken as it was read last.
+
 A device that is unknown, has changed since kubelet was told of it, cannot be opened or is in foreign hands is refused
 with its reason, and never swapped for another: kubelet's ledger would disagree with reality for the pod's life.
 
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpuactors import limits
 from gpuactors.core import books, looks
@@ -76,9 +80,11 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
         seen={known[i].function.address: known[i].function for i in ids},
         since=state.looks.last,
         deadline=at + wait_s,
+        came_at=at,
     )
     state = replace(state, looks=looks.ask_looks(state.looks, sorted(call.seen)))
-    return books.ask_poll(replace(state, calls={**state.calls, event.token: call})), []
+    state = books.ask_poll(replace(state, calls={**state.calls, event.token: call}))
+    return _with_read(state, call, at), []
 
 
 def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
@@ -86,8 +92,14 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     answered: Answered = []
     for token, call in state.calls.items():
         if _missing(state, call):
+            state = _with_read(state, call, at)
             continue
         answer = _decide(state, call)
+        if isinstance(answer, _Doubted):
+            doubting = replace(call, doubts=True)
+            state = replace(state, calls={**state.calls, token: doubting})
+            state = _with_read(state, doubting, at)
+            continue
         if answer is None:  # the previous holder has not let go yet
             continue
         answered += _answered(token, call.kind, call.resource, call.requests, answer)
@@ -155,11 +167,10 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
 
 
 def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
-    """Until kubelet's ledger lists it, what was handed out counts as allocated."""
+    """Until kubelet's ledger lists it, what was handed out counts as allocated. It is read for that (`books.due`)."""
     ids = [(call.resource, device) for request in call.requests for device in request]
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
-    ledger = replace(state.ledger, due_at=min(state.ledger.due_at, at + limits.GRANT_LEDGER_S))
-    return replace(state, granted={**state.granted, **until}, ledger=ledger)
+    return replace(state, granted={**state.granted, **until})
 
 
 def _answered(
@@ -214,9 +225,33 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
     return listed.get(device, f"no such device of {resource} on this node")
 
 
-def _missing(state: NodeState, call: Call) -> list[PciAddress]:
-    """The call's devices that have not been looked at and polled since the call came."""
-    return _unseen(state, call) or _unpolled(state, call)
+def _missing(state: NodeState, call: Call) -> bool:
+    """Something that the call is decided by has not been looked at, polled or read since the call came."""
+    return bool(_unseen(state, call) or _unpolled(state, call)) or _is_unread(state, call)
+
+
+def _is_unread(state: NodeState, call: Call) -> bool:
+    """Kubelet's ledger has not been asked since the call came, nor just before that."""
+    if state.ledger.done > call.since:
+        return False
+    return call.doubts or not _is_fresh(state.ledger.read_at, call)
+
+
+def _is_fresh(asked_at: float, call: Call) -> bool:
+    """A read of the ledger that was asked for then is new enough for the call."""
+    return asked_at >= call.came_at - limits.LEDGER_FRESH_S
+
+
+def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
+    """A read of the ledger that counts for the call is outstanding, or will be, if it needs one."""
+    ledger = state.ledger
+    if not _is_unread(state, call):
+        return state
+    if ledger.outstanding is not None:
+        enough = ledger.outstanding > call.since or (not call.doubts and _is_fresh(ledger.asked_at, call))
+        if enough or ledger.again:
+            return state
+    return books.ask_ledger(state, at)
 
 
 def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
@@ -237,7 +272,12 @@ def _number(state: NodeState, address: PciAddress) -> int:
     return 0 if fact is None else fact.look
 
 
-def _decide(state: NodeState, call: Call) -> Answer | None:
+@dataclass(frozen=True, slots=True)
+class _Doubted:
+    """It would be refused for what the ledger said before the call came."""
+
+
+def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
     """The answer; None if it is worth waiting: for a holder to let go, or to know whose holder it is."""
     known = devices_by_id(state, call.resource)
     obstacles = [o for address, seen in call.seen.items() if (o := _obstacle(known, state, address, seen))]
@@ -250,6 +290,10 @@ def _decide(state: NodeState, call: Call) -> Answer | None:
             if _is_undecided(state, known, call):
                 return None
             if taken := _taken(state, call):
+                if state.ledger.done <= call.since:
+                    return _Doubted()
+                if _may_be_back(state, known, call):
+                    return None
                 return Refused(Refusal.FAILED_PRECONDITION, "; ".join(first_of(taken)))
             return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
 
@@ -289,6 +333,20 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
         if read_comes or poll_comes:
             return True
     return False
+
+
+def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
+    """Another device of a group was handed out so lately that kubelet's ledger cannot tell yet whether a pod has it, or
+    has had it."""
+    if state.ledger.problem is not None:
+        return False
+    late = {
+        address_of(state, *given)
+        for given, until in state.granted.items()
+        if state.ledger.read_at < books.listed_at(until)
+    }
+    mates = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
+    return not mates.isdisjoint(late)
 
 
 def _taken(state: NodeState, call: Call) -> list[str]:
@@ -333,4 +391,6 @@ def _late(state: NodeState, call: Call) -> str:
         return f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
     if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):
         return f"it could not be found out in time who uses {unpolled}; can its `enable` be read in sysfs?"
-    return "; ".join(first_of(_held(state, call)))
+    if _is_unread(state, call):
+        return "kubelet did not tell its ledger (PodResources List) in time; look whether kubelet hangs"
+    return "; ".join(first_of(_held(state, call) or _taken(state, call)))

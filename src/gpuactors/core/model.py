@@ -6,6 +6,7 @@ transition builds new ones. What these values mean for kubelet is decided in `in
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -216,6 +217,12 @@ class Ledger:
     outstanding: int | None
     again: bool
     due_at: float
+    asked_at: float = -math.inf
+    """When the last read was asked for, the outstanding one if there is one."""
+    read_at: float = -math.inf
+    """When the read was asked for that these entries are from: no change since then is in them."""
+    done: int = 0
+    """The number of the last read that came back, whatever it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +341,10 @@ class Call:
     since: int
     """The last number that had been given out when the call came: only later looks and polls count."""
     deadline: float
+    came_at: float = -math.inf
+    """A read of the ledger that was asked for LEDGER_FRESH_S before this counts as well as a later one."""
+    doubts: bool = False
+    """It would be refused for what an earlier read of the ledger says: only a read asked for after the call counts."""
 
 
 @dataclass(frozen=True, slots=True)

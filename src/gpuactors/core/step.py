@@ -217,7 +217,7 @@ def _daemon(
                 return state, []
             # What the predecessor handed out last is in kubelet's ledger, and was in its memory alone.
             due_at = min(state.ledger.due_at, at + limits.TAKE_OVER_LEDGER_S)
-            unread = replace(state.ledger, read=0, due_at=due_at)
+            unread = replace(state.ledger, read=0, read_at=-math.inf, due_at=due_at)
             return replace(state, role=Role.SERVING, ledger=unread), [
                 Say(Level.INFO, "daemon.serving", {"predecessor": how})
             ]
@@ -264,7 +264,7 @@ def _kubelet(state: NodeState, event: KubeletAppeared | KubeletGone, at: float) 
             if socket == state.kubelet:
                 return state, []
             plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.plugins.items()}
-            state = books.ask_ledger(state)
+            state = books.ask_ledger(state, at)
             return replace(state, kubelet=socket, kubelet_missing="", plugins=plugins), [
                 Say(Level.INFO, "kubelet.appeared", {})
             ]

@@ -1,0 +1,269 @@
+"""No Allocate is answered from an old ledger: kubelet gives away what its books have free now, and others give away
+what ours do not show yet (issue 10, items 6 and 7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.effects import Answer, Granted, Ready, Refusal, Refused, Reply
+from gpuactors.core.events import (
+    AllocateAsked,
+    FunctionInspected,
+    GroupsObserved,
+    HostScanned,
+    LedgerRead,
+    LedgerUnreadable,
+    PreStartAsked,
+    Ticked,
+)
+from gpuactors.core.model import ClaimedDevice, DeviceId, PciFunction, Pod, Token, pci_address
+from tests.core.builders import H100, Core, gpu
+
+A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
+ALONE = (gpu(A), gpu(B))
+TOGETHER = (gpu(A, 7), gpu(B, 7))
+CLAIM = "gpu-0000-01-00-0"
+T = Token(1)
+
+
+def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
+    core = Core()
+    core.ledger = dict(ledger or {})
+    core.feed(HostScanned(1, functions))
+    return core
+
+
+def ask(core: Core, *devices: str, token: Token = T) -> list[Answer]:
+    """Allocate; all that it asks for comes back at once, the looks last."""
+    core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
+    functions = tuple(f.function for f in core.state.facts.values() if f.function is not None)
+    looks = [FunctionInspected(n, a, functions) for a, n in core.state.looks.functions.items()]
+    return core.answers(*looks)
+
+
+def reads(core: Core, seconds: float) -> int:
+    """How often the ledger is read in so long."""
+    seen: set[int] = set()
+    end = core.at + seconds
+    while core.at < end:
+        seen.add(core.state.ledger.done)
+        core.pass_time(1.0)
+    return len(seen) - 1
+
+
+def by_hand(core: Core) -> int:
+    """From here on nothing answers by itself. Returns the number of the read that is outstanding."""
+    core.silent = True
+    read = core.state.ledger.outstanding
+    assert read is not None
+    return read
+
+
+# --- a quiet node -----------------------------------------------------------------------------------------
+
+
+def test_on_a_quiet_node_the_ledger_is_read_all_the_same() -> None:
+    core = node(*ALONE)
+    assert 118 <= reads(core, 3600) <= 121
+    core.claims = {CLAIM: "train"}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert "in use by the claim default/train" in core.reason(A)
+
+
+def test_what_a_claim_took_since_the_last_read_is_not_handed_out() -> None:
+    core = node(*ALONE)
+    core.pass_time(1)
+    core.claims = {CLAIM: "train"}
+    (answer,) = ask(core, A)
+    assert isinstance(answer, Refused)
+    assert "in use by the claim default/train of pod default/train" in answer.reason
+
+
+@pytest.mark.parametrize("asked", [0.0, limits.LEDGER_FRESH_S / 2])
+def test_a_read_asked_for_just_before_the_call_counts(asked: float) -> None:
+    """Kubelet answers 100 reads a second for all its clients, ten of them at once."""
+    core = node(*ALONE)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    done = core.state.ledger.done
+    core.at += asked
+    assert isinstance(ask(core, A)[0], Granted)
+    assert core.state.ledger.done == done
+
+
+def test_an_older_read_does_not_count() -> None:
+    core = node(*ALONE)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.at += limits.LEDGER_FRESH_S * 2
+    core.feed(AllocateAsked(T, H100, ((DeviceId(A),),)))
+    assert core.state.ledger.read > core.state.calls[T].since
+
+
+def test_a_read_that_was_out_already_when_the_call_came_is_followed_by_another() -> None:
+    core = node(*ALONE)
+    core.silent = True
+    core.pass_time(limits.LEDGER_QUIET_S)
+    first = by_hand(core)
+    core.at += 1
+    assert ask(core, A) == []
+    core.feed(GroupsObserved(core.state.polls.outstanding or 0, ()))
+    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    assert core.answers(core.ledger_event(first)) == [], "it may have been answered before the claim was made"
+    second = by_hand(core)
+    assert second > core.state.calls[T].since
+    claimed = ClaimedDevice("gpu.nvidia.com", "node", CLAIM, "default/train", Pod("default", "train", ""))
+    (answer,) = core.answers(LedgerRead(second, "PodResources", (), (claimed,)))
+    assert isinstance(answer, Refused)
+
+
+def test_a_burst_of_calls_costs_one_read() -> None:
+    functions = tuple(gpu(f"{n:02x}:00.0") for n in range(1, 33))
+    core = node(*functions)
+    core.at += 1
+    done = core.state.ledger.done
+    seen = set()
+    for n, function in enumerate(functions):
+        assert isinstance(ask(core, function.address, token=Token(n + 1))[0], Granted)
+        seen.add(core.state.ledger.done)
+        core.at += 0.001
+    assert seen == {min(seen)}
+    assert min(seen) > done
+
+
+def test_a_ledger_that_cannot_be_read_after_the_call_leaves_what_was_known() -> None:
+    core = node(*TOGETHER, ledger={A: "vm-1"})
+    core.at += 1
+    core.ledger_problem = "kubelet does not answer"
+    (refused,) = ask(core, B)
+    assert isinstance(refused, Refused)
+    assert "0000:01:00.0 is allocated to pod default/vm-1" in refused.reason
+
+
+def test_a_fresh_read_that_fails_is_tried_again_for_the_call() -> None:
+    """It was out already, and new enough, had it not failed."""
+    core = node(*ALONE)
+    core.silent = True
+    core.pass_time(limits.LEDGER_QUIET_S)
+    first = by_hand(core)
+    ask(core, A)
+    core.feed(LedgerUnreadable(first, "rejected by rate limit"))
+    assert by_hand(core) > core.state.calls[T].since
+
+
+def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
+    core = node(*ALONE)
+    core.at += 1
+    core.silent = True
+    core.feed(AllocateAsked(T, H100, ((DeviceId(A),),)))
+    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    ((a, number),) = core.state.looks.functions.items()
+    core.feed(FunctionInspected(number, a, ALONE[:1]))
+    (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.UNAVAILABLE
+    assert answer.reason == (
+        "kubelet did not tell its ledger (PodResources List) in time; look whether kubelet hangs"
+    )
+
+
+def test_a_container_start_has_a_read_of_its_own_as_well() -> None:
+    """What the container will get is told by the file that is read with the ledger."""
+    core = node(*ALONE, ledger={A: "vm-1"})
+    core.at += 1
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    assert core.state.ledger.done > core.state.calls[T].since
+    number = core.state.looks.functions[A]
+    assert core.answers(FunctionInspected(number, A, ALONE[:1])) == [Ready()]
+
+
+# --- mates ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.1, 1.0, 4.9])
+def test_a_mate_whose_pod_has_ended_does_not_refuse(after_s: float) -> None:
+    """A pod had both; kubelet gives one of them to the next pod at once. However new our last read is."""
+    core = node(*TOGETHER, ledger={A: "vm-1", B: "vm-1"})
+    core.pass_time(limits.LEDGER_S)
+    core.at += after_s
+    core.ledger = {}
+    assert isinstance(ask(core, A)[0], Granted)
+
+
+def test_a_device_that_another_resource_had_does_not_refuse() -> None:
+    core = node(*ALONE)
+    core.claims = {CLAIM: "train"}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.claims = {}
+    assert isinstance(ask(core, A)[0], Granted)
+
+
+def granted(core: Core, *devices: str) -> None:
+    assert isinstance(ask(core, *devices, token=Token(99))[0], Granted)
+
+
+def test_a_mate_that_was_handed_out_and_let_go_at_once_does_not_refuse() -> None:
+    """Its pod ended before any read had named it."""
+    core = node(*TOGETHER)
+    granted(core, A)
+    core.at += 0.3
+    assert ask(core, B) == [], "kubelet may be about to list it"
+    (answer,) = [e.answer for e in core.pass_time(limits.GRANT_LEDGER_S) if isinstance(e, Reply)]
+    assert isinstance(answer, Granted)
+    assert core.state.calls == {}
+
+
+def test_a_mate_that_was_handed_out_and_is_listed_refuses() -> None:
+    core = node(*TOGETHER)
+    granted(core, A)
+    core.at += 0.3
+    assert ask(core, B) == []
+    core.ledger = {A: "vm-1"}
+    (answer,) = [e.answer for e in core.pass_time(limits.GRANT_LEDGER_S) if isinstance(e, Reply)]
+    assert isinstance(answer, Refused)
+    assert f"{A} is allocated to pod default/vm-1" in answer.reason
+
+
+def test_a_mate_that_was_handed_out_refuses_while_the_ledger_cannot_be_read() -> None:
+    core = node(*TOGETHER)
+    granted(core, A)
+    core.ledger_problem = "kubelet does not answer"
+    core.at += 1
+    (answer,) = ask(core, B)
+    assert isinstance(answer, Refused)
+    assert f"{A} is just handed out" in answer.reason
+
+
+def test_what_kubelet_does_not_list_after_it_was_handed_out_is_free() -> None:
+    """Seen: kubelet lists it as soon as it has our answer. 30 s were waited for what would never come."""
+    core = node(*TOGETHER)
+    granted(core, A)
+    assert core.frame() == {A: "Healthy", B: "Unhealthy"}
+    core.pass_time(limits.GRANT_LEDGER_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.state.granted == {}
+
+
+def test_a_read_soon_after_an_allocate_that_does_not_name_it_yet_is_followed_by_another() -> None:
+    """The read that is wished for after an Allocate is not lost when another one is asked for before."""
+    core = node(*TOGETHER)
+    granted(core, A)
+    core.pass_time(limits.GRANT_LEDGER_S / 2)
+    core.enabled = {A: 1}
+    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    core.at += limits.LEDGER_FRESH_S
+    assert ask(core, B) == []
+    assert list(core.state.granted) == [(H100, DeviceId(A))]
+    core.ledger, core.enabled = {A: "vm-1"}, {A: 1}
+    core.pass_time(limits.GRANT_LEDGER_S / 2)
+    assert core.state.granted == {}
+    assert core.reason(A) == "allocated to pod default/vm-1"
+
+
+def test_a_kubelet_that_does_not_know_its_pods_takes_back_nothing_that_was_handed_out() -> None:
+    core = node(*ALONE)
+    granted(core, A)
+    core.silent = True
+    core.pass_time(limits.GRANT_LEDGER_S)
+    core.feed(LedgerRead(by_hand(core), "PodResources and the file", (), (), settling=True))
+    assert list(core.state.granted) == [(H100, DeviceId(A))]

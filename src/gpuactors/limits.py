@@ -260,10 +260,10 @@ LOG_TEXT_MAX_CHARS: Final = 8192
 
 JOURNAL_FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 """A file of the journal; then the next one begins. Each begins with the whole state, so it can be replayed alone: 15 KB
-with 8 GPUs, 2 MB with 512 that were never quiet. An idle node with 8 GPUs takes most of a day to fill one."""
+with 8 GPUs, 2 MB with 512 that were never quiet. A quiet node takes four days to fill one."""
 
 JOURNAL_MAX_BYTES: Final = 64 * 1024 * 1024
-"""All files of the journal together; the oldest are removed. A few days of an ordinary node with 8 GPUs: enough to have
+"""All files of the journal together; the oldest are removed. A month of a quiet node with 8 GPUs: enough to have
 last weekend's incident on Monday, and nothing to a disk that holds container images."""
 
 JOURNAL_FILES_MAX: Final = 256
@@ -277,9 +277,9 @@ JOURNAL_BATCH_S: Final = 0.25
 """Steps are gathered for so long and written at once: one wake-up of a thread for a uevent and what follows from it.
 A process that is killed (SIGKILL) loses so much; one that ends, even by a bug, nothing."""
 
-JOURNAL_ROUTINE_S: Final = 10.0
-"""Polls, ticks and reads of the ledger without any consequence wait so long, unless something else happens: the journal
-costs a quiet daemon 50 wake-ups a minute then, and 170 if each poll is written at once."""
+JOURNAL_ROUTINE_S: Final = 60.0
+"""Polls, ticks and reads of the ledger without any consequence wait so long, unless something else happens: what they
+have in common is written once. A process that is killed loses a minute in which nothing happened."""
 
 JOURNAL_RETRY_S: Final = 30.0
 """After a failed write (disk full, read-only) the next one is tried, in a new file."""

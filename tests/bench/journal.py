@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.model import DeviceId
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Anchor, Bounds, FileJournal, JournalFiles, Origin
@@ -21,8 +20,7 @@ from gpuactors.ports import Step
 from tests.bench import procfs
 from tests.bench.figures import Figure, distribution, reading
 from tests.bench.node import Node
-from tests.core.builders import gpu
-from tests.observe.recording import RecordedCore, story
+from tests.observe.recording import Held, QuietNode, story
 
 GPUS: Final = 8
 BATCH: Final = 16
@@ -48,28 +46,21 @@ def costs(directory: Path, steps: int) -> Iterator[Figure]:
     )
 
 
-def growth(directory: Path) -> Figure:
-    """Bytes a day of a node where nothing happens but polls, reads of the ledger and a scan every five minutes."""
-    core = RecordedCore(*(gpu(f"{0x10 + i:02x}:00.0", numa_node=i % 2) for i in range(GPUS)))
-    for i in range(GPUS):
-        device = DeviceId(f"0000:{0x10 + i:02x}:00.0")
-        core.ledger[device], core.enabled[device] = f"vm-{i}", 1
-    core.kubelet_restarts()
-    core.pass_time(60.0)
-    core.steps.clear()
-    core.pass_time(HOUR_S)
+def growth(directory: Path, held: Held) -> Figure:
+    """Bytes a day of a node where nothing new happens."""
+    node = QuietNode(held, GPUS)
     written = JournalFiles(str(directory), _ORIGIN, Bounds(file_bytes=1 << 40))
-    written.write(core.steps, _NOW)
+    steps = node.journal_of(HOUR_S, written)
     written.close()
     size = sum(path.stat().st_size for path in directory.iterdir())
     return reading(
-        f"journal.growth.{GPUS}_gpus",
-        f"one simulated hour, all {GPUS} GPUs given to pods that run, times 24",
+        f"journal.growth.{held.replace(' ', '_')}",
+        f"one simulated hour, {GPUS} GPUs, {held}, times 24",
         "MiB a day",
         24 * size / (1 << 20),
         {
-            "steps a day": 24 * len(core.steps),
-            "bytes a step": round(size / len(core.steps), 1),
+            "steps a day": 24 * steps,
+            "bytes a step": round(size / steps, 1),
             "days kept": round(limits.JOURNAL_MAX_BYTES / (24 * size), 1),
         },
     )

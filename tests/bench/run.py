@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from tests.bench import books, calls, event_to_frame, footprint, hand_over, journal, start_up
 from tests.bench.figures import Figure, as_text, document, machine
 from tests.bench.node import DidNotWork, Node
+from tests.observe.recording import Held
 
 GPUS: Final = 8
 LARGE_FUNCTIONS: Final = 4096
@@ -110,7 +111,8 @@ def measure(directory: Path, counts: Counts) -> Iterator[Figure]:
     yield from hand_over.measure(_made(directory / "u"), counts.hand_overs)
     say("journal")
     yield from journal.costs(_made(directory / "j"), counts.journal_steps)
-    yield journal.growth(_made(directory / "k"))
+    for held in get_args(Held):
+        yield journal.growth(_made(directory / f"growth {held}"), held)
     yield from journal.idle(_made(directory / "q"), counts.idle_s, counts.quiet_s)
     say("new models")
     yield from event_to_frame.new_models(_made(directory / "m"), counts.models)

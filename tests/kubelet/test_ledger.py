@@ -81,12 +81,30 @@ def test_a_device_counts_once_however_often_list_names_it() -> None:
     vm = named("vm")
     assert contents.source == POD_RESOURCES
     assert contents.entries == (
+        entry("d", vm, "example.org/nic"),
         entry("a", vm),
         entry("b", vm),
         entry("c", vm),
-        entry("d", vm, "example.org/nic"),
     )
     assert contents.claims == ()
+
+
+def test_pods_in_another_order_are_the_same_ledger() -> None:
+    """Kubelet goes through a map of pods: what differs each time would fill the journal (issue 10, 23)."""
+    dynamic = pb.DynamicResource(
+        claim_name="one",
+        claim_namespace="ml",
+        claim_resources=[
+            pb.ClaimResource(driver_name="gpu.example", pool_name="node-1", device_name="gpu-0")
+        ],
+    )
+    pods = [
+        pod("vm-1", container(devices("b", "a"))),
+        pod("vm-2", container(devices("c", resource="example.org/nic"), dynamic=(dynamic,))),
+        pod("vm-3", container(devices("d"), dynamic=(dynamic,))),
+    ]
+    turned = pb.ListPodResourcesResponse(pod_resources=pods[::-1])
+    assert listed_contents(turned) == listed_contents(pb.ListPodResourcesResponse(pod_resources=pods))
 
 
 def test_devices_of_claims_are_listed_with_their_claim() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Literal
 
+from gpuactors import limits
 from gpuactors.core.effects import Effect
 from gpuactors.core.events import (
     AllocateAsked,
@@ -55,6 +57,40 @@ class RecordedCore(Core):
             self.feed(SocketBound(resource, self.state.plugins[resource].bind), after_s=0.002)
             self.feed(StreamOpened(resource, len(self.steps)), after_s=0.002)
             self.feed(RegisterSucceeded(resource, self.state.plugins[resource].register), after_s=0.001)
+
+
+Held = Literal["idle", "in use", "one in foreign hands"]
+"""What a quiet node's GPUs are: free; all of them given to pods that run; free, but for one that a stranger holds."""
+
+
+class QuietNode(RecordedCore):
+    """A node on which nothing new happens. Ticks come a little late and answers take a little, as they do."""
+
+    def __init__(self, held: Held, gpus: int = 8) -> None:
+        self._chance = random.Random(0)
+        functions = [gpu(f"{0x10 + i:02x}:00.0", numa_node=i % 2) for i in range(gpus)]
+        super().__init__(*functions)
+        self.at += 500_000.0  # a clock of trio's begins anywhere, and a node is up for weeks
+        for i, function in enumerate(functions if held == "in use" else ()):
+            self.ledger[function.address], self.enabled[function.address] = f"vm-{i}", 1
+        self.kubelet_restarts()
+        if held == "one in foreign hands":
+            self.enabled[functions[0].address] = 1
+        self.pass_time(60.0)
+
+    def _step(self, event: Event) -> list[Effect]:
+        self.at += self._chance.uniform(0.0002, 0.003)
+        return super()._step(event)
+
+    def journal_of(self, seconds: float, journal: JournalFiles) -> int:
+        """Writes what so much time brings, as often as the daemon does; returns how many steps that is."""
+        steps = 0
+        for _ in range(int(seconds / limits.JOURNAL_ROUTINE_S)):
+            self.steps.clear()
+            self.pass_time(limits.JOURNAL_ROUTINE_S)
+            steps += len(self.steps)
+            journal.write(self.steps, Anchor(self.at, WALL))
+        return steps
 
 
 def files(directory: Path, *, run: str = "a", bounds: Bounds | None = None) -> JournalFiles:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -63,6 +63,7 @@ from gpuactors.core.snapshot import project
 from gpuactors.observe import log
 from gpuactors.observe.journal import Anchor, Bounds, FileJournal, Missed, Origin
 from gpuactors.observe.journal_format import (
+    AgainLine,
     Digests,
     EventReader,
     Header,
@@ -75,7 +76,7 @@ from gpuactors.observe.journal_format import (
 )
 from gpuactors.ports import Step
 from tests.core.builders import H100, gpu
-from tests.observe.recording import WALL, files, story, write
+from tests.observe.recording import WALL, Held, QuietNode, files, story, write
 
 GPU = pci_address("0000:23:00.0")
 ID = DeviceId("0000:23:00.0")
@@ -132,7 +133,8 @@ def test_every_event_comes_out_as_it_went_in() -> None:
     for at, event in enumerate(
         [*EVENTS, *EVENTS, *reversed(EVENTS)]
     ):  # what is left out the second time comes back
-        line = read_line(writer.step_line(Step(state, event, at + 0.1, (), project(state))))
+        news = (Say(Level.INFO, "what.happened", {}),)
+        line = read_line(writer.step_line(Step(state, event, at + 0.1, news, project(state))))
         assert isinstance(line, StepLine)
         assert line.at == at + 0.1
         assert reader.event(line) == event
@@ -171,17 +173,74 @@ def test_every_state_comes_out_as_it_went_in() -> None:
         assert read_state(line) == step.before
 
 
-def test_a_quiet_poll_is_its_number() -> None:
+def test_a_poll_that_says_what_the_last_one_said_is_its_number() -> None:
     steps = story().steps
     polls = [step for step in steps if isinstance(step.event, GroupsObserved)]
     writer = LineWriter()
     writer.step_line(replace(polls[0], event=GroupsObserved(1, (USE,))))
     again = json.loads(writer.step_line(replace(polls[0], event=GroupsObserved(2, (USE,)))))
-    assert again["fields"] == {"poll": 2}
+    assert again["fields"] == {"poll": 2}, "no poll with this number was asked for"
     writer.state_line(polls[0].before, 1.0, 0)
     assert (
         "uses" in json.loads(writer.step_line(replace(polls[0], event=GroupsObserved(3, (USE,)))))["fields"]
     )
+
+
+def test_steps_that_change_nothing_are_one_line_and_come_out_one_by_one() -> None:
+    """Issue 10, 23: each poll, each tick and each read of the ledger was a line."""
+    node = QuietNode("in use")
+    writer, reader = LineWriter(), EventReader()
+    for step in node.steps:
+        writer.step_line(step)
+    writer.rest()
+    writer.state_line(node.state, node.at, 0)
+    node.steps.clear()
+    node.pass_time(60.0)
+    written = b"".join([*map(writer.step_line, node.steps), writer.rest()]).splitlines()
+    assert len(node.steps) > 60
+    assert len(written) <= 2 * len({type(step.event) for step in node.steps})
+    found: list[tuple[float, Event]] = []
+    for line in map(read_line, written):
+        if isinstance(line, StepLine):
+            found.append((line.at, reader.event(line)))
+        elif isinstance(line, AgainLine):
+            for letter, at in zip(line.again, line.times(), strict=True):
+                found.append((at, reader.again(letter, node.steps[len(found)].before)[0]))
+    assert found == [(step.at, step.event) for step in node.steps]
+
+
+@pytest.mark.parametrize("what", ["another use", "another answer to it", "another number", "a bug"])
+def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(what: str) -> None:
+    node = QuietNode("one in foreign hands")
+    polls = [step for step in node.steps if isinstance(step.event, GroupsObserved)]
+    poll = polls[-1]
+    assert isinstance(poll.event, GroupsObserved)
+    match what:
+        case "another use":
+            other = replace(poll, event=replace(poll.event, uses=poll.event.uses[1:]))
+        case "another answer to it":
+            other = replace(poll, effects=(Say(Level.DEBUG, "never.said", {}),))
+        case "another number":
+            other = replace(poll, event=replace(poll.event, poll=poll.event.poll + 1))
+        case _:
+            other = replace(poll, outputs=None, failure="AssertionError()")
+    writer = LineWriter()
+    writer.step_line(polls[-2])
+    assert writer.step_line(poll) == b""
+    again, own = map(read_line, writer.step_line(other).splitlines())
+    assert isinstance(again, AgainLine)
+    assert isinstance(own, StepLine)
+
+
+@pytest.mark.parametrize("held", get_args(Held))
+def test_two_weeks_of_a_quiet_node_find_room_whoever_holds_its_gpus(tmp_path: Path, held: Held) -> None:
+    """Issue 10, 23: one GPU in foreign hands made 60 MiB a day, so that 26 hours were kept."""
+    node = QuietNode(held)
+    hours, journal = 2, files(tmp_path)
+    node.journal_of(hours * 3600.0, journal)
+    journal.close()
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert 14 * 24 / hours * size < limits.JOURNAL_MAX_BYTES
 
 
 def test_a_digest_is_of_what_is_to_be_seen_outside() -> None:
@@ -201,6 +260,12 @@ def test_a_digest_is_of_what_is_to_be_seen_outside() -> None:
     assert same.of(replace(outputs, plugins=turned)) == other.of(replace(outputs, plugins=more))
 
 
+def steps_in(lines: Sequence[object]) -> int:
+    """How many steps these lines are."""
+    assert all(isinstance(line, StepLine | AgainLine) for line in lines)
+    return sum(len(line.again) if isinstance(line, AgainLine) else 1 for line in lines)
+
+
 # --- files ------------------------------------------------------------------------------------------------
 
 
@@ -217,8 +282,7 @@ def test_a_file_ends_at_its_bound_and_each_can_be_replayed_alone(tmp_path: Path)
         assert first.wall.startswith("2026-11-21T06:")
         assert isinstance(second, StateLine)
         assert read_state(second) == steps[written].before
-        assert all(isinstance(line, StepLine) for line in rest)
-        written += len(rest)
+        written += steps_in(rest)
     assert written == len(steps)
 
 
@@ -229,8 +293,8 @@ def test_the_oldest_files_go_and_never_the_present_one(tmp_path: Path) -> None:
     assert 2 <= len(found) <= 4
     assert found[0].name != "00000001.jsonl"
     last = [read_line(line) for line in found[-1].read_bytes().splitlines()][-1]
-    assert isinstance(last, StepLine)
-    assert last.at == steps[-1].at
+    assert isinstance(last, StepLine | AgainLine)
+    assert (list(last.times())[-1] if isinstance(last, AgainLine) else last.at) == steps[-1].at
 
     for run in range(20):  # a daemon that is started again and again
         write(tmp_path, *steps[:2], run=f"r{run}", bounds=Bounds(files=10))
@@ -249,7 +313,7 @@ def test_two_daemons_that_hand_over_write_files_of_their_own(tmp_path: Path) -> 
         first, *rest = map(read_line, path.read_bytes().splitlines())
         assert isinstance(first, Header)
         assert first.run == run
-        assert len(rest) == 11
+        assert steps_in(rest[1:]) == 10
 
 
 def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -273,7 +337,7 @@ def test_after_a_failed_write_a_new_file_begins_with_the_state(tmp_path: Path) -
     assert isinstance(state, StateLine)
     assert state.missed == 6
     assert read_state(state) == steps[6].before
-    assert len(rest) == 3
+    assert steps_in(rest) == 3
 
 
 Said = Callable[[], list[dict[str, str]]]

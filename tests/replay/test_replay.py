@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuactors import limits
 from gpuactors.core.effects import Level, Say
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Bounds, Missed
@@ -21,7 +22,7 @@ from gpuactors.replay.play import Began, Played, Resumed, play
 from gpuactors.replay.reading import Damage, JournalError, files_to_read
 from gpuactors.replay.run import UntilError, end_wall, replay
 from tests.core.builders import H100
-from tests.observe.recording import RecordedCore, story, write
+from tests.observe.recording import QuietNode, RecordedCore, story, write
 
 
 class Replayed:
@@ -131,6 +132,51 @@ def test_another_snapshot_differs(tmp_path: Path) -> None:
     assert "DIFFERS: the snapshot was 0123456789abcdef, and is " in shown.text
 
 
+def test_folded_steps_come_out_again_with_every_state_between_them(tmp_path: Path) -> None:
+    node = QuietNode("one in foreign hands")
+    node.steps.clear()
+    node.pass_time(600.0)
+    (path,) = write(tmp_path, *node.steps)
+    assert path.read_bytes().count(b"\n") < 12
+    played = [m for m in moments(tmp_path) if isinstance(m, Played)]
+    assert [(m.at, m.event, m.before) for m in played] == [(s.at, s.event, s.before) for s in node.steps]
+    assert played[-1].state == node.state
+    assert Replayed(tmp_path).code == 0
+
+
+def test_a_core_that_does_otherwise_in_folded_steps_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = QuietNode("one in foreign hands")
+    node.steps.clear()
+    node.pass_time(120.0)
+    write(tmp_path, *node.steps)
+    monkeypatch.setattr(limits, "POLL_S", 3.0)
+    shown = Replayed(tmp_path, diff=True)
+    assert shown.code == 1
+    assert "DIFFERS: this was asked for, and is not now" in shown.text
+
+
+def test_another_snapshot_after_folded_steps_differs(tmp_path: Path) -> None:
+    node = QuietNode("in use")
+    node.steps.clear()
+    node.pass_time(60.0)
+    (path,) = write(tmp_path, *node.steps)
+    change(path, -1, lambda line: line.update(digest="0123456789abcdef"))
+    shown = Replayed(tmp_path)
+    assert shown.code == 1
+    assert "DIFFERS: the snapshot was 0123456789abcdef, and is " in shown.text
+
+
+def test_a_journal_of_format_1_is_still_replayed(tmp_path: Path) -> None:
+    """Each step has a line of its own there."""
+    steps = story().steps[:3]
+    (path,) = write(tmp_path, *steps)
+    assert b',"again":"' not in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(b'{"journal":2', b'{"journal":1', 1))
+    assert Replayed(tmp_path).code == 0
+
+
 def test_another_order_of_effects_differs(tmp_path: Path) -> None:
     steps = story().steps
     told = next(i for i, step in enumerate(steps) if len(step.effects) > 1)
@@ -176,8 +222,9 @@ def test_a_torn_tail_is_skipped_wherever_it_was_torn(tmp_path: Path) -> None:
     for size in range(header, len(whole) + 1, 41):
         path.write_bytes(whole[:size])
         found = moments(path)
-        complete = whole[:size].count(b"\n")
-        assert sum(isinstance(m, Played) for m in found) == max(0, complete - 2)
+        complete = whole[:size].splitlines(keepends=True)[2:]
+        steps = sum(len(json.loads(line).get("again", "-")) for line in complete if line.endswith(b"\n"))
+        assert sum(isinstance(m, Played) for m in found) == steps
         assert sum(isinstance(m, Damage) for m in found) == (not whole[:size].endswith(b"\n"))
         assert Replayed(path).code == 0
     path.write_bytes(whole[:-1])
@@ -243,7 +290,7 @@ def test_an_empty_file_beside_others_is_said(tmp_path: Path) -> None:
             b'{"journal":1,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
             "does not begin with a journal's header",
         ),
-        (b'{"journal":2,"anything":1}\n', "a journal of format 2, and this gpuactors reads format 1"),
+        (b'{"journal":3,"anything":1}\n', "a journal of format 3, and this gpuactors reads format 2"),
     ],
 )
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path, content: bytes, said: str) -> None:

@@ -180,7 +180,18 @@ def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
         for container in listed.containers:
             entries.update((entry, None) for entry in _devices(container, pod))
             claims.update((claim, None) for claim in _claims(container, pod))
-    return LedgerContents(POD_RESOURCES, tuple(entries), tuple(claims))
+    # Kubelet lists pods in another order each time: what did not change is to be seen not to have changed.
+    return LedgerContents(POD_RESOURCES, _ordered(entries), tuple(sorted(claims, key=_claim_order)))
+
+
+def _ordered(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+    return tuple(
+        sorted(entries, key=lambda e: (e.resource, e.device, e.pod.namespace, e.pod.name, e.pod.uid))
+    )
+
+
+def _claim_order(claim: ClaimedDevice) -> tuple[str, ...]:
+    return claim.driver, claim.pool, claim.device, claim.claim, claim.pod.namespace, claim.pod.name
 
 
 def _devices(container: pb.ContainerResources, pod: Pod) -> Iterable[LedgerEntry]:
@@ -231,7 +242,7 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
         pod = Pod(namespace="", name="", uid=entry.pod_uid)
         for device in _ids(entry):
             entries[LedgerEntry(ResourceName(entry.resource_name), DeviceId(device), pod)] = None
-    return LedgerContents(CHECKPOINT, tuple(entries), ())
+    return LedgerContents(CHECKPOINT, _ordered(entries), ())
 
 
 def _ids(entry: _Entry) -> Iterable[str]:

@@ -23,9 +23,7 @@ import msgspec
 import trio
 
 from gpuactors import limits
-from gpuactors.core.effects import Level, Say
-from gpuactors.core.events import GroupsObserved, LedgerRead, Ticked
-from gpuactors.observe.journal_format import FORMAT, Header, LineWriter, header_line
+from gpuactors.observe.journal_format import FORMAT, Header, LineWriter, header_line, is_routine
 from gpuactors.observe.log import get_logger
 from gpuactors.ports import Step
 
@@ -113,17 +111,20 @@ class JournalFiles:
                     self._missed += step.steps
                     continue
                 if self._file is None or self._size + len(waiting) >= self._bounds.file_bytes:
+                    waiting += self._lines.rest()
                     self._put(waiting)
                     self._begin(step.at, now)
                     waiting += self._state_line(step)
                 elif self._missed:
                     waiting += self._state_line(step)
                 waiting += self._lines.step_line(step)
+            waiting += self._lines.rest()
             self._put(waiting)
         except BaseException:
             # A line that was written in part is a torn tail, so this file is over. Of steps that were written
             # before it failed some may be counted as well.
             self.close()
+            self._lines = LineWriter()
             self._missed = missed_before + sum(s.steps if isinstance(s, Missed) else 1 for s in steps)
             raise
 
@@ -184,13 +185,6 @@ class JournalFiles:
             sizes.pop(path, None)
 
 
-def _is_routine(step: Step) -> bool:
-    """Nothing came of it, and something like it happens every few seconds."""
-    return isinstance(step.event, Ticked | GroupsObserved | LedgerRead) and all(
-        isinstance(effect, Say) and effect.level is Level.DEBUG for effect in step.effects
-    )
-
-
 @final
 class FileJournal:
     """`ports.Journal` in the state directory."""
@@ -231,7 +225,8 @@ class FileJournal:
             self._waiting.append(Missed(self._missed))
             self._missed = 0
         self._waiting.append(step)
-        if not _is_routine(step):
+        # Routine waits; as long as half of it would find room.
+        if not is_routine(step) or 2 * len(self._waiting) >= self._bounds.waiting_steps:
             self._arrived.set()
 
     async def run(self) -> None:

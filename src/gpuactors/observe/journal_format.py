@@ -7,30 +7,36 @@ file can be replayed by itself, from its first state on:
     {"at":12.5,"missed":0,"state":{…}}
     {"at":12.6,"event":"HostScanned","fields":{"look":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
+    {"at":16.6,"again":"TPTPTRP","after":[0.0011,1.9994,0.0012,1.9996,0.0018,0.0003],"digest":"…"}
 
 `at` is the daemon's own clock, which is what the core was told; the header says which time of day it was. Of an event
-only the fields are written that differ from the last event of its kind since the last state: a poll of a quiet node is
-its number. Must not open a file: that is `journal.py` and whoever replays.
+only the fields are written that differ from the last event of its kind since the last state. Routine steps that say
+what the last one of their kind said, with the number that was asked for, are folded into one line: their kinds, and
+the seconds between them. Must not open a file: that is `journal.py` and whoever replays.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any, Final, TypeAlias, final, get_args
 
 import msgspec
 
-from gpuactors.core.effects import Effect, Reply, Say
+from gpuactors.core.effects import Effect, Level, Reply, Say
 from gpuactors.core.events import Event
 from gpuactors.core.model import Frame, NodeState, ResourceName
 from gpuactors.core.snapshot import Outputs
 from gpuactors.ports import Step
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised when a reader of the last format would misread the next."""
+
+_READABLE: Final = (1, FORMAT)
+"""Format 1 has no folded steps, and is the same otherwise."""
 
 
 class FormatError(ValueError):
@@ -83,7 +89,28 @@ class StepLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The step raised this: a bug. There are no effects and no digest then."""
 
 
-Line: TypeAlias = Header | StateLine | StepLine
+class AgainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Steps in a row that were each like the last one of its kind, and without any consequence."""
+
+    at: float
+    """Of the first one."""
+    again: str
+    """The kind of each, a letter of `ROUTINE`."""
+    after: tuple[float, ...]
+    """Seconds from each step to the next; added up one by one they give the very `at` of each."""
+    digest: str
+    """What was to be seen outside after the last one."""
+
+    def times(self) -> Iterator[float]:
+        """The `at` of each step."""
+        at = self.at
+        yield at
+        for seconds in self.after:
+            at += seconds
+            yield at
+
+
+Line: TypeAlias = Header | StateLine | StepLine | AgainLine
 
 
 class _Say(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,6 +130,33 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(f.name for f in fields(kind)) for name, kind in _EVENTS.items()
 }
 
+ROUTINE: Final[Mapping[str, tuple[str, str]]] = {
+    "T": ("Ticked", ""),
+    "P": ("GroupsObserved", "poll"),
+    "R": ("LedgerRead", "read"),
+    "U": ("LedgerUnreadable", "read"),
+}
+"""By its letter, each kind of event that happens every few seconds, and which of its fields is its number. That is the
+number that was outstanding, so whoever has the state has it."""
+
+NUMBERED: Final = frozenset(letter for letter, (_, number) in ROUTINE.items() if number)
+"""The letters of those that answer something."""
+
+_LETTERS: Final = {kind: letter for letter, (kind, _) in ROUTINE.items()}
+
+
+def is_routine(step: Step) -> bool:
+    """Nothing came of it, and something like it happens every few seconds."""
+    return type(step.event).__name__ in _LETTERS and all(
+        isinstance(effect, Say) and effect.level is Level.DEBUG for effect in step.effects
+    )
+
+
+def outstanding(state: NodeState, letter: str) -> int | None:
+    """The number that the next routine event of this kind has; None if none was asked for."""
+    return state.polls.outstanding if letter == "P" else state.ledger.outstanding
+
+
 # Mappings and sets keep the order they have: the core may have gone through them in that order.
 _encoder = msgspec.json.Encoder()
 _canonical = msgspec.json.Encoder(order="deterministic")
@@ -118,35 +172,84 @@ def header_line(header: Header) -> bytes:
 
 @final
 class LineWriter:
-    """Turns the steps of one file into lines; knows what it wrote of each kind of event last."""
+    """Turns the steps of one file into lines; knows what it wrote of each kind of event last.
+
+    A step may wait for others that are folded with it: `rest` has to be written before anything else is.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, bytes]] = {}
+        self._said: dict[str, bytes] = {}
+        """The effects of the last event of each kind, as they were written."""
         self._digests = Digests()
+        self._folded: list[tuple[str, float]] = []
+        self._outputs: Outputs | None = None
 
     def state_line(self, state: NodeState, at: float, missed: int) -> bytes:
-        """A line to replay from. What follows refers to nothing before it."""
+        """A line to replay from, and what waits before it. What follows refers to nothing before it."""
+        waiting = self.rest()
         self._last.clear()
-        return _encoder.encode(StateLine(at, missed, _wrapped(msgspec.to_builtins(state)))) + b"\n"
+        self._said.clear()
+        return waiting + _encoder.encode(StateLine(at, missed, _wrapped(msgspec.to_builtins(state)))) + b"\n"
 
     def step_line(self, step: Step) -> bytes:
-        """The line of one step."""
+        """The line of one step, and what waits before it; nothing if it can be folded."""
         kind = type(step.event).__name__
         # Compared as they are written, since equal mappings may be in another order.
         given = {name: _encoder.encode(getattr(step.event, name)) for name in _FIELDS[kind]}
-        last = self._last.get(kind, {})
-        self._last[kind] = given
-        changed = {name: msgspec.Raw(value) for name, value in given.items() if last.get(name) != value}
-        outputs = step.outputs
+        effects = encoded_effects(step.effects)
+        last = self._last.get(kind)
+        changed = {
+            name: msgspec.Raw(value)
+            for name, value in given.items()
+            if last is None or last.get(name) != value
+        }
+        if last is not None and effects == self._said[kind] and _is_as_asked(step, changed):
+            self._folded.append((_LETTERS[kind], step.at))
+            self._outputs = step.outputs
+            return b""
+        waiting = self.rest()
+        self._last[kind], self._said[kind] = given, effects
         line = StepLine(
             step.at,
             kind,
             msgspec.Raw(_encoder.encode(changed)) if changed else _NO_FIELDS,
-            msgspec.Raw(encoded_effects(step.effects)) if step.effects else _NO_EFFECTS,
-            self._digests.of(outputs) if outputs is not None else "",
+            msgspec.Raw(effects) if step.effects else _NO_EFFECTS,
+            self._digests.of(step.outputs) if step.outputs is not None else "",
             step.failure,
         )
+        return waiting + _encoder.encode(line) + b"\n"
+
+    def rest(self) -> bytes:
+        """The line of the steps that were folded since the last line; nothing if there are none."""
+        if not self._folded or self._outputs is None:
+            return b""
+        ats = [at for _, at in self._folded]
+        line = AgainLine(
+            ats[0],
+            "".join(letter for letter, _ in self._folded),
+            tuple(_seconds(a, b) for a, b in pairwise(ats)),
+            self._digests.of(self._outputs),
+        )
+        self._folded, self._outputs = [], None
         return _encoder.encode(line) + b"\n"
+
+
+def _is_as_asked(step: Step, changed: Mapping[str, object]) -> bool:
+    """It is routine, and differs from the last one by nothing but a number that follows from the state before."""
+    if step.outputs is None or not is_routine(step):
+        return False
+    letter = _LETTERS[type(step.event).__name__]
+    _, number = ROUTINE[letter]
+    if not number:
+        return not changed
+    return changed.keys() <= {number} and getattr(step.event, number) == outstanding(step.before, letter)
+
+
+def _seconds(at: float, then: float) -> float:
+    """The shortest decimal that leads from one moment to another to the bit, so that a replay has the same times."""
+    exact = then - at
+    return next((s for d in range(3, 13) if at + (s := round(exact, d)) == then), exact)
 
 
 def encoded_effects(effects: Sequence[Effect]) -> bytes:
@@ -206,6 +309,7 @@ class Digests:
 _as_header = msgspec.json.Decoder(Header)
 _as_state = msgspec.json.Decoder(StateLine)
 _as_step = msgspec.json.Decoder(StepLine)
+_as_again = msgspec.json.Decoder(AgainLine)
 
 
 class _Kind(msgspec.Struct):
@@ -213,6 +317,7 @@ class _Kind(msgspec.Struct):
 
     journal: int | msgspec.UnsetType = msgspec.UNSET
     missed: int | msgspec.UnsetType = msgspec.UNSET
+    again: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _as_kind = msgspec.json.Decoder(_Kind)
@@ -223,15 +328,24 @@ def read_line(line: bytes) -> Line:
     try:
         kind = _as_kind.decode(line)
         if kind.journal is not msgspec.UNSET:
-            if kind.journal != FORMAT:
+            if kind.journal not in _READABLE:
                 raise FormatError(
                     f"it is a journal of format {kind.journal}, and this gpuactors reads format {FORMAT}; "
                     "replay it with the version that wrote it"
                 )
             return _as_header.decode(line)
-        return _as_step.decode(line) if kind.missed is msgspec.UNSET else _as_state.decode(line)
+        if kind.missed is not msgspec.UNSET:
+            return _as_state.decode(line)
+        return _as_step.decode(line) if kind.again is msgspec.UNSET else _read_again(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise FormatError(f"it is no line of a journal: {exc}") from None
+
+
+def _read_again(line: bytes) -> AgainLine:
+    again = _as_again.decode(line)
+    if not again.again or len(again.after) != len(again.again) - 1:
+        raise FormatError("its steps are not as many as their times")
+    return again
 
 
 def read_state(line: StateLine) -> NodeState:
@@ -248,6 +362,8 @@ class EventReader:
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, Any]] = {}
+        self._events: dict[str, tuple[Event, msgspec.Raw]] = {}
+        """The last event of each kind that has a line of its own, and the effects of its step."""
 
     def event(self, line: StepLine) -> Event:
         """The event of a step. Raises `FormatError` if this version has none like it."""
@@ -262,7 +378,21 @@ class EventReader:
             event: Event = msgspec.convert(given, kind)
         except msgspec.MsgspecError as exc:
             raise FormatError(f"its {line.event} is not one of this version's: {exc}") from None
+        self._events[line.event] = event, line.effects
         return event
+
+    def again(self, letter: str, before: NodeState) -> tuple[Event, msgspec.Raw]:
+        """The event of a folded step after this state, and the effects that it had. Raises `FormatError`."""
+        kind, number = ROUTINE.get(letter, ("", ""))
+        event, effects = self._events.get(kind, (None, _NO_EFFECTS))
+        if event is None:
+            raise FormatError(f"a step is as one before it ({letter}), and there is none")
+        if not number:
+            return event, effects
+        asked = outstanding(before, letter)
+        # Where another core than the one that wrote it asks for something else, there is nothing to answer.
+        changes: dict[str, Any] = {number: asked if asked is not None else 0}
+        return replace(event, **changes), effects
 
 
 # JSON has no infinity, and its keys are strings: these two shapes stand for what it lacks.

@@ -105,10 +105,11 @@ class Page:
             self._notable(at, _kind(played), "\n".join(lines))
         self._differs(at, played.differences)
         self._calls(played, at)
-        for resource, view in played.outputs.plugins.items():
-            old = played.outputs_before.plugins.get(resource)
-            if old is None or old.frame != view.frame:
-                self._frame(resource, old.frame if old is not None else (), view.frame, at)
+        for resource in played.state.plugins:
+            old = played.before.frames[resource] if resource in played.before.plugins else None
+            new = played.state.frames[resource]
+            if old != new:
+                self._frame(resource, old or (), new, at)
 
     def _calls(self, played: Played, at: float) -> None:
         match played.event:

@@ -16,9 +16,11 @@ import msgspec
 from gpuactors.core.effects import Effect
 from gpuactors.core.events import Event
 from gpuactors.core.model import NodeState
-from gpuactors.core.snapshot import Outputs, project
+from gpuactors.core.snapshot import project
 from gpuactors.core.step import step
 from gpuactors.observe.journal_format import (
+    NUMBERED,
+    AgainLine,
     Digests,
     EventReader,
     FormatError,
@@ -26,6 +28,7 @@ from gpuactors.observe.journal_format import (
     StateLine,
     StepLine,
     encoded_effects,
+    outstanding,
     read_state,
 )
 from gpuactors.replay.reading import Damage, File, JournalError, entries
@@ -66,8 +69,6 @@ class Played:
     before: NodeState
     state: NodeState
     effects: Sequence[Effect]
-    outputs_before: Outputs
-    outputs: Outputs
     failure: str
     """What the step raises: a bug."""
     differences: tuple[str, ...]
@@ -89,6 +90,8 @@ def play(files: Iterable[File]) -> Iterator[Moment]:
                         yield player.starts(entry)
                     case StepLine():
                         yield player.plays(entry)
+                    case AgainLine():
+                        yield from player.plays_again(entry)
                     case Damage():
                         player.loses()
                         yield entry
@@ -112,7 +115,6 @@ class _Player:
         self._wall = 0.0
         self._number = 0
         self._state: NodeState | None = None
-        self._outputs: Outputs | None = None
         self._whole = False
         """Nothing is missing since the state that was computed last."""
         self._events = EventReader()
@@ -137,7 +139,7 @@ class _Player:
         state, computed = read_state(line), self._state
         missed = line.missed if self._whole else None
         compared = _state_differences(state, computed) if computed is not None and missed == 0 else ()
-        self._state, self._outputs, self._events = state, project(state), EventReader()
+        self._state, self._events = state, EventReader()
         self._whole = True
         if computed is None:
             return Began(self._wall + line.at, self._header, state)
@@ -145,44 +147,75 @@ class _Player:
 
     def plays(self, line: StepLine) -> Played:
         """A step is in the journal."""
-        if self._state is None or self._outputs is None:
-            raise FormatError("a step comes before any state")
-        self._number += 1
-        event = self._events.event(line)
-        before, outputs_before = self._state, self._outputs
-        effects: Sequence[Effect] = ()
-        failure = ""
-        try:
-            state, effects = step(before, event, line.at)
-            outputs = project(state)
-        except Exception as exc:  # what the core raises is what is looked for
-            state, outputs, failure = before, outputs_before, repr(exc)
-        self._state, self._outputs = state, outputs
+        event, before = self._events.event(line), self._now()
+        effects, failure = self._steps(event, line.at)
+        digest, raises = self._seen()
+        failure = failure or raises
         differences: tuple[str, ...] = ()
         if failure or line.failed:
+            self._state = before if failure else self._state
             if failure != line.failed:
                 differences = (
                     f"it raised {line.failed or 'nothing'}, and raises {failure or 'nothing'} now",
                 )
         else:
-            digest = self._digests.of(outputs)
-            differences = (
-                *_effect_differences(line.effects, effects),
-                *([f"the snapshot was {line.digest}, and is {digest} now"] if digest != line.digest else ()),
-            )
-        return Played(
-            number=self._number,
-            wall=self._wall + line.at,
-            at=line.at,
-            event=event,
-            before=before,
-            state=state,
-            effects=effects,
-            outputs_before=outputs_before,
-            outputs=outputs,
-            failure=failure,
-            differences=differences,
-        )
+            differences = (*_effect_differences(line.effects, effects), *_seen_otherwise(line.digest, digest))
+        return self._played(line.at, event, before, () if failure else effects, failure, differences)
+
+    def plays_again(self, line: AgainLine) -> Iterator[Played]:
+        """Steps like those before them are in the journal. What is seen outside is compared after the last one."""
+        left = len(line.again)
+        for letter, at in zip(line.again, line.times(), strict=True):
+            before = self._now()
+            event, then = self._events.again(letter, before)
+            effects, failure = self._steps(event, at)
+            left -= 1
+            if failure:
+                differences: tuple[str, ...] = (f"it raised nothing, and raises {failure} now",)
+            else:
+                differences = _effect_differences(then, effects)
+                if letter in NUMBERED and outstanding(before, letter) is None:
+                    differences += ("this was asked for, and is not now",)
+                if not left:
+                    differences += _seen_otherwise(line.digest, self._seen()[0])
+            yield self._played(at, event, before, effects, failure, differences)
+
+    def _now(self) -> NodeState:
+        if self._state is None:
+            raise FormatError("a step comes before any state")
+        return self._state
+
+    def _steps(self, event: Event, at: float) -> tuple[Sequence[Effect], str]:
+        """The effects, and what the step raises."""
+        try:
+            self._state, effects = step(self._now(), event, at)
+        except Exception as exc:  # what the core raises is what is looked for
+            return (), repr(exc)
+        return effects, ""
+
+    def _seen(self) -> tuple[str, str]:
+        """The digest of what is to be seen outside, and what making it raises."""
+        try:
+            return self._digests.of(project(self._now())), ""
+        except Exception as exc:  # as above: the registry makes it in the same breath
+            return "", repr(exc)
+
+    def _played(
+        self,
+        at: float,
+        event: Event,
+        before: NodeState,
+        effects: Sequence[Effect],
+        failure: str,
+        differences: tuple[str, ...],
+    ) -> Played:
+        self._number += 1
+        wall, state = self._wall + at, self._now()
+        return Played(self._number, wall, at, event, before, state, effects, failure, differences)
+
+
+def _seen_otherwise(then: str, now: str) -> tuple[str, ...]:
+    return (f"the snapshot was {then}, and is {now} now",) if now != then else ()
 
 
 def _effect_differences(recorded: msgspec.Raw, effects: Sequence[Effect]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import groupby
 
 from gpuactors.observe.journal import DIRECTORY, files_of
-from gpuactors.observe.journal_format import FormatError, Header, StateLine, StepLine, read_line
+from gpuactors.observe.journal_format import AgainLine, FormatError, Header, StateLine, StepLine, read_line
 
 
 class JournalError(Exception):
@@ -41,7 +41,7 @@ class File:
     header: Header
 
 
-Entry = File | StateLine | StepLine | Damage
+Entry = File | StateLine | StepLine | AgainLine | Damage
 
 
 def files_to_read(path: str) -> tuple[list[File], list[Damage]]:
@@ -122,7 +122,7 @@ def _entries(file: File) -> Iterator[Entry]:
                 reason = "" if entry is not None else "the last line was not written to its end"
             except FormatError as exc:
                 entry, reason = None, str(exc)
-            if isinstance(entry, StateLine) or (isinstance(entry, StepLine) and not skipped):
+            if isinstance(entry, StateLine) or (isinstance(entry, StepLine | AgainLine) and not skipped):
                 if skipped:
                     yield Damage(file.path, first, skipped, why)
                     skipped = 0

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from gpuactors.core.effects import Refused
-from gpuactors.core.events import AllocateAsked, HostScanned, PreStartAsked
-from gpuactors.core.model import DeviceId, PciFunction, ResourceName, Token, pci_address
+from gpuactors import limits
+from gpuactors.core import inventory
+from gpuactors.core.effects import Granted, Refusal, Refused
+from gpuactors.core.events import (
+    AllocateAsked,
+    FunctionInspected,
+    HostChanged,
+    HostScanned,
+    KubeletAppeared,
+    LedgerRead,
+    PreferenceAsked,
+    PreferenceRequest,
+    PreStartAsked,
+)
+from gpuactors.core.inventory import functions_of
+from gpuactors.core.model import (
+    DeviceId,
+    Fact,
+    LedgerEntry,
+    PciAddress,
+    PciFunction,
+    Pod,
+    ResourceName,
+    Token,
+    pci_address,
+)
 from tests.core.builders import H100, Core, gpu
 
-A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
+A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 OTHERS = ResourceName("devices.kubevirt.io/other")
 ODD_IDS = ("", "²", "1" * 4301, "٥١", "-1", "+1", " 1", "1\n", "0x1", "a/../b", "\x00", "💡", "0000:01:00.0 ")
 
@@ -24,6 +49,25 @@ def node(
     core.ledger, core.others = dict(ledger or {}), dict(others or {})
     core.feed(HostScanned(1, functions or (gpu(A), gpu(B))))
     return core
+
+
+def entry(resource: str, device: str, pod: str) -> LedgerEntry:
+    return LedgerEntry(ResourceName(resource), DeviceId(device), Pod("default", pod, ""))
+
+
+def read(core: Core, *entries: LedgerEntry) -> None:
+    """Kubelet's ledger is read, and has these entries in this order."""
+    core.silent = True
+    core.feed(KubeletAppeared(f"socket at {core.at}"), after_s=1.0)
+    number = core.state.ledger.outstanding
+    assert number is not None
+    core.feed(LedgerRead(number, "PodResources", entries, ()))
+
+
+def look(core: Core, address: PciAddress, *functions: PciFunction) -> None:
+    """A look at the address finds these functions."""
+    core.feed(HostChanged(address, None, "change pci"))
+    core.feed(FunctionInspected(core.state.looks.functions[address], address, functions))
 
 
 # --- odd IDs ----------------------------------------------------------------------------------------------
@@ -46,3 +90,152 @@ def test_an_odd_id_in_kubelets_ledger_is_read(odd: str, resource: ResourceName) 
     core = node(ledger={A: "vm-1"}, others={(resource, odd): "vm-2"})
     ours = {A: "Healthy", B: "Healthy"}
     assert core.frame() == (ours if resource == OTHERS else ours | {odd: "Unhealthy"})
+
+
+# --- one GPU, several entries -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_a_gpu_under_two_resources_is_counted_where_it_is_listed_whatever_the_order_of_the_list(
+    ours_first: bool,
+) -> None:
+    """On a node with a sandbox plugin; List names pods in random order."""
+    entries = [entry(H100, A, "vm-1"), entry(OTHERS, A, "vm-2")]
+    core = node()
+    read(core, *(entries if ours_first else reversed(entries)))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(A) == f"allocated to pod default/vm-1; also allocated to pod default/vm-2 as {OTHERS}"
+
+
+def test_a_gpu_that_a_pod_and_a_claim_have_is_counted_where_it_is_listed() -> None:
+    core = node(ledger={A: "vm-1"})
+    core.claims = {"gpu-0000-01-00-0": "claim-1"}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(A) == (
+        "allocated to pod default/vm-1; also in use by the claim default/claim-1 of pod default/claim-1"
+    )
+
+
+def test_a_gpu_of_two_others_is_unhealthy_and_names_both() -> None:
+    core = node(others={("b.io/x", A): "vm-2", ("a.io/x", A): "vm-1"})
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert (
+        core.reason(A)
+        == "allocated to pod default/vm-1 as a.io/x; also allocated to pod default/vm-2 as b.io/x"
+    )
+
+
+# --- an older ID goes on meaning what it was given for ----------------------------------------------------
+
+
+def test_an_older_id_means_its_gpu_when_that_comes_back_in_another_group() -> None:
+    core = node(ledger={"1": "vm-1"})
+    assert core.frame() == {"1": "Healthy", B: "Healthy"}
+    look(core, A)
+    assert core.frame() == {"1": "Unhealthy", B: "Healthy"}
+    look(core, A, gpu(A, 60))
+    assert core.frame() == {"1": "Healthy", B: "Healthy"}
+    assert core.reason("1") == "allocated to pod default/vm-1"
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_an_older_id_does_not_mean_a_gpu_that_comes_into_its_group_later() -> None:
+    core = node(ledger={"1": "vm-1"})
+    look(core, A, gpu(A, 60))
+    look(core, C, gpu(C, 1))
+    assert core.frame() == {"1": "Healthy", B: "Healthy", C: "Healthy"}
+    assert (core.reason("1"), core.reason(C)) == ("allocated to pod default/vm-1", "free")
+
+
+@pytest.mark.parametrize("older_first", [True, False])
+def test_an_older_id_and_the_address_both_in_the_ledger(older_first: bool) -> None:
+    entries = [entry(H100, "1", "vm-1"), entry(H100, A, "vm-2")]
+    core = node()
+    read(core, *(entries if older_first else reversed(entries)))
+    assert core.frame() == {"1": "Healthy", A: "Healthy", B: "Healthy"}
+    both = "allocated to pod default/vm-2 as 0000:01:00.0; also allocated to pod default/vm-1 as 1"
+    assert core.reason(A) == both
+    assert core.reason("1") == f"allocated to pod default/vm-1; it is listed as {A} too"
+    read(core, entries[1])
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_only_the_number_as_the_kernel_writes_it_is_an_older_id() -> None:
+    core = node(ledger={"1": "vm-1", "01": "vm-2"})
+    assert core.frame() == {"1": "Healthy", "01": "Unhealthy", B: "Healthy"}
+    assert core.reason("01") == (
+        f"allocated to pod default/vm-2, but no device of {H100} on this node is known by this ID"
+    )
+
+
+def test_a_ledger_that_is_unreadable_at_first_and_names_older_ids_while_a_call_settles() -> None:
+    core = Core()
+    core.ledger_problem = "connection refused"
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    core.feed(PreferenceAsked(Token(1), H100, (PreferenceRequest((DeviceId(A),), (), 1),)))
+    core.ledger_problem, core.ledger = None, {"1": "vm-1"}
+    core.feed(KubeletAppeared("1"))
+    assert core.frame() == {"1": "Healthy", A: "Unhealthy", B: "Healthy"}, (
+        "no ID leaves the list under a call"
+    )
+    assert core.reason(A) == "it is listed as 1 now"
+    core.pass_time(limits.CALL_SETTLE_S)
+    assert core.frame() == {"1": "Healthy", B: "Healthy"}
+
+
+def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address() -> None:
+    core = node(ledger={"1": "vm-1"})
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    (answer,) = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    assert answer == Refused(Refusal.FAILED_PRECONDITION, f"{A}: allocated to pod default/vm-1")
+
+
+def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> None:
+    core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1", "7": "vm-2"})
+    assert core.frame() == {A: "Healthy", "7": "Healthy"}
+    assert {a.id: a.address for a in core.state.frames[H100]} == {A: A, "7": B}
+
+
+def test_a_number_of_another_plugin_is_no_group_of_ours() -> None:
+    core = node(others={(OTHERS, "1"): "vm-1"})
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+# --- what resolving costs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_a_thousand_numbers_of_other_plugins_are_resolved_without_a_look_at_every_device(
+    gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = tuple(gpu(f"{n:02x}:00.0") for n in range(gpus))
+    touched = 0
+
+    def counted(facts: Mapping[PciAddress, Fact]) -> dict[PciAddress, PciFunction]:
+        nonlocal touched
+        touched += len(facts)
+        return functions_of(facts)
+
+    monkeypatch.setattr(inventory, "functions_of", counted)
+
+    def cost(others: dict[tuple[str, str], str]) -> int:
+        """Devices touched in half a minute of a node at rest, and by one Allocate."""
+        nonlocal touched
+        core = node(*functions, ledger={functions[0].address: "vm-1"}, others=others)
+        touched = 0
+        core.pass_time(30.0)
+        address = functions[1].address
+        core.feed(AllocateAsked(Token(1), H100, ((DeviceId(address),),)))
+        (answer,) = core.answers(
+            FunctionInspected(core.state.looks.functions[address], address, (functions[1],))
+        )
+        assert isinstance(answer, Granted)
+        return touched
+
+    few: dict[tuple[str, str], str] = {(OTHERS, "1000"): "pod"}
+    many: dict[tuple[str, str], str] = {(OTHERS, str(n)): f"pod-{n}" for n in range(1000)}
+    assert cost(many) == cost(few)

@@ -149,7 +149,7 @@ def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
     for address in (listed.keys() | state.history.keys()) - present:
         resource, told = listed.get(address, ("", None))
         owner = owned.get(address)
-        yield _gone(address, resource, told, owner.said if owner is not None else None, state, at)
+        yield _gone(address, resource, told, owner.said() if owner is not None else None, state, at)
 
 
 def _gone(

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
-from gpuactors.core.identity import address_of, claimed_address
+from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.inventory import devices_of, functions_of, groups_of
 from gpuactors.core.model import (
     ClaimedDevice,
@@ -87,31 +87,22 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if event.read != before.outstanding:
         return state
     entries = {(e.resource, e.device): e.pod for e in event.entries}
-    left = {
-        address: Departed(pod, event.read, _use_of_pod(state, address))
-        for (resource, device), pod in before.entries.items()
-        if _is_gone(pod, entries.get((resource, device)))
-        and (address := address_of(state, resource, device)) is not None
-    }
-    listed = {a: pod for (r, d), pod in entries.items() if (a := address_of(state, r, d)) is not None}
-    still_gone = {a: d for a, d in state.departed.items() if _is_gone(d.pod, listed.get(a))}
-    state = replace(
-        state,
-        ledger=replace(
-            before,
-            read=event.read,
-            entries=entries if entries != before.entries else before.entries,
-            claims=_claims(event.claims),
-            problem=None,
-            tried=True,
-            outstanding=None,
-            again=False,
-            read_at=before.asked_at,
-            done=event.read,
-        ),
-        departed={**still_gone, **left},
+    ledger = replace(
+        before,
+        read=event.read,
+        entries=entries if entries != before.entries else before.entries,
+        claims=_claims(event.claims),
+        problem=None,
+        tried=True,
+        outstanding=None,
+        again=False,
+        read_at=before.asked_at,
+        done=event.read,
     )
-    state = replace(state, granted=_still_granted(state, event, at))
+    after = replace(state, ledger=ledger)
+    after = resolved(state, replace(after, granted=_still_granted(after, event, at)))
+    left = _left(state, entries, event.read)
+    state = replace(after, departed={**_still_departed(after), **left})
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
     due_at = at + (period_s if _matters(state) else limits.LEDGER_QUIET_S)
     wished = before.due_at if before.due_at > at else math.inf
@@ -119,6 +110,26 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if left:
         state = ask_poll(state)
     return ask_ledger(state, at) if before.again else state
+
+
+def _left(
+    state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
+) -> dict[PciAddress, Departed]:
+    """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
+    return {
+        (address := state.resolved[name].address): Departed(pod, read, _use_of_pod(state, address))
+        for name, pod in sorted(state.ledger.entries.items(), key=lambda entry: entry[0])
+        if name in state.resolved and _is_gone(pod, entries.get(name))
+    }
+
+
+def _still_departed(state: NodeState) -> dict[PciAddress, Departed]:
+    """Those who left and have not come back by any ID."""
+    pods: dict[PciAddress, list[Pod]] = {}
+    for name, meant in state.resolved.items():
+        if (pod := state.ledger.entries.get(name)) is not None:
+            pods.setdefault(meant.address, []).append(pod)
+    return {a: d for a, d in state.departed.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))}
 
 
 def _still_granted(
@@ -158,7 +169,7 @@ def _matters(state: NodeState) -> bool:
     """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
     devices = devices_of(state.facts, state.settings.selectors)
     ours = {d.function.address for d in devices}
-    given = {address_of(state, r, d) for r, d in state.ledger.entries} | state.ledger.claims.keys()
+    given = {meant.address for meant in state.resolved.values()} | state.ledger.claims.keys()
     in_use = any(o.in_use for o in state.polls.groups.values())
     resources = {*state.frames, *(d.resource for d in devices)}
     lost = any(r in resources for r, _ in state.ledger.entries)

@@ -41,7 +41,7 @@ from gpuactors.core.effects import (
 )
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.health import not_offered, obstacle
-from gpuactors.core.identity import address_of, device_ids
+from gpuactors.core.identity import address_of
 from gpuactors.core.inventory import Device, devices_of
 from gpuactors.core.model import (
     Call,
@@ -152,11 +152,17 @@ def waits_for_poll(state: NodeState) -> bool:
 
 
 def devices_by_id(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
-    """The selected devices of a resource by the IDs that kubelet may use: the listed one, and the PCI address."""
-    devices = [d for d in devices_of(state.facts, state.settings.selectors) if d.resource == resource]
-    ids = device_ids(state)
-    by_id = {DeviceId(d.function.address): d for d in devices}
-    return by_id | {ids[d.function.address]: d for d in devices}
+    """The selected devices of a resource by the IDs that kubelet may use: those that are listed or given away, and the
+    PCI address."""
+    devices = {
+        d.function.address: d
+        for d in devices_of(state.facts, state.settings.selectors)
+        if d.resource == resource
+    }
+    ids = {a.id: a.address for a in state.frames.get(resource, ())}
+    ids |= {i: meant.address for (r, i), meant in state.resolved.items() if r == resource}
+    by_address = {DeviceId(address): device for address, device in devices.items()}
+    return by_address | {i: devices[address] for i, address in ids.items() if address in devices}
 
 
 def _without(state: NodeState, answered: Answered) -> NodeState:
@@ -353,17 +359,19 @@ def _taken(state: NodeState, call: Call) -> list[str]:
     """Why Allocate must refuse although the files are in order: whose hands the devices are in."""
     known = devices_by_id(state, call.resource)
     owned = owners(state)
+    asked = {known[i].function.address: i for request in call.requests for i in request}
     taken = []
     for address in sorted(call.seen):
         device = known[DeviceId(address)]
         owner = owned.get(address)
         mates = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
         use = observed_use(state, device)
-        if owner is not None and (owner.claimed or owner.resource not in (None, call.resource)):
-            taken.append(f"{address}: {owner.said}")
+        others = owner.besides(call.resource, asked[address]) if owner is not None else None
+        if others is not None:
+            taken.append(f"{address}: {others.said()}")
         elif mates:
             group = device.function.iommu_group
-            taken.append(f"{address}: IOMMU group {group} is in use: {mates[0]} is {owned[mates[0]].said}")
+            taken.append(f"{address}: IOMMU group {group} is in use: {mates[0]} is {owned[mates[0]].said()}")
         elif use is not None and use.in_use:
             # Kubelet gives away what its ledger has free: whoever we still know as its owner has just left.
             left = departed_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from gpuactors import limits
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.health import not_offered, verdict
-from gpuactors.core.identity import address_of, device_ids
+from gpuactors.core.identity import device_ids
 from gpuactors.core.inventory import Device, devices_of
 from gpuactors.core.model import (
     Advertised,
@@ -88,6 +88,7 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         and before.polls.groups is state.polls.groups
         and before.departed == state.departed
         and before.granted.keys() == state.granted.keys()
+        and before.resolved is state.resolved
         and before.role is state.role
         and not _is_decided(state)
         and not any(_is_over(plugin, at) for plugin in state.plugins.values())
@@ -118,9 +119,10 @@ def _listed(
             listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, health, reason)
     # Kubelet's ledger has other plugins' resources as well. One that has no plugin here is ours by its model's name.
     ours = {*state.plugins, *(d.resource for d in devices)}
-    for (resource, device_id), said in given_away(state).items():
-        if resource in ours and device_id not in listed.get(resource, {}):
-            listed.setdefault(resource, {})[device_id] = _tombstone(state, resource, device_id, said)
+    for (resource, device_id), said in given_away(state, ours).items():
+        of_resource = listed.setdefault(resource, {})
+        if device_id not in of_resource:
+            of_resource[device_id] = _tombstone(state, resource, device_id, said, ids)
     return listed
 
 
@@ -128,15 +130,27 @@ def _advertised(device_id: DeviceId, device: Device, health: Health, reason: str
     return Advertised(device_id, device.function.address, health, device.function.numa_node, reason)
 
 
-def _tombstone(state: NodeState, resource: ResourceName, device_id: DeviceId, said: str) -> Advertised:
-    """A device that kubelet has given to a pod and that is not offered on this node any more."""
-    address = address_of(state, resource, device_id) or PciAddress(device_id)
+def _tombstone(
+    state: NodeState,
+    resource: ResourceName,
+    device_id: DeviceId,
+    said: str,
+    ids: Mapping[PciAddress, DeviceId],
+) -> Advertised:
+    """What kubelet has given to a pod by an ID that is listed for nothing else: a device that is not offered any more,
+    or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated."""
+    meant = state.resolved.get((resource, device_id))
+    if meant is None:
+        reason = f"{said}, but no device of {resource} on this node is known by this ID"
+        return Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, reason)
     old = next((a for a in state.frames.get(resource, ()) if a.id == device_id), None)
     numa_node = old.numa_node if old is not None else None
-    if not _is_lost(state, resource, address):
-        return Advertised(device_id, address, Health.HEALTHY, numa_node, said)
-    reason = f"{said}, but {_why_gone(state, address)}"
-    return Advertised(device_id, address, Health.UNHEALTHY, numa_node, reason)
+    if _is_lost(state, resource, meant.address):
+        reason = f"{said}, but {_why_gone(state, meant.address)}"
+        return Advertised(device_id, meant.address, Health.UNHEALTHY, numa_node, reason)
+    if (listed := ids.get(meant.address)) is not None:
+        said += f"; it is listed as {listed} too"
+    return Advertised(device_id, meant.address, Health.HEALTHY, numa_node, said)
 
 
 def _is_lost(state: NodeState, resource: ResourceName, address: PciAddress) -> bool:
@@ -160,12 +174,14 @@ def _frame(
     at: float,
 ) -> Frame:
     frame = dict(devices)
+    listed_as = {a.address: a.id for a in frame.values()}
     in_call = any(call.resource == resource for call in state.calls.values())
     blind = state.ledger.read == 0  # whatever is gone, a pod may have it that a daemon before us gave it to
     if in_call or blind or state.no_shrink_until.get(resource, at) > at:
         for old in listed:
-            kept = replace(old, health=Health.UNHEALTHY, reason=_why_gone(state, old.address))
-            frame.setdefault(old.id, kept)
+            other = listed_as.get(old.address)
+            why = f"it is listed as {other} now" if other is not None else _why_gone(state, old.address)
+            frame.setdefault(old.id, replace(old, health=Health.UNHEALTHY, reason=why))
     return tuple(sorted(frame.values(), key=lambda a: a.id))
 
 
@@ -229,17 +245,18 @@ def _recorded(
 def _check(state: NodeState) -> None:
     """What must hold whatever happened (architecture, "The books").
 
-    A frame describes a device once (for a moment two frames may: a card swapped for another model while a call holds
-    the old resource's list). Every device that kubelet's ledger lists is listed, and Healthy unless it is really
-    lost; so allocatable - allocated is the number of Healthy devices that nobody has, less the allocated ones that
-    are lost, and capacity is never smaller than allocated.
+    A frame describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy, while a
+    call holds the list (for a moment two frames may describe it: a card swapped for another model). Every device that
+    kubelet's ledger lists is listed, and Healthy unless it is really lost; so allocatable - allocated is the number of
+    Healthy devices that nobody has, less the allocated ones that are lost, and capacity is not smaller than allocated.
     """
+    given = given_away(state, state.frames)
     for resource, frame in state.frames.items():
-        addresses = [a.address for a in frame]
-        assert len(addresses) == len(set(addresses)), f"{resource} describes a device twice: {addresses}"
-    for (resource, device_id), said in given_away(state).items():
-        if resource not in state.frames:
-            continue
+        healthy = [a for a in frame if a.health is Health.HEALTHY]
+        had = {a.address for a in healthy if (resource, a.id) in given}
+        free = [a.address for a in healthy if (resource, a.id) not in given]
+        assert len(free) == len({*free} - had), f"{resource} describes a device twice: {free}, given {had}"
+    for (resource, device_id), said in given.items():
         listed = next((a for a in state.frames[resource] if a.id == device_id), None)
         assert listed is not None, f"{device_id} is {said} but not listed"
         lost = _is_lost(state, resource, listed.address)

@@ -2,65 +2,120 @@
 
 Kubelet's ledger is by ID string. Ours is the PCI address. NVIDIA's plugin up to 1.4 and KubeVirt's built-in one use the
 IOMMU group number: a device that the ledger knows by such an ID keeps it until its pod ends, so that an older plugin
-can be replaced on a busy node. Never both IDs in one frame.
+can be replaced on a busy node.
+
+An ID is an opaque string: whoever calls, and every other plugin, may send any. It is compared, never computed with
+(`²`.isdigit() is true, and int() refuses it). What it stands for is resolved once, when kubelet's ledger or a grant of
+ours first names it, and remembered as long as it is named: `51` goes on meaning the GPU that it was given for when that
+comes back in another group.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from gpuactors.core.inventory import devices_of
-from gpuactors.core.model import DeviceId, NodeState, PciAddress, ResourceName, pci_address
+from gpuactors.core.model import (
+    DeviceId,
+    NodeState,
+    PciAddress,
+    Resolved,
+    ResourceName,
+    is_pci_address,
+)
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
 
+Named = tuple[ResourceName, DeviceId]
+"""A device as kubelet's ledger names it."""
+
+
+def resolved(before: NodeState, state: NodeState) -> NodeState:
+    """`state` with what every ID stands for that is named in it, if that can have changed since `before`.
+
+    The result does not depend on the order in which kubelet lists its pods.
+    """
+    if (
+        state.resolved is before.resolved
+        and state.ledger.entries is before.ledger.entries
+        and state.granted is before.granted
+        and state.facts is before.facts
+    ):
+        return state
+    named = {**state.ledger.entries, **state.granted}
+    known = {name: state.resolved[name] for name in named if name in state.resolved}
+    unknown = [name for name in named if name not in known]
+    known |= {n: Resolved(PciAddress(n[1])) for n in unknown if is_pci_address(n[1])}
+    unknown = sorted(n for n in unknown if n not in known)
+    if unknown:
+        known |= _resolved_older(state, unknown, known)
+    return state if known == state.resolved else replace(state, resolved=known)
+
+
+def _resolved_older(
+    state: NodeState, names: Iterable[Named], known: Mapping[Named, Resolved]
+) -> dict[Named, Resolved]:
+    """Of `names`, which are no PCI addresses, those that are listed, or the group's number of a device of ours.
+
+    NVIDIA's plugin lists a group of several GPUs once: the number stands for one that no other ID is known to mean.
+    """
+    listed = {
+        (resource, a.id): a.address
+        for resource, frame in state.frames.items()
+        for a in frame
+        if is_pci_address(a.address)
+    }
+    members: dict[tuple[ResourceName, str], list[PciAddress]] = {}
+    for device in devices_of(state.facts, state.settings.selectors):
+        group = (device.resource, str(device.function.iommu_group))
+        members.setdefault(group, []).append(device.function.address)
+    taken = {(resource, meant.address) for (resource, _), meant in known.items()}
+    found: dict[Named, Resolved] = {}
+    for name in names:
+        resource, device_id = name
+        if name in listed:
+            found[name] = Resolved(listed[name])
+        elif group_members := members.get((resource, device_id)):
+            free = [a for a in group_members if (resource, a) not in taken]
+            found[name] = Resolved((free or group_members)[0])
+    return found
+
 
 def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
-    """The ID of every selected device: its PCI address, or the older ID that kubelet's ledger knows."""
+    """The ID that every device is listed by: its PCI address, or another one if kubelet has given it away by that
+    alone, or has that alone in the present list, which must not change under a call."""
+    named = _ids_by_device(state)
     ids: dict[PciAddress, DeviceId] = {}
-    taken: set[tuple[ResourceName, DeviceId]] = set()
     for device in devices_of(state.facts, state.settings.selectors):
-        older = (device.resource, DeviceId(str(device.function.iommu_group)))
-        known = _is_given(state, older) or _is_listed(state, *older)
-        by_address = (device.resource, DeviceId(device.function.address))
-        if known and older not in taken and not _is_given(state, by_address):
-            taken.add(older)
-            ids[device.function.address] = older[1]
-        else:
-            ids[device.function.address] = DeviceId(device.function.address)
+        address = device.function.address
+        known = named.get((device.resource, address), ())
+        if not known and _is_held(state, device.resource):
+            known = [a.id for a in state.frames.get(device.resource, ()) if a.address == address]
+        by_address = DeviceId(address)
+        ids[address] = by_address if not known or by_address in known else min(known)
     return ids
 
 
-def _is_given(state: NodeState, named: tuple[ResourceName, DeviceId]) -> bool:
-    return named in state.ledger.entries or named in state.granted
+def _ids_by_device(state: NodeState) -> dict[tuple[ResourceName, PciAddress], Collection[DeviceId]]:
+    named: dict[tuple[ResourceName, PciAddress], set[DeviceId]] = {}
+    for (resource, device_id), meant in state.resolved.items():
+        named.setdefault((resource, meant.address), set()).add(device_id)
+    return dict(named)
 
 
-def _is_listed(state: NodeState, resource: ResourceName, device: DeviceId) -> bool:
-    """The older ID stands in the present list, and the list must not change under a call."""
-    held = resource in state.no_shrink_until or any(c.resource == resource for c in state.calls.values())
-    return held and any(a.id == device for a in state.frames.get(resource, ()))
+def _is_held(state: NodeState, resource: ResourceName) -> bool:
+    return resource in state.no_shrink_until or any(c.resource == resource for c in state.calls.values())
 
 
 def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
-    """The function that kubelet means by an ID: a PCI address, or an IOMMU group number of one of our devices.
-
-    IDs are compared, never computed with: who calls, or another plugin, may send `²` or a number of 5,000 digits.
-    """
-    try:
-        return pci_address(device)
-    except ValueError:
-        pass
-    listed = next((a.address for a in state.frames.get(resource, ()) if a.id == device), None)
-    if listed is not None:
-        return listed
-    return next(
-        (
-            d.function.address
-            for d in devices_of(state.facts, state.settings.selectors)
-            if d.resource == resource and str(d.function.iommu_group) == device
-        ),
-        None,
-    )
+    """The function that kubelet means by an ID: what it was given for, a PCI address, or what is listed by it."""
+    if (meant := state.resolved.get((resource, device))) is not None:
+        return meant.address
+    if is_pci_address(device):
+        return PciAddress(device)
+    return next((a.address for a in state.frames.get(resource, ()) if a.id == device), None)
 
 
 def claimed_address(name: str) -> PciAddress | None:

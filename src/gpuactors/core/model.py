@@ -30,12 +30,17 @@ Token = NewType("Token", int)
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
+def is_pci_address(text: str) -> bool:
+    """Whether `text` is a PCI address as sysfs spells it (drivers/pci/probe.c: `%04x:%02x:%02x.%d`)."""
+    return _PCI_ADDRESS.fullmatch(text) is not None
+
+
 def pci_address(text: str) -> PciAddress:
     """`text` as a PCI address.
 
-    Raises `ValueError` when it is not one as sysfs spells it (drivers/pci/probe.c: `%04x:%02x:%02x.%d`).
+    Raises `ValueError` when it is not one (see `is_pci_address`).
     """
-    if not _PCI_ADDRESS.fullmatch(text):
+    if not is_pci_address(text):
         raise ValueError(f"{text!r} is not a PCI address (expected the form 0000:23:00.0)")
     return PciAddress(text)
 
@@ -301,6 +306,14 @@ class Departed:
     """`Observed.since` of the group's use that was seen while kubelet listed the pod; None if none was."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What an ID stands for that kubelet's ledger, or a grant of ours, names. It does so as long as it is named,
+    wherever the device is meanwhile: a GPU may come back in another IOMMU group."""
+
+    address: PciAddress
+
+
 class Role(StrEnum):
     """Which of two daemons on a node serves kubelet: during an upgrade the new one asks the old one to hand over."""
 
@@ -379,6 +392,8 @@ class NodeState:
     polls: Polls
     granted: Mapping[tuple[ResourceName, DeviceId], float]
     """Devices handed out by Allocate that kubelet's ledger does not list yet, and until when we believe in it."""
+    resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
+    """Every device that kubelet's ledger or `granted` names, if it is known which one is meant."""
     departed: Mapping[PciAddress, Departed]
     history: Mapping[PciAddress, tuple[Transition, ...]]
     """The last changes of what was said of each device, oldest first."""

@@ -145,7 +145,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 resource=device.resource,
                 health=health,
                 reason=reason,
-                owner=owner.said if owner is not None else None,
+                owner=owner.said(device.resource) if owner is not None else None,
                 holders=use.holders if use is not None else (),
                 history=state.history.get(address, ()),
             )

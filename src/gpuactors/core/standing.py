@@ -6,13 +6,20 @@ counted once; held by a stranger is Unhealthy and named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gpuactors.core.identity import address_of
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import DeviceId, NodeState, Observed, PciAddress, Pod, ResourceName
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    NodeState,
+    Observed,
+    PciAddress,
+    Pod,
+    ResourceName,
+)
 
 
 class Standing(StrEnum):
@@ -40,32 +47,73 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """To whom kubelet has given a device."""
+class Given:
+    """One entry of kubelet's books that names a device: a pod has it as a resource's device, or by a DRA claim."""
 
     resource: ResourceName | None
-    """The resource it was given as; None for a DRA claim."""
-    claimed: bool
-    said: str
-    """`allocated to pod default/vm-1`"""
+    """None for a DRA claim."""
+    device: str
+    """The ID, or the name of the claim."""
+    to: Pod | ClaimedDevice | None
+    """None: handed out by our Allocate, and not in kubelet's ledger yet."""
+
+    @property
+    def said(self) -> str:
+        """`allocated to pod default/vm-1`."""
+        match self.to:
+            case None:
+                return "just handed out"
+            case Pod():
+                return f"allocated to pod {self.to}"
+            case ClaimedDevice():
+                return f"in use by the claim {self.to.claim} of pod {self.to.pod}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """To whom kubelet has given a device. Kubelet's books may name it more than once, as every plugin and driver on the
+    node has a list of its own; the entries are sorted, whatever the order in which kubelet lists its pods."""
+
+    entries: tuple[Given, ...]
+
+    def is_counted_in(self, resource: ResourceName) -> bool:
+        """Kubelet counts it in `allocated` of that resource."""
+        return any(e.resource == resource for e in self.entries)
+
+    def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
+        """Who has it beside the pod, if any, that has that ID of that resource."""
+        others = tuple(e for e in self.entries if (e.resource, e.device) != (resource, device))
+        return Owner(others) if others else None
+
+    def said(self, resource: ResourceName | None = None) -> str:
+        """In words, for a list of `resource`: its own entries first, and of the others by which resource they are."""
+        own = [e for e in self.entries if e.resource == resource]
+        others = [e for e in self.entries if e.resource != resource]
+        words = [e.said + (f" as {e.device}" if len(own) > 1 else "") for e in own]
+        words += [e.said + (f" as {e.resource}" if e.resource and resource else "") for e in others]
+        return "; also ".join(words)
 
 
 def owners(state: NodeState) -> dict[PciAddress, Owner]:
     """Every device that kubelet has given to somebody, under whatever ID and API."""
-    found: dict[PciAddress, Owner] = {}
+    found: dict[PciAddress, list[Given]] = {}
     for address, claim in state.ledger.claims.items():
-        found[address] = Owner(None, True, f"in use by the claim {claim.claim} of pod {claim.pod}")
-    for (resource, device), said in given_away(state).items():
-        given = address_of(state, resource, device)
-        if given is not None:
-            found[given] = Owner(resource, False, said)
-    return found
+        found.setdefault(address, []).append(Given(None, claim.claim, claim))
+    for name, meant in state.resolved.items():
+        found.setdefault(meant.address, []).append(Given(*name, state.ledger.entries.get(name)))
+    return {a: Owner(tuple(sorted(given, key=_order))) for a, given in found.items()}
 
 
-def given_away(state: NodeState) -> dict[tuple[ResourceName, DeviceId], str]:
-    """Every device that kubelet has given to a pod as a device plugin's, and the words for it."""
-    just = dict.fromkeys(state.granted, "just handed out")
-    return just | {given: f"allocated to pod {pod}" for given, pod in state.ledger.entries.items()}
+def _order(entry: Given) -> tuple[str, str]:
+    return (entry.resource or "", entry.device)
+
+
+def given_away(
+    state: NodeState, resources: Container[ResourceName]
+) -> dict[tuple[ResourceName, DeviceId], str]:
+    """Every device of these resources that kubelet has given to a pod, by its ID, and the words for it."""
+    named = {**state.granted, **state.ledger.entries}
+    return {n: Given(*n, state.ledger.entries.get(n)).said for n in named if n[0] in resources}
 
 
 def stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:
@@ -76,15 +124,14 @@ def stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]
 
 def _stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:
     owner = owned.get(device.function.address)
-    if owner is not None and not owner.claimed and owner.resource in (None, device.resource):
-        return Stand(Standing.ALLOCATED, owner.said)
     if owner is not None:
-        return Stand(Standing.CLAIMED, owner.said + (f" as {owner.resource}" if owner.resource else ""))
+        counted = owner.is_counted_in(device.resource)
+        return Stand(Standing.ALLOCATED if counted else Standing.CLAIMED, owner.said(device.resource))
     for member in device.group:
         if (mate := owned.get(member.address)) is not None:
             return Stand(
                 Standing.GROUP_IN_USE,
-                f"IOMMU group {device.function.iommu_group} is in use: {member.address} is {mate.said}",
+                f"IOMMU group {device.function.iommu_group} is in use: {member.address} is {mate.said()}",
             )
     return _by_use(state, device)
 

@@ -52,6 +52,7 @@ from gpuactors.core.events import (
     UeventsUnavailable,
 )
 from gpuactors.core.frames import publish
+from gpuactors.core.identity import resolved
 from gpuactors.core.model import (
     NodeState,
     PciAddress,
@@ -81,6 +82,7 @@ def initial_state(settings: Settings) -> NodeState:
         ledger=books.first_ledger(wanted.last + 1),
         polls=books.first_polls(),
         granted={},
+        resolved={},
         departed={},
         history={},
         role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
@@ -125,9 +127,10 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
             after, effects = _daemon(state, event, at)
         case _:
             assert_never(event)
+    after = resolved(state, after)
     after = books.hastened(state, after, at, waited_for=calls.waits_for_poll(after))
     after, answered = calls.completed(after, at)
-    after = _hold_lists(state, after, answered, at)
+    after = resolved(state, _hold_lists(state, after, answered, at))
     after, published = publish(state, after, at)
     return after, [*effects, *answered, *published]
 

@@ -176,7 +176,7 @@ def test_a_daemon_per_node_that_stays_where_virtual_machines_are(
 ) -> None:
     assert daemon_set["spec"]["updateStrategy"] == {
         "type": "RollingUpdate",
-        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+        "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0},
     }
     # Without a probe a pod is ready when its process starts; the hand-over comes after that.
     assert daemon_set["spec"]["minReadySeconds"] > limits.HAND_OVER_DEADLINE_S
@@ -186,6 +186,34 @@ def test_a_daemon_per_node_that_stays_where_virtual_machines_are(
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert container["resources"]["requests"].keys() == {"cpu", "memory"}
     assert "memory" in container["resources"]["limits"]
+
+
+def test_the_reason_of_an_end_is_shown_by_describe(container: Manifest) -> None:
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_the_pod_knows_the_nodes_name(container: Manifest) -> None:
+    assert container["env"] == [
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    ]
+
+
+def test_the_k0s_overlay_names_kubelets_directory_in_all_its_places_and_changes_nothing_else(
+    base: list[Manifest],
+) -> None:
+    overlaid = json.dumps(render(DEPLOY / "overlays" / "k0s"), sort_keys=True)
+    plain = json.dumps(base, sort_keys=True)
+    assert plain.count("/var/lib/kubelet") == 5, "the flag, two volumes, two mounts"
+    assert overlaid == plain.replace("/var/lib/kubelet", "/var/lib/k0s/kubelet")
+
+
+def test_the_readme_says_which_versions_take_recursive_read_only(container: Manifest) -> None:
+    assert any("recursiveReadOnly" in mount for mount in container["volumeMounts"])
+    told = (DEPLOY / "README.md").read_text()
+    _, _, versions = told.partition("## Kubernetes versions")
+    assert all(
+        word in versions for word in ("recursiveReadOnly", "1.33", "1.31", "1.30", "1.29", "--validate=warn")
+    )
 
 
 def test_the_example_overlay_changes_the_image_and_the_nodes_and_nothing_else(base: list[Manifest]) -> None:
@@ -212,7 +240,8 @@ def test_the_holders_overlay_adds_the_hosts_processes_and_what_reading_them_need
     original = copy.deepcopy(base)
     plain = of_kind(original, "DaemonSet")["spec"]["template"]["spec"]
     assert (changed.pop("hostPID"), plain.pop("hostPID")) == (True, False)
-    assert container.pop("env") == [{"name": "GPUACTORS_HOLDERS", "value": "proc"}]
+    assert {"name": "GPUACTORS_HOLDERS", "value": "proc"} in container["env"]
+    container["env"].remove({"name": "GPUACTORS_HOLDERS", "value": "proc"})
     # Listing /proc/PID/fd of another user, and reading its links.
     capabilities = container["securityContext"]["capabilities"]
     assert sorted(capabilities.pop("add")) == ["DAC_READ_SEARCH", "SYS_PTRACE"]

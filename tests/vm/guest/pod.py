@@ -7,6 +7,7 @@ so. Must not start anything.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -136,7 +137,7 @@ def pod_of(spec: Mapping[str, Any], kubelet_dir: Path, state_dir: Path) -> Pod:
     sources = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     return Pod(
         arguments=tuple(container["args"]),
-        environment={item["name"]: item["value"] for item in container.get("env", ())},
+        environment=dict(_variable(item) for item in container.get("env", ())),
         mounts=tuple(
             PodMount(
                 source=_on_this_node(sources[mount["name"]], kubelet_dir, state_dir),
@@ -156,6 +157,14 @@ def pod_of(spec: Mapping[str, Any], kubelet_dir: Path, state_dir: Path) -> Pod:
         privileged=rights["privileged"],
         user_namespace=not spec.get("hostUsers", True),
     )
+
+
+def _variable(item: Mapping[str, Any]) -> tuple[str, str]:
+    """A variable of the container, as kubelet fills it in."""
+    if (source := item.get("valueFrom")) is None:
+        return item["name"], item["value"]
+    assert source == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    return item["name"], os.uname().nodename
 
 
 def _on_this_node(path: str, kubelet_dir: Path, state_dir: Path) -> str:

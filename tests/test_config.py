@@ -54,6 +54,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("pre_start_gate", "true", "true", "true", False, False),
     ("holders", '"proc"', "proc", "open", "passive", "passive"),
     ("journal", "true", "true", "true", False, False),
+    ("node_name", '"of-file"', "of-file", "of-env", "of-flag", "of-flag"),
     ("log_format", '"console"', "console", "console", "json", "json"),
     ("log_level", '"warning"', "warning", "error", "debug", "debug"),
 ]
@@ -130,6 +131,42 @@ def test_selectors_are_kept_in_their_canonical_spelling() -> None:
     assert tuple(str(selector) for selector in Config().selectors) == DEFAULT_SELECTORS
 
 
+def test_a_file_may_have_one_text_instead_of_a_list_of_selectors(write: Write) -> None:
+    yaml = write("c.yaml", 'select: "vendor=10de,class=0302"')
+    assert load({"config": yaml}, {}).select == ("vendor=10de,class=0302",)
+    toml = write("c.toml", 'select = "class=03; !vendor=1002"')
+    assert load({"config": toml}, {}).select == ("class=03", "!vendor=1002")
+
+
+def test_selectors_that_only_leave_out_leave_out_of_the_default() -> None:
+    config = load({"select": ("!address=23:00.0",)}, {})
+    assert config.select == (*DEFAULT_SELECTORS, "!address=0000:23:00.0")
+    assert load({"select": ("!address=23:00.0", "class=03")}, {}).select == (
+        "!address=0000:23:00.0",
+        "class=03",
+    )
+
+
+def test_the_nodes_name_comes_from_where_kubernetes_gives_it_unless_it_is_set(write: Write) -> None:
+    def named(flags: dict[str, object], environ: dict[str, str]) -> tuple[str, str]:
+        resolved = resolve(flags, environ)
+        return resolved.config.node_name, str(resolved.provenance["node_name"])
+
+    file: dict[str, object] = {"config": write("c.toml", 'node_name = "of-file"')}
+    kubernetes = {"NODE_NAME": "gpu-17"}
+    assert named({}, {}) == ("", "default")
+    assert named({}, {"NODE_NAME": ""}) == ("", "default")
+    assert named({}, kubernetes) == ("gpu-17", "environment NODE_NAME")
+    assert named(file, kubernetes)[0] == "of-file"
+    assert named(file, {**kubernetes, "GPUACTORS_NODE_NAME": "own"}) == (
+        "own",
+        "environment GPUACTORS_NODE_NAME",
+    )
+    assert named({"node_name": "flag"}, kubernetes) == ("flag", "flag --node-name")
+    with pytest.raises(ConfigError, match=r"node_name is 'a b' \(environment NODE_NAME\)"):
+        resolve({}, {"NODE_NAME": "a b"})
+
+
 def test_uevents_are_parsed() -> None:
     assert Config(uevents="kernel").uevent_source == KernelUevents()
     assert Config(uevents="off").uevent_source == NoUevents()
@@ -160,6 +197,11 @@ def test_an_empty_file_is_a_file_without_settings(write: Write) -> None:
         ("resync_interval_s", "-1"),
         ("resync_interval_s", "inf"),
         ("resync_interval_s", "nan"),
+        ("resync_interval_s", "86401"),
+        ("resync_interval_s", "1e300"),
+        ("node_name", "a b"),
+        ("node_name", "-"),
+        ("node_name", "a" * 254),
         ("resync_interval_s", "5m"),
         ("resync_interval_s", ""),
         ("select", "class=3"),
@@ -197,8 +239,8 @@ def test_a_bad_value_is_refused_with_key_value_and_source(key: str, text: str) -
         "resync_interval_s: .inf",
         "holders: [proc]",
         "holders: true",
-        "select: class=03",
         "select: []",
+        "select: 3",
         "select: [[class=03]]",
         "log_level:",
     ],

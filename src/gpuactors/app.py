@@ -98,6 +98,11 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
     )
 
 
+def node_of(config: Config) -> str:
+    """The node's name: the one that was given, else the host's own (in a pod the pod's)."""
+    return config.node_name or os.uname().nodename
+
+
 def sysfs_of(config: Config) -> SysfsReader:
     """The reader of the host's files. Raises `ports.HostError` if the pci.ids file that was named cannot be read."""
     root = HostRoot(str(config.host_root))
@@ -136,7 +141,11 @@ def _journal_of(config: Config) -> FileJournal:
     with suppress(OSError), open(BOOT_ID, encoding="ascii") as file:
         boot = file.read(64).strip()
     origin = Origin(
-        version=metadata.version("gpuactors"), run=os.urandom(8).hex(), boot=boot, pid=os.getpid()
+        version=metadata.version("gpuactors"),
+        run=os.urandom(8).hex(),
+        boot=boot,
+        pid=os.getpid(),
+        node=node_of(config),
     )
     return FileJournal(str(config.state_dir / DIRECTORY), origin)
 

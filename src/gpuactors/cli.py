@@ -56,6 +56,7 @@ def configured(command: F) -> F:
         ),
         _option("--holders", "passive|proc|open"),
         click.option("--journal/--no-journal", "journal", default=None, help=describe("journal")),
+        _option("--node-name", "NAME"),
         _option("--log-format", "json|console"),
         _option("--log-level", "LEVEL"),
     ]
@@ -79,8 +80,9 @@ def cli() -> None:
 def run(**flags: object) -> None:
     """Run the daemon."""
     config = _config(flags)
-    log.configure(config.log_format, config.log_level)
     from gpuactors import app  # what only the daemon needs is not loaded for the other commands
+
+    log.configure(config.log_format, config.log_level, node=app.node_of(config))
 
     try:
         trio.run(app.run_until_signal, config)

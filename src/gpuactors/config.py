@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 import os
 import re
 import reprlib
@@ -27,15 +26,26 @@ import msgspec
 from msgspec import Meta
 
 from gpuactors.core.selector import Selector, parse_selector
-from gpuactors.limits import CONFIG_FILE_MAX_BYTES, JOURNAL_MAX_BYTES, SOCKET_PATH_MAX_BYTES
+from gpuactors.limits import (
+    CONFIG_FILE_MAX_BYTES,
+    JOURNAL_MAX_BYTES,
+    RESYNC_INTERVAL_MAX_S,
+    SOCKET_PATH_MAX_BYTES,
+)
 
 ENVIRONMENT_PREFIX: Final = "GPUACTORS_"
 CONFIG_FILE_VARIABLE: Final = "GPUACTORS_CONFIG"
+NODE_NAME_VARIABLE: Final = "NODE_NAME"
+"""What manifests commonly call the node's name where the downward API gives it (`spec.nodeName`)."""
+
 SELECT_SEPARATOR: Final = ";"
-"""Between the selectors of one environment variable: the comma is taken inside a selector."""
+"""Between the selectors of one text (an environment variable, or a file's text instead of a list): the comma is taken
+inside a selector."""
 
 DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
 """NVIDIA's display controllers, and its NVSwitch bridges."""
+
+_NODE_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 LogFormat: TypeAlias = Literal["json", "console"]
@@ -103,14 +113,23 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = "kernel"
     resync_interval_s: Annotated[
-        float, Meta(description="Seconds between two full scans that nothing asked for.", gt=0)
+        float,
+        Meta(
+            description=(
+                "Seconds between two full scans that nothing asked for; at most "
+                f"{RESYNC_INTERVAL_MAX_S:.0f}, a day."
+            ),
+            gt=0,
+            le=RESYNC_INTERVAL_MAX_S,
+        ),
     ] = 300.0
     select: Annotated[
         tuple[str, ...],
         Meta(
             description=(
                 "Which PCI functions are looked at, each `KEY=VALUE,…` with the keys vendor, device, class "
-                "(the start of the class code) and address. A function that meets one of them is chosen."
+                "(the start of the class code) and address. A function that meets one of them is chosen, unless it "
+                "meets one that begins with `!`. Where all begin so, they leave out of the default."
             ),
             min_length=1,
         ),
@@ -139,6 +158,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             )
         ),
     ] = True
+    node_name: Annotated[
+        str,
+        Meta(
+            description=(
+                "The node's name, in the log, the journal and what `inspect` and `explain` print; else the variable "
+                "NODE_NAME, else the host's own name."
+            )
+        ),
+    ] = ""
     log_format: Annotated[LogFormat, Meta(description="How log lines look: `json` or `console`.")] = "json"
     log_level: Annotated[
         LogLevel, Meta(description="The least level that is logged: `debug`, `info`, `warning` or `error`.")
@@ -202,6 +230,9 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str]) -> Resolved
             raw, source, as_text = variables[key], Provenance("environment", _variable(key)), True
         elif key in from_file:
             raw, source, as_text = from_file[key], file_source, False
+        elif key == "node_name" and environ.get(NODE_NAME_VARIABLE):
+            raw, as_text = environ[NODE_NAME_VARIABLE], True
+            source = Provenance("environment", NODE_NAME_VARIABLE)
         else:
             provenance[key] = Provenance("default")
             continue
@@ -220,6 +251,11 @@ def schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a configuration file, with the defaults."""
     (_, components) = msgspec.json.schema_components([Config], schema_hook=_path_schema)
     body = components["Config"]
+    selectors = body["properties"]["select"]
+    body["properties"]["select"] = {
+        "description": selectors.pop("description"),
+        "anyOf": [selectors, {"type": "string", "description": "Several are separated by `;`."}],
+    }
     for key, default in as_dict(Config()).items():
         body["properties"][key]["default"] = default
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
@@ -241,11 +277,12 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "state_dir": "a path, not empty and without NUL",
     "pci_ids": "the path of a pci.ids file, not empty and without NUL",
     "uevents": f"kernel, off or unix:PATH, with a PATH of at most {SOCKET_PATH_MAX_BYTES} bytes",
-    "resync_interval_s": "a finite number of seconds above 0",
-    "select": "one or more selectors KEY=VALUE,… with the keys vendor, device, class and address",
+    "resync_interval_s": f"a number of seconds above 0, and at most {RESYNC_INTERVAL_MAX_S:.0f} (a day)",
+    "select": "one or more selectors KEY=VALUE,… or !KEY=VALUE,… with the keys vendor, device, class and address",
     "pre_start_gate": "true or false",
     "holders": "passive, proc or open",
     "journal": "true or false",
+    "node_name": "a node's name of at most 253 letters, digits, `-` and `.`",
     "log_format": "json or console",
     "log_level": "debug, info, warning or error",
 }
@@ -273,7 +310,7 @@ def _untyped(key: str, raw: object, source: Provenance) -> object:
     match raw:
         case os.PathLike():
             return os.fspath(raw)
-        case str() if key == "select" and source.kind == "environment":
+        case str() if key == "select":
             return [part.strip() for part in raw.split(SELECT_SEPARATOR) if part.strip()]
         case False if key == "uevents" and source.kind == "file":
             return "off"  # YAML 1.1 reads a bare `off` as false, and nothing else can have been meant
@@ -282,18 +319,22 @@ def _untyped(key: str, raw: object, source: Provenance) -> object:
 
 
 def _checked_selectors(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(str(parse_selector(text)) for text in texts)
+    """As they are written out. Selectors that only leave out leave out of the default, which is written out as well."""
+    selectors = tuple(parse_selector(text) for text in texts)
+    chosen = () if any(not selector.exclude for selector in selectors) else DEFAULT_SELECTORS
+    return (*chosen, *map(str, selectors))
+
+
+def _checked_node_name(text: str) -> str:
+    # A Kubernetes node's name is a DNS subdomain. The host's own name may be anything, and is not checked here.
+    if text and not _NODE_NAME.fullmatch(text):
+        raise ValueError("it is a DNS name, as kubectl get nodes shows it")
+    return text
 
 
 def _checked_uevents(text: str) -> str:
     _uevent_source(text)
     return text
-
-
-def _checked_interval(seconds: float) -> float:
-    if not math.isfinite(seconds):
-        raise ValueError("to scan only on uevents, write a large number")
-    return seconds
 
 
 def _unchanged(value: object) -> object:
@@ -303,7 +344,7 @@ def _unchanged(value: object) -> object:
 _CHECKS: Final[Mapping[str, Callable[[Any], object]]] = {
     "select": _checked_selectors,
     "uevents": _checked_uevents,
-    "resync_interval_s": _checked_interval,
+    "node_name": _checked_node_name,
 }
 
 

@@ -287,6 +287,10 @@ JOURNAL_RETRY_S: Final = 30.0
 JOURNAL_LAST_S: Final = 1.0
 """How long the end of the process waits for the last steps to be written; a disk that hangs must not hold it up."""
 
+RESYNC_INTERVAL_MAX_S: Final = 86_400.0
+"""The longest that an operator may leave between two full scans, a day: what no uevent told (the kernel drops them when
+a socket's buffer is full) must be found at some time, and a scan of 4,096 functions costs 40 ms."""
+
 # --- configuration ----------------------------------------------------------------------------------------
 
 CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024

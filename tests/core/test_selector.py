@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuactors.core.inventory import is_selected
 from gpuactors.core.selector import Selector, matches, parse_selector
+from tests.core.builders import audio, gpu
 
 H100 = {"vendor": "10de", "device": "2330", "class_code": "030200", "address": "0000:23:00.0"}
 
@@ -26,6 +30,8 @@ H100 = {"vendor": "10de", "device": "2330", "class_code": "030200", "address": "
         ("address=10000:e1:00.0", Selector(address="10000:e1:00.0")),
         (" vendor = 10de ", Selector(vendor="10de")),
         ("address=00010000:e1:00.0", Selector(address="10000:e1:00.0")),
+        ("!vendor=10de,class=03", Selector(vendor="10de", class_prefix="03", exclude=True)),
+        (" ! address = 23:00.0", Selector(address="0000:23:00.0", exclude=True)),
     ],
 )
 def test_reads_what_an_operator_writes(text: str, expected: Selector) -> None:
@@ -38,6 +44,10 @@ def test_reads_what_an_operator_writes(text: str, expected: Selector) -> None:
         ("", "''", "write for example vendor=10de,class=03"),
         ("10de:2330", "10de:2330", "write for example vendor=10de,class=03"),
         ("vendor=10de,", "''", "is not KEY=VALUE"),
+        ("!", "''", "write for example vendor=10de,class=03"),
+        ("!!vendor=10de", "!vendor", "stands once"),
+        ("class=03,!vendor=10de", "!vendor", "write !vendor=10de as a selector of its own"),
+        ("vendor=!10de", "vendor=!10de", "four hex digits"),
         ("vendor=nvidia", "vendor=nvidia", "four hex digits"),
         ("vendor=", "vendor=", "four hex digits"),
         ("vendor=10de,vendor=1002", "vendor", "given twice"),
@@ -109,7 +119,8 @@ selectors = st.builds(
     device=st.none() | hex_digits(4),
     class_prefix=st.none() | hex_digits(2) | hex_digits(4) | hex_digits(6),
     address=st.none() | addresses,
-).filter(lambda selector: selector != Selector())
+    exclude=st.booleans(),
+).filter(lambda selector: str(selector) not in ("", "!"))
 
 
 @given(selectors)
@@ -128,7 +139,7 @@ def test_what_is_written_out_is_read_back(selector: Selector) -> None:
     )
 
 
-@given(st.text("0123456789abcdefx:=,. vendorclass", max_size=40))
+@given(st.text("!0123456789abcdefx:=,. vendorclass", max_size=40))
 def test_any_text_is_read_or_refused_in_words(text: str) -> None:
     refusal = ""
     try:
@@ -136,3 +147,35 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
     except ValueError as error:
         refusal = str(error)
     assert refusal == "" or refusal.startswith(f"selector {text!r}: ")
+
+
+# --- selectors that leave out -----------------------------------------------------------------------------
+
+
+def chosen(*selectors: str) -> list[str]:
+    """Which of two H100, of which one has an audio function, an A100 and another maker's card are chosen."""
+    functions = (
+        gpu("23:00.0"), audio("23:00.1", 0x23), gpu("24:00.0"), gpu("31:00.0", device="20b0"),
+        replace(gpu("42:00.0"), vendor="1af4"),
+    )  # fmt: skip
+    parsed = [parse_selector(text) for text in selectors]
+    return [f.address[5:] for f in functions if is_selected(parsed, f)]
+
+
+@pytest.mark.parametrize(
+    ("selectors", "expected"),
+    [
+        (["class=03", "!vendor=10de"], ["42:00.0"]),
+        (["!vendor=10de", "class=03"], ["42:00.0"]),
+        (["class=03", "!vendor=10de,device=2330"], ["31:00.0", "42:00.0"]),
+        (["class=03", "!address=23:00.0", "!device=20b0"], ["24:00.0", "42:00.0"]),
+        (["vendor=10de", "!class=04"], ["23:00.0", "24:00.0", "31:00.0"]),
+        (["class=04", "class=03", "!class=04"], ["23:00.0", "24:00.0", "31:00.0", "42:00.0"]),
+        (["address=23:00.0", "!address=23:00.0"], []),
+        (["!vendor=10de"], []),
+    ],
+)
+def test_what_meets_a_selector_that_leaves_out_is_not_chosen(
+    selectors: list[str], expected: list[str]
+) -> None:
+    assert chosen(*selectors) == expected

@@ -127,6 +127,16 @@ def test_the_scan_is_what_is_chosen_and_its_companions(tree: HostTree) -> None:
     assert addresses(reader(tree, [f"address={AUDIO.address}"]).scan()) == [GPU.address, AUDIO.address]
     assert addresses(reader(tree, ["device=22a3", "class=02"]).scan()) == [NIC.address, SWITCH.address]
     assert reader(tree, []).scan() == ()
+    assert addresses(reader(tree, [*DEFAULT, "!class=03"]).scan()) == [SWITCH.address]
+
+
+def test_what_is_left_out_is_so_by_what_can_be_read_of_it_alone(tree: HostTree) -> None:
+    """Else a GPU would seem to be gone whenever one of its files cannot be read."""
+    for spec in (GPU, AUDIO):
+        tree.plug(spec)
+    sysfs = reader(tree, [*DEFAULT, "!device=2331"])
+    (tree.root / f"sys/bus/pci/devices/{GPU.address}/device").write_text("nonsense")
+    assert addresses(sysfs.scan()) == [GPU.address, AUDIO.address]
 
 
 def test_a_look_is_at_the_function_and_its_group(tree: HostTree) -> None:

@@ -40,7 +40,11 @@ def eventually(condition: Callable[[], bool], what: str, within_s: float = WAIT_
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without settings of gpuactors, and `extra`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUACTORS_")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GPUACTORS_") and name != "NODE_NAME"
+    }
     return {**kept, **(extra or {})}
 
 

@@ -32,6 +32,7 @@ KEYS = {
     "pre_start_gate",
     "holders",
     "journal",
+    "node_name",
     "log_format",
     "log_level",
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import resource as limits
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,22 @@ def test_a_life_replays_to_the_same(node: Node) -> None:
     page = node.directory / "page.html"
     assert gpuactors("replay", str(journal(node)), "--html", str(page)).returncode == 0
     assert FIRST in page.read_text()
+
+
+def test_the_nodes_name_is_in_each_line_of_the_log_and_in_the_journal(node: Node) -> None:
+    with node.daemon("--node-name=gpu-17") as daemon:
+        daemon.wait_event("daemon.serving")
+    assert {line.get("node") for line in daemon.log} == {"gpu-17"}
+    text = gpuactors("replay", str(journal(node)))
+    assert f"process {daemon.pid} of gpuactors {version('gpuactors')} on node gpu-17" in text.stdout
+    page = node.directory / "page.html"
+    assert gpuactors("replay", str(journal(node)), "--html", str(page)).returncode == 0
+    assert "on node gpu-17 from" in page.read_text()
+
+
+def test_a_node_without_a_given_name_has_the_hosts(node: Node) -> None:
+    with node.daemon() as daemon:
+        daemon.wait_event("daemon.started", node=os.uname().nodename)
 
 
 def test_a_daemon_that_is_killed_leaves_what_can_be_replayed(node: Node) -> None:

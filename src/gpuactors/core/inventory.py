@@ -36,16 +36,20 @@ def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
     if not (function.vendor and function.device):
         return False
     companion = function.class_code.startswith(COMPANION_CLASSES)
-    return any(
-        matches(
+    met = [
+        selector
+        for selector in selectors
+        if matches(
             selector,
             vendor=function.vendor,
             device=function.device,
             class_code=function.class_code,
             address=function.address,
         )
-        and not (companion and selector.class_prefix is selector.device is selector.address is None)
-        for selector in selectors
+    ]
+    return not any(selector.exclude for selector in met) and any(
+        not (companion and selector.class_prefix is selector.device is selector.address is None)
+        for selector in met
     )
 
 

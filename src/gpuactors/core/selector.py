@@ -1,5 +1,8 @@
 """Selectors: which PCI functions are looked at, written as an operator writes them (`vendor=10de,class=03`).
 
+A function is chosen if it meets one selector at least, and none of those that begin with `!`: these take out what
+others have chosen, in whatever order they stand.
+
 Must not look at a host: a selector is compared with facts that somebody else has read.
 """
 
@@ -8,6 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
+
+EXCLUDE_MARK: Final = "!"
 
 SELECTOR_KEYS: Final = ("vendor", "device", "class", "address")
 """The keys of a selector, in the order in which they are written out."""
@@ -21,7 +26,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """What a PCI function must be to be chosen: every part that is not None has to agree.
+    """What a PCI function must be to be chosen, or to be left out: every part that is not None has to agree.
 
     `vendor` and `device` are four lower-case hex digits, `class_prefix` the first 2, 4 or 6 hex digits of the
     class code (base class, sub-class, programming interface: PCI Code and ID Assignment Specification),
@@ -32,28 +37,39 @@ class Selector:
     device: str | None = None
     class_prefix: str | None = None
     address: str | None = None
+    exclude: bool = False
+    """What meets it is left out, whatever else chooses it."""
 
     def __str__(self) -> str:
         """The selector as it would be written on the command line; `parse_selector` reads it back."""
         values = (self.vendor, self.device, self.class_prefix, self.address)
-        return ",".join(f"{key}={value}" for key, value in zip(SELECTOR_KEYS, values, strict=True) if value)
+        parts = [f"{key}={value}" for key, value in zip(SELECTOR_KEYS, values, strict=True) if value]
+        return (EXCLUDE_MARK if self.exclude else "") + ",".join(parts)
 
 
 def parse_selector(text: str) -> Selector:
-    """Read `KEY=VALUE,…` with the keys vendor, device, class and address.
+    """Read `KEY=VALUE,…` or `!KEY=VALUE,…` with the keys vendor, device, class and address.
+
+    The `!` stands once, before the first key: it is the whole selector that excludes.
 
     `0x` and upper case are accepted; a class may end in `x` for "any" (`03xxxx` is `03`); an address may
     leave out its domain (`23:00.0` is `0000:23:00.0`). Raises ValueError with a sentence that names the key
     and the remedy.
     """
     found: dict[str, str] = {}
-    for part in text.split(","):
+    exclude = text.lstrip().startswith(EXCLUDE_MARK)
+    for part in text.lstrip().removeprefix(EXCLUDE_MARK).split(","):
         key, equals, value = part.partition("=")
         key, value = key.strip(), value.strip().lower()
         if not equals:
             raise ValueError(
                 f"selector {text!r}: {part.strip()!r} is not KEY=VALUE; "
                 "write for example vendor=10de,class=03"
+            )
+        if key.startswith(EXCLUDE_MARK):
+            raise ValueError(
+                f"selector {text!r}: {EXCLUDE_MARK} stands once, before the whole selector, which then leaves out what "
+                f"meets all of it; write {EXCLUDE_MARK}{key.lstrip(EXCLUDE_MARK)}={value} as a selector of its own"
             )
         if key not in SELECTOR_KEYS:
             raise ValueError(
@@ -69,11 +85,12 @@ def parse_selector(text: str) -> Selector:
         device=_id(text, "device", found["device"]) if "device" in found else None,
         class_prefix=_class_prefix(text, found["class"]) if "class" in found else None,
         address=_address(text, found["address"]) if "address" in found else None,
+        exclude=exclude,
     )
 
 
 def matches(selector: Selector, *, vendor: str, device: str, class_code: str, address: str) -> bool:
-    """Whether a PCI function is chosen; the facts may be spelt as in sysfs (`0x10de`, `0x030200`)."""
+    """Whether a PCI function meets the selector; the facts may be spelt as in sysfs (`0x10de`, `0x030200`)."""
     return (
         (selector.vendor is None or selector.vendor == _bare(vendor))
         and (selector.device is None or selector.device == _bare(device))

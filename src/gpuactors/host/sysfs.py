@@ -118,12 +118,12 @@ class SysfsReader:
         if match is None:
             return True
         vendor = match[1].decode()
-        return any(selector.vendor in (None, vendor) for selector in self._selectors)
+        return any(s.vendor in (None, vendor) for s in self._selectors if not s.exclude)
 
     def _chosen(self, address: str, identity: _Identity) -> bool:
         """Whether a selector chooses it, or might if the unreadable parts were known."""
         # What cannot be read is taken to be what the selector asks for: the core knows what the function was before,
-        # and ignores it if it never knew it.
+        # and ignores it if it never knew it. For the same reason it is left out only for what could be read.
         return any(
             matches(
                 selector,
@@ -133,6 +133,17 @@ class SysfsReader:
                 address=address,
             )
             for selector in self._selectors
+            if not selector.exclude
+        ) and not any(
+            matches(
+                selector,
+                vendor=identity.vendor,
+                device=identity.device,
+                class_code=identity.class_code,
+                address=address,
+            )
+            for selector in self._selectors
+            if selector.exclude
         )
 
     def _add_companions(self, found: dict[PciAddress, PciFunction], members: Iterable[PciAddress]) -> None:

@@ -67,6 +67,8 @@ class Origin(msgspec.Struct, frozen=True):
     run: str
     boot: str
     pid: int
+    node: str = ""
+    """The node's name; empty if it is not known."""
 
 
 class Anchor(msgspec.Struct, frozen=True):
@@ -162,7 +164,7 @@ class JournalFiles:
         self._size = 0
         self._part += 1
         o = self._origin
-        header = Header(FORMAT, o.version, o.run, self._part, o.boot, o.pid, now.time_of_day(at), at)
+        header = Header(FORMAT, o.version, o.run, self._part, o.boot, o.pid, now.time_of_day(at), at, o.node)
         try:
             self._put(bytearray(header_line(header)))
         except OSError:

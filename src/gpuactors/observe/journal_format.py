@@ -3,7 +3,7 @@
 A file is one header, then a state, then one line per step; another state follows wherever steps are missing. So every
 file can be replayed by itself, from its first state on:
 
-    {"journal":1,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5}
+    {"journal":1,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
     {"at":12.5,"missed":0,"state":{…}}
     {"at":12.6,"event":"HostScanned","fields":{"look":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
@@ -60,6 +60,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wall: str
     """The time of day (ISO 8601, UTC) at `at`."""
     at: float
+    node: str = ""
+    """The node's name; empty if it is not known, as in the journals of gpuactors before it was written down."""
 
 
 class StateLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -32,15 +32,18 @@ FOREIGN_EVENT: Final = "library.logged"
 `logger`."""
 
 
-def configure(log_format: LogFormat, log_level: LogLevel, *, stream: TextIO | None = None) -> None:
+def configure(
+    log_format: LogFormat, log_level: LogLevel, *, node: str = "", stream: TextIO | None = None
+) -> None:
     """Set up structlog and the standard library's logging for the whole process; the last call holds.
 
+    Each line has the field `node` if that is not empty: lines of many nodes are read together.
     Lines go to `stream`, standard error where it is None (looked up at each line, so a redirection is
     followed).
     """
     level = _LEVELS[log_level]
     structlog.configure(
-        processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_shared(node), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.stdlib.LoggerFactory(),
         # A cached logger would keep the level and format of an earlier call.
@@ -49,7 +52,7 @@ def configure(log_format: LogFormat, log_level: LogLevel, *, stream: TextIO | No
     handler = _StandardError() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[_foreign, *_shared()],
+            foreign_pre_chain=[_foreign, *_shared(node)],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(log_format)],
         )
     )
@@ -83,9 +86,15 @@ class _StandardError(logging.StreamHandler[TextIO]):
         raise AttributeError("the stream is always sys.stderr")
 
 
-def _shared() -> list[Processor]:
+def _shared(node: str) -> list[Processor]:
     """What every line gets, ours or a library's."""
+
+    def named(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("node", node)
+        return event
+
     return [
+        *([named] if node else []),
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -114,7 +123,7 @@ def _foreign(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDic
 def _time_level_event_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """For the human who reads JSON lines after all."""
     first: MutableMapping[str, Any] = {
-        key: event.pop(key) for key in ("timestamp", "level", "event") if key in event
+        key: event.pop(key) for key in ("timestamp", "level", "event", "node") if key in event
     }
     return {**first, **event}
 

@@ -21,7 +21,7 @@ from gpuactors.replay.lanes import Lane, Lanes, Mark
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
 from gpuactors.replay.text import Tally, frame_changes, is_quiet
-from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading
+from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
 
 EVENTS_MAX: Final = 20_000
 """Of more events the last ones are shown: a browser still draws so many at once."""
@@ -71,13 +71,11 @@ class Page:
                 if self._began is None:
                     self._began = wall
                 self.lanes.ends(self._run_last)
-                self._runs.append(f"process {header.pid} of gpuactors {header.version} from {day(wall)} UTC")
+                self._runs.append(f"{process(header)} from {day(wall)} UTC")
                 self._asked.clear()
                 at = wall - self._began
                 self.lanes.begins(at)
-                self._notable(
-                    at, "event", f"process {header.pid} of gpuactors {header.version}: its journal begins"
-                )
+                self._notable(at, "event", f"{process(header)}: its journal begins")
                 self.lanes.sees(state, at)
             case Resumed(wall, missed, state, differences):
                 at = wall - (self._began or 0.0)

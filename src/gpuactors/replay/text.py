@@ -16,7 +16,7 @@ from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.books import books_of
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
-from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading
+from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
 
 _ROUTINE = (Ticked, GroupsObserved, LedgerRead, LedgerUnreadable, HostScanned)
 """What goes on all the time. Without any consequence it is counted, not shown."""
@@ -98,7 +98,7 @@ class Text:
                 if self._began_wall is None:
                     self._began_wall = wall
                 yield (
-                    f"{day(wall)} UTC  process {header.pid} of gpuactors {header.version}"
+                    f"{day(wall)} UTC  {process(header)}"
                     + (f", part {header.part} of its journal" if header.part > 1 else "")
                     + (f", boot {header.boot}" if header.boot else "")
                 )

@@ -39,6 +39,13 @@ from gpuactors.core.events import (
     UeventsUnavailable,
 )
 from gpuactors.core.model import GroupUse, PciFunction
+from gpuactors.observe.journal_format import Header
+
+
+def process(header: Header) -> str:
+    """Which process wrote a file of a journal, and on which node."""
+    node = f" on node {header.node}" if header.node else ""
+    return f"process {header.pid} of gpuactors {header.version}{node}"
 
 
 def clock(wall: float) -> str:

@@ -95,6 +95,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
         resync_interval_s=config.resync_interval_s,
         pre_start_gate=config.pre_start_gate,
         hand_over=hand_over,
+        strict=False,
     )
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
 from gpuactors import limits
+from gpuactors.core import frames
+from gpuactors.core.effects import Effect, Field, Say
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -12,10 +19,21 @@ from gpuactors.core.events import (
     Ticked,
     UeventsLost,
 )
-from gpuactors.core.model import DeviceId, PciFunction, ResourceName, Token, pci_address
+from gpuactors.core.health import verdict
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import (
+    Advertised,
+    DeviceId,
+    Health,
+    PciFunction,
+    ResourceName,
+    Token,
+    pci_address,
+)
 from gpuactors.core.snapshot import project, report
+from gpuactors.core.standing import Stand, Standing
 from gpuactors.core.step import next_deadline
-from tests.core.builders import H100, Core, gpu
+from tests.core.builders import H100, SETTINGS, Core, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 A100 = ResourceName("nvidia.com/GA100_A100_SXM4_40GB")
@@ -135,3 +153,72 @@ def test_the_report_names_every_selected_function_offered_or_not() -> None:
         B: ("Unhealthy", "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it"),
         C: ("Unhealthy", "bound to no driver; bind it to vfio-pci to offer it"),
     }
+
+
+# --- a rule that does not hold ----------------------------------------------------------------------------
+
+
+def _unhealthy(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
+    """A verdict that is wrong for an allocated device."""
+    health, reason = verdict(device, stand, before)
+    return (Health.UNHEALTHY, "planted") if stand.standing is Standing.ALLOCATED else (health, reason)
+
+
+def _twice(device_id: DeviceId, device: Device, health: Health, reason: str) -> Advertised:
+    """Every device of a list is said to be the first one."""
+    return Advertised(device_id, A, health, device.function.numa_node, reason)
+
+
+def test_a_rule_that_does_not_hold_ends_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "verdict", _unhealthy)
+    core = Core()
+    core.ledger = {A: "vm-1"}
+    with pytest.raises(
+        AssertionError, match=r"0000:01:00\.0: it is allocated to pod default/vm-1 but Unhealthy"
+    ):
+        core.feed(HostScanned(1, (gpu(A), gpu(B))))
+
+
+def test_in_production_a_wrong_verdict_is_said_once_and_the_rest_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Core(settings=replace(SETTINGS, strict=False))
+    core.ledger = {A: "vm-1"}
+    with monkeypatch.context() as patch:
+        patch.setattr(frames, "verdict", _unhealthy)
+        said = broken_rules(core.feed(HostScanned(1, (gpu(A), gpu(B)))))
+        reason = (
+            "set aside, the rest is served: it is allocated to pod default/vm-1 but Unhealthy (planted); "
+            "that is a bug in gpuactors, report it with its journal"
+        )
+        assert said == [{"resource": H100, "device": A, "reason": reason}]
+        assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+        assert [d.reason for d in report(core.state)] == [reason, "free"]
+        look(core, B, gpu(B, numa_node=1))
+        assert broken_rules(core.effects) == said, "said once, as long as it lasts"
+    look(core, B, gpu(B))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_in_production_a_device_that_is_described_twice_is_offered_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "_advertised", _twice)
+    core = Core(gpu(A), gpu(B), gpu(C), settings=replace(SETTINGS, strict=False))
+    assert core.frame() == {A: "Healthy", B: "Unhealthy", C: "Unhealthy"}
+    assert [fields["device"] for fields in broken_rules(core.effects)] == [B, C]
+
+
+def test_in_production_what_a_pod_has_is_listed_even_if_that_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "_listed", lambda _state, _owned: {H100: {}})
+    core = Core(settings=replace(SETTINGS, strict=False))
+    core.ledger = {A: "vm-1"}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    assert core.frame() == {A: "Unhealthy"}
+    assert "allocated to pod default/vm-1 but not listed" in core.reason(A)
+
+
+def broken_rules(effects: list[Effect]) -> list[Mapping[str, Field]]:
+    return [e.fields for e in effects if isinstance(e, Say) and e.name == "rule.broken"]

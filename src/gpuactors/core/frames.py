@@ -41,12 +41,14 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         return state, []
     owned = owners(state)
     listed = _listed(state, owned)
+    made = {
+        resource: _frame(state, resource, listed.get(resource, {}), state.frames.get(resource, ()), at)
+        for resource in sorted({*state.plugins, *listed})
+    }
     frames: dict[ResourceName, Frame] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
-    for resource in sorted({*state.plugins, *listed}):
-        old = state.frames.get(resource, ())
-        frame = _frame(state, resource, listed.get(resource, {}), old, at)
+    for resource, frame in _sound(state, made, effects).items():
         plugin = _aged(state.plugins.get(resource), frame, at)
         if plugin is None:
             effects.append(Say(Level.INFO, "resource.retired", {"resource": resource}))
@@ -54,12 +56,10 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         if resource not in state.frames:
             effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
         frames[resource], plugins[resource] = frame, plugin
-        effects.extend(_changes(resource, old, frame))
+        effects.extend(_changes(resource, state.frames.get(resource, ()), frame))
     history = _recorded(state, frames, at)
     serving = state.role is Role.SERVING
-    state = replace(state, frames=frames, plugins=plugins if serving else {}, history=history)
-    _check(state)
-    return state, effects
+    return replace(state, frames=frames, plugins=plugins if serving else {}, history=history), effects
 
 
 def is_ready(state: NodeState) -> bool:
@@ -242,22 +242,54 @@ def _recorded(
     return history
 
 
-def _check(state: NodeState) -> None:
-    """What must hold whatever happened (architecture, "The books").
+def _sound(
+    state: NodeState, frames: Mapping[ResourceName, Frame], effects: list[Effect]
+) -> Mapping[ResourceName, Frame]:
+    """The frames, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in production
+    what breaks a rule is listed Unhealthy, so that nobody gets it, and said once, and the rest is served."""
+    broken = _broken(state, frames)
+    if not broken:
+        return frames
+    if state.settings.strict:
+        raise AssertionError("; ".join(f"{entry.id}: {rule}" for _, entry, rule in broken))
+    aside = {resource: {a.id: a for a in frame} for resource, frame in frames.items()}
+    for resource, entry, rule in broken:
+        reason = (
+            f"set aside, the rest is served: {rule}; that is a bug in gpuactors, report it with its journal"
+        )
+        aside[resource][entry.id] = replace(entry, health=Health.UNHEALTHY, reason=reason)
+        if aside[resource][entry.id] not in state.frames.get(resource, ()):
+            fields = {"resource": resource, "device": entry.id, "reason": reason}
+            effects.append(Say(Level.ERROR, "rule.broken", fields))
+    return {r: tuple(sorted(entries.values(), key=lambda a: a.id)) for r, entries in aside.items()}
+
+
+def _broken(
+    state: NodeState, frames: Mapping[ResourceName, Frame]
+) -> list[tuple[ResourceName, Advertised, str]]:
+    """What does not hold that must whatever happened (architecture, "The books"): the resource, the entry, the rule.
 
     A frame describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy, while a
     call holds the list (for a moment two frames may describe it: a card swapped for another model). Every device that
     kubelet's ledger lists is listed, and Healthy unless it is really lost; so allocatable - allocated is the number of
     Healthy devices that nobody has, less the allocated ones that are lost, and capacity is not smaller than allocated.
     """
-    given = given_away(state, state.frames)
-    for resource, frame in state.frames.items():
+    broken: list[tuple[ResourceName, Advertised, str]] = []
+    given = given_away(state, frames)
+    for resource, frame in frames.items():
         healthy = [a for a in frame if a.health is Health.HEALTHY]
-        had = {a.address for a in healthy if (resource, a.id) in given}
-        free = [a.address for a in healthy if (resource, a.id) not in given]
-        assert len(free) == len({*free} - had), f"{resource} describes a device twice: {free}, given {had}"
+        described = {a.address for a in healthy if (resource, a.id) in given}
+        for entry in healthy:
+            if (resource, entry.id) in given:
+                continue
+            if entry.address in described:
+                broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
+            described.add(entry.address)
     for (resource, device_id), said in given.items():
-        listed = next((a for a in state.frames[resource] if a.id == device_id), None)
-        assert listed is not None, f"{device_id} is {said} but not listed"
-        lost = _is_lost(state, resource, listed.address)
-        assert lost or listed.health is Health.HEALTHY, f"{device_id} is {said} but Unhealthy"
+        listed = next((a for a in frames[resource] if a.id == device_id), None)
+        if listed is None:
+            nobody = Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, said)
+            broken.append((resource, nobody, f"it is {said} but not listed"))
+        elif listed.health is not Health.HEALTHY and not _is_lost(state, resource, listed.address):
+            broken.append((resource, listed, f"it is {said} but Unhealthy ({listed.reason})"))
+    return broken

@@ -369,6 +369,9 @@ class Settings:
     pre_start_gate: bool
     hand_over: bool = False
     """Whether a daemon that runs already is asked to hand over before this one serves."""
+    strict: bool = True
+    """Whether a rule of `frames` that does not hold ends the process, as it shall in tests and simulation. In
+    production it is said loudly, and the entry that it is about is set aside."""
 
 
 @dataclass(frozen=True, slots=True)

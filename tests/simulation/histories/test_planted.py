@@ -51,7 +51,7 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
     monkeypatch.setattr(frames, "_listed", without_busy)
-    monkeypatch.setattr(frames, "_check", lambda _state: None)
+    monkeypatch.setattr(frames, "_broken", lambda _state, _frames: [])
 
 
 def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         return verdict(device, stand, before)
 
     monkeypatch.setattr(frames, "verdict", busy_is_unhealthy)
-    monkeypatch.setattr(frames, "_check", lambda _state: None)
+    monkeypatch.setattr(frames, "_broken", lambda _state, _frames: [])
 
 
 def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,10 @@ CALL_SETTLE_S: Final = 1.0
 device vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our
 answer."""
 
+LIST_FIRST_S: Final = 0.2
+"""How long the answer to Allocate waits until the lists that kubelet was to have before it are on their way;
+microseconds as a rule. Whoever does not read his stream holds up one answer by so much, and none after it."""
+
 REGISTER_DEADLINE_S: Final = 60.0
 """Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; giving up early
 makes it forget the running client as well, so this is far longer than any kubelet needs."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Answer, Granted, Ready, Refusal, Refused, Reply
+from gpuactors.core.effects import Answer, Granted, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -14,6 +14,8 @@ from gpuactors.core.events import (
     HostScanned,
     LedgerRead,
     LedgerUnreadable,
+    PreferenceAsked,
+    PreferenceRequest,
     PreStartAsked,
     Ticked,
 )
@@ -267,3 +269,33 @@ def test_a_kubelet_that_does_not_know_its_pods_takes_back_nothing_that_was_hande
     core.pass_time(limits.GRANT_LEDGER_S)
     core.feed(LedgerRead(by_hand(core), "PodResources and the file", (), (), settling=True))
     assert list(core.state.granted) == [(H100, DeviceId(A))]
+
+
+# --- which devices kubelet had better choose ----------------------------------------------------------------
+
+
+def preferred(core: Core, size: int, *available: str) -> tuple[str, ...]:
+    request = PreferenceRequest(tuple(map(DeviceId, available)), (), size)
+    (answer,) = core.answers(PreferenceAsked(T, H100, (request,)))
+    assert isinstance(answer, Preferred)
+    return answer.containers[0]
+
+
+def test_the_other_half_of_a_group_that_was_just_handed_out_is_chosen_last() -> None:
+    """Kubelet asks right after an Allocate, before it has had the list that makes the other half Unhealthy."""
+    c, d = gpu("03:00.0", 8), gpu("04:00.0", 8)
+    core = node(*TOGETHER, c, d)
+    granted(core, A)
+    assert preferred(core, 1, B, c.address, d.address) == (c.address,)
+    core.enabled = {c.address: 1}
+    core.pass_time(limits.GRANT_LEDGER_S / 2)
+    assert preferred(core, 1, B, c.address, d.address) == (c.address,), "who may have just left comes before"
+    assert len(preferred(core, 3, B, c.address, d.address)) == 3, "never fewer than asked for"
+
+
+def test_what_kubelet_offers_is_nobodys_any_more() -> None:
+    """A pod had both, and kubelet offers both: ours still has that pod."""
+    c = gpu("03:00.0", 8)
+    d = gpu("04:00.0", 8)
+    core = node(*TOGETHER, c, d, ledger={A: "vm-1", B: "vm-1", d.address: "vm-2"})
+    assert preferred(core, 2, A, B, c.address) == (A, B)

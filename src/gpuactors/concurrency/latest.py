@@ -28,6 +28,11 @@ class Latest(Generic[T]):
         """The newest value."""
         return self._value
 
+    @property
+    def version(self) -> int:
+        """Grows with each new value."""
+        return self._version
+
     def set(self, value: T) -> None:
         """Replaces the value and wakes every reader. An equal value wakes nobody."""
         if self._closed:
@@ -69,6 +74,11 @@ class LatestReader(Generic[T]):
     def value(self) -> T:
         """The newest value, without counting as having had it."""
         return self._latest.value
+
+    @property
+    def seen(self) -> int:
+        """The version of the value that was received last; -1 before the first one."""
+        return self._seen
 
     async def receive(self) -> T:
         """The newest value, once there is one that this reader has not had yet.

@@ -49,16 +49,19 @@ def prefer(
     devices: Mapping[DeviceId, Device],
     busy: Collection[DeviceId] = (),
     search: Search | None = None,
+    taken: Collection[DeviceId] = (),
 ) -> tuple[DeviceId, ...]:
     """The devices that kubelet had better choose, sorted.
 
-    In this order: what must be included; what is not `busy`; whole IOMMU groups; the fewest NUMA nodes; the fewest
-    PCIe roots; the lowest addresses. Never fails, because an error fails the pod's admission: with fewer devices than
-    asked for, all of them are answered. The containers of one call share one `search`, which bounds their work.
+    In this order: what must be included; what is neither `busy` nor `taken`; what is not `taken`; whole IOMMU groups;
+    the fewest NUMA nodes; the fewest PCIe roots; the lowest addresses. Never fails, because an error fails the pod's
+    admission: with fewer devices than asked for, all of them are answered. The containers of one call share one
+    `search`, which bounds their work.
     """
     must = tuple(sorted(set(request.must_include)))
-    free = (set(request.available) - set(busy)) | set(must)
-    pool = sorted(free if len(free) >= request.size else set(request.available) | set(must))
+    offered = set(request.available)
+    pools = (sorted(offered.difference(*last) | set(must)) for last in ((busy, taken), (taken,), ((),)))
+    pool = next((p for p in pools if len(p) >= request.size), sorted(offered | set(must)))
     need = max(0, min(request.size, len(pool)) - len(must))
     if need == 0:
         return must[: max(request.size, 0)]

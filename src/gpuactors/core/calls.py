@@ -133,7 +133,8 @@ def abandoned(state: NodeState, token: Token) -> NodeState:
 
 
 def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
-    """The answer to GetPreferredAllocation, from what is known: what could really be opened comes first."""
+    """The answer to GetPreferredAllocation, from what is known: what could really be opened comes first, and last what
+    is in a group with a device that somebody has and that kubelet does not offer (it has not had our last list yet)."""
     known = devices_by_id(state, event.resource)
     owned = owners(state)
     busy = {
@@ -142,8 +143,16 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
         if d.function.address in owned or ((use := observed_use(state, d)) is not None and use.in_use)
     }
     search = Search()
-    chosen = tuple(prefer(request, known, busy, search) for request in event.requests)
-    return Reply(event.token, Preferred(chosen))
+    chosen = []
+    for request in event.requests:
+        offered = {
+            known[i].function.address for i in (*request.available, *request.must_include) if i in known
+        }
+        facts = (state.facts[a].function for a in owned.keys() - offered if a in state.facts)
+        groups = {function.iommu_group for function in facts if function is not None} - {None}
+        taken = {i for i, d in known.items() if d.function.iommu_group in groups}
+        chosen.append(prefer(request, known, busy, search, taken))
+    return Reply(event.token, Preferred(tuple(chosen)))
 
 
 def waits_for_poll(state: NodeState) -> bool:

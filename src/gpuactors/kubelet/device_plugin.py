@@ -1,12 +1,23 @@
 """The DevicePlugin service of one resource, for kubelet to call.
 
-A handler turns its request into an event and waits for the core's answer. It decides nothing and keeps nothing.
+A handler turns its request into an event and waits for the core's answer. It decides nothing, and keeps nothing but
+which list each stream was sent.
+
+Handing out one device of an IOMMU group makes the others Unhealthy. The list that says so leaves before the answer to
+Allocate, on every open stream: else kubelet may give one of the others to its next pod, which could not be admitted.
+Kubelet reads both from one connection, in this order; what it does with them is its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
 
+import trio
+
+from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.kubelet import translate
@@ -25,23 +36,29 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
         self._frames = frames
         self._caller = caller
         self._pre_start = pre_start
+        self._sent = _Sent()
 
     async def get_device_plugin_options(self, message: pb.Empty) -> pb.DevicePluginOptions:
         return options(pre_start=self._pre_start)
 
     async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
         sent: tuple[object, ...] | None = None
+        frames = self._frames.subscribe()
         async with self._caller.stream(self._resource):
-            async for frame in self._frames.subscribe():
-                # Kubelet rewrites its ledger's file at each frame, and has no field for our reason.
-                told = tuple((device.id, device.health, device.numa_node) for device in frame)
-                if told != sent:
-                    sent = told
-                    yield translate.frame_message(frame)
+            with self._sent.stream() as stream:
+                async for frame in frames:
+                    # Kubelet rewrites its ledger's file at each frame, and has no field for our reason.
+                    told = tuple((device.id, device.health, device.numa_node) for device in frame)
+                    if told != sent:
+                        sent = told
+                        yield translate.frame_message(frame)
+                    self._sent.note(stream, frames.seen)
 
     async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:
         requests = translate.allocate_requests(message)
-        return translate.allocate_response(await self._caller.allocate(self._resource, requests))
+        answer = await self._caller.allocate(self._resource, requests)
+        await self._sent.wait(self._frames.version)
+        return translate.allocate_response(answer)
 
     async def get_preferred_allocation(
         self, message: pb.PreferredAllocationRequest
@@ -57,3 +74,54 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
 def options(*, pre_start: bool) -> pb.DevicePluginOptions:
     """What we want of kubelet: to be asked which devices are best, and (by default) before each container start."""
     return pb.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """One open ListAndWatch stream."""
+
+    sent: int = -1
+    """The version of the last list that is on its way."""
+    reads: bool = True
+    """False if it was waited for in vain, until it has caught up."""
+
+
+@final
+class _Sent:
+    """Which list each open stream was sent."""
+
+    def __init__(self) -> None:
+        self._streams: set[_Stream] = set()
+        self._changed = trio.Event()
+
+    @contextmanager
+    def stream(self) -> Iterator[_Stream]:
+        """A stream, as long as it is open."""
+        stream = _Stream()
+        self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            self._streams.remove(stream)
+            self._wake()
+
+    def note(self, stream: _Stream, version: int) -> None:
+        """That list has been sent on this stream, or is the same for kubelet as the one before."""
+        stream.sent, stream.reads = version, True
+        self._wake()
+
+    async def wait(self, version: int) -> None:
+        """Returns when that list, or a newer one, has been sent on every stream that reads; at the latest after
+        LIST_FIRST_S."""
+        with trio.move_on_after(limits.LIST_FIRST_S):
+            while self._late(version):
+                await self._changed.wait()
+        for stream in self._late(version):
+            stream.reads = False
+
+    def _late(self, version: int) -> list[_Stream]:
+        return [s for s in self._streams if s.reads and s.sent < version]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -34,6 +34,10 @@ RELEASE_S: Final = 0.1
 """From the end of a container to the moment at which its pod is gone, and out of PodResources: seen."""
 
 
+CHECKPOINT_S: Final = 0.001
+"""After each Allocate kubelet writes its ledger's file, under its lock, before it goes on: an fsync and a rename."""
+
+
 @final
 class PodWorker:
     """Lives as long as kubelet's process: `nursery` is the process, `publish` is called after each change.
@@ -117,6 +121,8 @@ class PodWorker:
                 raise AdmissionError("no containers return in allocation response")
             self._books.commit(choice, devices, allocated_of(response.container_responses[0]))
             committed = True
+            self._publish()
+            await trio.sleep(CHECKPOINT_S)
         finally:
             if not committed:
                 self._books.roll_back(choice, devices)

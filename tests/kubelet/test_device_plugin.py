@@ -1,0 +1,147 @@
+"""The DevicePlugin service of one resource: which list leaves before which answer (issue 10, item 8)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.effects import Answer, Grant, Granted
+from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.model import Advertised, DeviceId, Frame, Health, ResourceName, pci_address
+from gpuactors.kubelet.device_plugin import DevicePluginService
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+from tests.core.builders import H100
+
+A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
+
+
+def frame(**health: Health) -> Frame:
+    a, b = health.get("a", Health.HEALTHY), health.get("b", Health.HEALTHY)
+    return tuple(Advertised(DeviceId(d), d, h, None, "") for d, h in ((A, a), (B, b)))
+
+
+@dataclass
+class Core:
+    """Hands out, and says in the list that the mate is Unhealthy now, as the registry does."""
+
+    frames: Latest[Frame]
+    next: Frame
+
+    async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
+        self.frames.set(self.next)
+        return Granted((Grant((), ("/dev/vfio/7",)),))
+
+    async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
+        raise NotImplementedError
+
+    async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def stream(self, resource: ResourceName) -> AsyncIterator[None]:
+        yield
+
+
+def service(next_frame: Frame) -> DevicePluginService:
+    frames = Latest(frame())
+    return DevicePluginService(H100, frames, Core(frames, next_frame), pre_start=True)
+
+
+Stream = AsyncGenerator[pb.ListAndWatchResponse, None]
+
+
+def listen(plugin: DevicePluginService) -> aclosing[Stream]:
+    return aclosing(cast(Stream, plugin.list_and_watch(pb.Empty())))
+
+
+def healths(message: pb.ListAndWatchResponse) -> list[str]:
+    return [device.health for device in message.devices]
+
+
+async def allocate(plugin: DevicePluginService, order: list[Any]) -> None:
+    request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[A])])
+    await plugin.allocate(request)
+    order.append("answer")
+
+
+@pytest.mark.trio
+async def test_the_list_leaves_before_the_answer_on_every_stream(autojump_clock: MockClock) -> None:
+    plugin = service(frame(b=Health.UNHEALTHY))
+    order: list[Any] = []
+
+    async def read(listened: Stream) -> None:
+        async for message in listened:
+            await trio.sleep(limits.LIST_FIRST_S / 4)  # it is being sent
+            order.append(healths(message))
+
+    with trio.fail_after(5):
+        async with listen(plugin) as one, listen(plugin) as two, trio.open_nursery() as nursery:
+            nursery.start_soon(read, one)
+            nursery.start_soon(read, two)
+            await trio.sleep(1)
+            order.clear()
+            await allocate(plugin, order)
+            nursery.cancel_scope.cancel()
+    changed = ["Healthy", "Unhealthy"]
+    assert order == [changed, changed, "answer"]
+
+
+@pytest.mark.trio
+async def test_who_does_not_read_his_stream_holds_up_one_answer_and_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    plugin = service(frame(b=Health.UNHEALTHY))
+    with trio.fail_after(5):
+        async with listen(plugin) as stuck:
+            await anext(stuck)
+            began_at = trio.current_time()
+            await allocate(plugin, [])
+            assert trio.current_time() - began_at == limits.LIST_FIRST_S
+            await allocate(plugin, [])
+            assert trio.current_time() - began_at == limits.LIST_FIRST_S
+            await anext(stuck)  # it reads again: what it has now is sent
+        began_at = trio.current_time()
+        await allocate(plugin, [])
+        assert trio.current_time() == began_at, "the stream is closed"
+
+
+@pytest.mark.trio
+async def test_a_stream_that_ends_meanwhile_is_not_waited_for(autojump_clock: MockClock) -> None:
+    plugin = service(frame(b=Health.UNHEALTHY))
+    order: list[Any] = []
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery, listen(plugin) as stuck:
+            await anext(stuck)
+            began_at = trio.current_time()
+            nursery.start_soon(allocate, plugin, order)
+            await wait_all_tasks_blocked()
+        assert order == ["answer"]
+        assert trio.current_time() == began_at
+
+
+@pytest.mark.trio
+async def test_a_change_that_kubelet_has_no_field_for_is_not_waited_for(autojump_clock: MockClock) -> None:
+    plugin = service(tuple(Advertised(a.id, a.address, a.health, None, "just handed out") for a in frame()))
+    sent = []
+
+    async def read(listened: Stream) -> None:
+        async for message in listened:
+            sent.extend([healths(message)])
+
+    with trio.fail_after(5):
+        async with listen(plugin) as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(read, stream)
+            await trio.sleep(1)
+            began_at = trio.current_time()
+            await allocate(plugin, [])
+            assert trio.current_time() == began_at
+            nursery.cancel_scope.cancel()
+    assert sent == [["Healthy", "Healthy"]]

@@ -61,10 +61,6 @@ CALL_TEXT_MAX_CHARS: Final = 256 * 1024
 """Characters of all device IDs in one call: CALL_IDS_MAX of more than twice the length of a PCI address. The journal
 keeps every call as it came."""
 
-CALL_FIELDS_MAX: Final = 32 * 1024
-"""Protobuf fields in one request message: CALL_IDS_MAX IDs several times over. Decoding takes a microsecond for each,
-in which the daemon does nothing else."""
-
 PREFERENCE_STEPS_MAX: Final = 20_000
 """Steps of the search for the fewest NUMA nodes and PCIe roots, over all containers of one GetPreferredAllocation:
 about 10 ms, in which kubelet's other calls wait. A node with 16 GPUs takes tens of them, the worst one of 32 some
@@ -325,6 +321,11 @@ GRPC_HANDSHAKE_DEADLINE_S: Final = 10.0
 GRPC_REQUEST_DEADLINE_S: Final = 10.0
 """From a call's headers to its whole request message (at most MESSAGE_MAX_BYTES over a unix socket: milliseconds). A
 peer that stops in the middle must not hold a call for ever."""
+
+GRPC_REQUEST_FIELDS_MAX: Final = 20 * 1024
+"""Protobuf fields in one request, nested and unknown ones included: CALL_IDS_MAX IDs of CALL_DEVICES_MAX containers,
+each of which counts as nine. Decoding takes about a microsecond for each, in which the daemon does nothing else;
+MESSAGE_MAX_BYTES have room for two million."""
 
 GRPC_CLOSE_S: Final = 0.5
 """A client that closes its connection waits so long for its last bytes to leave; the peer sees the end either way."""

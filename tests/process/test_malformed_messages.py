@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from tests.process.node import H100, HEALTHY, Node, address, open_node, refusal
 
@@ -54,7 +56,11 @@ def test_malformed_requests() -> None:
             assert answer(node, f"{PLUGIN}Allocate", request)[0] == "NOT_FOUND"
             assert answer(node, f"{PLUGIN}PreStartContainer", body)[0] == "NOT_FOUND"
         # A newer kubelet may say more than is known of, and much of it.
-        assert answer(node, f"{PLUGIN}GetDevicePluginOptions", b"\x78\x01" * 200_000)[0] == "OK"
+        assert answer(node, f"{PLUGIN}GetDevicePluginOptions", b"\x78\x01" * 10_000)[0] == "OK"
+        # What would take seconds to read is not read: kubelet's own calls would wait as long.
+        for path in (f"{PLUGIN}GetDevicePluginOptions", f"{PLUGIN}Allocate", f"{CONTROL}Status"):
+            status, text = answer(node, path, b"\x78\x01" * 2_000_000)
+            assert (status, "fields" in text) == ("RESOURCE_EXHAUSTED", True), text
         assert (
             answer(node, f"{PLUGIN}GetPreferredAllocation", b"\x0a\x0b\x18" + b"\xff" * 9 + b"\x01")[0]
             == "OK"
@@ -85,3 +91,37 @@ def answer(node: Node, path: str, body: bytes) -> tuple[str, str]:
         except grpc.RpcError as error:
             return refusal(error)
     return "OK", ""
+
+
+ODD = "\x1b[2J\x00\r\n\x7f\x9b\u202e\u2066\u2028\ufeff"
+"""Control sequences of a terminal, direction marks, line separators."""
+
+
+@pytest.mark.parametrize(
+    ("ids", "status"),
+    [
+        ([ODD], "NOT_FOUND"),
+        (["9" * 5000], "NOT_FOUND"),
+        ([f"{ODD}{n}" for n in range(1000)], "NOT_FOUND"),
+        ([ODD, ODD], "INVALID_ARGUMENT"),
+        (["x" * 3_000_000], "INVALID_ARGUMENT"),
+        ([""] * 1024, "INVALID_ARGUMENT"),
+    ],
+    ids=["odd", "long", "many", "twice", "megabytes", "empty"],
+)
+def test_a_refusal_is_short_and_printable_in_the_answer_and_in_the_log(ids: list[str], status: str) -> None:
+    with open_node() as node, node.daemon() as daemon:
+        node.tell(node.plug(0x23, "2330", driver="vfio-pci"))
+        node.wait_books({H100: {GPU: HEALTHY}})
+        for call in (node.kubelet.allocate, node.kubelet.prestart):
+            with pytest.raises(grpc.RpcError) as error:
+                call(H100, ids)
+            found, text = refusal(error.value)
+            assert found == status, text
+            assert text.isprintable()
+            assert len(text) <= 2000
+        node.assert_sound(daemon)
+    for line in daemon.log:
+        said = json.dumps(line, ensure_ascii=False)
+        assert said.isprintable()
+        assert len(said) < 10_000

@@ -15,6 +15,7 @@ from gpuactors import limits
 from gpuactors.control.messages import node_view
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import NodeView
+from gpuactors.core.quote import quoted
 from gpuactors.kubelet.grpc_trio import ConnectError, SocketError, open_unix_channel, owner_of
 from gpuactors.ports import ControlError
 
@@ -42,7 +43,7 @@ async def read_status(path: str) -> Running:
         raise ControlError(str(exc)) from exc
     except GRPCError as exc:
         raise ControlError(
-            f"the daemon behind {path} refused to tell its state: {exc.status.name}: {exc.message}"
+            f"the daemon behind {path} refused to tell its state: {exc.status.name}: {quoted(exc.message or '')}"
         ) from exc
     except trio.TooSlowError as exc:
         raise ControlError(
@@ -88,7 +89,7 @@ async def ask_to_hand_over(path: str, *, within_s: float) -> Asked:
                     answer = await pb.ControlStub(channel).hand_over(pb.HandOverRequest())
                     return HandedOver(answer.pid)
             except GRPCError as exc:
-                reason = f"it answered {exc.status.name}: {exc.message}"
+                reason = f"it answered {exc.status.name}: {quoted(exc.message or '')}"
                 if exc.status not in _TRY_AGAIN:
                     return Unanswered(reason)
             except ConnectError as exc:

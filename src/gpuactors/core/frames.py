@@ -29,6 +29,7 @@ from gpuactors.core.model import (
     Transition,
 )
 from gpuactors.core.naming import resource_name
+from gpuactors.core.quote import quoted_id
 from gpuactors.core.registration import new_plugin
 from gpuactors.core.standing import Owner, Standing, given_away, is_offered, owners, stand_of
 
@@ -212,13 +213,18 @@ def _changes(resource: ResourceName, before: Frame, after: Frame) -> list[Effect
     """One log line per device whose verdict changed, in the words that everybody else uses."""
     old, new = {a.id: a for a in before}, {a.id: a for a in after}
     said: list[Effect] = [
-        Say(Level.INFO, "device.gone", {"resource": resource, "device": i})
+        Say(Level.INFO, "device.gone", {"resource": resource, "device": quoted_id(i)})
         for i in sorted(old.keys() - new.keys())
     ]
     for i, now in new.items():
         if i not in old or (old[i].health, old[i].reason) != (now.health, now.reason):
             level = Level.INFO if now.health is Health.HEALTHY else Level.WARNING
-            fields = {"resource": resource, "device": i, "health": str(now.health), "reason": now.reason}
+            fields = {
+                "resource": resource,
+                "device": quoted_id(i),
+                "health": str(now.health),
+                "reason": now.reason,
+            }
             said.append(Say(level, "device.changed", dict(fields)))
     return said
 

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import Advertised, Health, PciFunction
+from gpuactors.core.quote import quoted_id
 from gpuactors.core.standing import Stand, Standing
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
@@ -21,7 +22,7 @@ def not_offered(function: PciFunction) -> str:
     """Why a selected function is not offered to kubelet at all."""
     if function.driver is None:
         return "bound to no driver; bind it to vfio-pci to offer it"
-    return f"bound to {function.driver}, which is no vfio driver; bind it to vfio-pci to offer it"
+    return f"bound to {quoted_id(function.driver)}, which is no vfio driver; bind it to vfio-pci to offer it"
 
 
 def verdict(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
@@ -80,8 +81,8 @@ def obstacle(device: Device, stand: Stand) -> str | None:
         )
     if (other := offending(device)) is not None:
         return (
-            f"IOMMU group {function.iommu_group} is not viable: {other.address} is bound to {other.driver}; "
-            "bind it to vfio-pci or to no driver"
+            f"IOMMU group {function.iommu_group} is not viable: {other.address} is bound to "
+            f"{quoted_id(other.driver or '')}; bind it to vfio-pci or to no driver"
         )
     if not function.has_node:
         return (

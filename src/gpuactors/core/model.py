@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from gpuactors.core.quote import quoted_id, quoted_name
 from gpuactors.core.selector import Selector
 
 PciAddress = NewType("PciAddress", str)
@@ -182,7 +183,9 @@ class Pod:
     uid: str
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.name else f"with UID {self.uid}"
+        if not self.name:
+            return f"with UID {quoted_id(self.uid)}"
+        return f"{quoted_name(self.namespace)}/{quoted_name(self.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,7 @@ class Holder:
 
     def __str__(self) -> str:
         where = f" of the pod with UID {self.pod_uid}" if self.pod_uid else ""
-        return f"process {self.pid} ({self.command}){where}"
+        return f"process {self.pid} ({quoted_id(self.command)}){where}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuactors.limits import QUOTED_ID_CHARS_MAX, QUOTED_ITEMS_MAX, QUOTED_TEXT_CHARS_MAX
+from gpuactors.limits import (
+    QUOTED_ID_CHARS_MAX,
+    QUOTED_ITEMS_MAX,
+    QUOTED_NAME_CHARS_MAX,
+    QUOTED_TEXT_CHARS_MAX,
+)
 
 
 def printable(text: str) -> str:
@@ -32,6 +37,11 @@ def quoted(text: str, chars_max: int = QUOTED_TEXT_CHARS_MAX) -> str:
 def quoted_id(device: str) -> str:
     """A device's ID, or the name of a driver or process."""
     return quoted(device, QUOTED_ID_CHARS_MAX)
+
+
+def quoted_name(name: str) -> str:
+    """A name that Kubernetes should have checked: a pod's, a claim's, a resource's."""
+    return quoted(name, QUOTED_NAME_CHARS_MAX)
 
 
 def first_of(items: Sequence[str]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from gpuactors.core.model import (
     Pod,
     ResourceName,
 )
+from gpuactors.core.quote import first_of, quoted_id, quoted_name
 
 
 class Standing(StrEnum):
@@ -66,7 +67,7 @@ class Given:
             case Pod():
                 return f"allocated to pod {self.to}"
             case ClaimedDevice():
-                return f"in use by the claim {self.to.claim} of pod {self.to.pod}"
+                return f"in use by the claim {quoted_name(self.to.claim)} of pod {self.to.pod}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,11 @@ class Owner:
         """In words, for a list of `resource`: its own entries first, and of the others by which resource they are."""
         own = [e for e in self.entries if e.resource == resource]
         others = [e for e in self.entries if e.resource != resource]
-        words = [e.said + (f" as {e.device}" if len(own) > 1 else "") for e in own]
-        words += [e.said + (f" as {e.resource}" if e.resource and resource else "") for e in others]
-        return "; also ".join(words)
+        words = [e.said + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
+        words += [
+            e.said + (f" as {quoted_name(e.resource)}" if e.resource and resource else "") for e in others
+        ]
+        return "; also ".join(first_of(words))
 
 
 def owners(state: NodeState) -> dict[PciAddress, Owner]:

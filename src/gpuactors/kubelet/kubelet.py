@@ -20,6 +20,7 @@ from inotify_simple import INotify, flags
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.model import Frame, ResourceName
+from gpuactors.core.quote import quoted
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.grpc_trio import (
     Channel,
@@ -177,7 +178,7 @@ class UnixKubelet:
                     await register_over(channel, resource, endpoint, pre_start=pre_start)
         except GRPCError as exc:
             raise KubeletError(
-                f"kubelet refused to register {resource}: {exc.status.name}: {exc.message}"
+                f"kubelet refused to register {resource}: {exc.status.name}: {quoted(exc.message or '')}"
             ) from exc
         except trio.TooSlowError as exc:
             raise KubeletError(
@@ -233,4 +234,4 @@ def _cause(exc: BaseException) -> str:
     """The text of the one exception inside groups of one, as nurseries raise them."""
     while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
         exc = exc.exceptions[0]
-    return str(exc) or type(exc).__name__
+    return quoted(str(exc)) or type(exc).__name__

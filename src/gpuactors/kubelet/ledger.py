@@ -23,6 +23,7 @@ from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.core.model import ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.core.quote import quoted
 from gpuactors.kubelet.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import KubeletError, LedgerContents
@@ -234,8 +235,9 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
         checkpoint = msgspec.json.decode(content, type=_Checkpoint)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise KubeletError(
-            f"{path} is damaged ({exc}), so it is not known which pods have which GPUs: start kubelet, which tells it "
-            "over PodResources and writes the file anew; if it is damaged while kubelet runs, look at that disk"
+            f"{path} is damaged ({quoted(str(exc))}), so it is not known which pods have which GPUs: start kubelet, "
+            "which tells it over PodResources and writes the file anew; if it is damaged while kubelet runs, look at "
+            "that disk"
         ) from exc
     entries: dict[LedgerEntry, None] = {}
     for entry in checkpoint.data.entries or ():
@@ -268,6 +270,6 @@ def _refusal(error: GRPCError) -> str:
         case _:
             remedy = "look at kubelet's log"
     return (
-        f"kubelet did not tell its ledger (PodResources List: {error.status.name}: {error.message}); "
+        f"kubelet did not tell its ledger (PodResources List: {error.status.name}: {quoted(error.message or '')}); "
         f"what was read last still counts: {remedy}"
     )

@@ -34,12 +34,14 @@ def frame_message(frame: Frame) -> pb.ListAndWatchResponse:
 
 def allocate_requests(request: pb.AllocateRequest) -> tuple[tuple[DeviceId, ...], ...]:
     """One tuple of device IDs per container. Raises `GRPCError` if there are more than any node has."""
-    return tuple(_ids(c.devices_ids) for c in _bounded(request.container_requests))
+    requests = tuple(_ids(c.devices_ids) for c in _bounded(request.container_requests))
+    _refuse_too_many(requests)
+    return requests
 
 
 def preference_requests(request: pb.PreferredAllocationRequest) -> tuple[PreferenceRequest, ...]:
     """One preference request per container. Raises as `allocate_requests`."""
-    return tuple(
+    requests = tuple(
         PreferenceRequest(
             available=_ids(c.available_deviceIDs),
             must_include=_ids(c.must_include_deviceIDs),
@@ -47,11 +49,15 @@ def preference_requests(request: pb.PreferredAllocationRequest) -> tuple[Prefere
         )
         for c in _bounded(request.container_requests)
     )
+    _refuse_too_many([ids for r in requests for ids in (r.available, r.must_include)])
+    return requests
 
 
 def pre_start_devices(request: pb.PreStartContainerRequest) -> tuple[DeviceId, ...]:
     """The device IDs of the container. Raises as `allocate_requests`."""
-    return _ids(request.devices_ids)
+    ids = _ids(request.devices_ids)
+    _refuse_too_many([ids])
+    return ids
 
 
 def _ids(ids: Sequence[str]) -> tuple[DeviceId, ...]:
@@ -66,6 +72,17 @@ def _bounded(items: Sequence[T]) -> Sequence[T]:
             f"{len(items)} devices or containers in one call: no node has more than {limits.CALL_DEVICES_MAX}",
         )
     return items
+
+
+def _refuse_too_many(requests: Sequence[Sequence[DeviceId]]) -> None:
+    """Raises `GRPCError` INVALID_ARGUMENT where all containers together name more than anybody could mean."""
+    count, chars = sum(map(len, requests)), sum(len(i) for ids in requests for i in ids)
+    if count > limits.CALL_IDS_MAX or chars > limits.CALL_TEXT_MAX_CHARS:
+        raise GRPCError(
+            Status.INVALID_ARGUMENT,
+            f"{count:,} device IDs of {chars:,} characters in one call: at most {limits.CALL_IDS_MAX:,} of "
+            f"{limits.CALL_TEXT_MAX_CHARS:,} characters are answered",
+        )
 
 
 def allocate_response(answer: Answer) -> pb.AllocateResponse:

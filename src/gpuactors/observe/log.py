@@ -17,6 +17,9 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
+from gpuactors.core.quote import quoted
+from gpuactors.limits import LOG_TEXT_MAX_CHARS
+
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -99,6 +102,7 @@ def _shared(node: str) -> list[Processor]:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
+        _fit_for_a_terminal,
     ]
 
 
@@ -111,6 +115,17 @@ def _renderers(log_format: LogFormat) -> list[Processor]:
         _time_level_event_first,
         structlog.processors.JSONRenderer(default=_plain, ensure_ascii=False),
     ]
+
+
+def _fit_for_a_terminal(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """No line takes a terminal over or a disk full, whatever a library, or a sentence that forgot to quote, says."""
+    return {key: _fit(value) for key, value in event.items()}
+
+
+def _fit(value: object) -> object:
+    if isinstance(value, str):
+        return quoted(value, LOG_TEXT_MAX_CHARS)
+    return tuple(map(_fit, value)) if isinstance(value, tuple) else value
 
 
 def _foreign(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -13,6 +13,7 @@ from gpuactors.control.pb.control import v1 as control
 from gpuactors.kubelet.grpc_trio.protobuf import DECODABLE, decode
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin
 from gpuactors.kubelet.pb.podresources import v1 as pods
+from gpuactors.limits import CALL_IDS_MAX, GRPC_REQUEST_FIELDS_MAX
 from tests.support.grpcio_proto import ProtoFile
 
 FILES = {
@@ -184,3 +185,12 @@ def test_what_a_newer_peer_says_is_dropped_however_much_it_is() -> None:
     read = decode(new + bytes(message), type(message))
     assert read == message
     assert bytes(read) == bytes(message)
+
+
+def test_what_would_take_too_long_is_not_read_to_the_end() -> None:
+    for payload in (b"\x78\x01" * 1000, b"\x0a\x00" * 111, bytes(MESSAGES[0]) + b"\x0a\x03\x0a\x01x" * 100):
+        with pytest.raises(ValueError, match="more than 500 fields"):
+            decode(payload, plugin.AllocateRequest, fields_max=500)
+    call = b"".join(b"\x0a" + bytes([16]) + b"\x0a\x00" * 8 for _ in range(1024))
+    most = decode(call, plugin.AllocateRequest, fields_max=GRPC_REQUEST_FIELDS_MAX)
+    assert sum(len(c.devices_ids) for c in most.container_requests) == CALL_IDS_MAX

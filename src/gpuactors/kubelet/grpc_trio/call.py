@@ -23,7 +23,8 @@ from grpclib.metadata import decode_metadata, decode_timeout, encode_grpc_messag
 from grpclib.protocol import Stream as Http2Stream
 from h2.exceptions import ProtocolError as Http2ProtocolError
 
-from gpuactors.limits import GRPC_REQUEST_DEADLINE_S, GRPC_STATUS_TEXT_MAX_CHARS
+from gpuactors.core.quote import quoted_name
+from gpuactors.limits import GRPC_REQUEST_DEADLINE_S, GRPC_REQUEST_FIELDS_MAX, GRPC_STATUS_TEXT_MAX_CHARS
 
 from .messages import frame_message, read_message
 
@@ -50,9 +51,9 @@ class ServerStream(server.Stream[Any, Any]):
         not arrive within GRPC_REQUEST_DEADLINE_S.
         """
         if self._cardinality.client_streaming:
-            return await read_message(self._stream, self._recv_type)
+            return await read_message(self._stream, self._recv_type, fields_max=GRPC_REQUEST_FIELDS_MAX)
         with trio.move_on_after(GRPC_REQUEST_DEADLINE_S):
-            message = await read_message(self._stream, self._recv_type)
+            message = await read_message(self._stream, self._recv_type, fields_max=GRPC_REQUEST_FIELDS_MAX)
             if message is None:
                 raise GRPCError(Status.INTERNAL, "the call ended without a request message")
             return message
@@ -127,14 +128,16 @@ class Call:
             text = "content-type must be application/grpc or application/grpc+proto"
             return await self._refuse(Status.UNKNOWN, text, http_status=415)
         if self._method is None:
-            return await self._refuse(Status.UNIMPLEMENTED, f"unknown method: {self.path or '(none)'}")
+            return await self._refuse(
+                Status.UNIMPLEMENTED, f"unknown method: {quoted_name(self.path) or '(none)'}"
+            )
         if not self._accepting:
             return await self._refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
         try:
             timeout_s = _timeout_s(self._headers.get("grpc-timeout"))
             metadata = decode_metadata(self._raw_headers)
         except ValueError as error:
-            return await self._refuse(Status.INTERNAL, f"malformed header: {error}")
+            return await self._refuse(Status.INTERNAL, f"malformed header: {quoted_name(str(error))}")
         reply = self._open_reply(self._method)
         reply.metadata = metadata
         return await self._serve(reply, self._method, timeout_s)

@@ -5,6 +5,7 @@ Both sides use it. Every fault of the other side is a `GRPCError` for that one c
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from grpclib import GRPCError, Status
@@ -13,16 +14,18 @@ from grpclib.protocol import Stream as Http2Stream
 
 from gpuactors.limits import MESSAGE_MAX_BYTES
 
-from .protobuf import M, decode
+from .protobuf import M, TooManyFieldsError, decode
 
 _PREFIX_BYTES: Final = 5  # compressed flag (1), length (4, big endian)
 
 
-async def read_message(stream: Http2Stream, message_type: type[M]) -> M | None:
+async def read_message(
+    stream: Http2Stream, message_type: type[M], *, fields_max: float = math.inf
+) -> M | None:
     """One message, or None if the peer has ended its side before it.
 
-    Raises GRPCError: UNIMPLEMENTED (compressed), RESOURCE_EXHAUSTED (over MESSAGE_MAX_BYTES; seen from the length
-    alone, nothing is collected), INTERNAL (cut short, or not that message).
+    Raises GRPCError: UNIMPLEMENTED (compressed), RESOURCE_EXHAUSTED (over MESSAGE_MAX_BYTES, seen from the length
+    alone, nothing is collected; or of more than `fields_max` fields), INTERNAL (cut short, or not that message).
     """
     prefix = await _read_exactly(stream, _PREFIX_BYTES)
     if not prefix:
@@ -37,7 +40,9 @@ async def read_message(stream: Http2Stream, message_type: type[M]) -> M | None:
     if len(payload) < size_bytes:
         raise _cut_short()
     try:
-        return decode(payload, message_type)
+        return decode(payload, message_type, fields_max=fields_max)
+    except TooManyFieldsError as error:
+        raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a {message_type.__name__} of {error}") from error
     except ValueError as error:
         raise GRPCError(
             Status.INTERNAL, f"the message is not a valid {message_type.__name__}: {error}"

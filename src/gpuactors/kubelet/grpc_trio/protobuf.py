@@ -8,6 +8,7 @@ fields, nothing at all: a newer peer may send them.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -49,21 +50,56 @@ _SCALARS: Final[Mapping[str, tuple[int, Callable[[Any], object]]]] = {
 
 _NESTED: Final = frozenset({betterproto2.TYPE_MESSAGE, betterproto2.TYPE_MAP})
 
+_NESTED_FIELDS: Final = 8
+"""A nested message counts as so many fields more: making one takes as long."""
+
 DECODABLE: Final = _NESTED | _SCALARS.keys()
 """The types of fields that `decode` knows; a field of any other one is a `KeyError`."""
 
 
-def decode(payload: bytes, message_type: type[M]) -> M:
-    """The message. Raises ValueError unless it is one, down to its innermost field; unknown fields are dropped."""
+class TooManyFieldsError(ValueError):
+    """The message may be one, but it would take too long to find out."""
+
+
+def decode(payload: bytes, message_type: type[M], *, fields_max: float = math.inf) -> M:
+    """The message. Raises ValueError unless it is one, down to its innermost field; unknown fields are dropped.
+
+    Raises TooManyFieldsError at the field, known or not, after the first `fields_max`.
+    """
     message = message_type()
-    _merge(payload, message)
+    _merge(payload, message, _Fields(fields_max))
     return message
 
 
-def _merge(payload: bytes, message: betterproto2.Message) -> None:
+class _Fields:
+    """The fields of one whole message, which are counted."""
+
+    def __init__(self, fields_max: float) -> None:
+        self._max = fields_max
+        self._count = 0
+
+    def add(self, fields: int) -> None:
+        """Counts these as well. Raises TooManyFieldsError."""
+        self._count += fields
+        if self._count > self._max:
+            raise TooManyFieldsError(f"more than {self._max:,} fields")
+
+    def of(self, payload: bytes) -> Iterator[tuple[int, int, Any]]:
+        """Number, wire type and value (int or bytes) of each field. Raises ValueError unless they are whole."""
+        position = 0
+        while position < len(payload):
+            self.add(1)
+            tag, position = _varint(payload, position)
+            if tag >> 3 == 0 or tag > _TAG_MAX:
+                raise ValueError(f"field number {tag >> 3}")
+            value, position = _value(payload, position, tag & 7)
+            yield tag >> 3, tag & 7, value
+
+
+def _merge(payload: bytes, message: betterproto2.Message, fields: _Fields) -> None:
     """Takes the fields over: repeated ones are appended, a nested message that is there already is merged into."""
     known = message._betterproto  # type: ignore[arg-type]  # their annotation of a class property
-    for number, wire_type, value in _fields(payload):
+    for number, wire_type, value in fields.of(payload):
         name = known.field_name_by_number.get(number)
         if name is None:
             continue
@@ -78,7 +114,7 @@ def _merge(payload: bytes, message: betterproto2.Message) -> None:
         if wire_type != expected:
             raise ValueError(f"field {name} has wire type {wire_type}, not {expected}")
         if converted is None:
-            _merge_nested(value, message, name, known.cls_by_field[name], meta)
+            _merge_nested(value, message, fields, known.cls_by_field[name], meta)
         elif meta.repeated:
             getattr(message, name).append(converted(value))
         else:
@@ -86,32 +122,23 @@ def _merge(payload: bytes, message: betterproto2.Message) -> None:
 
 
 def _merge_nested(
-    payload: bytes, message: betterproto2.Message, name: str, of: type, meta: betterproto2.FieldMetadata
+    payload: bytes, message: betterproto2.Message, fields: _Fields, of: type, meta: betterproto2.FieldMetadata
 ) -> None:
+    name = message._betterproto.field_name_by_number[meta.number]  # type: ignore[arg-type]  # as above
+    fields.add(_NESTED_FIELDS)
     there = getattr(message, name)
     if meta.proto_type == betterproto2.TYPE_MAP:
         entry = of()
-        _merge(payload, entry)
+        _merge(payload, entry, fields)
         there[entry.key] = entry.value
     elif meta.repeated:
         nested = of()
-        _merge(payload, nested)
+        _merge(payload, nested, fields)
         there.append(nested)
     else:
         nested = of() if there is None else there
-        _merge(payload, nested)
+        _merge(payload, nested, fields)
         setattr(message, name, nested)
-
-
-def _fields(payload: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value (int or bytes) of each field. Raises ValueError unless they are whole."""
-    position = 0
-    while position < len(payload):
-        tag, position = _varint(payload, position)
-        if tag >> 3 == 0 or tag > _TAG_MAX:
-            raise ValueError(f"field number {tag >> 3}")
-        value, position = _value(payload, position, tag & 7)
-        yield tag >> 3, tag & 7, value
 
 
 def _packed(payload: bytes, wire_type: int) -> Iterator[Any]:

@@ -1,0 +1,107 @@
+"""What others said, in our sentences: printable and short, whatever it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuactors import limits
+from gpuactors.core.effects import Answer, Refused, Say
+from gpuactors.core.events import AllocateAsked, KubeletAppeared, LedgerRead, PreStartAsked
+from gpuactors.core.model import ClaimedDevice, DeviceId, Holder, LedgerEntry, Pod, ResourceName, Token
+from gpuactors.core.quote import first_of, printable, quoted, quoted_ids
+from tests.core.builders import H100, Core, gpu
+
+ODD = "\x1b[2J\x00\r\n\x7f\x9b\u202e\u2066\u2028\u2029\ufeff"
+"""A terminal's control sequences, in C0 and C1; direction marks; line separators; a byte order mark."""
+
+SENTENCE_MAX_CHARS = 2 * limits.GRPC_STATUS_TEXT_MAX_CHARS
+
+
+def test_what_is_not_printable_is_shown_as_an_escape() -> None:
+    assert printable("0000:23:00.0 größer ²") == "0000:23:00.0 größer ²"
+    assert printable("a\x1b[2J\x9b\u202e\u2028\ud800\U000e0001\n") == (
+        r"a\x1b[2J\x9b\u202e\u2028\ud800\U000e0001\n"
+    )
+
+
+@given(st.text(st.characters()), st.integers(0, 40))
+def test_whatever_it_was_it_is_printable_and_short(text: str, chars_max: int) -> None:
+    said = quoted(text, chars_max)
+    assert said.isprintable()
+    assert len(said) <= chars_max + len("… (100 characters)")
+    assert said.encode().decode() == said
+
+
+def test_of_a_long_text_the_begin_is_shown_and_its_length() -> None:
+    assert quoted("x" * 5000, 3) == "xxx… (5,000 characters)"
+    assert quoted("xxx", 3) == "xxx"
+
+
+def test_of_many_devices_the_first_are_named_and_the_rest_counted() -> None:
+    ids = [str(n) for n in range(1037)]
+    assert first_of(ids) == (*ids[:16], "and 1,021 more")
+    assert quoted_ids(["\n", "2"]) == (r"\n", "2")
+
+
+def test_pods_processes_and_claims_are_quoted() -> None:
+    for said in (
+        str(Pod(ODD, ODD * 999, "")),
+        str(Pod("", "", ODD * 999)),
+        str(Holder(7, ODD * 999, None)),
+    ):
+        assert said.isprintable()
+        assert len(said) < 700
+
+
+def assert_fit(core: Core, answers: list[Answer]) -> None:
+    """Every sentence that came out is printable, and none is long."""
+    reasons = [a.reason for a in answers if isinstance(a, Refused)]
+    reasons += [a.reason for frame in core.state.frames.values() for a in frame]
+    fields = [e.fields for e in core.effects if isinstance(e, Say)]
+    for field in (f for each in fields for f in each.values()):
+        reasons += [field] if isinstance(field, str) else list(field) if isinstance(field, tuple) else []
+    for reason in reasons:
+        assert reason.isprintable(), reason
+        assert len(reason) < SENTENCE_MAX_CHARS, reason
+
+
+def test_a_refusal_does_not_echo_what_was_sent() -> None:
+    core = Core(gpu("01:00.0"))
+    for ids in (
+        (ODD,),
+        ("9" * 5000,),
+        tuple(f"{ODD}{n}" for n in range(8000)),
+        ("x" * 250_000, "x" * 250_000),
+        (ODD, ODD),
+    ):
+        devices = tuple(map(DeviceId, ids))
+        for event in (AllocateAsked(Token(1), H100, (devices,)), PreStartAsked(Token(2), H100, devices)):
+            answers = core.answers(event)
+            assert [type(a) for a in answers] == [Refused]
+            assert_fit(core, answers)
+
+
+def test_names_in_kubelets_ledger_are_quoted_where_a_reason_has_them() -> None:
+    core = Core(gpu("01:00.0"), gpu("02:00.0"), gpu("03:00.0"), gpu("04:00.0", 3))
+    core.silent = True
+    core.feed(KubeletAppeared("socket"))
+    pod = Pod(ODD * 999, ODD * 999, "")
+    entries = (
+        LedgerEntry(H100, DeviceId("0000:01:00.0"), pod),
+        LedgerEntry(ResourceName(ODD * 999), DeviceId("0000:02:00.0"), pod),
+    )
+    claims = (ClaimedDevice("gpu.nvidia.com", "node", "gpu-0000-03-00-0", ODD * 999, pod),)
+    assert core.state.ledger.outstanding is not None
+    core.feed(LedgerRead(core.state.ledger.outstanding, "PodResources", entries, claims))
+    assert "allocated to pod" in core.reason("0000:01:00.0")
+    assert_fit(core, [])
+
+
+def test_a_drivers_name_is_quoted() -> None:
+    for function in (gpu("01:00.0", driver=ODD), replace(gpu("01:00.0"), driver=ODD, vfio_bound=False)):
+        core = Core(gpu("02:00.0", 1), function)
+        assert_fit(core, core.answers(AllocateAsked(Token(1), H100, ((DeviceId("0000:01:00.0"),),))))
+        assert "not viable" in core.reason("0000:02:00.0")

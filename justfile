@@ -63,6 +63,10 @@ fuzz *ARGS:
 mutations *ARGS:
     python -m tests.mutations "$@"
 
+# Calls and ledgers that are garbage, 100,000 of them, against a daemon process; kubelet's calls beside them are timed. Minutes.
+garbage *ARGS:
+    python -m tests.process.garbage --calls 100000 --seconds 1800 "$@"
+
 # Figures as JSON: event to frame, Allocate, start, memory, idle wake-ups.
 bench *ARGS:
     @python -m tests.bench.run --json "$@"

@@ -322,6 +322,10 @@ class KubeletStandIn:
         """The API server has told kubelet which pods there are."""
         self._pods.hear_of_pods()
 
+    def list_besides(self, pods: Sequence[Any]) -> None:
+        """From now on PodResources List names these as well: whole `PodResources` messages, of other plugins' pods."""
+        self._pods.list_besides(pods)
+
     def fail_lists(
         self,
         times: int,

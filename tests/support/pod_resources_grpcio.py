@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,7 @@ class PodLedger:
         self._pods: dict[str, _Pod] = {}
         self._healthy: dict[str, tuple[str, ...]] = {}
         self._allocatable = healthy
+        self._besides: tuple[Any, ...] = ()
         self._failures: list[tuple[grpc.StatusCode, str]] = []
         self._disabled: tuple[grpc.StatusCode, str] | None = None
         self._asked = 0
@@ -105,6 +106,11 @@ class PodLedger:
         with self._lock:
             del self._pods[pod]
 
+    def list_besides(self, pods: Sequence[Any]) -> None:
+        """From now on List names these as well: whole `PodResources` messages, of other plugins' pods."""
+        with self._lock:
+            self._besides = tuple(pods)
+
     def fail(self, times: int, code: grpc.StatusCode, details: str) -> None:
         """Refuse the next `times` calls of List."""
         with self._lock:
@@ -126,6 +132,7 @@ class PodLedger:
             failure = self._failures.pop(0) if self._failures else None
             self._collect()
             pods = [self._listed(name, pod) for name, pod in self._pods.items() if pod.known]
+            pods += self._besides
         if failure is not None:
             context.abort(*failure)
         return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)

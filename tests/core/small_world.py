@@ -654,6 +654,8 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
                 for g, o in polls.groups.items()
             ),
             frozenset(polls.baselines.items()),
+            polls.leaving,
+            polls.doubtful,
             ranks[polls.done],
             ranks[polls.outstanding or 0],
             polls.again,

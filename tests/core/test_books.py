@@ -30,8 +30,10 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.model import (
     DeviceId,
+    GroupUse,
     Holder,
     LedgerEntry,
+    PciAddress,
     PciFunction,
     Pod,
     Role,
@@ -39,7 +41,7 @@ from gpuactors.core.model import (
     pci_address,
 )
 from gpuactors.core.snapshot import project, report
-from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 QEMU = Holder(4711, "qemu-system-x86", None)
@@ -335,6 +337,210 @@ def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspe
     assert not core.state.polls.groups[1].in_use
     poll(2, active=True)
     assert core.state.polls.groups[1].in_use
+
+
+def written_to(core: Core, count: int) -> None:
+    """An operator writes to A's `enable`; nobody has it open, so it is suspended."""
+    _poll(core, {A: count}, active=False)
+
+
+def _poll(core: Core, enabled: dict[PciAddress, int], *, active: bool) -> None:
+    """A poll that sees these counts in group 1."""
+    silent, core.silent = core.silent, True
+    if core.state.polls.outstanding is None:
+        core.feed(Ticked(), after_s=limits.POLL_S)
+    number = core.state.polls.outstanding
+    assert number is not None
+    seen = frozenset(enabled) if active else frozenset()
+    uses = (GroupUse(1, enabled, seen, None, None), GroupUse(2, {B: 0}, frozenset(), None, None))
+    core.silent = silent
+    core.feed(GroupsObserved(number, uses))
+
+
+def test_the_baseline_goes_back_when_the_count_does() -> None:
+    """Issue 10: a mutation that kept the highest baseline for ever was caught by no test."""
+    core = node()
+    core.silent = True
+    written_to(core, 1)
+    written_to(core, 0)
+    _poll(core, {A: 1}, active=True)
+    assert core.state.polls.groups[1].in_use
+    assert core.state.polls.groups[1].open == {A}
+
+
+REPLUGGED = (
+    ("plugged out and in", ((),), (gpu(A),)),
+    ("swapped for another model", (), (gpu(A, device="20b0", model="GA100"),)),
+    ("unbound and bound again", ((gpu(A, driver=None),),), (gpu(A),)),
+    ("on a host driver for a while", ((gpu(A, driver="nvidia"),),), (gpu(A),)),
+    ("on another vfio driver", (), (replace(gpu(A, driver="nvgrace_gpu_vfio_pci", has_node=True), vfio_bound=True),)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("between", "after"), [r[1:] for r in REPLUGGED], ids=[r[0] for r in REPLUGGED])
+def test_a_baseline_dies_with_the_function_or_its_binding(
+    between: tuple[tuple[PciFunction, ...], ...], after: tuple[PciFunction, ...]
+) -> None:
+    """Issue 10, 14: after a replug a card that a stranger held counted as free, and was granted."""
+    core = node()
+    written_to(core, 1)
+    assert core.state.polls.baselines[A] == 1
+    for found in (*between, after):
+        look(core, A, *found)
+    assert not core.state.polls.baselines
+    core.enabled = {A: 1}
+    core.pass_time(limits.POLL_S)
+    assert core.state.polls.groups[1].in_use
+    if after == (gpu(A),):
+        assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+        assert "kubelet has given it to no pod" in core.reason(A)
+
+
+@pytest.mark.parametrize("cause", ["remove pci", "unbind pci"])
+def test_a_baseline_dies_with_a_binding_that_no_look_saw_end(cause: str) -> None:
+    """It was bound again before anybody looked: only the uevent tells."""
+    core = node()
+    written_to(core, 1)
+    core.feed(HostChanged(A, None, cause))
+    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    core.enabled = {A: 1}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == "Unhealthy"
+
+
+def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> None:
+    core = node()
+    core.silent = True
+    core.feed(Ticked(), after_s=limits.POLL_S)
+    under_way = core.state.polls.outstanding
+    assert under_way is not None
+    look(core, A)
+    look(core, A, gpu(A))
+    core.feed(GroupsObserved(under_way, (GroupUse(1, {A: 1}, frozenset(), None, None),)))
+    assert not core.state.polls.baselines
+    _poll(core, {A: 1}, active=True)
+    assert core.state.polls.groups[1].in_use
+
+
+def test_a_companion_that_was_never_on_vfio_makes_nobody_a_stranger() -> None:
+    """Issue 10, 14: a bridge's `enable` never falls (pci_enable_bridge), and its group was held for ever."""
+    bridge = replace(gpu("01:01.0", 1, driver=None, has_node=True), class_code="060400")
+    sound = audio("01:00.1", 1, driver=None)
+    core = node(gpu(A), bridge, sound, gpu(B))
+    core.enabled = {bridge.address: 1, sound.address: 1}
+    core.pass_time(60)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    ask(core, A)
+    answers = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A), bridge, sound)))
+    assert isinstance(answers[0], Granted)
+
+
+def test_a_companion_is_waited_for_as_long_as_its_unbind_is() -> None:
+    """It was on vfio: whoever has it open has the group."""
+    sound = audio("01:00.1", 1)
+    core = node(gpu(A), sound, gpu(B))
+    core.enabled = {sound.address: 1}
+    core.pass_time(limits.POLL_S)
+    waits = replace(sound, driver=None, vfio_bound=False)
+    look(core, A, gpu(A), waits)
+    core.pass_time(60)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    core.enabled = {}
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    core.enabled = {sound.address: 1}  # an operator writes to it: it is on no driver, and nobody waits
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_a_daemon_that_starts_while_an_unbind_waits_blames_no_bridge() -> None:
+    """What was on vfio is not known then; the group's node tells that something was, and a bridge never is."""
+    bridge = replace(gpu("01:01.0", 1, driver=None, has_node=True), class_code="060400")
+    core = node(UNBINDING, bridge, gpu(B), enabled=(A,))
+    core.enabled[bridge.address] = 1
+    assert WAITS in core.reason(A)
+    core.enabled.pop(A)
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {B: "Healthy"}
+
+
+UNSEEN = "/sys/bus/pci/devices/0000:01:00.0/enable cannot be read (Input/output error)"
+
+
+def blind(core: Core, enabled: dict[PciAddress, int] | None = None, unseen: str = UNSEEN) -> None:
+    """The next poll cannot read A's `enable`."""
+    core.silent = True
+    if core.state.polls.outstanding is None:
+        core.feed(Ticked(), after_s=limits.POLL_S)
+    use = GroupUse(1, enabled or {}, frozenset(), None, None, unseen)
+    number = core.state.polls.outstanding
+    assert number is not None
+    core.feed(GroupsObserved(number, (use, GroupUse(2, {B: 0}, frozenset(), None, None))))
+    core.silent = False
+
+
+def test_a_device_whose_use_cannot_be_seen_is_unhealthy_at_once_and_comes_back() -> None:
+    """Issue 10, 14: it was offered, and each Allocate of it refused after 12 s."""
+    core = node()
+    blind(core)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == f"it cannot be seen whether IOMMU group 1 is in use: {UNSEEN}"
+    core.pass_time(limits.POLL_S)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_allocate_of_a_device_whose_use_cannot_be_seen_is_refused_at_once() -> None:
+    core = node()
+    core.silent = True
+    ask(core, A)
+    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    read = core.state.ledger.outstanding
+    assert read is not None
+    core.feed(core.ledger_event(read))
+    blind(core)
+    (answer,) = [e.answer for e in core.effects if isinstance(e, Reply)]
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.FAILED_PRECONDITION
+    assert UNSEEN in answer.reason
+
+
+def test_an_allocated_device_whose_use_cannot_be_seen_stays_healthy() -> None:
+    core = node(ledger={A: "vm-1"})
+    blind(core)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_what_cannot_be_seen_has_not_ended() -> None:
+    core = node(ledger={A: "vm-1"}, enabled=(A,))
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert "its process is not" in core.reason(A)
+    blind(core)
+    assert core.state.polls.groups[1].in_use
+    assert core.state.departed
+    assert core.frame()[A] == "Unhealthy"
+
+
+def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
+    """Issue 10: a mutation of this was caught by no test. The poll may have looked before the pod opened the group."""
+    core = node(ledger={A: "vm-1"})
+    core.silent = True
+    core.pass_time(limits.POLL_S)
+    old = core.state.polls.outstanding
+    assert old is not None
+    core.pass_time(limits.LEDGER_S)
+    read = core.state.ledger.outstanding
+    assert read is not None
+    assert old < read
+    core.feed(LedgerRead(read, "PodResources", (), ()))
+    core.feed(core.poll_event(old))
+    assert A in core.state.departed
+    core.silent, core.ledger, core.enabled = False, {}, {A: 1}
+    core.feed(Ticked())
+    assert "pod default/vm-1 is gone from kubelet's books, its process is not" in core.reason(A)
+    core.enabled = {}
+    core.pass_time(limits.POLL_S)
+    assert core.state.departed == {}
 
 
 def test_a_use_is_over_when_what_was_suspended_before_is_suspended_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -383,3 +384,22 @@ def test_a_missing_bus_is_an_error_with_its_remedy(tmp_path: Path) -> None:
         sysfs.scan()
     with pytest.raises(HostError, match="--host-root"):
         sysfs.look(PciAddress(GPU.address))
+
+
+def test_for_want_of_descriptors_nothing_is_said_of_any_device(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 10, 4: every attribute became "cannot be read", and each GPU with it Unhealthy."""
+    tree.plug(GPU)
+    sysfs = reader(tree)
+    sysfs.scan()
+
+    def short(*_args: object) -> int:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    for name in ("open", "listdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, short)
+            for look_there in (sysfs.scan, lambda: sysfs.look(PciAddress(GPU.address))):
+                with pytest.raises(HostError, match=r"ENFILE.*fs\.file-max"):
+                    look_there()

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from gpuactors.host.threads import in_thread
+from gpuactors.ports import HostError
 
 PATIENCE_S = 10.0
 
@@ -101,6 +102,6 @@ async def test_where_there_is_no_thread_its_end_is_told_at_once(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(trio.lowlevel, "start_thread_soon", refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
+    with pytest.raises(HostError, match=r"no thread can be started.*TasksMax"):
         await wait_for(call)
     assert call.ends == 1

@@ -16,6 +16,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
+from gpuactors.core import bindings
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.inventory import devices_of, functions_of, groups_of
@@ -203,19 +204,20 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 
 def groups_that_matter(state: NodeState) -> dict[int, tuple[PciAddress, ...]]:
     """The groups with a device that is on a vfio driver, or may be leaving one, and what of them a virtual machine can
-    have open: the functions on a vfio driver, and those on none. An unbind waits for whoever has the function open, and
-    the driver's link is gone meanwhile."""
+    have open: the functions on a vfio driver, and those that are leaving one."""
     wanted = {
         d.function.iommu_group
         for d in devices_of(state.facts, state.settings.selectors)
         if d.function.vfio_bound or may_be_unbinding(d)
     }
     groups = groups_of(functions_of(state.facts).values())
-    return {
-        group: tuple(f.address for f in members if f.vfio_bound or f.driver is None)
+    counted = bindings.countable(state)
+    matter = {
+        group: tuple(f.address for f in members if f.address in counted)
         for group, members in groups.items()
         if group in wanted
     }
+    return {group: functions for group, functions in matter.items() if functions}
 
 
 def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
@@ -223,19 +225,23 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     before = state.polls
     if event.poll != before.outstanding:
         return state
-    baselines = _baselines(before.baselines, event.uses)
+    counted = bindings.countable(state)
+    uses = [bindings.only(use, counted) for use in event.uses]
+    enabled = {a: n for use in uses for a, n in use.enabled.items()}
+    learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
     matter = groups_that_matter(state)
     groups = {g: o for g, o in before.groups.items() if g in matter}
     whole = _whole_slots(functions_of(state.facts))
-    for use in event.uses:
-        groups[use.group] = _observed(use, event.poll, at, baselines, whole, before.groups.get(use.group))
+    for use in uses:
+        groups[use.group] = _observed(
+            use, event.poll, at, learned.baselines, whole, before.groups.get(use.group)
+        )
     changed = any(
         use.since != before.groups[g].since if g in before.groups else use.in_use for g, use in groups.items()
     )
     polls = replace(
-        before,
+        learned,
         groups=groups,
-        baselines=baselines,
         done=event.poll,
         outstanding=None,
         again=False,
@@ -245,12 +251,6 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     if changed:
         state = ask_ledger(state, at)
     return ask_poll(state) if before.again else state
-
-
-def _baselines(before: Mapping[PciAddress, int], uses: Iterable[GroupUse]) -> dict[PciAddress, int]:
-    """A suspended function has no open descriptor, so its count is the baseline, whatever wrote it there."""
-    suspended = {a: n for use in uses for a, n in use.enabled.items() if a not in use.active}
-    return {**before, **suspended}
 
 
 def _observed(
@@ -265,6 +265,8 @@ def _observed(
     if evidence is None and before is not None and before.in_use:
         closing_at = at if before.closing_at is None else before.closing_at
         evidence = _closing(use, whole & before.at_rest) if at - closing_at < limits.CLOSING_S else None
+    if evidence is None and use.unseen and before is not None and before.in_use:
+        evidence, closing_at = before.evidence, before.closing_at  # what cannot be seen has not ended
     in_use = evidence is not None
     at_rest = before.at_rest if before is not None else frozenset()
     holders = use.holders or ()
@@ -275,10 +277,19 @@ def _observed(
         since=before.since if before is not None and same else poll,
         evidence=evidence or "",
         holders=holders,
-        open=frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)),
+        open=_open(use, baselines, before),
         at_rest=at_rest if in_use else frozenset(use.enabled) - use.active,
         closing_at=closing_at if in_use else None,
+        unseen=use.unseen,
     )
+
+
+def _open(
+    use: GroupUse, baselines: Mapping[PciAddress, int], before: Observed | None
+) -> frozenset[PciAddress]:
+    """The functions that are open; those that cannot be read are as they were."""
+    unseen = before.open - use.enabled.keys() if before is not None and use.unseen else frozenset()
+    return frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)) | unseen
 
 
 def _others(before: tuple[Holder, ...], now: tuple[Holder, ...]) -> bool:
@@ -369,6 +380,7 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
     `waited_for`: a call waits for what a poll tells. Without one a release is expected soon for POLL_FAST_FOR_S after
     the last change only: a stranger who stays costs no more polls than a free group.
     """
+    state = bindings.rebound(before, state)
     if _has_changed(before, state):
         state = replace(state, polls=replace(state.polls, fast_until=at + limits.POLL_FAST_FOR_S))
     if state.facts is not before.facts and any(

@@ -29,7 +29,7 @@ class HostChanged:
     address: PciAddress | None
     iommu_group: int | None
     cause: str
-    """Action and subsystem of the uevent, for the log: `bind pci`."""
+    """Action and subsystem of the uevent: `bind pci`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,4 +89,6 @@ def obstacle(device: Device, stand: Stand) -> str | None:
             f"/dev/vfio/{function.iommu_group} does not exist; is /dev of the host visible to gpuactors, "
             "and the module vfio_pci loaded?"
         )
+    if stand.unseen:
+        return f"it cannot be seen whether IOMMU group {function.iommu_group} is in use: {stand.unseen}"
     return None

@@ -261,6 +261,8 @@ class GroupUse:
     """Who holds it open, by /proc/*/fd; None where that was not looked at."""
     open_refused: bool | None
     """The group was opened as a probe: True if that said EBUSY; None where it was not tried."""
+    unseen: str = ""
+    """Why `enabled` lacks a function that is there, as a sentence: what cannot be read, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +283,8 @@ class Observed:
     """Its functions that were suspended when it was last free; the use is not over before they are again."""
     closing_at: float | None = None
     """Since when nothing but that shows that it is in use."""
+    unseen: str = ""
+    """Why it cannot be seen whether it is in use, as a sentence; what was seen last counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +293,8 @@ class Polls:
 
     groups: Mapping[int, Observed]
     baselines: Mapping[PciAddress, int]
-    """`enable` of a function when it was known to be free, where that is not 0 (an operator can write to it)."""
+    """`enable` of a function when it was known to be free, where that is not 0 (an operator can write to it). Forgotten
+    when the function goes, or its binding changes."""
     done: int
     """The number of the last poll that came back; 0 before the first one."""
     outstanding: int | None
@@ -297,6 +302,10 @@ class Polls:
     due_at: float
     fast_until: float = 0.0
     """Until when a release is looked for every POLL_FAST_S. Moved on by every change of who holds what."""
+    leaving: frozenset[PciAddress] = frozenset()
+    """Functions that were on a vfio driver, are on none now, and may still be waited for by their unbind."""
+    doubtful: frozenset[PciAddress] = frozenset()
+    """Functions whose binding has changed since the outstanding poll was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

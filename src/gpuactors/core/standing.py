@@ -45,6 +45,8 @@ class Stand:
     reason: str
     unbinding: bool = False
     """Its driver has been told to let it go, and waits for whoever has it open."""
+    unseen: str = ""
+    """Why it cannot be seen whether its group is in use; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,9 @@ def given_away(
 
 def stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:
     """Whose `device` is."""
-    stand = _stand_of(state, device, owned)
-    return replace(stand, unbinding=True) if is_unbinding(state, device) else stand
+    stand, use = _stand_of(state, device, owned), observed_use(state, device)
+    unseen = use.unseen if use is not None else ""
+    return replace(stand, unbinding=is_unbinding(state, device), unseen=unseen)
 
 
 def _stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:
@@ -169,7 +172,8 @@ def may_be_unbinding(device: Device) -> bool:
 def is_unbinding(state: NodeState, device: Device) -> bool:
     """Its driver has been told to let it go and waits for whoever has it open, as the last poll saw.
 
-    The node counts as well as `enable`, to which any process may have written where there was never a driver.
+    The node counts as well as `enable`, to which any process may have written where there was never a driver
+    (`bindings.py` says whose count is evidence).
     """
     use = observed_use(state, device)
     return may_be_unbinding(device) and use is not None and device.function.address in use.open

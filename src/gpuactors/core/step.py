@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from gpuactors import limits
-from gpuactors.core import books, calls, looks, registration
+from gpuactors.core import bindings, books, calls, looks, registration
 from gpuactors.core.effects import Effect, Field, Level, Reply, Say
 from gpuactors.core.events import (
     AllocateAsked,
@@ -158,7 +158,7 @@ def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
     match event:
         case HostChanged():
             wanted = looks.ask_looks(state.looks, sorted(looks.hinted(state, event)))
-            return replace(state, looks=wanted), []
+            return bindings.let_go(replace(state, looks=wanted), event), []
         case UeventsOpened():
             return replace(state, looks=looks.ask_scan(state.looks), uevents=""), [
                 Say(Level.INFO, "uevents.opened", {})

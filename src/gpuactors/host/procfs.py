@@ -23,6 +23,7 @@ from typing import Final, final
 
 from gpuactors.core.model import Holder
 from gpuactors.core.snapshot import PollTarget
+from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, HostRoot, cdev_node, group_node
 
 NodeId = tuple[int, int]
@@ -74,12 +75,14 @@ class ProcReader:
         """Who holds the groups of `targets`, or a device in them: one pass for all.
 
         `only` are the PIDs to look at, else all; the answer is not exhaustive then. `before` are the holders that the
-        last pass found: one of them that is ending holds what it held. When `go_on` says no the pass ends early. Never
-        raises: a process that vanishes is not there, one that may not be looked at makes the answer inexhaustive.
+        last pass found: one of them that is ending holds what it held. When `go_on` says no the pass ends early. A
+        process that vanishes is not there, one that may not be looked at makes the answer inexhaustive. Raises
+        `HostError` for want of descriptors alone: who holds what is not known then, and nobody has let go.
         """
         try:
             pids = self._pids() if only is None else tuple(only)
         except OSError as exc:
+            raise_if_short(exc, self._proc)
             return Found({}, False, f"{self._proc} cannot be listed ({exc.strerror})")
         exhaustive = only is None
         if not pids:
@@ -95,6 +98,7 @@ class ProcReader:
             try:
                 groups = self._groups_of(pid, nodes)
             except OSError as exc:
+                raise_if_short(exc, self._proc)
                 # Without its number: which of them is refused first changes all the time, what is wrong does not.
                 problem = (
                     problem or f"processes' open files in {self._proc} may not be looked at ({exc.strerror})"
@@ -180,11 +184,13 @@ class ProcReader:
             command = _read(f"{self._proc}/{pid}/comm")
         except (FileNotFoundError, ProcessLookupError):
             return None
-        except OSError:
+        except OSError as exc:
+            raise_if_short(exc, self._proc)
             command = "?"
         try:
             cgroup = _read(f"{self._proc}/{pid}/cgroup")
-        except OSError:
+        except OSError as exc:
+            raise_if_short(exc, self._proc)
             cgroup = ""
         return Holder(pid, command.rstrip("\n"), pod_uid(cgroup))
 
@@ -229,7 +235,8 @@ def _add(nodes: dict[NodeId, int], path: str, group: int) -> None:
 def _listing(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
-    except OSError:
+    except OSError as exc:
+        raise_if_short(exc, directory)
         return []
 
 

@@ -7,7 +7,6 @@ and must not open a device node: opening an IOMMU group makes it busy.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from typing import Final, final
 from gpuactors.core.model import PciAddress, PciFunction, pci_address
 from gpuactors.core.selector import Selector, matches
 from gpuactors.core.text import encodable
+from gpuactors.host.faults import GONE, fault, gone, raise_if_short
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import CONTAINER_NODE, IOMMU_GROUPS, IOMMUFD_NODE, PCI_DEVICES, HostRoot
 from gpuactors.host.root import cdev_node as cdev_node_of
@@ -26,7 +26,6 @@ from gpuactors.ports import HostError
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 """Drivers known by name; any other is recognised by the directory `vfio-dev/` that the kernel makes."""
 
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
 _ID = re.compile(rb"0x([0-9a-f]{4})\n?")
 _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
@@ -97,7 +96,7 @@ class SysfsReader:
 
     def _list_bus(self) -> list[str]:
         try:
-            return os.listdir(self._bus)
+            return _listing(self._bus)
         except OSError as error:
             raise HostError(
                 f"the PCI bus cannot be listed at {self._bus} ({error.strerror}): the host's /sys must be readable "
@@ -165,12 +164,12 @@ class SysfsReader:
             return function, ()
         path = f"{self._groups}/{function.iommu_group}/devices"
         try:
-            names = os.listdir(path)
+            names = _listing(path)
         except OSError as error:
-            if _gone(f"{self._bus}/{function.address}"):
+            if gone(f"{self._bus}/{function.address}"):
                 return None, ()
-            fault = function.fault or _fault(function.address, path, f"cannot be listed ({error.strerror})")
-            return replace(function, fault=fault), ()
+            unlisted = fault(function.address, path, f"cannot be listed ({error.strerror})")
+            return replace(function, fault=function.fault or unlisted), ()
         return function, tuple(address for name in names if (address := _address(name)) is not None)
 
     # --- one function ---------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ class SysfsReader:
         numa_node = _numa_node(f"{directory}/numa_node")
         root = _pcie_root(directory)
         # Last, so that what vanished while it was read is not taken for a function without a driver.
-        if _gone(directory):
+        if gone(directory):
             return None
         return PciFunction(
             address=address,
@@ -228,7 +227,7 @@ class SysfsReader:
             return None
         if not (group.isascii() and group.isdigit()):
             faults.append(
-                _fault(name, path, f"points at {group!r}, which is not the number of an IOMMU group")
+                fault(name, path, f"points at {group!r}, which is not the number of an IOMMU group")
             )
             return None
         return int(group)
@@ -256,8 +255,8 @@ class SysfsReader:
         try:
             os.stat(path)
         except OSError as error:
-            if error.errno not in _GONE:
-                faults.append(_fault(name, path, f"cannot be looked at ({error.strerror})"))
+            if error.errno not in GONE:
+                faults.append(fault(name, path, f"cannot be looked at ({error.strerror})"))
             return False
         return True
 
@@ -270,22 +269,36 @@ def _attribute(name: str, path: str, form: re.Pattern[bytes], expected: str, fau
     try:
         content = _read(path)
     except OSError as error:
-        faults.append(_fault(name, path, f"cannot be read ({error.strerror})"))
+        faults.append(fault(name, path, f"cannot be read ({error.strerror})"))
         return ""
     match = form.fullmatch(content)
     if match is None:
-        faults.append(_fault(name, path, f"reads {content[:32].decode('latin-1')!r} instead of {expected}"))
+        faults.append(fault(name, path, f"reads {content[:32].decode('latin-1')!r} instead of {expected}"))
         return ""
     return match[1].decode()
 
 
 def _read(path: str) -> bytes:
+    """Raises `OSError`; `HostError` for want of descriptors."""
     # Three system calls: no buffering, no encoding, no fstat. A scan of a large host does this 12,000 times.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise_if_short(error, path)
+        raise
     try:
         return os.read(descriptor, _ATTRIBUTE_BYTES)
     finally:
         os.close(descriptor)
+
+
+def _listing(directory: str) -> list[str]:
+    """The names in it. Raises `OSError`; `HostError` for want of descriptors."""
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise_if_short(error, directory)
+        raise
 
 
 def _link_name(name: str, path: str, faults: list[str]) -> str | None:
@@ -296,8 +309,8 @@ def _link_name(name: str, path: str, faults: list[str]) -> str | None:
     try:
         return encodable(os.path.basename(os.readlink(path)))
     except OSError as error:
-        if error.errno not in _GONE:
-            faults.append(_fault(name, path, f"cannot be read as a link ({error.strerror})"))
+        if error.errno not in GONE:
+            faults.append(fault(name, path, f"cannot be read as a link ({error.strerror})"))
         return None
 
 
@@ -308,7 +321,7 @@ def _vfio_devices(path: str) -> tuple[str, ...] | None:
     Their directory is there on kernels without cdev support as well, which have no node of that name.
     """
     try:
-        return tuple(sorted(name for name in os.listdir(path) if _VFIO_DEVICE.fullmatch(name)))
+        return tuple(sorted(name for name in _listing(path) if _VFIO_DEVICE.fullmatch(name)))
     except OSError:
         return None
 
@@ -340,20 +353,3 @@ def _address(name: str) -> PciAddress | None:
 
 def _identity_of(function: PciFunction) -> _Identity:
     return _Identity(function.vendor, function.device, function.class_code, ())
-
-
-def _gone(directory: str) -> bool:
-    """Not there, as opposed to not accessible."""
-    try:
-        os.stat(directory)
-    except OSError as error:
-        return error.errno in _GONE
-    return False
-
-
-def _fault(address: str, path: str, problem: str) -> str:
-    """The sentence that the operator reads."""
-    return encodable(
-        f"{path} {problem}: look for {address} in the kernel's log and check it with lspci -vs {address}; it is read "
-        "again by itself"
-    )

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from gpuactors.ports import HostError
+from gpuactors.shortage import shortage
+
 if TYPE_CHECKING:
     import outcome
 
@@ -26,7 +29,7 @@ async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], Non
     Not trio.to_thread: there the thread of a call that was given up keeps its place in the limiter, and whether a
     cancelled call had started its thread cannot be known.
 
-    Raises RuntimeError if there is no thread to be had; `ended` has been called then.
+    Raises `HostError` if there is no thread to be had; `ended` has been called then.
     """
     over = trio.Event()
     results: list[outcome.Outcome[T]] = []
@@ -44,8 +47,8 @@ async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], Non
 
     try:
         trio.lowlevel.start_thread_soon(call, deliver, name=name)
-    except RuntimeError:
+    except RuntimeError as error:
         ended()
-        raise
+        raise HostError(f"{name}: {shortage(error) or error}") from error
     await over.wait()
     return results[0].unwrap()

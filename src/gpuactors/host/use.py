@@ -21,9 +21,11 @@ import trio
 from gpuactors import limits
 from gpuactors.core.model import GroupUse, Holder, PciAddress
 from gpuactors.core.snapshot import PollTarget
+from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import Found, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
 from gpuactors.host.threads import in_thread
+from gpuactors.ports import HostError
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 """As the configuration has it."""
@@ -56,6 +58,8 @@ class _Passive:
     target: PollTarget
     enabled: Mapping[PciAddress, int]
     active: frozenset[PciAddress]
+    unseen: str
+    """As `GroupUse.unseen`."""
 
     @property
     def seems_used(self) -> bool:
@@ -119,7 +123,13 @@ class _Look:
         """Why a group may not be opened."""
 
     def run(self) -> None:
-        """Looks at everything, the surest first. Ends early when it was given up."""
+        """Looks at everything, the surest first. Ends early when it was given up. Raises `HostError` for a shortage."""
+        try:
+            self._run()
+        finally:
+            self.at = None
+
+    def _run(self) -> None:
         for target in self._targets:
             if not self._begin(target.group):
                 continue
@@ -130,7 +140,6 @@ class _Look:
             for passive in self._passive:
                 if passive.to_open and self._begin(passive.target.group):
                     self._try_open(passive.target.group)
-        self.at = None
 
     def _begin(self, part: int) -> bool:
         if self.given_up or part in self._skip:
@@ -192,15 +201,28 @@ class _Look:
 
     def uses(self) -> tuple[GroupUse, ...]:
         """What was found so far."""
-        found = self._found
-        return tuple(
-            use for passive in tuple(self._passive) if (use := self._use(passive, found)) is not None
+        found, passives = self._found, tuple(self._passive)
+        seen = {passive.target.group for passive in passives}
+        hanging = tuple(
+            GroupUse(t.group, {}, frozenset(), None, None, self._hangs(t))
+            for t in self._targets
+            if t.group not in seen and (t.group in self._skip or t.group == self.at)
+        )
+        return tuple(use for passive in passives if (use := self._use(passive, found)) is not None) + hanging
+
+    def _hangs(self, target: PollTarget) -> str:
+        directory = self._root.real(PCI_DEVICES)
+        return fault(
+            ", ".join(target.functions), f"{directory}/*/enable or power/runtime_status there", "hangs"
         )
 
     def _use(self, passive: _Passive, found: Found | None) -> GroupUse | None:
         """None if nothing can be said of the group."""
         group = passive.target.group
         holders = None if found is None else found.holders.get(group, () if found.exhaustive else None)
+        if passive.unseen:
+            refused = self._refused.get(group)
+            return GroupUse(group, passive.enabled, passive.active, holders, refused, passive.unseen)
         if not passive.enabled and not holders:
             return None
         # Sysfs shows nothing of a group whose node alone is open, so it proves nothing where more was wanted in vain.
@@ -240,6 +262,7 @@ class SysfsUse:
         self._rested_at = 0.0
         self._problem = ""
         """What was said last of what is missing."""
+        self._short = ""
 
     async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
         """As `ports.UseReader.observe`."""
@@ -257,6 +280,9 @@ class SysfsUse:
         try:
             with trio.move_on_after(self._deadline_s):
                 await in_thread(look.run, name="poll", ended=lambda: self._hanging.remove(look))
+            self._tell_short("")
+        except HostError as exc:  # the poll saw less, or nothing; the core asks for another one soon
+            self._tell_short(str(exc))
         finally:
             look.given_up = True
         if look.known is not None and look.known is not self._known:
@@ -265,6 +291,12 @@ class SysfsUse:
             self._rested_at = trio.current_time() + rest_s
         self._tell(look.problem)
         return look.uses()
+
+    def _tell_short(self, shortage: str) -> None:
+        """Says once for want of what the use of the groups cannot be seen."""
+        if shortage and not self._short:
+            _log.warning("host.short", reason=f"who uses which GPU is not known just now: {shortage}")
+        self._short = shortage
 
     def _tell(self, problem: str | None) -> None:
         """Says what is missing, once, and when it is there again."""
@@ -313,15 +345,24 @@ class InlineUse:
 def _passive(root: HostRoot, target: PollTarget) -> _Passive:
     enabled: dict[PciAddress, int] = {}
     active: set[PciAddress] = set()
+    unseen = ""
     for address in target.functions:
         directory = root.real(f"{PCI_DEVICES}/{address}")
         try:
             enabled[address], is_active = _function(directory)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if not gone(directory):
+                unseen = unseen or _unseen(address, f"{directory}/enable", error)
             continue
         if is_active:
             active.add(address)
-    return _Passive(target, enabled, frozenset(active))
+    return _Passive(target, enabled, frozenset(active), unseen)
+
+
+def _unseen(address: PciAddress, path: str, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return fault(address, path, f"cannot be read ({error.strerror})")
+    return fault(address, path, "reads something else than the number of times that the function is enabled")
 
 
 def _function(directory: str) -> tuple[int, bool]:
@@ -350,8 +391,13 @@ def _is_active(directory: str) -> bool:
 
 
 def _read(path: str) -> bytes:
+    """Raises `OSError`; `HostError` for want of descriptors."""
     # Three system calls: this is done twice per function and poll, for the life of the process.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise_if_short(error, path)
+        raise
     try:
         return os.read(descriptor, 32)
     finally:

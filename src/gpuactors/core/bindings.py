@@ -1,0 +1,125 @@
+"""Whose `enable` tells that somebody has a function open, and what it is compared with.
+
+`enable` counts whoever has enabled a function (drivers/pci/pci.c, pci_enable_device): vfio-pci while somebody has it
+open, but also an operator, any other driver, and the kernel, which enables the bridges above a device and never
+disables them again (pci_enable_bridge). So it is evidence for functions on a vfio driver alone, and for those that are
+leaving one: their unbind waits for whoever has them open, and their driver's link is gone meanwhile. It is compared
+with what it was while nobody had the function open, its baseline, which dies with the binding that it was seen under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from gpuactors.core.events import HostChanged
+from gpuactors.core.inventory import is_selected
+from gpuactors.core.model import GroupUse, NodeState, PciAddress, PciFunction, Polls
+
+BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
+"""Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,
+vfio_pci_core_register_device)."""
+
+_LET_GO: Final = frozenset({"unbind pci", "remove pci"})
+"""Uevents that come when the driver has let go of the function (drivers/base/dd.c, __device_release_driver)."""
+
+
+def countable(state: NodeState) -> frozenset[PciAddress]:
+    """The functions whose `enable` is evidence."""
+    on_vfio = {a for a, fact in state.facts.items() if fact.function is not None and fact.function.vfio_bound}
+    return state.polls.leaving | on_vfio
+
+
+def rebound(before: NodeState, state: NodeState) -> NodeState:
+    """After new facts: what was seen of a function under another binding, or of another function, is forgotten.
+
+    A daemon that starts in the middle of an unbind that waits does not know what was on vfio. So a selected function
+    that is first seen on no driver, with its group's node there, counts as leaving until a poll has seen it closed.
+    Its companions do not: whoever has them open has the GPU's group as well, and a count of theirs may be anybody's.
+    """
+    if state.facts is before.facts:
+        return state
+    left, ended = set(state.polls.leaving), set()
+    for address in before.facts.keys() | state.facts.keys():
+        was, now = _function(before, address), _function(state, address)
+        if was is now:
+            continue
+        if was is None or now is None or _binding(was) != _binding(now):
+            left.discard(address)
+            ended.add(address)
+        if now is not None and (_may_be_left(state, now) if was is None else _is_left(was, now)):
+            left.add(address)
+        if now is None or not now.has_node:
+            left.discard(address)
+    return _forgotten(state, frozenset(left), ended - left, ended)
+
+
+def let_go(state: NodeState, event: HostChanged) -> NodeState:
+    """A uevent that says that a driver has let go of a function, which may be bound again before it is looked at."""
+    if event.address is None or event.cause not in _LET_GO:
+        return state
+    gone = {event.address}
+    return _forgotten(state, state.polls.leaving - gone, gone, gone)
+
+
+def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[PciAddress]) -> Polls:
+    """After a poll: a suspended function has no open descriptor, so its count is the baseline, whatever wrote it there;
+    and what was leaving vfio has left when nobody has it open any more.
+
+    What this poll saw of a function whose binding has changed meanwhile may be the old binding's.
+    """
+    sure = {a: n for a, n in enabled.items() if a not in polls.doubtful}
+    baselines = {**polls.baselines, **{a: n for a, n in sure.items() if a not in active}}
+    closed = {a for a in polls.leaving & sure.keys() if sure[a] <= baselines.get(a, 0)}
+    return replace(
+        polls,
+        baselines={a: n for a, n in baselines.items() if n and a not in closed},
+        leaving=polls.leaving - closed,
+        doubtful=frozenset(),
+    )
+
+
+def only(use: GroupUse, counted: frozenset[PciAddress]) -> GroupUse:
+    """`use` without the counts that are no evidence."""
+    return replace(use, enabled={a: n for a, n in use.enabled.items() if a in counted})
+
+
+def _function(state: NodeState, address: PciAddress) -> PciFunction | None:
+    fact = state.facts.get(address)
+    return fact.function if fact is not None else None
+
+
+def _binding(function: PciFunction) -> tuple[object, ...]:
+    return function.vendor, function.device, function.driver
+
+
+def _is_left(was: PciFunction, now: PciFunction) -> bool:
+    """A vfio driver has been told to let it go; it may wait for whoever has it open."""
+    same = (was.vendor, was.device) == (now.vendor, now.device)
+    return was.vfio_bound and now.driver is None and same
+
+
+def _may_be_left(state: NodeState, function: PciFunction) -> bool:
+    bridge = function.class_code.startswith(BRIDGE_CLASSES)
+    return function.driver is None and not bridge and is_selected(state.settings.selectors, function)
+
+
+def _forgotten(
+    state: NodeState,
+    leaving: frozenset[PciAddress],
+    baselines: set[PciAddress],
+    doubtful: set[PciAddress],
+) -> NodeState:
+    polls = state.polls
+    if not doubtful and leaving == polls.leaving:
+        return state
+    return replace(
+        state,
+        polls=replace(
+            polls,
+            leaving=leaving,
+            baselines={a: n for a, n in polls.baselines.items() if a not in baselines},
+            doubtful=polls.doubtful | doubtful if polls.outstanding is not None else frozenset(),
+        ),
+    )

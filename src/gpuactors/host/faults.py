@@ -1,0 +1,39 @@
+"""What is wrong with one function's files, in a sentence; and what is not: a function that has gone, a shortage.
+
+Must not read anything but whether a directory is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+from gpuactors.core.text import encodable
+from gpuactors.ports import HostError
+from gpuactors.shortage import shortage
+
+GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
+
+
+def gone(directory: str) -> bool:
+    """Not there, as opposed to not accessible."""
+    try:
+        os.stat(directory)
+    except OSError as error:
+        return error.errno in GONE
+    return False
+
+
+def fault(address: str, path: str, problem: str) -> str:
+    """The sentence that the operator reads."""
+    return encodable(
+        f"{path} {problem}: look for {address} in the kernel's log and check it with lspci -vs {address}; it is read "
+        "again by itself"
+    )
+
+
+def raise_if_short(error: OSError, path: str) -> None:
+    """A shortage is no fault of whatever was to be read. Raises `HostError`."""
+    if (problem := shortage(error)) is not None:
+        raise HostError(encodable(f"{path} could not be read: {problem}")) from error

@@ -1,0 +1,36 @@
+"""Shortages of the process or of the node: no descriptors, no memory, no threads left.
+
+They pass, and say nothing of what was to be read or made just then: whoever meets one says so, keeps what was known,
+and tries again. Must not be taken for a fault of a device, of kubelet or of an actor (issue 10).
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+_REMEDIES: Final = {
+    errno.EMFILE: "this process has no file descriptors left (EMFILE): raise its limit (LimitNOFILE= of the service "
+    "manager, the container runtime's in a pod) and look in /proc/PID/fd what has them",
+    errno.ENFILE: "this node has no file descriptors left (ENFILE): end what has so many files open, or raise the "
+    "sysctl fs.file-max",
+    errno.ENOMEM: "there is no memory left (ENOMEM): raise the container's limit, or end what takes the node's",
+    errno.ENOBUFS: "the kernel has no buffers left (ENOBUFS): look at the node's memory",
+}
+
+NO_THREAD: Final = (
+    "no thread can be started: raise the limit of tasks "
+    "(TasksMax= of the service manager, the pids limit of the pod)"
+)
+"""What Python's RuntimeError of that name means (man 2 clone: EAGAIN)."""
+
+
+def shortage(error: BaseException | None) -> str | None:
+    """What there is too little of, and what to do, if that is why `error` was raised, or what it was raised from."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _REMEDIES:
+            return f"{_REMEDIES[error.errno]}; it is tried again by itself"
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return f"{NO_THREAD}; it is tried again by itself"
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+    return None

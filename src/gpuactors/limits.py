@@ -198,6 +198,9 @@ refusal costs 12 to 15 s until kubelet asks again."""
 HISTORY_ENTRIES: Final = 20
 """How many changes of what was said of a device are kept for `explain`: a few hours of an unquiet one."""
 
+HISTORY_UNKNOWN_MAX: Final = 64
+"""IDs in kubelet's ledger that mean no function of this node, or no longer: of how many the history is kept."""
+
 HAND_OVER_DEADLINE_S: Final = 5.0
 """How long a successor waits for the running daemon to end its streams before it takes over anyway. More than the
 longest orderly end: calls in flight (DRAIN_S), the last words of the streams (DRAIN_S), then DISCONNECT_WAIT_S."""

@@ -105,3 +105,13 @@ def test_a_drivers_name_is_quoted() -> None:
         core = Core(gpu("02:00.0", 1), function)
         assert_fit(core, core.answers(AllocateAsked(Token(1), H100, ((DeviceId("0000:01:00.0"),),))))
         assert "not viable" in core.reason("0000:02:00.0")
+
+
+def test_ids_that_mean_nothing_here_leave_no_history_behind_for_ever() -> None:
+    core = Core(gpu("01:00.0"))
+    for n in range(100):
+        core.ledger = {f"strange {n}.{i}": "pod" for i in range(5)}
+        core.feed(KubeletAppeared(f"socket {n}"))
+    assert f"strange {n}.0" in core.frame()
+    assert len(core.state.history) <= limits.HISTORY_UNKNOWN_MAX + len(core.state.facts)
+    assert "0000:01:00.0" in core.state.history

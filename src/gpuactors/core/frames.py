@@ -244,7 +244,10 @@ def _recorded(
             change = Transition(at, now.health, now.reason)
         else:
             continue
-        history[address] = (*history.get(address, ()), change)[-limits.HISTORY_ENTRIES :]
+        history[address] = (*history.pop(address, ()), change)[-limits.HISTORY_ENTRIES :]
+    unknown = [address for address in history if address not in state.facts]
+    for address in unknown[: -limits.HISTORY_UNKNOWN_MAX]:  # the longest unchanged
+        del history[address]
     return history
 
 

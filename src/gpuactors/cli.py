@@ -188,11 +188,13 @@ def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
 @cli.command()
 @click.argument("journal", metavar="FILE|DIR", type=click.Path(exists=True))
 @click.option(
-    "--until",
+    "--since",
     metavar="T",
     default=None,
-    help="Up to so many seconds after the beginning, or a time (ISO 8601).",
+    help="From so many seconds after the beginning on, or a time (ISO 8601).",
 )
+@click.option("--until", metavar="T", default=None, help="Up to such a time.")
+@click.option("--device", metavar="ADDRESS", default=None, help="Only what concerns this PCI device.")
 @click.option(
     "--diff", "only_differences", is_flag=True, help="Show only what differs from what was recorded."
 )
@@ -200,7 +202,15 @@ def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
     "--html", metavar="FILE", default=None, help="Write one page with the timeline of every device instead."
 )
 @click.option("-o", "output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def replay(journal: str, until: str | None, only_differences: bool, html: str | None, output: str) -> None:
+def replay(
+    journal: str,
+    since: str | None,
+    until: str | None,
+    device: str | None,
+    only_differences: bool,
+    html: str | None,
+    output: str,
+) -> None:
     """Replay what the daemon recorded: feed its events to the core again, and show what followed.
 
     FILE is one file of a journal, DIR a directory of them, or the state directory of the daemon. Ends with exit
@@ -211,7 +221,10 @@ def replay(journal: str, until: str | None, only_differences: bool, html: str | 
     try:
         code = run.replay(
             journal,
+            begin=since,
             end=until,
+            device=device,
+            progress=sys.stderr,
             only_differences=only_differences,
             html=html,
             json_lines=output == "json",
@@ -219,8 +232,10 @@ def replay(journal: str, until: str | None, only_differences: bool, html: str | 
         )
     except reading.JournalError as exc:
         _fail(str(exc), EX_DATAERR)
-    except run.UntilError as exc:
-        raise click.BadParameter(str(exc), param_hint="--until") from None
+    except run.TimeError as exc:
+        raise click.BadParameter(str(exc), param_hint=exc.option) from None
+    except run.DeviceError as exc:
+        raise click.BadParameter(str(exc), param_hint="--device") from None
     except run.PageError as exc:
         _fail(str(exc), EX_CANTCREAT)
     sys.exit(code)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +20,9 @@ from gpuactors.core.step import step
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.replay.books import Books, books_of
 from gpuactors.replay.play import Began, Played, Resumed, play
-from gpuactors.replay.reading import Damage, JournalError, files_to_read
-from gpuactors.replay.run import UntilError, end_wall, replay
+from gpuactors.replay.progress import Progress
+from gpuactors.replay.reading import Damage, JournalError, Meter, files_to_read
+from gpuactors.replay.run import DeviceError, TimeError, replay, wall_of
 from tests.core.builders import H100
 from tests.observe.recording import QuietNode, RecordedCore, story, write
 
@@ -29,11 +31,26 @@ class Replayed:
     """What `gpuactors replay` prints, and its exit code."""
 
     def __init__(
-        self, path: Path, *, end: str | None = None, diff: bool = False, as_json: bool = False
+        self,
+        path: Path,
+        *,
+        begin: str | None = None,
+        end: str | None = None,
+        device: str | None = None,
+        diff: bool = False,
+        as_json: bool = False,
+        html: Path | None = None,
     ) -> None:
         self.lines: list[str] = []
         self.code = replay(
-            str(path), end=end, only_differences=diff, html=None, json_lines=as_json, echo=self.lines.append
+            str(path),
+            begin=begin,
+            end=end,
+            device=device,
+            only_differences=diff,
+            html=str(html) if html is not None else None,
+            json_lines=as_json,
+            echo=self.lines.append,
         )
 
     @property
@@ -338,10 +355,101 @@ def test_until_a_time(tmp_path: Path) -> None:
     assert shown.lines[-1].startswith(f"{len(early)} steps")
     began = next(m.wall for m in moments(tmp_path) if isinstance(m, Began))
     for text in ("2026-11-21T06:20:10", "2026-11-21T06:20:10Z", "2026-11-21T08:20:10+02:00"):
-        assert end_wall(text, began) == 1_795_242_010.0
-    assert end_wall("1.5", 100.0) == 101.5
-    with pytest.raises(UntilError, match="neither seconds since the beginning nor a time"):
-        end_wall("soon", 0.0)
+        assert wall_of(text, began, "--until") == 1_795_242_010.0
+    assert wall_of("1.5", 100.0, "--since") == 101.5
+    with pytest.raises(TimeError, match="neither seconds since the beginning nor a time"):
+        wall_of("soon", 0.0, "--since")
+
+
+def numbers(shown: Replayed) -> list[tuple[float, str]]:
+    """Time and event of each step that is shown, as JSON."""
+    found = map(json.loads, shown.lines)
+    return [(line["at"], line["event"]) for line in found if "step" in line]
+
+
+def test_since_a_time(tmp_path: Path) -> None:
+    """Issue 10, 23."""
+    steps = story(events=400).steps
+    paths = write(tmp_path, *steps, bounds=Bounds(file_bytes=20_000))
+    middle = steps[len(steps) // 2].at
+    shown = Replayed(tmp_path, begin=str(middle - steps[0].at - 0.0005), as_json=True)
+    assert numbers(shown) == [(s.at, type(s.event).__name__) for s in steps if s.at >= middle]
+    assert "began" in json.loads(shown.lines[0]), "with the process that it is of"
+    assert shown.code == 0
+    between = Replayed(tmp_path, begin="30", end="40", as_json=True)
+    first = steps[0].at
+    assert numbers(between) == [(s.at, type(s.event).__name__) for s in steps if 30.0 <= s.at - first <= 40.0]
+    # What is before it is not even read: each file can be replayed by itself.
+    paths[0].write_bytes(paths[0].read_bytes().splitlines(keepends=True)[0] + b"rubbish\n")
+    again = Replayed(tmp_path, begin=str(middle - steps[0].at - 0.0005), as_json=True)
+    assert numbers(again) == numbers(shown)
+    assert not any("damage" in line for line in again.lines)
+    with pytest.raises(TimeError, match="neither seconds") as error:
+        Replayed(tmp_path, begin="soon")
+    assert error.value.option == "--since"
+
+
+def test_a_process_that_ended_before_the_time_is_not_read(tmp_path: Path) -> None:
+    steps = story(events=100).steps
+    write(tmp_path, *steps[:20], run="first")
+    write(tmp_path, *steps[20:], run="second")
+    shown = Replayed(tmp_path, begin=str(steps[-1].at - steps[0].at - 0.001))
+    assert shown.text.count("process 4711") == 1
+    assert shown.code == 0
+
+
+def test_one_device(tmp_path: Path) -> None:
+    """Issue 10, 23."""
+    write(tmp_path, *story(gpus=3, events=400).steps)
+    everything, of_it = Replayed(tmp_path), Replayed(tmp_path, device="0000:11:00.0")
+    assert of_it.code == 0
+    assert 0 < len(of_it.lines) < len(everything.lines) / 2
+    for line in of_it.lines:
+        if "Allocate " in line or "uevent" in line or "PreStartContainer" in line:
+            assert "0000:11:00.0" in line
+    allocated = [line for line in everything.lines if "Allocate " in line and "0000:11:00.0" in line]
+    assert allocated
+    assert all(line in of_it.lines for line in allocated)
+    answers = [line for line in of_it.lines if "answer  call" in line]
+    assert len(answers) >= len(allocated)
+    page = tmp_path / "page.html"
+    Replayed(tmp_path, device="0000:11:00.0", html=page)
+    assert "<td>0000:11:00.0</td>" in page.read_text()
+    assert "<td>0000:10:00.0</td>" not in page.read_text()
+    with pytest.raises(DeviceError, match=r"0000:99:00\.0 is in no state of this journal"):
+        Replayed(tmp_path, device="0000:99:00.0")
+    with pytest.raises(DeviceError, match="is not a PCI address"):
+        Replayed(tmp_path, device="11")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_how_far_it_has_come_is_said_now_and_then(terminal: bool) -> None:
+    """Issue 10, 23: a replay of a month said nothing for minutes."""
+
+    class Out(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    out, now, meter = Out(), [0.0], Meter()
+    progress = Progress(meter, 4 << 20, out, clock=lambda: now[0])
+    moment = Damage("x", 1, 1, "y")
+
+    def moments() -> Iterator[Damage]:
+        for _ in range(1000):
+            now[0] += 0.01
+            meter.bytes_read += 4194
+            yield moment
+
+    assert sum(1 for _ in progress.over(moments())) == 1000
+    said = out.getvalue()
+    if terminal:
+        assert "\r\x1b[Kreplayed 64 steps, 6 % of 4.0 MiB" in said
+        assert said.endswith("\r\x1b[K"), "gone when it is over"
+    else:
+        assert said == ""  # less than 10 s
+        now[0] += 100.0
+        assert sum(1 for _ in progress.over(moments())) == 1000
+        assert out.getvalue().splitlines()[0].startswith("replayed 0 steps, 100 % of 4.0 MiB")
 
 
 def test_the_books_are_those_of_kubelet() -> None:

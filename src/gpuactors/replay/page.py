@@ -17,6 +17,7 @@ from typing import Final, assert_never
 from gpuactors.core.effects import Granted, Level, Ready, Refused, Reply, Say
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.model import Frame, PciAddress, ResourceName, Token
+from gpuactors.replay.choice import Device
 from gpuactors.replay.lanes import Lane, Lanes, Mark
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
@@ -45,8 +46,9 @@ KINDS: Final = {
 
 @dataclass
 class Page:
-    """Collects what there is to be shown."""
+    """Collects what there is to be shown. `only`: of this device alone, if it is given."""
 
+    only: Device | None = None
     lanes: Lanes = field(default_factory=Lanes)
     _events: deque[Mark] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     _happened: int = 0
@@ -63,6 +65,7 @@ class Page:
 
     def add(self, moment: Moment) -> None:
         """The next moment of the replay."""
+        concerned = self.only is None or self.only.concerns(moment)
         match moment:
             case Damage():
                 self._damage.append(str(moment))
@@ -87,14 +90,14 @@ class Page:
                 self.lanes.sees(state, at)
             case Played():
                 at = moment.wall - (self._began or 0.0)
-                self._step(moment, at)
+                self._step(moment, at, concerned)
                 self.lanes.sees(moment.state, at)
             case _:
                 assert_never(moment)
         self._run_last, self._last = at, max(self._last, at)
 
-    def _step(self, played: Played, at: float) -> None:
-        if is_quiet(played):
+    def _step(self, played: Played, at: float, concerned: bool) -> None:
+        if not concerned or is_quiet(played):
             self._quiet += 1
         else:
             lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
@@ -158,6 +161,9 @@ class Page:
     def html(self, tally: Tally) -> str:
         """The whole page."""
         self.lanes.ends(self._run_last)
+        if self.only is not None:
+            devices = self.lanes.devices
+            self.lanes.devices = {a: lane for a, lane in devices.items() if a == self.only.address}
         began = self._began or 0.0
         frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
         parts = {
@@ -189,7 +195,8 @@ class Page:
         yield from self._runs
         yield f"{count(self._quiet, 'step')} of routine (polls, ticks, reads of the ledger) without news are not shown"
         if self._happened > len(self._events):
-            yield f"of {self._happened} events the last {len(self._events)} are shown; --until T ends earlier"
+            shown = f"of {self._happened} events the last {len(self._events)} are shown"
+            yield f"{shown}; --since T and --until T choose others"
         yield from (f"unreadable: {damage}" for damage in self._damage[:20])
         if tally.missed or tally.gaps:
             yield f"{count(tally.gaps, 'gap')} in the journal, hatched below"

@@ -6,6 +6,7 @@ is missing before it is told, and what was computed up to it is compared with it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -31,7 +32,7 @@ from gpuactors.observe.journal_format import (
     outstanding,
     read_state,
 )
-from gpuactors.replay.reading import Damage, File, JournalError, entries
+from gpuactors.replay.reading import Damage, File, JournalError, Meter, entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,16 @@ class Played:
 Moment = Began | Resumed | Played | Damage
 
 
-def play(files: Iterable[File]) -> Iterator[Moment]:
-    """All that is in the files, in order. Raises `JournalError` for what this version cannot understand."""
+def play(files: Iterable[File], meter: Meter | None = None, *, end: float = math.inf) -> Iterator[Moment]:
+    """All that is in the files, in order, and of each no more than is needed for what happened up to `end` (time of
+    day). Raises `JournalError` for what this version cannot understand."""
     player = _Player()
-    for file, of_file in entries(files):
+    for file, of_file in entries(files, meter or Meter()):
         player.opens(file)
         try:
             for entry in of_file:
+                if not isinstance(entry, File | Damage) and player.time_of_day(entry.at) > end:
+                    break
                 match entry:
                     case StateLine():
                         yield player.starts(entry)
@@ -128,6 +132,10 @@ class _Player:
             self._state = None
         elif before.part + 1 != file.header.part:
             self._whole = False
+
+    def time_of_day(self, at: float) -> float:
+        """The daemon's clock as seconds since 1970."""
+        return self._wall + at
 
     def loses(self) -> None:
         """Lines could not be read."""
@@ -251,7 +259,7 @@ def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, .
 
 
 def until(moments: Iterable[Moment], end: float | None) -> Iterator[Moment]:
-    """The moments up to a time of day, of every process; damage has none and is always told of."""
+    """The moments up to a time of day, of every process; damage has none, and is told of as far as it was met."""
     for moment in moments:
         if end is None or isinstance(moment, Damage) or moment.wall <= end:
             yield moment

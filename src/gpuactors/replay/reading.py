@@ -10,9 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
+from typing import Final
 
 from gpuactors.observe.journal import DIRECTORY, files_of
 from gpuactors.observe.journal_format import AgainLine, FormatError, Header, StateLine, StepLine, read_line
+
+_TAIL_BYTES: Final = 1 << 16
+"""As much of a file's end is looked at for its last line: many lines, as most have some hundred bytes."""
 
 
 class JournalError(Exception):
@@ -39,6 +43,13 @@ class File:
 
     path: str
     header: Header
+
+
+@dataclass
+class Meter:
+    """How much has been read."""
+
+    bytes_read: int = 0
 
 
 Entry = File | StateLine | StepLine | AgainLine | Damage
@@ -71,10 +82,24 @@ def files_to_read(path: str) -> tuple[list[File], list[Damage]]:
     return sorted(found, key=lambda file: (order[file.header.run], file.header.part)), damaged
 
 
-def entries(files: Iterable[File]) -> Iterator[tuple[File, Iterator[Entry]]]:
+def entries(files: Iterable[File], meter: Meter) -> Iterator[tuple[File, Iterator[Entry]]]:
     """Each file with what is in it after its header."""
     for file in files:
-        yield file, _entries(file)
+        yield file, _entries(file, meter)
+
+
+def last_at(file: File) -> float | None:
+    """The daemon's clock in the last line of a file that can be read; None if there is none near its end."""
+    with open(file.path, "rb") as lines:
+        lines.seek(max(0, os.path.getsize(file.path) - _TAIL_BYTES))
+        tail = lines.read().split(b"\n")
+    for line in reversed(tail[1:]):
+        try:
+            entry = read_line(line)
+        except FormatError:
+            continue
+        return max(entry.times()) if isinstance(entry, AgainLine) else entry.at
+    return None
 
 
 def runs(files: Iterable[File]) -> Iterator[tuple[str, list[File]]]:
@@ -110,12 +135,13 @@ def _is_time(text: str) -> bool:
     return True
 
 
-def _entries(file: File) -> Iterator[Entry]:
+def _entries(file: File, meter: Meter) -> Iterator[Entry]:
     """Steps only after a state; what cannot be read is told once it is known how far it goes."""
     skipped, first, why = 0, 0, ""
     with open(file.path, "rb") as lines:
         lines.readline()
         for number, line in enumerate(lines, start=2):
+            meter.bytes_read += len(line)
             try:
                 # Only a whole line counts, even if what there is of a torn one can be read.
                 entry = read_line(line) if line.endswith(b"\n") else None

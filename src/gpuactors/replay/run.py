@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TextIO
 
+from gpuactors.core.model import PciAddress, pci_address
+from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.page import Page
 from gpuactors.replay.play import Moment, play, until, wall_seconds
-from gpuactors.replay.reading import Damage, files_to_read
+from gpuactors.replay.progress import Progress
+from gpuactors.replay.reading import Damage, Meter, files_to_read
 from gpuactors.replay.text import Tally, Text, as_json
 
 EXIT_SAME: Final = 0
@@ -20,8 +24,18 @@ class PageError(Exception):
     """The page cannot be written; the text says where and why."""
 
 
-class UntilError(Exception):
-    """What was given for `--until` is no time; the text says what would be."""
+class TimeError(Exception):
+    """What was given for `--since` or `--until` is no time; the text says what would be."""
+
+    def __init__(self, option: str, text: str) -> None:
+        self.option = option
+        super().__init__(
+            f"{text!r} is neither seconds since the beginning nor a time such as 2026-11-21T06:15:57"
+        )
+
+
+class DeviceError(Exception):
+    """What was given for `--device` is no device of this journal; the text says why."""
 
 
 def replay(
@@ -32,25 +46,46 @@ def replay(
     html: str | None,
     json_lines: bool,
     echo: Callable[[str], None],
+    begin: str | None = None,
+    device: str | None = None,
+    progress: TextIO | None = None,
 ) -> int:
     """Replays and shows a journal; returns the exit code: 1 if anything differs from what was recorded, else 0.
 
-    Raises `JournalError`, `UntilError` and `PageError`.
+    `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address; `progress` is where to say how far
+    it has come. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
     """
     files, damaged = files_to_read(path)
     first_wall = wall_seconds(files[0].header)
-    moments = until(_with(damaged, play(files)), None if end is None else end_wall(end, first_wall))
-    tally, text, page = Tally(), Text(only_differences), Page() if html is not None else None
-    for moment in moments:
+    begins = None if begin is None else wall_of(begin, first_wall, "--since")
+    ends = None if end is None else wall_of(end, first_wall, "--until")
+    files = files_within(files, begins, ends)
+    only = None if device is None else Device(_address(device))
+    tally, text = Tally(), Text(only_differences, first_wall)
+    page = Page(only) if html is not None else None
+    meter = Meter()
+    seen: Iterable[Moment] = since(
+        until(_with(damaged, play(files, meter, end=math.inf if ends is None else ends)), ends), begins
+    )
+    if progress is not None:
+        told = Progress(meter, sum(os.path.getsize(file.path) for file in files), progress)
+        seen, echo = told.over(seen), _after(told.clear, echo)
+    for moment in seen:
         tally.count(moment)
         if page is not None:
             page.add(moment)
+        elif only is not None and not only.concerns(moment):
+            pass
         elif json_lines:
             if not only_differences or not hasattr(moment, "differences") or moment.differences:
                 echo(as_json(moment, first_wall))
         else:
             for line in text.lines(moment):
                 echo(line)
+    if only is not None and not only.known:
+        raise DeviceError(
+            f"{only.address} is in no state of this journal; `lspci -D` names the devices of a node"
+        )
     if page is not None and html is not None:
         _write(html, page.html(tally))
         echo(f"{html}: {tally}")
@@ -61,10 +96,10 @@ def replay(
     return EXIT_DIFFERS if tally.differing else EXIT_SAME
 
 
-def end_wall(text: str, first_wall: float) -> float:
+def wall_of(text: str, first_wall: float, option: str) -> float:
     """Seconds since the beginning, or an ISO 8601 time (UTC unless it says otherwise), as a time of day.
 
-    Raises `UntilError`.
+    Raises `TimeError`.
     """
     try:
         return first_wall + float(text)
@@ -73,10 +108,23 @@ def end_wall(text: str, first_wall: float) -> float:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise UntilError(
-            f"{text!r} is neither seconds since the beginning nor a time such as 2026-11-21T06:15:57"
-        ) from None
+        raise TimeError(option, text) from None
     return (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp()
+
+
+def _address(text: str) -> PciAddress:
+    try:
+        return pci_address(text)
+    except ValueError as exc:
+        raise DeviceError(str(exc)) from None
+
+
+def _after(clear: Callable[[], None], echo: Callable[[str], None]) -> Callable[[str], None]:
+    def cleared(line: str) -> None:
+        clear()
+        echo(line)
+
+    return cleared
 
 
 def _with(damaged: list[Damage], moments: Iterator[Moment]) -> Iterator[Moment]:

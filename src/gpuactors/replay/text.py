@@ -82,7 +82,8 @@ class Text:
     """
 
     only_differences: bool = False
-    _began_wall: float | None = None
+    began_wall: float = 0.0
+    """The time of day at the beginning of the journal, from which the seconds are counted."""
     _quiet: list[Played] = field(default_factory=list)
 
     def lines(self, moment: Moment) -> Iterator[str]:
@@ -95,8 +96,6 @@ class Text:
         yield from self.rest()
         match moment:
             case Began(wall, header, _):
-                if self._began_wall is None:
-                    self._began_wall = wall
                 yield (
                     f"{day(wall)} UTC  {process(header)}"
                     + (f", part {header.part} of its journal" if header.part > 1 else "")
@@ -144,8 +143,7 @@ class Text:
             yield f"{indent}DIFFERS: {difference}"
 
     def _time(self, wall: float) -> str:
-        since = wall - (wall if self._began_wall is None else self._began_wall)
-        return f"{clock(wall)} {f'+{since:.3f} s':>14}"
+        return f"{clock(wall)} {f'+{wall - self.began_wall:.3f} s':>14}"
 
 
 def _kind(played: Played) -> str:

@@ -1,0 +1,100 @@
+"""What of a replay is to be shown: from a time on, up to a time, of one device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+from gpuactors.core.effects import Reply
+from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core.model import Advertised, NodeState, PciAddress, Token
+from gpuactors.observe.journal_format import Header
+from gpuactors.replay.play import Began, Moment, Played, Resumed, wall_seconds
+from gpuactors.replay.reading import Damage, File, last_at, runs
+from gpuactors.replay.words import effect_words, event_words, is_worth_reading
+
+
+def files_within(files: Iterable[File], begin: float | None, end: float | None) -> list[File]:
+    """The files that are needed for what happened between two times of day: each can be replayed by itself."""
+    chosen = []
+    for _, of_run in runs(files):
+        for file, following in zip(of_run, [*of_run[1:], None], strict=True):
+            if end is not None and wall_seconds(file.header) > end:
+                continue
+            if begin is not None and _ends_before(begin, file, following):
+                continue
+            chosen.append(file)
+    return chosen
+
+
+def _ends_before(begin: float, file: File, following: File | None) -> bool:
+    if following is not None:
+        return wall_seconds(following.header) <= begin
+    last = last_at(file)
+    return last is not None and wall_seconds(file.header) + last - file.header.at < begin
+
+
+def since(moments: Iterable[Moment], begin: float | None) -> Iterator[Moment]:
+    """The moments from a time of day on, of every process. Each process begins with the state that it had then."""
+    header: Header | None = None
+    for moment in moments:
+        if begin is None or isinstance(moment, Damage):
+            yield moment
+            continue
+        if isinstance(moment, Began):
+            header = moment.header
+        if moment.wall < begin:
+            continue
+        if header is not None and not isinstance(moment, Began):
+            state = moment.before if isinstance(moment, Played) else moment.state
+            yield Began(moment.wall, header, state)
+        header = None
+        yield moment
+
+
+@final
+@dataclass
+class Device:
+    """One device, and what concerns it."""
+
+    address: PciAddress
+    known: bool = False
+    """Some state knew it."""
+    _calls: set[Token] = field(default_factory=set)
+    """Calls about it that have not been answered."""
+
+    def concerns(self, moment: Moment) -> bool:
+        """Whether a moment is about it: what is said of it changed, or an event, an answer or a line of the log names
+        it. What differs, raises or is missing concerns every device."""
+        if isinstance(moment, Played):
+            return self._is_about(moment) or bool(moment.differences or moment.failure)
+        if isinstance(moment, Began | Resumed):
+            self.known = self.known or self.address in moment.state.facts
+        return True
+
+    def _is_about(self, played: Played) -> bool:
+        if not self.known:
+            self.known = self.address in played.state.facts
+        told, was = self._told(played.state), self._told(played.before)
+        answered = {e.token for e in played.effects if isinstance(e, Reply)}
+        about = told != was or bool(answered & self._calls)
+        self._calls -= answered
+        said = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
+        if any(self._names(played.before, told, was).search(words) for words in said):
+            about = True
+            if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked):
+                self._calls |= {played.event.token} - answered
+        return about
+
+    def _told(self, state: NodeState) -> dict[str, Advertised]:
+        return {r: a for r, frame in state.frames.items() for a in frame if a.address == self.address}
+
+    def _names(self, state: NodeState, *told: dict[str, Advertised]) -> re.Pattern[str]:
+        """What it may be called by: its address, the IDs that it is listed by, a uevent's group."""
+        names = {re.escape(self.address), *(re.escape(a.id) for listed in told for a in listed.values())}
+        fact = state.facts.get(self.address)
+        if fact is not None and fact.function is not None and fact.function.iommu_group is not None:
+            names.add(f"IOMMU group {fact.function.iommu_group}")
+        return re.compile(rf"(?<![\w:.-])(?:{'|'.join(sorted(names))})(?![\w:-])")

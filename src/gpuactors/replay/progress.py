@@ -1,0 +1,59 @@
+"""How far a replay has come, on standard error: a month of a node takes minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TextIO
+
+from gpuactors.replay.play import Moment
+from gpuactors.replay.reading import Meter
+from gpuactors.replay.words import count
+
+TERMINAL_EVERY_S: Final = 0.5
+"""How often the line on a terminal is written anew."""
+
+LINE_EVERY_S: Final = 10.0
+"""How often a line is written where standard error is no terminal."""
+
+_LOOK_EVERY: Final = 64
+"""Moments between two looks at the clock."""
+
+
+class Progress:
+    """Writes a line now and then. A replay that is over soon writes none."""
+
+    def __init__(
+        self, meter: Meter, total_bytes: int, out: TextIO, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._meter = meter
+        self._total = total_bytes
+        self._out = out
+        self._clock = clock
+        self._terminal = out.isatty()
+        self._every_s = TERMINAL_EVERY_S if self._terminal else LINE_EVERY_S
+        self._next = clock() + self._every_s
+        self._shown = False
+
+    def over(self, moments: Iterable[Moment]) -> Iterator[Moment]:
+        """The moments, with a word now and then."""
+        for number, moment in enumerate(moments):
+            if number % _LOOK_EVERY == 0 and self._clock() >= self._next:
+                self._next = self._clock() + self._every_s
+                self._say(number)
+            yield moment
+        self.clear()
+
+    def clear(self) -> None:
+        """Takes the line from the terminal, before something else is written there."""
+        if self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+            self._shown = False
+
+    def _say(self, number: int) -> None:
+        done = 100 * self._meter.bytes_read // max(self._total, 1)
+        said = f"replayed {count(number, 'step')}, {min(done, 100)} % of {self._total / (1 << 20):.1f} MiB"
+        self._out.write(f"\r\x1b[K{said}" if self._terminal else f"{said}\n")
+        self._out.flush()
+        self._shown = self._terminal

@@ -26,6 +26,7 @@ from gpuactors.actors import (
     plugin,
     pod_resources,
     registry,
+    served_keeper,
     sysfs_inspector,
     udev_watcher,
 )
@@ -34,6 +35,7 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
 from gpuactors.config import Config
+from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, obstacle
 from gpuactors.core.effects import Answer, Level, Say
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
@@ -52,7 +54,17 @@ from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import Control, HostReader, Journal, Kubelet, LedgerReader, OpenUevents, UseReader
+from gpuactors.ports import (
+    Control,
+    HostReader,
+    Journal,
+    Kubelet,
+    LedgerReader,
+    OpenUevents,
+    ServedResources,
+    StateFileError,
+    UseReader,
+)
 
 log = get_logger()
 
@@ -77,6 +89,8 @@ class Outside:
     control: Control | None = None
     """The control socket; without one there is no hand-over."""
     journal: Journal | None = None
+    served: ServedResources | None = None
+    """Kept in the state directory; without one a new daemon knows nothing of the names that the last one served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +128,16 @@ def outside_of(config: Config) -> Outside:
     """The real outside. Raises `ports.HostError`."""
     kubelet_dir = str(config.kubelet_dir)
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
+    control = _control_of(config, hanging)
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
         ledger=KubeletLedger(kubelet_dir),
         open_uevents=open_uevents(config.uevents),
         kubelet=UnixKubelet(kubelet_dir, hanging.subscribe()),
-        control=_control_of(config, hanging),
+        control=control,
         journal=_journal_of(config) if config.journal else None,
+        served=ServedFile(str(config.state_dir)) if control is not None else None,
     )
 
 
@@ -193,7 +209,7 @@ async def run_daemon(
 
     Raises whatever the registry raises (a bug), and `ActorBrokenError` when another actor fails again and again.
     """
-    state = initial_state(settings)
+    state = initial_state(settings, _served_before(outside))
     outputs = project(state)
     # The worst case of the inbox is reasoned in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
@@ -257,7 +273,22 @@ async def run_daemon(
             actor("hand_over", lambda: hand_over.run(handing))
         else:
             nursery.start_soon(_say_serving, cells.state.subscribe(), say or say_in_log)
+        if (file := outside.served) is not None:
+            actor("served_keeper", lambda: served_keeper.run(cells.state.subscribe(), file, _served_unkept))
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
+
+
+def _served_before(outside: Outside) -> frozenset[ResourceName]:
+    """The resources that the daemon before this served."""
+    try:
+        return outside.served.read() if outside.served is not None else frozenset()
+    except StateFileError as exc:
+        _served_unkept(str(exc))
+        return frozenset()
+
+
+def _served_unkept(reason: str) -> None:
+    log.warning("served.unkept", reason=reason)
 
 
 async def _say_serving(state: LatestReader[NodeState], say: Callable[[Say], None]) -> None:

@@ -6,7 +6,7 @@ import anything but the core's values and the latest-value cell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,16 +35,17 @@ class HostError(Exception):
 class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
 
-    async def scan(self) -> tuple[PciFunction, ...]:
-        """Every function that the selectors choose, and the other members of their IOMMU groups.
+    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+        """Every function that the selectors choose or that is `given` (a pod has it, whatever is selected now), and the
+        other members of their IOMMU groups.
 
         Raises `HostError` if the bus cannot be listed at all.
         """
         ...
 
-    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
-        """The function at `address` and the members of its IOMMU group, if the selectors choose any of them; else
-        nothing. A function that is not there is simply not in the answer.
+    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+        """The function at `address` and the members of its IOMMU group, if the selectors choose any of them or any is
+        `given`; else nothing. A function that is not there is simply not in the answer.
 
         Raises `HostError` if nothing could be found out.
         """
@@ -222,6 +223,22 @@ class Control(Protocol):
 
     async def is_held(self) -> bool:
         """Whether anybody listens on it."""
+        ...
+
+
+class StateFileError(Exception):
+    """A file of the state directory cannot be read or written; the text says which, why and what comes of it."""
+
+
+class ServedResources(Protocol):
+    """Which resources this node's gpuactors has served, kept from one daemon to the next."""
+
+    def read(self) -> frozenset[ResourceName]:
+        """Those that a daemon before this served; none if there was none. Raises `StateFileError`."""
+        ...
+
+    async def write(self, names: Iterable[ResourceName]) -> None:
+        """Keeps these names in the place of all before. Raises `StateFileError`."""
         ...
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuactors.core.effects import Answer, Effect, Reply
-from gpuactors.core.events import Event, GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable, Ticked
+from gpuactors.core.events import (
+    Event,
+    FunctionInspected,
+    GroupsObserved,
+    HostScanned,
+    LedgerRead,
+    LedgerUnreadable,
+    Ticked,
+)
 from gpuactors.core.model import (
     ClaimedDevice,
     DeviceId,
@@ -81,17 +90,20 @@ class Core:
 
     The two sides that most tests are not about answer by themselves: kubelet's ledger (`ledger`, by ID; `others`, by
     resource and ID) and the use of the groups (`enabled` and `awake`, by address, `holders` by group). `silent` stops
-    them.
+    them. What a pod has and no selector chooses (`unselected`) is found by a look.
     """
 
-    def __init__(self, *functions: PciFunction, settings: Settings = SETTINGS) -> None:
+    def __init__(
+        self, *functions: PciFunction, settings: Settings = SETTINGS, served: Iterable[ResourceName] = ()
+    ) -> None:
         self.at = 100.0
-        self.state: NodeState = initial_state(settings)
+        self.state: NodeState = initial_state(settings, served)
         self.effects: list[Effect] = []
         self.ledger: dict[str, str] = {}
         self.others: dict[tuple[str, str], str] = {}
         self.ledger_problem: str | None = None
         self.claims: dict[str, str] = {}
+        self.unselected: dict[str, PciFunction] = {}
         self.enabled: dict[str, int] = {}
         self.awake: set[str] = set()
         self.holders: dict[int, tuple[Holder, ...]] = {}
@@ -115,6 +127,11 @@ class Core:
         return effects
 
     def _answer(self) -> Event | None:
+        for meant in self.state.resolved.values():
+            look = self.state.looks.functions.get(meant.address)
+            if meant.looked_for and meant.ids is None and look is not None:
+                found = self.unselected.get(meant.address)
+                return FunctionInspected(look, meant.address, (found,) if found is not None else ())
         if (read := self.state.ledger.outstanding) is not None:
             return self.ledger_event(read)
         if (poll := self.state.polls.outstanding) is not None:

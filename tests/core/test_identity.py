@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from gpuactors import limits
 from gpuactors.core import inventory
-from gpuactors.core.effects import Granted, Refusal, Refused
+from gpuactors.core.effects import Granted, Ready, Refusal, Refused
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -29,10 +30,13 @@ from gpuactors.core.model import (
     PciFunction,
     Pod,
     ResourceName,
+    Settings,
     Token,
     pci_address,
 )
-from tests.core.builders import H100, Core, gpu
+from gpuactors.core.selector import parse_selector
+from gpuactors.core.snapshot import project, report
+from tests.core.builders import H100, SETTINGS, Core, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 OTHERS = ResourceName("devices.kubevirt.io/other")
@@ -239,3 +243,128 @@ def test_a_thousand_numbers_of_other_plugins_are_resolved_without_a_look_at_ever
     few: dict[tuple[str, str], str] = {(OTHERS, "1000"): "pod"}
     many: dict[tuple[str, str], str] = {(OTHERS, str(n)): f"pod-{n}" for n in range(1000)}
     assert cost(many) == cost(few)
+
+
+# --- whatever is selected or named now --------------------------------------------------------------------
+
+ONLY_B = replace(SETTINGS, selectors=(parse_selector(f"address={B}"),))
+NEW = ResourceName("nvidia.com/GH100_H100_SXM5_80GB_HBM3")
+ELSE = ResourceName("nvidia.com/GA100_A100_SXM4_40GB")
+
+
+def renewed(address: str) -> PciFunction:
+    """The same GPU, by another name in a newer pci.ids."""
+    return gpu(address, model="GH100 [H100 SXM5 80GB HBM3]")
+
+
+def swapped(address: str) -> PciFunction:
+    return gpu(address, device="20b0", model="GA100 [A100 SXM4 40GB]")
+
+
+def restarted(
+    *functions: PciFunction, served: ResourceName | None = H100, settings: Settings = SETTINGS, **pods: str
+) -> Core:
+    """A daemon that starts while pods have GPUs by the old name, as `vm=A`."""
+    core = Core(settings=settings, served=() if served is None else (served,))
+    core.ledger = {device: pod for pod, device in pods.items()}
+    core.unselected = {A: gpu(A)}
+    core.feed(HostScanned(1, functions))
+    return core
+
+
+def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> None:
+    core = restarted(gpu(B), settings=ONLY_B, served=None, vm=A)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.reason(A) == "allocated to pod default/vm"
+    assert project(core.state).looks.given == {A}
+    assert [(d.function.address, d.resource, d.owner) for d in report(core.state)] == [
+        (A, H100, "allocated to pod default/vm"),
+        (B, H100, None),
+    ]
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {B: "Healthy"}
+    assert project(core.state).looks.given == set()
+    (answer,) = core.answers(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    assert isinstance(answer, Refused), "it is not offered again"
+
+
+def test_a_selection_that_leaves_nothing_of_a_resource_leaves_it_registered_until_its_last_pod_ends() -> None:
+    core = restarted(settings=ONLY_B, vm=A)
+    assert core.frame() == {A: "Healthy"}
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame() == {}
+    core.pass_time(limits.RETIRE_EMPTY_AFTER_S)
+    assert not core.state.plugins
+    assert not core.state.served
+
+
+def test_the_first_list_waits_for_the_look_at_what_a_pod_has() -> None:
+    core = Core(settings=ONLY_B)
+    core.ledger, core.silent = {A: "vm"}, True
+    core.feed(HostScanned(1, (gpu(B),)))
+    read_number = core.state.ledger.outstanding
+    assert read_number is not None
+    core.feed(core.ledger_event(read_number))
+    while (poll := core.state.polls.outstanding) is not None:
+        core.feed(core.poll_event(poll))
+    assert core.state.frames == {}
+    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_a_pod_starts_its_container_again_with_a_gpu_that_is_not_selected_any_more() -> None:
+    core = restarted(gpu(B), settings=ONLY_B, vm=A)
+    core.feed(PreStartAsked(Token(1), H100, (DeviceId(A),)))
+    answers = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    assert answers == [Ready()]
+
+
+def test_a_pci_ids_that_was_renewed_leaves_a_pod_its_gpu_by_the_old_name_until_it_ends() -> None:
+    core = restarted(renewed(A), renewed(B), vm=A)
+    assert core.frame() == {A: "Healthy"}
+    assert core.frame(NEW) == {B: "Healthy"}, "not free by the new name"
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert (core.frame(), core.frame(NEW)) == ({}, {A: "Healthy", B: "Healthy"})
+    core.pass_time(limits.RETIRE_EMPTY_AFTER_S)
+    assert core.state.plugins.keys() == core.state.served == {NEW}
+
+
+def test_a_name_that_changes_under_a_running_daemon_leaves_a_pod_its_gpu_by_the_old_one() -> None:
+    core = node(ledger={A: "vm-1"})
+    look(core, A, renewed(A))
+    look(core, B, renewed(B))
+    assert (core.frame(), core.frame(NEW)) == ({A: "Healthy"}, {B: "Healthy"})
+
+
+def test_without_a_name_from_the_daemon_before_the_old_name_is_another_plugins() -> None:
+    core = restarted(renewed(A), renewed(B), served=None, vm=A)
+    assert core.frame(NEW) == {A: "Unhealthy", B: "Healthy"}
+    assert core.state.plugins.keys() == {NEW}
+
+
+def test_a_swapped_card_is_another_device() -> None:
+    core = node(ledger={A: "vm-1"})
+    look(core, A)
+    look(core, A, swapped(A))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == "allocated to pod default/vm-1, but another device is there now (10de:20b0)"
+    assert core.frame(ELSE) == {A: "Unhealthy"}
+
+
+def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_device() -> None:
+    core = Core(served=(H100,))
+    core.ledger = {A: "vm"}
+    core.feed(HostScanned(1, (gpu(B),)))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    look(core, A, swapped(A))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    look(core, A, gpu(A))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_a_name_that_was_served_and_that_no_pod_has_anything_of_is_forgotten() -> None:
+    core = restarted(renewed(A), served=ResourceName("nvidia.com/OLD"))
+    assert core.state.served == {NEW}

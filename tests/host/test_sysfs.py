@@ -400,6 +400,24 @@ def test_for_want_of_descriptors_nothing_is_said_of_any_device(
     for name in ("open", "listdir"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, short)
-            for look_there in (sysfs.scan, lambda: sysfs.look(PciAddress(GPU.address))):
-                with pytest.raises(HostError, match=r"ENFILE.*fs\.file-max"):
-                    look_there()
+            with pytest.raises(HostError, match=r"ENFILE.*fs\.file-max"):
+                sysfs.scan()
+            with pytest.raises(HostError, match=r"ENFILE.*fs\.file-max"):
+                sysfs.look(PciAddress(GPU.address))
+
+
+# --- what a pod has, whatever the selectors say -----------------------------------------------------------------
+
+
+def test_what_a_pod_has_is_found_though_no_selector_chooses_it(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.plug(AUDIO)
+    tree.plug(NIC)
+    narrowed = reader(tree, ("device=2bb1",))
+    assert narrowed.scan() == narrowed.look(PciAddress(GPU.address)) == ()
+    given = frozenset({PciAddress(GPU.address), PciAddress("0000:99:00.0")})
+    group = [GPU.address, AUDIO.address]
+    assert addresses(narrowed.scan(given)) == group
+    assert addresses(narrowed.look(PciAddress(GPU.address), given)) == group
+    assert addresses(narrowed.look(PciAddress(AUDIO.address), given)) == group, "it shares the group"
+    assert narrowed.look(PciAddress(NIC.address), given) == ()

@@ -26,10 +26,10 @@ async def run(
     async with trio.open_nursery() as nursery:
         async for now in wanted:
             if now.scan is not None and scans.is_new(now.scan):
-                nursery.start_soon(_scan, now.scan, host, inbox)
+                nursery.start_soon(_scan, now.scan, now.given, host, inbox)
             for address, number in now.functions.items():
                 if looks.setdefault(address, _Started()).is_new(number):
-                    nursery.start_soon(_look, address, number, host, inbox, limiter)
+                    nursery.start_soon(_look, address, number, now.given, host, inbox, limiter)
             for answered in looks.keys() - now.functions.keys():
                 del looks[answered]
 
@@ -47,9 +47,11 @@ class _Started:
         return True
 
 
-async def _scan(number: int, host: HostReader, inbox: trio.MemorySendChannel[Event]) -> None:
+async def _scan(
+    number: int, given: frozenset[PciAddress], host: HostReader, inbox: trio.MemorySendChannel[Event]
+) -> None:
     try:
-        functions = await host.scan()
+        functions = await host.scan(given)
     except HostError as exc:
         await inbox.send(ScanFailed(number, str(exc)))
     else:
@@ -59,13 +61,14 @@ async def _scan(number: int, host: HostReader, inbox: trio.MemorySendChannel[Eve
 async def _look(
     address: PciAddress,
     number: int,
+    given: frozenset[PciAddress],
     host: HostReader,
     inbox: trio.MemorySendChannel[Event],
     limiter: trio.CapacityLimiter,
 ) -> None:
     try:
         async with limiter:
-            functions = await host.look(address)
+            functions = await host.look(address, given)
     except HostError as exc:
         await inbox.send(InspectionFailed(number, address, str(exc)))
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from gpuactors.core.inventory import Device, devices_of
+from gpuactors.core.inventory import Device, node_devices
 from gpuactors.core.model import Advertised, Holder, NodeState, PciAddress, Transition
 from gpuactors.core.snapshot import DeviceReport, registered, report
 from gpuactors.core.standing import Standing, owners, stand_of
@@ -111,7 +111,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
 
 
 def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
-    known = {d.function.address: d for d in devices_of(state.facts, state.settings.selectors)}
+    known = {d.function.address: d for d in node_devices(state)}
     views = [_present(state, r, known[r.function.address], at) for r in report(state)]
     views += _remembered(state, at)
     return tuple(sorted(views, key=lambda view: view.address))
@@ -143,7 +143,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
 
 def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that have gone: still listed because a pod has them, or known from their history."""
-    present = {d.function.address for d in devices_of(state.facts, state.settings.selectors)}
+    present = {d.function.address for d in node_devices(state)}
     listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
     owned = owners(state)
     for address in (listed.keys() | state.history.keys()) - present:

@@ -19,7 +19,7 @@ from gpuactors import limits
 from gpuactors.core import bindings
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import claimed_address, resolved
-from gpuactors.core.inventory import devices_of, functions_of, groups_of
+from gpuactors.core.inventory import functions_of, groups_of, node_devices
 from gpuactors.core.model import (
     ClaimedDevice,
     Departed,
@@ -103,7 +103,9 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     after = replace(state, ledger=ledger)
     after = resolved(state, replace(after, granted=_still_granted(after, event, at)))
     left = _left(state, entries, event.read)
-    state = replace(after, departed={**_still_departed(after), **left})
+    state = replace(
+        after, departed={**_still_departed(after), **left}, served=_still_served(after, event.settling)
+    )
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
     due_at = at + (period_s if _matters(state) else limits.LEDGER_QUIET_S)
     wished = before.due_at if before.due_at > at else math.inf
@@ -111,6 +113,15 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if left:
         state = ask_poll(state)
     return ask_ledger(state, at) if before.again else state
+
+
+def _still_served(state: NodeState, settling: bool) -> frozenset[ResourceName]:
+    """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
+    something of, which a kubelet that has just started may not know yet."""
+    if settling:
+        return state.served
+    had = {resource for resource, _ in state.ledger.entries}
+    return frozenset(r for r in state.served if r in had or r in state.frames)
 
 
 def _left(
@@ -168,7 +179,7 @@ def _is_gone(before: Pod, now: Pod | None) -> bool:
 
 def _matters(state: NodeState) -> bool:
     """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
-    devices = devices_of(state.facts, state.settings.selectors)
+    devices = node_devices(state)
     ours = {d.function.address for d in devices}
     given = {meant.address for meant in state.resolved.values()} | state.ledger.claims.keys()
     in_use = any(o.in_use for o in state.polls.groups.values())
@@ -206,9 +217,7 @@ def groups_that_matter(state: NodeState) -> dict[int, tuple[PciAddress, ...]]:
     """The groups with a device that is on a vfio driver, or may be leaving one, and what of them a virtual machine can
     have open: the functions on a vfio driver, and those that are leaving one."""
     wanted = {
-        d.function.iommu_group
-        for d in devices_of(state.facts, state.settings.selectors)
-        if d.function.vfio_bound or may_be_unbinding(d)
+        d.function.iommu_group for d in node_devices(state) if d.function.vfio_bound or may_be_unbinding(d)
     }
     groups = groups_of(functions_of(state.facts).values())
     counted = bindings.countable(state)

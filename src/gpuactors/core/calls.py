@@ -42,7 +42,7 @@ from gpuactors.core.effects import (
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.health import not_offered, obstacle
 from gpuactors.core.identity import address_of
-from gpuactors.core.inventory import Device, devices_of
+from gpuactors.core.inventory import Device, node_devices
 from gpuactors.core.model import (
     Call,
     CallKind,
@@ -163,11 +163,7 @@ def waits_for_poll(state: NodeState) -> bool:
 def devices_by_id(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
     """The selected devices of a resource by the IDs that kubelet may use: those that are listed or given away, and the
     PCI address."""
-    devices = {
-        d.function.address: d
-        for d in devices_of(state.facts, state.settings.selectors)
-        if d.resource == resource
-    }
+    devices = {d.function.address: d for d in node_devices(state) if d.resource == resource}
     ids = {a.id: a.address for a in state.frames.get(resource, ())}
     ids |= {i: meant.address for (r, i), meant in state.resolved.items() if r == resource}
     by_address = {DeviceId(address): device for address, device in devices.items()}

@@ -14,8 +14,8 @@ from dataclasses import replace
 from gpuactors import limits
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.health import not_offered, verdict
-from gpuactors.core.identity import device_ids
-from gpuactors.core.inventory import Device, devices_of
+from gpuactors.core.identity import device_ids, is_looking
+from gpuactors.core.inventory import Device, ids_of, named, node_devices, our_resources
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
@@ -24,11 +24,11 @@ from gpuactors.core.model import (
     NodeState,
     PciAddress,
     PluginState,
+    Resolved,
     ResourceName,
     Role,
     Transition,
 )
-from gpuactors.core.naming import resource_name
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.registration import new_plugin
 from gpuactors.core.standing import Owner, Standing, given_away, is_offered, owners, stand_of
@@ -60,7 +60,9 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         effects.extend(_changes(resource, state.frames.get(resource, ()), frame))
     history = _recorded(state, frames, at)
     serving = state.role is Role.SERVING
-    return replace(state, frames=frames, plugins=plugins if serving else {}, history=history), effects
+    served = (state.served | frames.keys()) - (made.keys() - frames.keys())
+    plugins = plugins if serving else {}
+    return replace(state, served=served, frames=frames, plugins=plugins, history=history), effects
 
 
 def is_ready(state: NodeState) -> bool:
@@ -72,6 +74,8 @@ def is_ready(state: NodeState) -> bool:
     if not (
         state.scanned and state.ledger.tried and (state.polls.done > 0 or state.polls.outstanding is None)
     ):
+        return False
+    if not state.frames and is_looking(state):
         return False
     undecided = any(o.in_use and o.since > state.ledger.read for o in state.polls.groups.values())
     return bool(state.frames) or state.ledger.problem is not None or not undecided
@@ -107,7 +111,7 @@ def _listed(
     """What there is to list: offered devices, and those that are lost while a pod has them."""
     ids = device_ids(state)
     listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
-    devices = devices_of(state.facts, state.settings.selectors)
+    devices = node_devices(state)
     for device in devices:
         stand = stand_of(state, device, owned)
         if is_offered(state, device) or stand.standing is Standing.ALLOCATED:
@@ -118,8 +122,8 @@ def _listed(
             )
             health, reason = verdict(device, stand, before)
             listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, health, reason)
-    # Kubelet's ledger has other plugins' resources as well. One that has no plugin here is ours by its model's name.
-    ours = {*state.plugins, *(d.resource for d in devices)}
+    # Kubelet's ledger has other plugins' resources as well.
+    ours = our_resources(state, (d.resource for d in devices))
     for (resource, device_id), said in given_away(state, ours).items():
         of_resource = listed.setdefault(resource, {})
         if device_id not in of_resource:
@@ -146,25 +150,25 @@ def _tombstone(
         return Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, reason)
     old = next((a for a in state.frames.get(resource, ()) if a.id == device_id), None)
     numa_node = old.numa_node if old is not None else None
-    if _is_lost(state, resource, meant.address):
-        reason = f"{said}, but {_why_gone(state, meant.address)}"
+    if _is_lost(state, resource, meant):
+        reason = f"{said}, but {_why_gone(state, resource, meant.address)}"
         return Advertised(device_id, meant.address, Health.UNHEALTHY, numa_node, reason)
     if (listed := ids.get(meant.address)) is not None:
         said += f"; it is listed as {listed} too"
     return Advertised(device_id, meant.address, Health.HEALTHY, numa_node, said)
 
 
-def _is_lost(state: NodeState, resource: ResourceName, address: PciAddress) -> bool:
+def _is_lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> bool:
     """A pod cannot have that device of that resource any more: it is gone, unbound, or another model's.
 
-    One whose ids could never be read is not: which model it is was known when it was given away.
+    One whose ids could never be read is not: which model it is was known when it was given away. Nor is one that is
+    what it was and has another name, as pci.ids was renewed.
     """
-    fact = state.facts.get(address)
+    fact = state.facts.get(meant.address) if meant is not None else None
     function = fact.function if fact is not None else None
-    if function is None or not function.vfio_bound:
+    if meant is None or function is None or not function.vfio_bound:
         return True
-    known = bool(function.vendor and function.device)
-    return known and resource_name(function.vendor, function.device, function.model) != resource
+    return ids_of(function) not in ("", meant.ids) and named(function) != resource
 
 
 def _frame(
@@ -181,15 +185,21 @@ def _frame(
     if in_call or blind or state.no_shrink_until.get(resource, at) > at:
         for old in listed:
             other = listed_as.get(old.address)
-            why = f"it is listed as {other} now" if other is not None else _why_gone(state, old.address)
+            why = (
+                f"it is listed as {other} now"
+                if other is not None
+                else _why_gone(state, resource, old.address)
+            )
             frame.setdefault(old.id, replace(old, health=Health.UNHEALTHY, reason=why))
     return tuple(sorted(frame.values(), key=lambda a: a.id))
 
 
-def _why_gone(state: NodeState, address: PciAddress) -> str:
+def _why_gone(state: NodeState, resource: ResourceName, address: PciAddress) -> str:
     fact = state.facts.get(address)
     if fact is None or fact.function is None:
         return "the PCI function is gone from this node"
+    if fact.function.vfio_bound and named(fact.function) == resource:
+        return "no selector chooses it any more (--select)"
     if fact.function.vfio_bound:
         return f"another device is there now ({fact.function.vendor}:{fact.function.device})"
     return not_offered(fact.function)
@@ -299,6 +309,8 @@ def _broken(
         if listed is None:
             nobody = Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, said)
             broken.append((resource, nobody, f"it is {said} but not listed"))
-        elif listed.health is not Health.HEALTHY and not _is_lost(state, resource, listed.address):
+        elif listed.health is not Health.HEALTHY and not _is_lost(
+            state, resource, state.resolved.get((resource, device_id))
+        ):
             broken.append((resource, listed, f"it is {said} but Unhealthy ({listed.reason})"))
     return broken

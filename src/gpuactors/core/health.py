@@ -19,7 +19,9 @@ drivers/pci/pci-stub.c and drivers/pci/pcie/portdrv.c; before Linux 6.0 vfio_dev
 
 
 def not_offered(function: PciFunction) -> str:
-    """Why a selected function is not offered to kubelet at all."""
+    """Why a function is not offered to kubelet at all."""
+    if function.vfio_bound:
+        return "no selector chooses it by this name any more (--select, pci.ids)"
     if function.driver is None:
         return "bound to no driver; bind it to vfio-pci to offer it"
     return f"bound to {quoted_id(function.driver)}, which is no vfio driver; bind it to vfio-pci to offer it"

@@ -16,7 +16,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gpuactors.core.inventory import devices_of
+from gpuactors.core.inventory import devices_of, ids_of, node_devices, our_resources
+from gpuactors.core.looks import ask_looks
 from gpuactors.core.model import (
     DeviceId,
     NodeState,
@@ -51,7 +52,7 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
     unknown = sorted(n for n in unknown if n not in known)
     if unknown:
         known |= _resolved_older(state, unknown, known)
-    return state if known == state.resolved else replace(state, resolved=known)
+    return _looked_for(state if known == state.resolved else replace(state, resolved=known))
 
 
 def _resolved_older(
@@ -83,12 +84,47 @@ def _resolved_older(
     return found
 
 
+def _looked_for(state: NodeState) -> NodeState:
+    """`state` with which model every device of ours was when it was first seen since it was given away. One that no
+    selector chooses is not in a scan: it is looked for."""
+    devices = devices_of(state.facts, state.settings.selectors)
+    ours = our_resources(state, (d.resource for d in devices))
+    seen: dict[Named, Resolved] = {}
+    wanted: list[PciAddress] = []
+    for name, meant in state.resolved.items():
+        if meant.ids is not None or name[0] not in ours:
+            continue
+        fact = state.facts.get(meant.address)
+        if fact is not None and fact.function is not None:
+            seen[name] = replace(meant, ids=ids_of(fact.function) or None)
+        elif state.scanned and not meant.looked_for:
+            seen[name] = replace(meant, looked_for=True)
+            wanted.append(meant.address)
+        elif state.scanned and meant.address not in state.looks.functions:
+            seen[name] = replace(meant, ids="")
+    if not seen:
+        return state
+    return replace(
+        state, resolved={**state.resolved, **seen}, looks=ask_looks(state.looks, sorted({*wanted}))
+    )
+
+
+def given_addresses(state: NodeState) -> frozenset[PciAddress]:
+    """What pods have been given of our resources: to be looked at whatever the selectors choose."""
+    return frozenset(m.address for m in state.resolved.values() if m.ids is not None or m.looked_for)
+
+
+def is_looking(state: NodeState) -> bool:
+    """Whether something that a pod has is there is not known yet."""
+    return any(m.looked_for and m.ids is None for m in state.resolved.values())
+
+
 def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
     """The ID that every device is listed by: its PCI address, or another one if kubelet has given it away by that
     alone, or has that alone in the present list, which must not change under a call."""
     named = _ids_by_device(state)
     ids: dict[PciAddress, DeviceId] = {}
-    for device in devices_of(state.facts, state.settings.selectors):
+    for device in node_devices(state):
         address = device.function.address
         known = named.get((device.resource, address), ())
         if not known and _is_held(state, device.resource):

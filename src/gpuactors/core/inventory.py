@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.core.model import Fact, PciAddress, PciFunction, ResourceName
+from gpuactors.core.model import Fact, NodeState, PciAddress, PciFunction, ResourceName
 from gpuactors.core.naming import resource_name
 from gpuactors.core.selector import Selector, matches
 
@@ -67,17 +67,55 @@ def groups_of(functions: Iterable[PciFunction]) -> dict[int, tuple[PciFunction, 
     return {number: tuple(members) for number, members in groups.items()}
 
 
+def ids_of(function: PciFunction) -> str:
+    """Vendor and device, which is what model it is: `10de:2330`; empty if they could not be read."""
+    return f"{function.vendor}:{function.device}" if function.vendor and function.device else ""
+
+
+def named(function: PciFunction) -> ResourceName:
+    """The resource that it is by its model's name."""
+    return resource_name(function.vendor, function.device, function.model)
+
+
 def devices_of(facts: Mapping[PciAddress, Fact], selectors: Iterable[Selector]) -> tuple[Device, ...]:
     """Every selected function, whatever its driver, sorted by address. The resource name needs no driver."""
-    functions = functions_of(facts)
+    functions, chosen = functions_of(facts), tuple(selectors)
+    return _devices(functions, {a: named(f) for a, f in functions.items() if is_selected(chosen, f)})
+
+
+def node_devices(state: NodeState) -> tuple[Device, ...]:
+    """Every device of this node, sorted by address: the selected functions; and whatever is selected or named now, what
+    a pod has been given is a device of the resource that it was given as, until the pod ends."""
+    functions, chosen = functions_of(state.facts), state.settings.selectors
+    names = {a: named(f) for a, f in functions.items() if is_selected(chosen, f)}
+    ours = our_resources(state, names.values())
+    given: dict[PciAddress, set[ResourceName]] = {}
+    for (resource, _), meant in state.resolved.items():
+        function = functions.get(meant.address)
+        if function is not None and resource in ours and ids_of(function) in (meant.ids, ""):
+            given.setdefault(meant.address, set()).add(resource)
+    kept = {a: min(r) for a, r in given.items() if names.get(a) not in r}
+    return _devices(functions, names | kept)
+
+
+def our_resources(state: NodeState, names: Iterable[ResourceName]) -> set[ResourceName]:
+    """The resources that are served here, of which `names` are those of the selected functions.
+
+    One that a daemon before this served is ours as long as a pod has something of it by an ID of ours.
+    """
+    return {*names, *state.plugins, *state.frames, *(r for r, _ in state.resolved if r in state.served)}
+
+
+def _devices(
+    functions: Mapping[PciAddress, PciFunction], resources: Mapping[PciAddress, ResourceName]
+) -> tuple[Device, ...]:
     groups = groups_of(functions.values())
-    chosen = tuple(selectors)
     return tuple(
         Device(
             function=function,
-            resource=resource_name(function.vendor, function.device, function.model),
+            resource=resources[address],
             group=(function,) if function.iommu_group is None else groups[function.iommu_group],
         )
-        for function in functions.values()
-        if is_selected(chosen, function)
+        for address, function in functions.items()
+        if address in resources
     )

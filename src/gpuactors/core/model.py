@@ -324,6 +324,11 @@ class Resolved:
     wherever the device is meanwhile: a GPU may come back in another IOMMU group."""
 
     address: PciAddress
+    ids: str | None = None
+    """Of a device of ours: vendor and device (`10de:2330`) as first seen there since the ID was given. None: not seen
+    yet; empty: there was nothing when it was first looked for."""
+    looked_for: bool = False
+    """It was not in the scan, which knows the selected functions alone, and a look at it has been asked for."""
 
 
 class Role(StrEnum):
@@ -397,6 +402,9 @@ class NodeState:
     """A first full scan has come back."""
     uevents: str
     """Why uevents are not heard, as a sentence; empty while they are."""
+    served: frozenset[ResourceName]
+    """Resources that are ours whatever is selected or named now: served by this daemon, or by one before it as its
+    state directory says, and not retired since."""
     frames: Mapping[ResourceName, Frame]
     """What kubelet is told, per resource that has a plugin."""
     plugins: Mapping[ResourceName, PluginState]

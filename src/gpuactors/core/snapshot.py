@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gpuactors.core.books import groups_that_matter
 from gpuactors.core.frames import is_ready
 from gpuactors.core.health import not_offered, verdict
-from gpuactors.core.identity import device_ids
-from gpuactors.core.inventory import devices_of
+from gpuactors.core.identity import device_ids, given_addresses
+from gpuactors.core.inventory import node_devices
 from gpuactors.core.model import (
     DeviceId,
     Frame,
@@ -32,6 +32,8 @@ class LooksWanted:
 
     scan: int | None
     functions: Mapping[PciAddress, int]
+    given: frozenset[PciAddress]
+    """What pods have been given of our resources: to be looked at whatever the selectors choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Outputs:
 def project(state: NodeState) -> Outputs:
     """The standing outputs that follow from the state."""
     return Outputs(
-        looks=LooksWanted(state.looks.scan, state.looks.functions),
+        looks=LooksWanted(state.looks.scan, state.looks.functions, given_addresses(state)),
         poll=PollWanted(state.polls.outstanding, _targets(state) if state.polls.outstanding else ()),
         ledger_read=state.ledger.outstanding,
         plugins={r: PluginView(state.frames[r], order(p)) for r, p in state.plugins.items()},
@@ -126,7 +128,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
     owned, ids = owners(state), device_ids(state)
     reports = []
-    for device in devices_of(state.facts, state.settings.selectors):
+    for device in node_devices(state):
         address = device.function.address
         listed = next((a for a in state.frames.get(device.resource, ()) if a.address == address), None)
         if listed is not None:

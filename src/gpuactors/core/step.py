@@ -11,7 +11,7 @@ Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -66,8 +66,9 @@ from gpuactors.core.model import (
 Stepped = tuple[NodeState, list[Effect]]
 
 
-def initial_state(settings: Settings) -> NodeState:
-    """Nothing known; a full scan and a read of kubelet's ledger are wanted."""
+def initial_state(settings: Settings, served: Iterable[ResourceName] = ()) -> NodeState:
+    """Nothing known but the resources that a daemon before this `served`; a full scan and a read of kubelet's ledger
+    are wanted."""
     wanted = looks.first_looks()
     return NodeState(
         settings=settings,
@@ -75,6 +76,7 @@ def initial_state(settings: Settings) -> NodeState:
         facts={},
         scanned=False,
         uevents="not listened for yet",
+        served=frozenset(served),
         frames={},
         plugins={},
         no_shrink_until={},

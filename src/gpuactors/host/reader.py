@@ -5,7 +5,7 @@ Must not decide anything: which functions are of interest is the reader's, what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar, final
 
 import trio
@@ -43,20 +43,20 @@ class ThreadedReader:
         self._threads: dict[PciAddress | None, trio.Event] = {}
         """Ends of the threads that run, by address; None is the scan."""
 
-    async def scan(self) -> tuple[PciFunction, ...]:
+    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.scan`."""
         with trio.move_on_after(self._scan_deadline_s):
-            return await self._in_thread(None, self._sysfs.scan)
+            return await self._in_thread(None, lambda: self._sysfs.scan(given))
         raise HostError(
             f"the scan of the PCI bus did not end within {self._scan_deadline_s:g} s: a read of sysfs hangs; look for "
             "hung tasks in the kernel's log; the scan is tried again"
         )
 
-    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
+    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.look`."""
         with trio.move_on_after(self._look_deadline_s):
             async with self._slots:
-                return await self._in_thread(address, lambda: self._sysfs.look(address))
+                return await self._in_thread(address, lambda: self._sysfs.look(address, given))
         raise HostError(
             f"looking at {address} did not end within {self._look_deadline_s:g} s: a read of its sysfs directory "
             "hangs, as it does while an unbind waits for a virtual machine to let go; stop what holds the device"
@@ -82,12 +82,12 @@ class InlineReader:
     def __init__(self, sysfs: SysfsReader) -> None:
         self._sysfs = sysfs
 
-    async def scan(self) -> tuple[PciFunction, ...]:
+    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.scan`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.scan()
+        return self._sysfs.scan(given)
 
-    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
+    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.look`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.look(address)
+        return self._sysfs.look(address, given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -55,8 +55,8 @@ class SysfsReader:
         self._selectors = selectors
         self._names = names
 
-    def scan(self) -> tuple[PciFunction, ...]:
-        """Every chosen function and the other members of their IOMMU groups, sorted by address.
+    def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+        """Every function that is chosen or `given`, and the other members of their IOMMU groups, sorted by address.
 
         Reads the identity of each function on the bus, but the rest only of the chosen ones: a host has thousands of
         functions and a few GPUs. Raises `HostError` if the bus cannot be listed.
@@ -64,8 +64,8 @@ class SysfsReader:
         found: dict[PciAddress, PciFunction] = {}
         companions: set[PciAddress] = set()
         for name in self._list_bus():
-            identity = self._identity(name) if self._candidate(name) else None
-            if identity is None or not self._chosen(name, identity):
+            identity = self._identity(name) if name in given or self._candidate(name) else None
+            if identity is None or not (name in given or self._chosen(name, identity)):
                 continue
             function = self._function(name, identity)
             function, members = (None, ()) if function is None else self._with_group(function)
@@ -75,8 +75,9 @@ class SysfsReader:
         self._add_companions(found, companions)
         return tuple(found[address] for address in sorted(found))
 
-    def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
-        """The function and its IOMMU group, sorted by address, if any of them is chosen; nothing if it is not there.
+    def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+        """The function and its IOMMU group, sorted by address, if any of them is chosen or `given`; nothing if it is
+        not there.
 
         Raises `HostError` if there is no PCI bus to look at.
         """
@@ -88,7 +89,7 @@ class SysfsReader:
             return ()
         found = {address: function}
         self._add_companions(found, members)
-        if not any(self._chosen(f.address, _identity_of(f)) for f in found.values()):
+        if not any(f.address in given or self._chosen(f.address, _identity_of(f)) for f in found.values()):
             return ()
         return tuple(found[member] for member in sorted(found))
 

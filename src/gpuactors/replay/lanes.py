@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from gpuactors.core.health import not_offered
-from gpuactors.core.inventory import devices_of
+from gpuactors.core.inventory import node_devices
 from gpuactors.core.model import Advertised, Health, NodeState, PciAddress, ResourceName, Role
 from gpuactors.core.registration import is_registered
 from gpuactors.core.standing import Stand, Standing, owners, stand_of
@@ -150,7 +150,7 @@ def standings(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str,
     listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
     owned = owners(state)
     present = set()
-    for device in devices_of(state.facts, state.settings.selectors):
+    for device in node_devices(state):
         address = device.function.address
         present.add(address)
         _, told = listed.get(address, (None, None))

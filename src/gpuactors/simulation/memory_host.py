@@ -6,7 +6,7 @@ when it is told to (`faults.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import final
@@ -87,14 +87,14 @@ class FaultyReader:
         self._faults = faults
         self._root = root
 
-    async def scan(self) -> tuple[PciFunction, ...]:
+    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.scan`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         if self._faults.strikes(Fault.SCAN_FAILS):
             raise HostError("the scan was told to fail")
-        return await self._take_time(await self._reader.scan())
+        return await self._take_time(await self._reader.scan(given))
 
-    async def look(self, address: PciAddress) -> tuple[PciFunction, ...]:
+    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.look`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         if self._faults.strikes(Fault.LOOK_FAILS):
@@ -102,7 +102,7 @@ class FaultyReader:
         if self._faults.strikes(Fault.LOOK_HANGS):
             await trio.sleep(limits.LOOK_DEADLINE_S)
             raise HostError(f"looking at {address} did not end in time")
-        return await self._take_time(await self._reader.look(address))
+        return await self._take_time(await self._reader.look(address, given))
 
     async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
         """A slow one has read at once and answers later: the worst case, as it is out of date then."""

@@ -1,0 +1,34 @@
+"""The served keeper: writes down which resources this daemon serves, for the one that comes after it.
+
+A daemon that does not serve, as another one does, writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.model import NodeState, ResourceName, Role
+from gpuactors.ports import ServedResources, StateFileError
+
+
+async def run(
+    state: LatestReader[NodeState], file: ServedResources, on_problem: Callable[[str], None]
+) -> None:
+    """Runs for ever. A problem is said once, as long as it lasts; meanwhile it is tried again."""
+    written: frozenset[ResourceName] | None = None
+    said = ""
+    async for now in state:
+        if now.role is not Role.SERVING or now.served == written:
+            continue
+        try:
+            await file.write(now.served)
+        except StateFileError as exc:
+            if said != str(exc):
+                on_problem(said := str(exc))
+            await trio.sleep(limits.SERVED_RETRY_S)
+        else:
+            written, said = now.served, ""

@@ -1,0 +1,76 @@
+"""The served keeper: what this daemon serves is written once per change, and again after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import trio
+import trio.testing
+
+from gpuactors import limits
+from gpuactors.actors import served_keeper
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.model import NodeState, ResourceName, Role, Settings
+from gpuactors.core.step import initial_state
+from gpuactors.ports import StateFileError
+
+H100, A100 = ResourceName("nvidia.com/H100"), ResourceName("nvidia.com/A100")
+IDLE = initial_state(Settings((), 300.0, True))
+PATIENCE_S = 100.0
+
+
+class FakeFile:
+    """Implements `ports.ServedResources`; fails as often as it is told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.written: list[frozenset[ResourceName]] = []
+        self._failures = failures
+
+    def read(self) -> frozenset[ResourceName]:
+        return frozenset()
+
+    async def write(self, names: Iterable[ResourceName]) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._failures:
+            self._failures -= 1
+            raise StateFileError("the disk is full")
+        self.written.append(frozenset(names))
+
+
+async def kept(file: FakeFile, *states: NodeState, apart_s: float = 1.0) -> list[str]:
+    """The problems that are said while the state goes through these."""
+    problems: list[str] = []
+    cell = Latest(states[0])
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(served_keeper.run, cell.subscribe(), file, problems.append)
+            for state in states[1:]:
+                await trio.sleep(apart_s)
+                cell.set(state)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    return problems
+
+
+async def test_each_change_is_written_once(autojump_clock: trio.testing.MockClock) -> None:
+    file = FakeFile()
+    one, two = replace(IDLE, served=frozenset({H100})), replace(IDLE, served=frozenset({H100, A100}))
+    assert await kept(file, one, replace(one, scanned=True), two, two) == []
+    assert file.written == [{H100}, {H100, A100}]
+
+
+async def test_who_does_not_serve_writes_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    file = FakeFile()
+    waiting = replace(IDLE, served=frozenset({H100}), role=Role.TAKING_OVER)
+    await kept(file, waiting, replace(waiting, role=Role.HANDED_OVER))
+    assert file.written == []
+
+
+async def test_a_failure_is_said_once_and_the_write_is_tried_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    file = FakeFile(failures=2)
+    states = [replace(IDLE, served=frozenset({H100}), scanned=bool(n % 2)) for n in range(4)]
+    assert await kept(file, *states, apart_s=limits.SERVED_RETRY_S + 1) == ["the disk is full"]
+    assert file.written == [{H100}]

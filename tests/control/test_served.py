@@ -1,0 +1,53 @@
+"""The file of served resources: whole at any moment, and no reason for anybody to stop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuactors.control.served import FILE_NAME, ServedFile
+from gpuactors.core.model import ResourceName
+from gpuactors.ports import StateFileError
+
+H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
+
+
+def test_before_the_first_daemon_nothing_was_served(tmp_path: Path) -> None:
+    assert ServedFile(str(tmp_path)).read() == set()
+
+
+async def test_what_was_written_is_read(tmp_path: Path) -> None:
+    await ServedFile(str(tmp_path)).write({H100})
+    assert ServedFile(str(tmp_path)).read() == {H100}
+    assert os.listdir(tmp_path) == [FILE_NAME], "nothing is left of how it was made"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\xff", b"{", b"[]", b"null", b"{}", b'{"resources": 5}', b'{"resources": [5]}', b"[" * 100_000,
+        b'{"resources": ["' + b"x" * (1 << 20) + b'"]}',
+    ],
+    ids=lambda c: ascii(c[:20]),
+)  # fmt: skip
+async def test_a_file_that_is_none_of_ours_is_said_and_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    file = ServedFile(str(tmp_path))
+    with pytest.raises(StateFileError, match="is no list of resources"):
+        file.read()
+    await file.write({H100})
+    assert file.read() == {H100}
+
+
+async def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    file = ServedFile(str(tmp_path / "gone"))
+    with pytest.raises(StateFileError, match=r"cannot write .*served\.json: No such file or directory"):
+        await file.write({H100})
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    with pytest.raises(StateFileError, match=r"cannot read .*served\.json: Is a directory"):
+        ServedFile(str(tmp_path)).read()

@@ -217,7 +217,7 @@ async def run_daemon(
     cells = registry.Cells(
         looks=Latest(outputs.looks),
         poll=Latest(outputs.poll),
-        ledger_read=Latest(outputs.ledger_read),
+        ledger=Latest(outputs.ledger),
         take_over=Latest(outputs.take_over),
         plugins=Latest({}),
         state=Latest(state),
@@ -257,7 +257,7 @@ async def run_daemon(
         else:
             nursery.start_soon(post.send, UeventsUnavailable("switched off (--uevents=off)"))
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
-        actor("pod_resources", lambda: pod_resources.run(cells.ledger_read.subscribe(), outside.ledger, post))
+        actor("pod_resources", lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post))
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))
         if journal is not None:
             actor("journal", journal.run)

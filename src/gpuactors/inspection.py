@@ -108,13 +108,13 @@ async def _look(config: Config) -> NodeView:
 async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Event | None:
     """What the core wants to know next."""
     wanted = project(state)
-    if wanted.ledger_read is not None:
+    if wanted.ledger.read is not None:
         try:
             contents = await ledger.read()
         except KubeletError as exc:
-            return LedgerUnreadable(wanted.ledger_read, str(exc))
+            return LedgerUnreadable(wanted.ledger.read, str(exc))
         return LedgerRead(
-            wanted.ledger_read, contents.source, contents.entries, contents.claims, contents.settling
+            wanted.ledger.read, contents.source, contents.entries, contents.claims, contents.settling
         )
     if wanted.poll.poll is not None:
         return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets))

@@ -173,6 +173,40 @@ LEDGER_DEADLINE_S: Final = 5.0
 
 assert 2 * max(LOOK_DEADLINE_S, LEDGER_DEADLINE_S) < CALL_DEADLINE_S
 
+KUBELET_LIST_TAKEN_S: Final = 1.0
+"""A list of ours that has been out for so long is kubelet's as well, unless it has another one; a frame takes it
+milliseconds. No more often than this are the two compared, however often the ledger is read."""
+
+KUBELET_LIST_AGAIN_S: Final = 2.0
+"""After a read by which kubelet has another list than ours: when it is read again. One difference may be a frame that
+kubelet was slow to take; two are somebody else's list, or nobody's."""
+
+ODD_SIGHT_S: Final = 1.0
+"""After a socket of somebody else appeared beside kubelet's, or a stream ended that was not taken for kubelet's: when
+kubelet's list is read. A plugin registers as soon as its socket is there. Such sights lead to one read in so much
+time, however many there are."""
+
+CONTEND_BACKOFF_S: Final = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0)
+"""From the second read by which kubelet has another list than ours until we register again, by how often that was done
+in vain; the last one repeats. A plugin that answers each of our registrations with its own makes all GPUs of the node
+Unhealthy for some milliseconds each time, and pods that meet two plugins: hence ever more seldom."""
+
+DESERTED_MAX_S: Final = 20.0
+"""The longest of these waits where kubelet has no healthy device of the resource at all: nobody is there to fight with,
+and each second more is one without GPUs on this node."""
+
+CONTENTION_OVER_S: Final = 600.0
+"""The lists have agreed for so long: whoever had the resource has let it be, and the next contention begins with the
+first wait again. As long as the longest wait, so that a fight never looks over before its next round."""
+
+assert CONTEND_BACKOFF_S[-1] <= CONTENTION_OVER_S
+
+KUBELET_LIST_ID_MAX_CHARS: Final = 256
+"""What is compared and kept of an ID in kubelet's list (another plugin's may have 4 MiB); ours have 12."""
+
+NEIGHBOURS_MAX: Final = 16
+"""Other plugins' sockets that are named to the operator; a node has a handful."""
+
 LEDGER_SETTLE_S: Final = 30.0
 """After its start kubelet answers List before it knows its pods (kubernetes #112119 for the same list over HTTP):
 so long, what its ledger file names counts as well, unless this kubelet has listed it before. Pods were seen to be

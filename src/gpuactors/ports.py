@@ -6,7 +6,7 @@ import anything but the core's values and the latest-value cell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,8 +64,9 @@ class UseReader(Protocol):
 class LedgerReader(Protocol):
     """Reads kubelet's ledger."""
 
-    async def read(self) -> LedgerContents:
-        """All of it, from PodResources or else from the checkpoint file.
+    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
+        """All of it, from PodResources or else from the checkpoint file; and what kubelet itself has as healthy of
+        `resources`, if there are any and it says so.
 
         Raises `KubeletError` if neither can be read.
         """
@@ -81,6 +82,8 @@ class LedgerContents:
     claims: tuple[ClaimedDevice, ...]
     settling: bool = False
     """As `LedgerRead.settling`."""
+    healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
+    """As `LedgerRead.healthy`."""
 
 
 class UeventsOverflowError(Exception):
@@ -152,6 +155,16 @@ class Endpoint(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """What there is to see in kubelet's device-plugins directory."""
+
+    kubelet: str | None
+    """The identity of kubelet.sock; None while there is none."""
+    others: tuple[str, ...] = ()
+    """The names of the sockets that are neither kubelet's nor ours, sorted, at most NEIGHBOURS_MAX."""
+
+
 class Kubelet(Protocol):
     """The node's kubelet, as a device plugin sees it."""
 
@@ -160,8 +173,8 @@ class Kubelet(Protocol):
         """What to say while there is no kubelet.sock: which path, and what to look at."""
         ...
 
-    def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[str | None]]:
-        """The identity of kubelet.sock now and after every change; None while there is none.
+    def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
+        """The sockets in kubelet's directory now and after every change.
 
         Raises `KubeletError` if its directory is not there, or disappears.
         """

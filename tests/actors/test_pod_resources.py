@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import pytest
 import trio
@@ -12,11 +13,14 @@ from gpuactors.actors import pod_resources
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
 from gpuactors.core.model import DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.core.snapshot import LedgerWanted
 from gpuactors.ports import KubeletError, LedgerContents
 
 WITHIN_S = 10.0
-ENTRY = LedgerEntry(ResourceName("nvidia.com/X"), DeviceId("gpu0"), Pod("default", "vm", ""))
+RESOURCE = ResourceName("nvidia.com/X")
+ENTRY = LedgerEntry(RESOURCE, DeviceId("gpu0"), Pod("default", "vm", ""))
 CONTENTS = LedgerContents("PodResources", (ENTRY,), ())
+LIST = {RESOURCE: (DeviceId("gpu0"),)}
 
 
 @dataclass
@@ -26,9 +30,11 @@ class Ledger:
     answers: list[LedgerContents | KubeletError | ZeroDivisionError] = field(default_factory=list)
     go: trio.Event = field(default_factory=trio.Event)
     reads: int = 0
+    asked: list[tuple[ResourceName, ...]] = field(default_factory=list)
 
-    async def read(self) -> LedgerContents:
+    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         self.reads += 1
+        self.asked.append(tuple(resources))
         await self.go.wait()
         answer = self.answers.pop(0) if self.answers else CONTENTS
         if isinstance(answer, Exception):
@@ -38,9 +44,9 @@ class Ledger:
 
 @pytest.mark.trio
 async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
-    wanted: Latest[int | None] = Latest(None)
+    wanted: Latest[LedgerWanted] = Latest(LedgerWanted(None))
     send, receive = trio.open_memory_channel[Event](8)
-    ledger = Ledger(answers=[CONTENTS, KubeletError("not today")])
+    ledger = Ledger(answers=[CONTENTS, KubeletError("not today"), replace(CONTENTS, healthy=LIST)])
     ledger.go.set()
     nursery.start_soon(pod_resources.run, wanted.subscribe(), ledger, send)
     with trio.fail_after(WITHIN_S):
@@ -49,29 +55,30 @@ async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
         for number, answer in (
             (1, LedgerRead(1, "PodResources", (ENTRY,), ())),
             (4, LedgerUnreadable(4, "not today")),
-            (5, LedgerRead(5, "PodResources", (ENTRY,), ())),
+            (5, LedgerRead(5, "PodResources", (ENTRY,), (), healthy=LIST)),
         ):
-            wanted.set(number)
+            wanted.set(LedgerWanted(number, (RESOURCE,)))
             assert await receive.receive() == answer
             # The same number again, as when the core's other outputs change.
-            wanted.set(None)
+            wanted.set(LedgerWanted(None))
             await wait_all_tasks_blocked()
-            wanted.set(number)
+            wanted.set(LedgerWanted(number, (RESOURCE,)))
             await wait_all_tasks_blocked()
         assert ledger.reads == 3
+        assert ledger.asked == [(RESOURCE,)] * 3
     assert receive.statistics().current_buffer_used == 0
 
 
 @pytest.mark.trio
 async def test_what_is_asked_for_during_a_read_is_read_after_it_and_conflates(nursery: trio.Nursery) -> None:
-    wanted: Latest[int | None] = Latest(1)
+    wanted = Latest(LedgerWanted(1))
     send, receive = trio.open_memory_channel[Event](8)
     ledger = Ledger()
     nursery.start_soon(pod_resources.run, wanted.subscribe(), ledger, send)
     with trio.fail_after(WITHIN_S):
         for number in (2, 3):
             await wait_all_tasks_blocked()
-            wanted.set(number)
+            wanted.set(LedgerWanted(number, (RESOURCE,)))
         assert ledger.reads == 1, "one at a time"
         ledger.go.set()
         events = [await receive.receive(), await receive.receive()]
@@ -80,7 +87,7 @@ async def test_what_is_asked_for_during_a_read_is_read_after_it_and_conflates(nu
 
 @pytest.mark.trio
 async def test_after_a_crash_its_successor_does_the_outstanding_number() -> None:
-    wanted: Latest[int | None] = Latest(7)
+    wanted = Latest(LedgerWanted(7))
     send, receive = trio.open_memory_channel[Event](8)
     ledger = Ledger(answers=[ZeroDivisionError()])
     ledger.go.set()

@@ -54,7 +54,7 @@ class Recorded:
         cells = registry.Cells(
             looks=Latest(outputs.looks),
             poll=Latest(outputs.poll),
-            ledger_read=Latest(outputs.ledger_read),
+            ledger=Latest(outputs.ledger),
             take_over=Latest(outputs.take_over),
             plugins=Latest({}),
             state=Latest(self.initial),

@@ -15,6 +15,7 @@ from gpuactors.core.events import (
     LedgerUnreadable,
     Ticked,
 )
+from gpuactors.core.listing import comparable
 from gpuactors.core.model import (
     ClaimedDevice,
     DeviceId,
@@ -104,6 +105,8 @@ class Core:
         self.ledger_problem: str | None = None
         self.claims: dict[str, str] = {}
         self.unselected: dict[str, PciFunction] = {}
+        self.kubelets: list[str] | None = None
+        """What kubelet has as healthy; None while it does not say."""
         self.enabled: dict[str, int] = {}
         self.awake: set[str] = set()
         self.holders: dict[int, tuple[Holder, ...]] = {}
@@ -153,7 +156,8 @@ class Core:
             ClaimedDevice("gpu.nvidia.com", "node", device, f"default/{claim}", Pod("default", claim, ""))
             for device, claim in self.claims.items()
         )
-        return LedgerRead(read, "PodResources", entries, claims)
+        healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
+        return LedgerRead(read, "PodResources", entries, claims, healthy=healthy)
 
     def poll_event(self, poll: int) -> Event:
         """What a poll of the groups sees now."""

@@ -31,7 +31,7 @@ async def test_that_it_has_been_removed_is_said_whether_it_happens_or_has_happen
 
 async def watch(kubelet: UnixKubelet, to_remove: str | None) -> None:
     async with kubelet.sockets() as sockets:
-        async for socket in sockets:
-            assert socket is None
+        async for found in sockets:
+            assert found.kubelet is None
             assert to_remove is not None, "there is nothing to watch"
             os.rmdir(to_remove)

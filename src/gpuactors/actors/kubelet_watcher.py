@@ -1,12 +1,14 @@
-"""The kubelet watcher: kubelet.sock appears, disappears, is replaced."""
+"""The kubelet watcher: kubelet.sock appears, disappears, is replaced; so do other plugins' sockets beside it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import trio
 
 from gpuactors import limits
-from gpuactors.core.events import Event, KubeletAppeared, KubeletGone
-from gpuactors.ports import Kubelet, KubeletError
+from gpuactors.core.events import Event, KubeletAppeared, KubeletGone, NeighboursSeen
+from gpuactors.ports import Kubelet, KubeletError, Sockets
 
 
 async def run(kubelet: Kubelet, inbox: trio.MemorySendChannel[Event]) -> None:
@@ -14,10 +16,20 @@ async def run(kubelet: Kubelet, inbox: trio.MemorySendChannel[Event]) -> None:
     while True:
         try:
             async with kubelet.sockets() as sockets:
-                async for socket in sockets:
-                    await inbox.send(
-                        KubeletGone(kubelet.absence) if socket is None else KubeletAppeared(socket)
-                    )
+                before: Sockets | None = None
+                async for now in sockets:
+                    for event in _changes(before, now, kubelet.absence):
+                        await inbox.send(event)
+                    before = now
         except KubeletError as exc:
             await inbox.send(KubeletGone(str(exc)))
         await trio.sleep(limits.KUBELET_DIR_RETRY_S)
+
+
+def _changes(before: Sockets | None, now: Sockets, absence: str) -> Iterator[Event]:
+    same = before is not None and before.kubelet == now.kubelet
+    if not same:
+        yield KubeletGone(absence) if now.kubelet is None else KubeletAppeared(now.kubelet)
+    # Of the same names one may be another socket, or nothing else would have been told.
+    if same or now.others != (before.others if before is not None else ()):
+        yield NeighboursSeen(now.others)

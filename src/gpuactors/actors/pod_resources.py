@@ -10,26 +10,40 @@ import trio
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
+from gpuactors.core.model import ResourceName
+from gpuactors.core.snapshot import LedgerWanted
 from gpuactors.ports import KubeletError, LedgerReader
 
 
 async def run(
-    wanted: LatestReader[int | None], ledger: LedgerReader, inbox: trio.MemorySendChannel[Event]
+    wanted: LatestReader[LedgerWanted], ledger: LedgerReader, inbox: trio.MemorySendChannel[Event]
 ) -> None:
     """Runs for ever."""
     done = 0
-    async for number in wanted:
-        if number is not None and number > done:
-            await _read(number, ledger, inbox)
-            done = number
+    async for asked in wanted:
+        if asked.read is not None and asked.read > done:
+            await _read(asked.read, asked.resources, ledger, inbox)
+            done = asked.read
 
 
-async def _read(number: int, ledger: LedgerReader, inbox: trio.MemorySendChannel[Event]) -> None:
+async def _read(
+    number: int,
+    resources: tuple[ResourceName, ...],
+    ledger: LedgerReader,
+    inbox: trio.MemorySendChannel[Event],
+) -> None:
     try:
-        contents = await ledger.read()
+        contents = await ledger.read(resources)
     except KubeletError as exc:
         await inbox.send(LedgerUnreadable(number, str(exc)))
     else:
         await inbox.send(
-            LedgerRead(number, contents.source, contents.entries, contents.claims, contents.settling)
+            LedgerRead(
+                number,
+                contents.source,
+                contents.entries,
+                contents.claims,
+                contents.settling,
+                contents.healthy,
+            )
         )

@@ -18,7 +18,7 @@ from gpuactors.core.effects import Answer, Effect, Reply, Say
 from gpuactors.core.events import CallEvent, Event, LedgerRead, Ticked
 from gpuactors.core.model import Frame, NodeState, ResourceName
 from gpuactors.core.registration import PluginOrder
-from gpuactors.core.snapshot import LooksWanted, Outputs, PluginView, PollWanted, project
+from gpuactors.core.snapshot import LedgerWanted, LooksWanted, Outputs, PluginView, PollWanted, project
 from gpuactors.core.step import next_deadline, step
 from gpuactors.core.text import all_encodable
 from gpuactors.ports import Step
@@ -39,7 +39,7 @@ class Cells:
 
     looks: Latest[LooksWanted]
     poll: Latest[PollWanted]
-    ledger_read: Latest[int | None]
+    ledger: Latest[LedgerWanted]
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginCells]]
     state: Latest[NodeState]
@@ -99,7 +99,7 @@ def _show(outputs: Outputs, cells: Cells) -> None:
     """Puts each output into its cell; an equal value wakes nobody."""
     cells.looks.set(outputs.looks)
     cells.poll.set(outputs.poll)
-    cells.ledger_read.set(outputs.ledger_read)
+    cells.ledger.set(outputs.ledger)
     cells.take_over.set(outputs.take_over)
     if cells.plugins.is_closed:
         return

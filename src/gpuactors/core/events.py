@@ -6,6 +6,7 @@ never a fact: it only makes the core ask for a look.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuactors.core.model import (
@@ -109,6 +110,9 @@ class LedgerRead:
     claims: tuple[ClaimedDevice, ...]
     settling: bool = False
     """Kubelet has just started and may not know every pod: what its ledger file names was added."""
+    healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
+    """Kubelet's own list: what it has as healthy of each resource that was asked about, as `listing.comparable` puts
+    it; one without a healthy device is not in here. None if kubelet did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,13 @@ class KubeletGone:
     """kubelet.sock is not there; `reason` says what is missing, where."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursSeen:
+    """The sockets of others beside kubelet's are these now; one may have been made anew under its name."""
+
+    sockets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +287,7 @@ BooksEvent = GroupsObserved | LedgerRead | LedgerUnreadable
 KubeletEvent = (
     KubeletAppeared
     | KubeletGone
+    | NeighboursSeen
     | SocketBound
     | SocketFailed
     | RegisterSucceeded

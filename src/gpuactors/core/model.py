@@ -144,6 +144,26 @@ Frame = tuple[Advertised, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Listing:
+    """Kubelet's own list of a resource against ours; see `listing.py`. Times are seconds of the core's clock."""
+
+    changed_at: float = -math.inf
+    """When what we list as Healthy changed."""
+    read: int | None = None
+    """The read of kubelet's ledger that was asked for when kubelet had had our list for long enough."""
+    compared_at: float = -math.inf
+    """When such a read came back."""
+    against: int = 0
+    """How many of them in a row have spoken against us."""
+    disputed_at: float = -math.inf
+    """When the first of those did."""
+    agreed_since: float | None = None
+    """Since when each of them has spoken for us."""
+    reclaims: int = 0
+    """How often we have registered again for that since the lists agreed for long."""
+
+
+@dataclass(frozen=True, slots=True)
 class PluginState:
     """Where one resource stands with kubelet. Registered means: one open ListAndWatch stream.
 
@@ -172,6 +192,7 @@ class PluginState:
     problem: str | None
     """Why it is not registered, as a sentence."""
     empty_since: float | None
+    listing: Listing = Listing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,3 +447,7 @@ class NodeState:
     kubelet_missing: str
     """Why there is none, as a sentence."""
     stopping: bool
+    neighbours: tuple[str, ...] = ()
+    """The sockets in kubelet's directory that are neither kubelet's nor ours."""
+    look_at: float = math.inf
+    """When kubelet's list is to be read because something odd was seen."""

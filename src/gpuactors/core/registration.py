@@ -7,16 +7,22 @@ bind, a failed Register, no stream in time, the last stream's end, a new kubelet
 
 Kubelet's rules behind it (kubelet 1.36): it never dials again after a stream ended, so its end must lead to Register;
 a Register that fails makes it forget the running client as well, so another one must follow even if a stream is open;
-registering while the old stream is open is undone when the old one ends, so an old stream is ended first.
+registering while the old stream is open is undone when the old one ends, so an old stream is ended first. And an open
+stream does not say that kubelet has our list: another plugin may serve the resource. Whether it has is found out in
+`listing.py`; two reads against us are the end of the registration as well.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.model import PluginState
+
+AGAINST: Final = 2
+"""So many reads in a row by which kubelet has another list than ours: one may be a frame that it was slow to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,16 @@ def order(plugin: PluginState) -> PluginOrder:
 
 
 def is_registered(plugin: PluginState) -> bool:
-    """Kubelet accepted us and holds a stream open."""
+    """Kubelet accepted us, holds a stream open, and has our list as far as it is known."""
+    return _is_streaming(plugin) and not is_contested(plugin)
+
+
+def is_contested(plugin: PluginState) -> bool:
+    """Kubelet has another list than ours, although it holds a stream of ours open."""
+    return plugin.listing.against >= AGAINST
+
+
+def _is_streaming(plugin: PluginState) -> bool:
     return plugin.accepted and plugin.kubelet_stream in plugin.streams
 
 
@@ -70,6 +85,7 @@ def begin(plugin: PluginState) -> PluginState:
         renew=bool(plugin.streams),
         kubelet_stream=None,
         retry_at=None,
+        listing=replace(plugin.listing, read=None, against=0, disputed_at=-math.inf, agreed_since=None),
     )
 
 
@@ -147,7 +163,13 @@ def stream_ended(plugin: PluginState, stream: int, absence: str | None, at: floa
 
 
 def _lost(plugin: PluginState, at: float) -> PluginState:
-    """Registered no more: register again, at once if the stream had lasted."""
+    """Registered no more: register again, at once if the stream had lasted.
+
+    Not while the resource is fought for: then it may be the other plugin's doing, and its list be kubelet's already.
+    """
+    if plugin.listing.reclaims:
+        said = "kubelet's ListAndWatch stream ended while another plugin serves the same resource"
+        return _contending(list_changed(replace(plugin, accepted=False, problem=said), at), at)
     lasted = at - plugin.stream_opened_at >= limits.STREAM_STABLE_S
     failures = 0 if lasted else plugin.register_failures + 1
     return replace(
@@ -162,10 +184,11 @@ def _lost(plugin: PluginState, at: float) -> PluginState:
 def kubelet_appeared(plugin: PluginState, at: float) -> PluginState:
     """A new kubelet.sock: register at once. A stream of the old kubelet ends by itself; if not, we end it."""
     plugin = replace(plugin, register_failures=0)
-    if is_registered(plugin):
+    if _is_streaming(plugin):
         return replace(
             plugin,
             retry_at=at + limits.OLD_STREAM_GRACE_S,
+            listing=replace(plugin.listing, read=None, against=0),
             problem="a new kubelet is there; the old one's stream is still open",
         )
     return begin(plugin)
@@ -173,7 +196,7 @@ def kubelet_appeared(plugin: PluginState, at: float) -> PluginState:
 
 def kubelet_gone(plugin: PluginState, absence: str) -> PluginState:
     """Nobody to register with. An open stream stays what it is."""
-    problem = plugin.problem if is_registered(plugin) else absence
+    problem = plugin.problem if _is_streaming(plugin) else absence
     retry_at = plugin.retry_at if not plugin.bound else None  # the socket is made all the same
     return replace(plugin, retry_at=retry_at, problem=problem)
 
@@ -183,6 +206,111 @@ def due(plugin: PluginState, at: float) -> PluginState:
     if plugin.retry_at is None or plugin.retry_at > at:
         return plugin
     return begin(plugin)
+
+
+# --- kubelet's own list: the rules are in `listing.py` -----------------------------------------------------
+
+
+def list_changed(plugin: PluginState, at: float) -> PluginState:
+    """What we list as Healthy changed: a read that is out may have been answered by the list before."""
+    return replace(plugin, listing=replace(plugin.listing, changed_at=at, read=None))
+
+
+def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
+    """A read was asked for: whether it will be able to speak of this resource."""
+    tells = (_is_streaming(plugin) or waits_for_peace(plugin)) and at >= _tells_from(plugin)
+    wanted = read if tells else None
+    if plugin.listing.read == wanted:
+        return plugin
+    return replace(plugin, listing=replace(plugin.listing, read=wanted))
+
+
+def _tells_from(plugin: PluginState) -> float:
+    """From when on a read that is asked for can speak: kubelet has had our list, or its loss, for long enough."""
+    listing = plugin.listing
+    since = max(listing.changed_at, listing.compared_at, plugin.stream_opened_at)
+    return since + limits.KUBELET_LIST_TAKEN_S
+
+
+def not_told(plugin: PluginState, at: float) -> PluginState:
+    """The read came back and says nothing of kubelet's list."""
+    return replace(plugin, listing=replace(plugin.listing, read=None, compared_at=at))
+
+
+def agreed(plugin: PluginState, at: float) -> PluginState:
+    """Kubelet has our list. After long enough whoever was there has let it be."""
+    listing = plugin.listing
+    since = at if listing.agreed_since is None else listing.agreed_since
+    over = at - since >= limits.CONTENTION_OVER_S
+    now = replace(
+        listing,
+        read=None,
+        compared_at=at,
+        against=0,
+        disputed_at=-math.inf,
+        agreed_since=since,
+        reclaims=0 if over else listing.reclaims,
+    )
+    if not is_contested(plugin):
+        return replace(plugin, listing=now)
+    return replace(plugin, listing=now, retry_at=None, problem=None)
+
+
+def disputed(plugin: PluginState, why: str, at: float, *, nobody: bool) -> PluginState:
+    """Kubelet has another list: if it was so before, we register again, after a wait that grows each time.
+
+    `nobody`: none of the resource's devices is healthy in it.
+    """
+    listing = plugin.listing
+    if waits_for_peace(plugin):
+        plugin = not_told(plugin, at)
+        return replace(plugin, retry_at=_sooner(plugin, at)) if nobody else plugin
+    now = replace(
+        listing,
+        read=None,
+        compared_at=at,
+        against=listing.against + 1,
+        disputed_at=listing.disputed_at if listing.against else at,
+        agreed_since=None,
+    )
+    after = replace(plugin, listing=now)
+    if not is_contested(after):
+        return after
+    after = replace(after, problem=why)
+    if not is_contested(plugin):
+        after = _contending(after, at)
+    return replace(after, retry_at=_sooner(after, at)) if nobody else after
+
+
+def _contending(plugin: PluginState, at: float) -> PluginState:
+    """We shall register again, once more against somebody else."""
+    listing = plugin.listing
+    retry_at = at + _backoff(limits.CONTEND_BACKOFF_S, listing.reclaims)
+    return replace(plugin, retry_at=retry_at, listing=replace(listing, reclaims=listing.reclaims + 1))
+
+
+def _sooner(plugin: PluginState, at: float) -> float:
+    """When to register where kubelet has no healthy device: nobody is to be fought with, and nothing to be lost."""
+    wait_s = min(_backoff(limits.CONTEND_BACKOFF_S, plugin.listing.reclaims - 1), limits.DESERTED_MAX_S)
+    return min(math.inf if plugin.retry_at is None else plugin.retry_at, at + wait_s)
+
+
+def waits_for_peace(plugin: PluginState) -> bool:
+    """Its stream ended in a contention, and it does not register at once."""
+    waits = plugin.bound and not plugin.accepted and not plugin.registering and plugin.retry_at is not None
+    return bool(plugin.listing.reclaims) and waits
+
+
+def next_look_at(plugin: PluginState) -> float:
+    """When the next read of kubelet's list is wanted for this resource; infinite while nothing is odd."""
+    listing = plugin.listing
+    if waits_for_peace(plugin) or (_is_streaming(plugin) and listing.against):
+        wait_s = limits.KUBELET_LIST_AGAIN_S
+    elif _is_streaming(plugin) and listing.reclaims:
+        wait_s = limits.LEDGER_S
+    else:
+        return math.inf
+    return max(listing.compared_at + wait_s, _tells_from(plugin))
 
 
 def _backoff(waits_s: tuple[float, ...], failures: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuactors.core import listing
 from gpuactors.core.books import groups_that_matter
 from gpuactors.core.frames import is_ready
 from gpuactors.core.health import not_offered, verdict
@@ -58,6 +59,14 @@ class PollWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerWanted:
+    """The outstanding read of kubelet's ledger, and the resources of which kubelet's own list is wanted with it."""
+
+    read: int | None
+    resources: tuple[ResourceName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PluginView:
     """What one plugin actor works from."""
 
@@ -71,8 +80,7 @@ class Outputs:
 
     looks: LooksWanted
     poll: PollWanted
-    ledger_read: int | None
-    """The outstanding read of kubelet's ledger."""
+    ledger: LedgerWanted
     plugins: Mapping[ResourceName, PluginView]
     take_over: bool
     """Ready to serve: the daemon that runs already is to hand over now."""
@@ -84,7 +92,7 @@ def project(state: NodeState) -> Outputs:
     return Outputs(
         looks=LooksWanted(state.looks.scan, state.looks.functions, given_addresses(state)),
         poll=PollWanted(state.polls.outstanding, _targets(state) if state.polls.outstanding else ()),
-        ledger_read=state.ledger.outstanding,
+        ledger=LedgerWanted(state.ledger.outstanding, listing.asked(state)),
         plugins={r: PluginView(state.frames[r], order(p)) for r, p in state.plugins.items()},
         take_over=state.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.stopping,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from gpuactors import limits
-from gpuactors.core import bindings, books, calls, looks, registration
+from gpuactors.core import bindings, books, calls, listing, looks, registration
 from gpuactors.core.effects import Effect, Field, Level, Reply, Say
 from gpuactors.core.events import (
     AllocateAsked,
@@ -34,6 +34,7 @@ from gpuactors.core.events import (
     KubeletGone,
     LedgerRead,
     LedgerUnreadable,
+    NeighboursSeen,
     PredecessorGone,
     PreferenceAsked,
     PreStartAsked,
@@ -110,6 +111,8 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
             after, effects = _host(state, event, at)
         case KubeletAppeared() | KubeletGone():
             after, effects = _kubelet(state, event, at)
+        case NeighboursSeen():
+            after, effects = listing.neighbours_seen(state, event, at), []
         case (
             SocketBound()
             | SocketFailed()
@@ -134,6 +137,7 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
     after, answered = calls.completed(after, at)
     after = resolved(state, _hold_lists(state, after, answered, at))
     after, published = publish(state, after, at)
+    after = listing.kept(state, after, at)
     return after, [*effects, *answered, *published]
 
 
@@ -196,6 +200,9 @@ def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadab
             return books.observed(state, event, at), []
         case LedgerRead(_, source):
             after = books.ledger_read(state, event, at)
+            contested: list[Effect] = []
+            if event.read == state.ledger.outstanding:
+                after, contested = listing.compared(after, event.read, event.healthy, at)
             told = after.ledger.entries is state.ledger.entries and state.ledger.problem is None
             level = Level.DEBUG if told and state.ledger.read else Level.INFO
             fields: dict[str, Field] = {
@@ -203,10 +210,11 @@ def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadab
                 "devices": len(event.entries),
                 "claims": len(event.claims),
             }
-            return after, [Say(level, "ledger.read", fields)]
+            return after, [Say(level, "ledger.read", fields), *contested]
         case LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING
-            return books.ledger_unreadable(state, event, at), [
+            state = books.ledger_unreadable(state, event, at)
+            return listing.compared(state, event.read, None, at)[0], [
                 Say(level, "ledger.unreadable", {"reason": reason})
             ]
 
@@ -305,8 +313,10 @@ def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
             after = registration.stream_opened(before, stream, at)
         case StreamEnded(_, stream):
             after = registration.stream_ended(before, stream, absence, at)
-    plugins = {**state.plugins, event.resource: after}
-    return replace(state, plugins=plugins), _standing(event.resource, before, after)
+    state = replace(state, plugins={**state.plugins, event.resource: after})
+    if isinstance(event, StreamEnded):
+        state = listing.stream_ended(before, state, event, at)
+    return state, _standing(event.resource, before, after)
 
 
 def _standing(resource: ResourceName, before: PluginState, after: PluginState) -> list[Effect]:

@@ -32,9 +32,12 @@ from gpuactors.kubelet.grpc_trio import (
     open_unix_channel,
 )
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
-from gpuactors.ports import Caller, KubeletError
+from gpuactors.ports import Caller, KubeletError, Sockets
 
 API_VERSION: Final = "v1beta1"
+
+_KUBELET: Final = "kubelet.sock"
+_OURS: Final = "gpuactors-"
 
 _CHANGES: Final = (
     flags.CREATE
@@ -57,7 +60,7 @@ class UnixKubelet:
 
     def __init__(self, kubelet_dir: str, hanging: LatestReader[frozenset[Owner]] | None = None) -> None:
         self._directory = os.path.join(kubelet_dir, "device-plugins")
-        self._socket = os.path.join(self._directory, "kubelet.sock")
+        self._socket = os.path.join(self._directory, _KUBELET)
         self._hanging = hanging
 
     @property
@@ -68,7 +71,7 @@ class UnixKubelet:
         )
 
     @asynccontextmanager
-    async def sockets(self) -> AsyncIterator[AsyncIterator[str | None]]:
+    async def sockets(self) -> AsyncIterator[AsyncIterator[Sockets]]:
         """The directory is an ordinary one, made by a program and not by the kernel, so inotify does see it. Where
         inotify cannot be had (fs.inotify.max_user_instances is used up), the directory is looked at periodically."""
         watched = self._directory_id()
@@ -100,17 +103,23 @@ class UnixKubelet:
 
     async def _identities(
         self, inotify: INotify | None, watched: tuple[int, int] | None
-    ) -> AsyncIterator[str | None]:
-        last: str | None = ""
+    ) -> AsyncIterator[Sockets]:
+        """Kubelet's own socket is told of at once, the others' together and at most once in ODD_SIGHT_S."""
+        kubelet: str | None = ""
+        others: dict[str, str] = {}
+        others_at = -math.inf
         while True:
-            now = self._identity()
-            if now != last:
-                last = now
-                yield now
+            now, changed = self._identity(), False
+            if (wait_s := others_at + limits.ODD_SIGHT_S - trio.current_time()) <= 0:
+                found, others_at, wait_s = self._others(), trio.current_time(), math.inf
+                changed, others = found != others, found
+            if now != kubelet or changed:
+                kubelet = now
+                yield Sockets(now, tuple(sorted(others)))
             # That the directory was removed inotify says only when nobody holds it any more, and our own sockets do.
             # It cannot go while kubelet.sock is in it, whose removal is told at once.
             unsure = now is None or inotify is None
-            with trio.move_on_after(limits.KUBELET_DIR_RETRY_S if unsure else math.inf):
+            with trio.move_on_after(min(wait_s, limits.KUBELET_DIR_RETRY_S if unsure else math.inf)):
                 if inotify is None:
                     await trio.sleep_forever()
                 else:
@@ -119,6 +128,17 @@ class UnixKubelet:
             self._check_not_removed()
             if any(c.mask & _DIRECTORY_LOST for c in changes) or self._directory_id() != watched:
                 raise self._directory_lost()
+
+    def _others(self) -> dict[str, str]:
+        """The sockets that are neither kubelet's nor ours, and which each one is."""
+        found: dict[str, str] = {}
+        with suppress(OSError), os.scandir(self._directory) as entries:
+            for entry in entries:
+                if is_others(entry.name) and (identity := _socket_identity(entry.path)) is not None:
+                    found[entry.name] = identity
+                    if len(found) == limits.NEIGHBOURS_MAX:
+                        break
+        return found
 
     def _check_not_removed(self) -> None:
         """Raises `KubeletError` if it was: a mount outlives that, and never shows another directory of that name."""
@@ -141,13 +161,7 @@ class UnixKubelet:
 
     def _identity(self) -> str | None:
         """Which socket kubelet.sock is now: a restarted kubelet makes a new one, perhaps with the same inode."""
-        try:
-            found = os.stat(self._socket)
-        except OSError:
-            return None
-        if not stat.S_ISSOCK(found.st_mode):
-            return None
-        return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
+        return _socket_identity(self._socket)
 
     @asynccontextmanager
     async def serve(
@@ -222,12 +236,27 @@ async def register_over(channel: Channel, resource: ResourceName, endpoint: str,
     await pb.RegistrationStub(channel).register(request)
 
 
+def is_others(name: str) -> bool:
+    """Whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being made."""
+    return not name.startswith((".", _OURS)) and name != _KUBELET and "/" not in name
+
+
+def _socket_identity(path: str) -> str | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
+
+
 def socket_name(resource: ResourceName, directory: str) -> str:
     """The socket's file name: readable, or a digest where that would be longer than the kernel allows."""
-    name = f"gpuactors-{resource.replace('/', '_')}.sock"
+    name = f"{_OURS}{resource.replace('/', '_')}.sock"
     if len(os.fsencode(os.path.join(directory, name))) <= limits.SOCKET_PATH_MAX_BYTES:
         return name
-    return f"gpuactors-{hashlib.sha256(resource.encode()).hexdigest()[:12]}.sock"
+    return f"{_OURS}{hashlib.sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
 def _cause(exc: BaseException) -> str:

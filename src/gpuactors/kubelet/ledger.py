@@ -14,7 +14,8 @@ import errno
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, final
 
 import msgspec
@@ -22,6 +23,7 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
+from gpuactors.core.listing import comparable
 from gpuactors.core.model import ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.core.quote import quoted
 from gpuactors.kubelet.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
@@ -48,20 +50,20 @@ class KubeletLedger:
         self._file = os.path.join(self._directory, CHECKPOINT)
         self._young = YoungKubelet()
 
-    async def read(self) -> LedgerContents:
+    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
         try:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
-                return await self._read()
+                return await self._read(resources)
         except trio.TooSlowError as exc:
             raise KubeletError(
                 f"kubelet did not answer PodResources List on {self._socket} within "
                 f"{limits.LEDGER_DEADLINE_S:g} s; what was read last still counts: look whether kubelet hangs"
             ) from exc
 
-    async def _read(self) -> LedgerContents:
+    async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
         kubelet, age_s = self._identity()
-        listed = await self._list()
+        listed = await self._list(resources)
         if listed is None:
             return await self._checkpoint()
         return self._young.complete(kubelet, listed, await self._beside(age_s))
@@ -86,13 +88,13 @@ class KubeletLedger:
 
     # --- PodResources -------------------------------------------------------------------------------------
 
-    async def _list(self) -> LedgerContents | None:
+    async def _list(self, resources: Collection[ResourceName]) -> LedgerContents | None:
         """None if no kubelet is there to ask."""
         try:
             async with open_unix_channel(
                 self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S
             ) as channel:
-                return await list_over(channel)
+                return await list_over(channel, resources)
         except ConnectError as exc:
             if _nobody_there(exc):
                 return None
@@ -159,17 +161,41 @@ class YoungKubelet:
         if not missing:
             return listed
         return LedgerContents(
-            f"{POD_RESOURCES} and {CHECKPOINT}", listed.entries + missing, listed.claims, settling=True
+            f"{POD_RESOURCES} and {CHECKPOINT}",
+            listed.entries + missing,
+            listed.claims,
+            settling=True,
+            healthy=listed.healthy,
         )
 
 
-async def list_over(channel: Channel) -> LedgerContents:
-    """Calls List over an open channel to kubelet. Raises `KubeletError` if kubelet refuses."""
+async def list_over(channel: Channel, resources: Collection[ResourceName] = ()) -> LedgerContents:
+    """Calls List over an open channel to kubelet, and asks it for its own list of `resources` if there are any. Raises
+    `KubeletError` if kubelet refuses List."""
     try:
         response = await pb.PodResourcesListerStub(channel).list(pb.ListPodResourcesRequest())
     except GRPCError as exc:
         raise KubeletError(_refusal(exc)) from exc
-    return listed_contents(response)
+    contents = listed_contents(response)
+    return replace(contents, healthy=await _healthy(channel, resources)) if resources else contents
+
+
+async def _healthy(
+    channel: Channel, resources: Collection[ResourceName]
+) -> Mapping[ResourceName, tuple[DeviceId, ...]] | None:
+    """What kubelet has as healthy of `resources`. None where it does not say: it is too old, the feature is switched
+    off, its rate limit is reached, it is stopping. Nothing follows from that. Other plugins' devices are not kept."""
+    try:
+        response = await pb.PodResourcesListerStub(channel).get_allocatable_resources(
+            pb.AllocatableResourcesRequest()
+        )
+    except GRPCError:
+        return None
+    found: dict[ResourceName, set[str]] = {}
+    for listed in response.devices:
+        if (resource := ResourceName(listed.resource_name)) in resources:
+            found.setdefault(resource, set()).update(listed.device_ids)
+    return {resource: comparable(ids) for resource, ids in sorted(found.items())}
 
 
 def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:

@@ -284,7 +284,7 @@ class Digests:
                 (
                     outputs.looks,
                     outputs.poll,
-                    outputs.ledger_read,
+                    outputs.ledger,
                     {resource: view.order for resource, view in outputs.plugins.items()},
                     outputs.take_over,
                     outputs.stopping,

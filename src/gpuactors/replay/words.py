@@ -21,6 +21,7 @@ from gpuactors.core.events import (
     KubeletGone,
     LedgerRead,
     LedgerUnreadable,
+    NeighboursSeen,
     PredecessorGone,
     PreferenceAsked,
     PreStartAsked,
@@ -95,6 +96,8 @@ def event_words(event: Event) -> str:
             return "kubelet.sock appeared"
         case KubeletGone(reason):
             return f"kubelet.sock is gone: {reason}"
+        case NeighboursSeen(sockets):
+            return f"sockets of others beside kubelet's: {', '.join(map(repr, sockets)) or 'none'}"
         case SocketBound(resource, bind):
             return f"{resource}: endpoint {bind} serves"
         case SocketFailed(resource, bind, reason):

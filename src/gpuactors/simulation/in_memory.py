@@ -7,7 +7,7 @@ and fails when it is told to (`faults.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final, final
 
@@ -18,9 +18,9 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.grpc_trio import Server, open_channel
-from gpuactors.kubelet.kubelet import register_over, socket_name
+from gpuactors.kubelet.kubelet import is_others, register_over, socket_name
 from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over
-from gpuactors.ports import Caller, KubeletError, LedgerContents
+from gpuactors.ports import Caller, KubeletError, LedgerContents, Sockets
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet_transport import (
     CHECKPOINT_FILE,
@@ -28,6 +28,7 @@ from gpuactors.simulation.kubelet_transport import (
     POD_RESOURCES_SOCKET,
     MemoryListener,
     MemoryTransport,
+    SocketsThere,
 )
 
 _DAEMON: Final = "daemon"
@@ -58,10 +59,10 @@ class MemoryKubelet:
         return f"waiting for kubelet: {KUBELET_SOCKET} does not exist"
 
     @asynccontextmanager
-    async def sockets(self) -> AsyncIterator[AsyncIterator[str | None]]:
+    async def sockets(self) -> AsyncIterator[AsyncIterator[Sockets]]:
         """As `ports.Kubelet.sockets`."""
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
-        yield _Sockets(self._transport.kubelet(), self._faults)
+        yield _Sockets(self._transport.sockets(), self._faults)
 
     @asynccontextmanager
     async def serve(
@@ -102,19 +103,25 @@ class MemoryKubelet:
 
 
 class _Sockets:
-    """The identities of kubelet.sock."""
+    """The sockets in kubelet's directory, as a daemon sees them."""
 
-    def __init__(self, kubelet: LatestReader[str | None], faults: Faults) -> None:
-        self._kubelet = kubelet
+    def __init__(self, sockets: LatestReader[SocketsThere], faults: Faults) -> None:
+        self._sockets = sockets
         self._faults = faults
+        self._last: tuple[str | None, tuple[tuple[str, int], ...]] | None = None
 
     def __aiter__(self) -> _Sockets:
         return self
 
-    async def __anext__(self) -> str | None:
-        socket = await self._kubelet.receive()
+    async def __anext__(self) -> Sockets:
+        while True:
+            found = await self._sockets.receive()
+            others = tuple((name, number) for name, number in found.plugins if is_others(name))
+            if (found.kubelet, others) != self._last:
+                break
+        self._last = found.kubelet, others
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
-        return socket
+        return Sockets(found.kubelet, tuple(name for name, _ in others[: limits.NEIGHBOURS_MAX]))
 
 
 @final
@@ -160,31 +167,31 @@ class MemoryLedger:
         self._owner = owner
         self._young = YoungKubelet()
 
-    async def read(self) -> LedgerContents:
+    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`."""
         self._faults.crash(Fault.LEDGER_CRASHES)
         if self._faults.strikes(Fault.READ_FAILS):
             raise KubeletError("the read of kubelet's ledger was told to fail")
-        contents = await self._read()
+        contents = await self._read(resources)
         if self._faults.strikes(Fault.READ_SLOW):  # it was read at once, and is told later
             await trio.sleep(SLOW_S)
         return contents
 
-    async def _read(self) -> LedgerContents:
+    async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
         found = self._transport.pod_resources()
         if found is None:
             await trio.lowlevel.checkpoint()
             return self._checkpoint()
         kubelet, since = found
         young = trio.current_time() - since < limits.LEDGER_SETTLE_S
-        listed = await self._list()
+        listed = await self._list(resources)
         return self._young.complete(kubelet, listed, self._beside() if young else None)
 
-    async def _list(self) -> LedgerContents:
+    async def _list(self, resources: Collection[ResourceName]) -> LedgerContents:
         try:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
                 async with open_channel(await self._dial()) as channel:
-                    return await list_over(channel)
+                    return await list_over(channel, resources)
         except KubeletError:
             raise
         except Exception as exc:  # kubelet stops just now

@@ -13,6 +13,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, final
 
@@ -153,6 +154,16 @@ async def _listen_at(path: Path) -> AsyncIterator[trio.abc.Listener[trio.abc.Str
         listening.close()
 
 
+@dataclass(frozen=True, slots=True)
+class SocketsThere:
+    """Who listens in kubelet's directory."""
+
+    kubelet: str | None
+    """Which kubelet; None while there is none."""
+    plugins: tuple[tuple[str, int], ...]
+    """The endpoints by name, each with a number of its own."""
+
+
 @final
 class MemoryTransport:
     """A kubelet's directory in memory, for runs on trio's mock clock.
@@ -166,7 +177,9 @@ class MemoryTransport:
         self._tap = tap
         self._listening: dict[str, MemoryListener] = {}
         self._lives = itertools.count(1)
-        self._kubelet: Latest[str | None] = Latest(None)
+        self._numbers = itertools.count(1)
+        self._kubelet: str | None = None
+        self._sockets = Latest(SocketsThere(None, ()))
         self._pod_resources: tuple[str, float] | None = None
         self._connections: list[Connection] = []
         self._doomed: dict[str, int] = {}
@@ -180,11 +193,13 @@ class MemoryTransport:
         """A removed name is only that: who holds an open connection keeps it. Names in a sub-directory stay."""
         self._listening = {name: listener for name, listener in self._listening.items() if "/" in name}
         async with self.listen_at(KUBELET_SOCKET, KUBELET) as listener:
-            self._kubelet.set(f"kubelet {next(self._lives)}")
+            self._kubelet = f"kubelet {next(self._lives)}"
+            self._show()
             try:
                 yield listener
             finally:
-                self._kubelet.set(None)
+                self._kubelet = None
+                self._show()
 
     @asynccontextmanager
     async def listen_pod_resources(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
@@ -196,9 +211,13 @@ class MemoryTransport:
             finally:
                 self._pod_resources = None
 
-    def kubelet(self) -> LatestReader[str | None]:
-        """Which kubelet listens now, and after every change; None while there is none."""
-        return self._kubelet.subscribe()
+    def sockets(self) -> LatestReader[SocketsThere]:
+        """Who listens in the directory now, and after every change."""
+        return self._sockets.subscribe()
+
+    def _show(self) -> None:
+        plugins = ((name, at.number) for name, at in self._listening.items() if at.owner != KUBELET)
+        self._sockets.set(SocketsThere(self._kubelet, tuple(sorted(plugins))))
 
     def pod_resources(self) -> tuple[str, float] | None:
         """Who listens for clients of PodResources, and since when (trio's clock); None if nobody does."""
@@ -233,6 +252,7 @@ class MemoryTransport:
             if owner in connection.owners:
                 connection.cut()
         self._listening = {name: at for name, at in self._listening.items() if at.owner != owner}
+        self._show()
 
     def _open(self) -> list[Connection]:
         self._connections = [c for c in self._connections if not c.is_broken]
@@ -243,13 +263,15 @@ class MemoryTransport:
     @asynccontextmanager
     async def listen_at(self, name: str, owner: str = "plugin") -> AsyncIterator[MemoryListener]:
         """A plugin's endpoint."""
-        listener = MemoryListener(owner)
+        listener = MemoryListener(owner, next(self._numbers))
         self._listening[name] = listener
+        self._show()
         try:
             yield listener
         finally:
             if self._listening.get(name) is listener:
                 del self._listening[name]
+                self._show()
             await listener.aclose()
 
     async def dial(self, endpoint: str, owner: str = KUBELET) -> trio.abc.Stream:
@@ -296,8 +318,9 @@ class MemoryTransport:
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
     """Made by `MemoryTransport.listen_at`."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, number: int) -> None:
         self.owner: Final = owner
+        self.number: Final = number
         # As a listening socket's backlog: a peer that dials does not wait to be accepted.
         self._send, self._receive = trio.open_memory_channel[Connection](_BACKLOG)
         self.is_closed = False

@@ -1,0 +1,169 @@
+"""Kubelet's own list of a resource against ours: who else serves it, or that nobody does, is seen by nothing else.
+
+Theory of operation. When another plugin registers a resource of ours, our stream stays open and is told nothing; each
+frame of either replaces kubelet's list, Allocate goes to the newer, and when that goes all devices are Unhealthy for
+ever. A stream that was not kubelet's, taken for it, hides the end of the one that was. So kubelet is asked with each
+read of the ledger what it has as healthy (GetAllocatableResources). Only a read that was asked for when kubelet had had
+our list for long enough speaks for or against us. Two in a row against us are the end of the registration: it is said,
+and we register again, ending our stream first, after a wait that grows each time until the lists have agreed for long.
+
+That kubelet's list agrees says little where our own list changed after it had not: our frame has replaced the list, and
+Allocate may still go to somebody else. That counts against us as well.
+
+Must not touch a plugin that is not registered: `registration.py` does that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core import registration
+from gpuactors.core.effects import Effect, Level, Say
+from gpuactors.core.events import NeighboursSeen, StreamEnded
+from gpuactors.core.model import DeviceId, Frame, Health, NodeState, PluginState, ResourceName
+
+SWITCH_OFF = (
+    "find the other plugin of this resource (NVIDIA's sandbox device plugin, for instance) and switch it off: "
+    "one resource has one plugin"
+)
+"""The remedy where somebody else has the resource."""
+
+_EXAMPLES = 2
+
+
+def comparable(ids: Iterable[str]) -> tuple[DeviceId, ...]:
+    """IDs as two lists are compared: in order, each once, and no more than can be kept of a list of anybody's."""
+    cut = {device[: limits.KUBELET_LIST_ID_MAX_CHARS] for device in ids}
+    return tuple(DeviceId(device) for device in heapq.nsmallest(limits.CALL_DEVICES_MAX, cut))
+
+
+def healthy(frame: Frame) -> tuple[DeviceId, ...]:
+    """What a frame lists as Healthy, comparable."""
+    return comparable(a.id for a in frame if a.health is Health.HEALTHY)
+
+
+def asked(state: NodeState) -> tuple[ResourceName, ...]:
+    """The resources of which kubelet's own list is wanted with the outstanding read."""
+    read = state.ledger.outstanding
+    return tuple(sorted(r for r, p in state.plugins.items() if read is not None and p.listing.read == read))
+
+
+# --- what happens -----------------------------------------------------------------------------------------
+
+
+def neighbours_seen(state: NodeState, event: NeighboursSeen, at: float) -> NodeState:
+    """A socket of somebody else beside kubelet's: whose is the list now?"""
+    return look_soon(replace(state, neighbours=event.sockets), at)
+
+
+def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: float) -> NodeState:
+    """A stream ended that was not taken for kubelet's: perhaps it was."""
+    unknown = event.stream in before.streams and event.stream != before.kubelet_stream
+    return look_soon(state, at) if unknown and before.accepted else state
+
+
+def look_soon(state: NodeState, at: float) -> NodeState:
+    """Something odd was seen: kubelet's list is to be read soon, once for all that is seen until then."""
+    return replace(state, look_at=min(state.look_at, at + limits.ODD_SIGHT_S))
+
+
+def compared(
+    state: NodeState, read: int, told: Mapping[ResourceName, tuple[DeviceId, ...]] | None, at: float
+) -> tuple[NodeState, list[Effect]]:
+    """The read came back: what it says of each resource that it was to speak of. `told` is None if it says nothing."""
+    plugins, said = dict(state.plugins), list[Effect]()
+    for resource in (r for r, p in state.plugins.items() if p.listing.read == read):
+        before = plugins[resource]
+        after = _compared(state, resource, before, told, at)
+        plugins[resource] = after
+        if registration.is_contested(after) and after.problem != before.problem:
+            said.append(
+                Say(Level.WARNING, "plugin.contested", {"resource": resource, "reason": after.problem or ""})
+            )
+        if registration.is_contested(before) and registration.is_registered(after):
+            said.append(Say(Level.INFO, "plugin.registered", {"resource": resource}))
+    return replace(state, plugins=plugins), said
+
+
+def _compared(
+    state: NodeState,
+    resource: ResourceName,
+    plugin: PluginState,
+    told: Mapping[ResourceName, tuple[DeviceId, ...]] | None,
+    at: float,
+) -> PluginState:
+    if told is None:
+        return registration.not_told(plugin, at)
+    ours, kubelets = healthy(state.frames[resource]), told.get(resource, ())
+    # While we wait for whoever has it to leave, only their list is to be seen.
+    if not registration.waits_for_peace(plugin) and _agrees(plugin, ours == kubelets):
+        return registration.agreed(plugin, at)
+    return registration.disputed(plugin, _why(state, ours, kubelets), at, nobody=not kubelets)
+
+
+def _agrees(plugin: PluginState, same: bool) -> bool:
+    return same and not (plugin.listing.against and plugin.listing.changed_at > plugin.listing.disputed_at)
+
+
+def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
+    """How the lists differ, as a sentence for whoever looks at the resource."""
+    others = f" (sockets of others in kubelet's directory: {_names(state.neighbours)})" * bool(
+        state.neighbours
+    )
+    if not kubelets:
+        return (
+            f"kubelet has no healthy device of this resource, and {len(ours)} are listed as healthy: it has lost "
+            f"its stream, or gone over to another plugin that has left{others}"
+        )
+    unknown = [device for device in kubelets if device not in set(ours)]
+    if ours == kubelets:
+        differs = "kubelet had another list of healthy devices until ours was sent anew"
+    elif unknown:
+        named = _names(unknown[:_EXAMPLES]) + (", …" if len(unknown) > _EXAMPLES else "")
+        differs = f"kubelet has {len(unknown)} healthy devices that are not ours ({named})"
+    else:
+        differs = f"kubelet has {len(kubelets)} of our {len(ours)} healthy devices"
+    return f"{differs}: another plugin serves the same resource{others}; {SWITCH_OFF}"
+
+
+def _names(found: Iterable[str]) -> str:
+    return ", ".join(repr(name[:64]) for name in found)
+
+
+# --- after each event -------------------------------------------------------------------------------------
+
+
+def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
+    """After an event: which lists changed, what the read that has just been asked for will be able to tell, and when
+    the next one is wanted at the latest."""
+    read = state.ledger.outstanding
+    new_read = read if read != before.ledger.outstanding else None
+    plugins = {r: _kept(before, state, r, p, new_read, at) for r, p in state.plugins.items()}
+    if any(plugins[r] is not p for r, p in state.plugins.items()):
+        state = replace(state, plugins=plugins)
+    if new_read is not None and state.look_at <= at:
+        state = replace(state, look_at=math.inf)
+    if read is not None:
+        return state
+    wanted_at = min([state.look_at, *(registration.next_look_at(p) for p in plugins.values())])
+    if wanted_at >= state.ledger.due_at:
+        return state
+    return replace(state, ledger=replace(state.ledger, due_at=wanted_at))
+
+
+def _kept(
+    before: NodeState,
+    state: NodeState,
+    resource: ResourceName,
+    plugin: PluginState,
+    new_read: int | None,
+    at: float,
+) -> PluginState:
+    was, now = before.frames.get(resource), state.frames[resource]
+    if was is None or (was is not now and healthy(was) != healthy(now)):
+        plugin = registration.list_changed(plugin, at)
+    return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

@@ -1,0 +1,304 @@
+"""Kubelet's own list against ours: an open stream does not say that kubelet has our list."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.effects import Effect, Say
+from gpuactors.core.events import (
+    HostScanned,
+    KubeletAppeared,
+    LedgerRead,
+    LedgerUnreadable,
+    NeighboursSeen,
+    RegisterSucceeded,
+    SocketBound,
+    StreamEnded,
+    StreamOpened,
+    Ticked,
+)
+from gpuactors.core.listing import comparable
+from gpuactors.core.model import DeviceId, PluginState
+from gpuactors.core.registration import is_registered, order
+from gpuactors.core.snapshot import project
+from gpuactors.core.step import next_deadline
+from tests.core.builders import H100, Core, gpu
+
+ONE, TWO = "0000:01:00.0", "0000:02:00.0"
+OURS = [ONE, TWO]
+THEIRS = ["51", "52", "53"]
+
+
+def plugin(core: Core) -> PluginState:
+    return core.state.plugins[H100]
+
+
+def register(core: Core, stream: int) -> None:
+    """Kubelet accepts, and opens a stream."""
+    core.feed(SocketBound(H100, plugin(core).bind))
+    core.feed(RegisterSucceeded(H100, plugin(core).register), StreamOpened(H100, stream))
+
+
+@pytest.fixture
+def core() -> Core:
+    """Two GPUs, registered, and kubelet has our list."""
+    core = Core(gpu("01:00.0"), gpu("02:00.0"))
+    core.kubelets = OURS
+    core.feed(KubeletAppeared("kubelet-1"))
+    register(core, 1)
+    assert is_registered(plugin(core))
+    return core
+
+
+def said(effects: list[Effect], name: str) -> list[str]:
+    return [str(e.fields.get("reason", "")) for e in effects if isinstance(e, Say) and e.name == name]
+
+
+def lose_and_register(core: Core, stream: int) -> None:
+    """Kubelet has noticed that we ended the old stream; we register, and it opens another."""
+    core.feed(*(StreamEnded(H100, old) for old in sorted(plugin(core).streams)))
+    register(core, stream)
+
+
+# --- another plugin takes the resource --------------------------------------------------------------------------
+
+
+def test_another_list_in_two_reads_is_said_and_leads_to_registering_again(core: Core) -> None:
+    core.pass_time(60)
+    core.kubelets = THEIRS
+    bind = plugin(core).bind
+    out = core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S)
+    assert not is_registered(plugin(core))
+    (reason,) = said(out, "plugin.contested")
+    assert reason == plugin(core).problem
+    assert "kubelet has 3 healthy devices that are not ours ('51', '52', …): another plugin serves" in reason
+    assert "switch it off" in reason
+    assert plugin(core).bind == bind
+    core.pass_time(limits.CONTEND_BACKOFF_S[0])
+    assert plugin(core).bind == bind + 1
+    assert order(plugin(core)).renew, "the old stream is ended before we register: nothing else heals"
+
+
+def test_one_read_with_another_list_is_none(core: Core) -> None:
+    core.kubelets = THEIRS
+    core.pass_time(limits.LEDGER_QUIET_S + 1)
+    assert plugin(core).listing.against == 1
+    core.kubelets = OURS
+    out = core.pass_time(600)
+    assert is_registered(plugin(core))
+    assert plugin(core).bind == 2, "nothing was made anew since kubelet appeared"
+    assert said(out, "plugin.contested") == []
+
+
+@pytest.mark.parametrize("answer", ["not told", "unreadable"])
+def test_kubelet_that_does_not_say_is_no_reason_for_anything(core: Core, answer: str) -> None:
+    core.kubelets = None
+    if answer == "unreadable":
+        core.ledger_problem = "not today"
+    out = core.pass_time(3600)
+    assert is_registered(plugin(core))
+    assert said(out, "plugin.contested") == []
+    reads = [e for e in out if isinstance(e, Say) and e.name.startswith("ledger.")]
+    assert len(reads) <= 3600 / limits.LEDGER_RETRY_S + 1
+
+
+def test_an_empty_list_says_that_nobody_has_it(core: Core) -> None:
+    """The other plugin has left: all Unhealthy for ever, with our stream open."""
+    core.kubelets = []
+    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S)
+    problem = plugin(core).problem
+    assert problem is not None
+    assert problem.startswith("kubelet has no healthy device of this resource, and 2 are listed as healthy")
+    core.pass_time(limits.CONTEND_BACKOFF_S[0])
+    lose_and_register(core, 2)
+    core.kubelets = OURS
+    core.pass_time(60)
+    assert is_registered(plugin(core))
+    assert plugin(core).problem is None
+
+
+def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: Core) -> None:
+    """A frame that changes while the read is out, or just before it was asked for."""
+    core.pass_time(60)
+    core.silent = True
+    core.pass_time(limits.LEDGER_QUIET_S)
+    read = core.state.ledger.outstanding
+    assert read is not None
+    assert project(core.state).ledger.resources == (H100,)
+    core.feed(HostScanned(core.state.looks.scan or core.state.looks.last, (gpu("01:00.0"), gpu("02:00.0"))))
+    core.feed(dataclasses.replace(scan(core), functions=(gpu("01:00.0"),)))
+    assert [a.id for a in core.state.frames[H100]] == [ONE]
+    assert project(core.state).ledger.resources == ()
+    core.feed(LedgerRead(read, "PodResources", (), (), healthy={H100: comparable(OURS)}))
+    assert plugin(core).listing.against == 0
+
+
+def scan(core: Core) -> HostScanned:
+    """A full scan is asked for, and comes back."""
+    core.at += 300
+    core.feed(Ticked())
+    assert core.state.looks.scan is not None
+    return HostScanned(core.state.looks.scan, ())
+
+
+def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_back(core: Core) -> None:
+    """Kubelet's list is ours since our frame changed, and Allocate goes to the other, or to nobody."""
+    core.pass_time(60)
+    core.kubelets = THEIRS
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert plugin(core).listing.against == 1
+    core.kubelets = [ONE, TWO, "0000:03:00.0"]
+    core.feed(Ticked(), after_s=0)
+    core.at = max(core.at, core.state.looks.scan_due_at)
+    core.feed(Ticked())
+    assert core.state.looks.scan is not None
+    three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
+    core.feed(HostScanned(core.state.looks.scan, three))
+    core.pass_time(limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
+    assert not is_registered(plugin(core))
+    assert (plugin(core).problem or "").startswith("kubelet had another list of healthy devices until ours")
+
+
+def test_against_a_plugin_that_registers_again_the_waits_grow_and_stay_grown(core: Core) -> None:
+    core.kubelets = THEIRS
+    waits = []
+    for stream in range(2, 14):
+        bind, began = plugin(core).bind, core.at
+        while plugin(core).bind == bind:
+            core.pass_time(1)
+        waits.append(core.at - began)
+        core.kubelets = OURS
+        lose_and_register(core, stream)
+        core.pass_time(60)
+        assert is_registered(plugin(core)), "for a minute it is ours"
+        core.kubelets = THEIRS
+    expected = [*limits.CONTEND_BACKOFF_S, *limits.CONTEND_BACKOFF_S[-1:] * 4]
+    slack = limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S + 2
+    for wait, least in zip(waits, expected, strict=True):
+        assert least <= wait <= least + slack
+
+
+def test_after_a_long_peace_the_first_wait_counts_again(core: Core) -> None:
+    for stream in (2, 3, 4):
+        core.kubelets = THEIRS
+        core.pass_time(limits.CONTEND_BACKOFF_S[3] + limits.LEDGER_QUIET_S)
+        core.kubelets = OURS
+        lose_and_register(core, stream)
+    assert plugin(core).listing.reclaims == 3
+    core.pass_time(limits.CONTENTION_OVER_S + limits.LEDGER_QUIET_S)
+    assert plugin(core).listing.reclaims == 0
+
+
+def test_a_stream_that_ends_in_a_fight_is_not_answered_at_once(core: Core) -> None:
+    """A plugin that ends its old stream before it registers again makes kubelet hang up on us."""
+    core.pass_time(60)
+    core.kubelets = THEIRS
+    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S + limits.CONTEND_BACKOFF_S[0])
+    lose_and_register(core, 2)
+    core.kubelets = OURS
+    core.pass_time(60)
+    bind = plugin(core).bind
+    core.kubelets = THEIRS
+    core.feed(StreamEnded(H100, 2))
+    core.pass_time(limits.CONTEND_BACKOFF_S[1] - 1)
+    assert plugin(core).bind == bind
+    core.pass_time(limits.CONTEND_BACKOFF_S[1])
+    assert plugin(core).bind == bind + 1
+
+
+def test_where_the_other_has_left_a_grown_wait_is_cut_short(core: Core) -> None:
+    core.kubelets = THEIRS
+    for stream in range(2, 10):
+        bind = plugin(core).bind
+        while plugin(core).bind == bind:
+            core.pass_time(1)
+        lose_and_register(core, stream)
+    bind = plugin(core).bind
+    core.pass_time(60)
+    assert not is_registered(plugin(core))
+    core.kubelets = []
+    core.pass_time(limits.LEDGER_QUIET_S + limits.DESERTED_MAX_S)
+    assert plugin(core).bind == bind + 1
+
+
+# --- odd sights -------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_of_somebody_else_leads_to_a_read_soon_and_is_named(core: Core) -> None:
+    core.pass_time(60)
+    core.kubelets = THEIRS
+    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S)
+    assert "sockets of others in kubelet's directory: 'kubevirt-gpu.sock'" in (plugin(core).problem or "")
+
+
+def test_a_storm_of_sockets_costs_one_read_a_second(core: Core) -> None:
+    core.pass_time(60)
+    out: list[Effect] = []
+    for n in range(1000):
+        out += core.feed(NeighboursSeen((f"{n}.sock",)))
+        out += core.pass_time(0.01)
+    reads = [e for e in out if isinstance(e, Say) and e.name == "ledger.read"]
+    assert 5 <= len(reads) <= 11
+
+
+def test_the_end_of_an_unknown_stream_changes_nothing_while_kubelet_has_our_list(core: Core) -> None:
+    core.feed(StreamOpened(H100, 2))
+    core.pass_time(60)
+    before = plugin(core)
+    core.feed(StreamEnded(H100, 2))
+    core.pass_time(600)
+    assert is_registered(plugin(core))
+    assert (plugin(core).bind, plugin(core).register) == (before.bind, before.register)
+
+
+def test_kubelets_stream_that_was_taken_for_a_bystanders_is_missed_within_seconds(core: Core) -> None:
+    """Stream 1 dialled first and is not kubelet's; 2 is."""
+    core.feed(StreamOpened(H100, 2))
+    core.pass_time(60)
+    bind = plugin(core).bind
+    core.kubelets = []
+    core.feed(StreamEnded(H100, 2))
+    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S)
+    assert not is_registered(plugin(core))
+    core.pass_time(limits.CONTEND_BACKOFF_S[0])
+    assert plugin(core).bind == bind + 1
+    assert order(plugin(core)).renew, "the bystander's stream is ended as well"
+
+
+# --- what is compared -------------------------------------------------------------------------------------------
+
+
+def test_a_huge_list_of_anybodys_is_cut_on_both_sides_alike() -> None:
+    many = [f"{n:06d}" for n in range(100_000)]
+    assert comparable(reversed(many)) == comparable(many)
+    assert len(comparable(many)) == limits.CALL_DEVICES_MAX
+    assert comparable(["x" * 5000]) == (DeviceId("x" * limits.KUBELET_LIST_ID_MAX_CHARS),)
+
+
+def test_control_characters_of_a_neighbour_are_escaped(core: Core) -> None:
+    core.kubelets = ["\x1b[31m" + "x" * 1000]
+    core.feed(NeighboursSeen(("a\nb.sock",)))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    problem = plugin(core).problem or ""
+    assert problem.isprintable()
+    assert len(problem) < 1000
+
+
+def test_a_read_that_fails_does_not_hurry_the_next(core: Core) -> None:
+    core.pass_time(60)
+    core.kubelets = THEIRS
+    core.feed(NeighboursSeen(("x",)))
+    core.pass_time(limits.ODD_SIGHT_S)
+    assert plugin(core).listing.against == 1
+    core.silent = True
+    core.pass_time(limits.KUBELET_LIST_AGAIN_S)
+    read = core.state.ledger.outstanding
+    assert read is not None
+    core.feed(LedgerUnreadable(read, "no"))
+    assert plugin(core).listing.against == 1
+    assert next_deadline(core.state) > core.at
+    assert core.state.ledger.due_at >= core.at + limits.KUBELET_LIST_AGAIN_S

@@ -24,6 +24,9 @@ OTHER_ENDPOINT: Final = "kubevirt-gpu.sock"
 
 _DRAIN_S: Final = 0.1
 
+_RESTART_S: Final = 0.5
+"""From the end of a stubborn plugin's stream until its next process registers."""
+
 _AGAIN_S: Final = 0.01
 """A monitor that dials again so soon is there before kubelet, when kubelet takes its time in Register."""
 
@@ -47,8 +50,8 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
     """Another vendor's plugin, which serves `resource` as well: it registers, streams what `list` says, and grants
     whatever kubelet asks it for.
 
-    A `stubborn` one makes its endpoint anew and registers whenever its stream ends, at once and for ever; another one
-    goes on serving and waits in vain, as most do.
+    A `stubborn` one ends when its stream does, is started again by whoever looks after it, and registers; for ever.
+    Another one goes on serving and waits in vain, as most do.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
                     if not self._stubborn:
                         await trio.sleep_forever()
                     nursery.cancel_scope.cancel()
+                await trio.sleep(_RESTART_S)
 
     async def _register(self) -> None:
         request = pb.RegisterRequest(

@@ -235,6 +235,19 @@ def test_a_socket_of_somebody_else_leads_to_a_read_soon_and_is_named(core: Core)
     assert "sockets of others in kubelet's directory: 'kubevirt-gpu.sock'" in (plugin(core).problem or "")
 
 
+def test_a_socket_that_appears_as_soon_as_we_are_registered_leads_to_a_read_that_can_tell(core: Core) -> None:
+    """The first read that it leads to is asked for before kubelet has had our list for long enough."""
+    core.pass_time(60)
+    core.feed(StreamEnded(H100, 1))
+    core.feed(Ticked())
+    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.pass_time(limits.ODD_SIGHT_S / 2)
+    register(core, 2)
+    core.kubelets = THEIRS
+    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_TAKEN_S + limits.KUBELET_LIST_AGAIN_S)
+    assert not is_registered(plugin(core))
+
+
 def test_a_storm_of_sockets_costs_one_read_a_second(core: Core) -> None:
     core.pass_time(60)
     out: list[Effect] = []

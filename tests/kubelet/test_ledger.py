@@ -194,6 +194,9 @@ class Lister(pb.PodResourcesListerBase):
     error: GRPCError | None = None
     hang: bool = False
     asked: int = 0
+    healthy: list[pb.ContainerDevices] = field(default_factory=list)
+    list_error: GRPCError | None = None
+    asked_for_list: int = 0
 
     async def list(self, message: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
         self.asked += 1
@@ -202,6 +205,14 @@ class Lister(pb.PodResourcesListerBase):
         if self.error is not None:
             raise self.error
         return pb.ListPodResourcesResponse(pod_resources=self.pods)
+
+    async def get_allocatable_resources(
+        self, message: pb.AllocatableResourcesRequest
+    ) -> pb.AllocatableResourcesResponse:
+        self.asked_for_list += 1
+        if self.list_error is not None:
+            raise self.list_error
+        return pb.AllocatableResourcesResponse(devices=self.healthy)
 
 
 @dataclass
@@ -396,3 +407,54 @@ async def test_beside_a_young_kubelet_a_file_that_says_nothing_is_no_error(
         async with node.kubelet(Lister([pod("vm", container(devices("a")))]), age_s=0):
             contents = await node.ledger().read()
     assert (contents.source, contents.entries) == (POD_RESOURCES, (entry("a", named("vm")),))
+
+
+# --- kubelet's own list ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_of_kubelets_own_list_only_what_was_asked_about_is_kept_each_device_once(node: Node) -> None:
+    """Kubelet names a device once per NUMA node, and other plugins' devices as well."""
+    ours, strangers = ResourceName("nvidia.com/X"), ResourceName("example.org/thing")
+    healthy = [
+        pb.ContainerDevices(resource_name=ours, device_ids=["b"]),
+        pb.ContainerDevices(resource_name=ours, device_ids=["a", "b"]),
+        *(pb.ContainerDevices(resource_name=strangers, device_ids=[str(n)]) for n in range(1000)),
+    ]
+    lister = Lister(healthy=healthy)
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister):
+            contents = await node.ledger().read([ours])
+            assert contents.healthy == {ours: (DeviceId("a"), DeviceId("b"))}
+            assert (await node.ledger().read([ResourceName("nvidia.com/Y")])).healthy == {}
+            assert lister.asked_for_list == 2
+            assert (await node.ledger().read()).healthy is None
+            assert lister.asked_for_list == 2, "nobody asked"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "error",
+    [
+        GRPCError(Status.UNIMPLEMENTED, "unknown method"),
+        GRPCError(Status.UNKNOWN, "PodResources API GetAllocatableResources disabled"),
+        GRPCError(Status.UNAVAILABLE, "going"),
+        GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit"),
+    ],
+    ids=lambda error: error.status.name,
+)
+async def test_a_kubelet_that_does_not_say_what_it_has_is_no_failed_read(
+    node: Node, error: GRPCError
+) -> None:
+    lister = Lister([pod("vm", container(devices("b")))], list_error=error)
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister):
+            contents = await node.ledger().read([ResourceName("nvidia.com/X")])
+    assert contents.healthy is None
+    assert contents.entries == (entry("b", named("vm")),)
+
+
+@pytest.mark.trio
+async def test_the_file_says_nothing_of_kubelets_list(node: Node) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    assert (await node.ledger().read([ResourceName("nvidia.com/X")])).healthy is None

@@ -146,7 +146,10 @@ def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
     if any(plugins[r] is not p for r, p in state.plugins.items()):
         state = replace(state, plugins=plugins)
     if new_read is not None and state.look_at <= at:
-        state = replace(state, look_at=math.inf)
+        # It may have been asked for too soon to tell of some resource: then another one.
+        silent = (p for p in plugins.values() if p.listing.read != new_read)
+        look_at = min((registration.tells_from(p) for p in silent), default=math.inf)
+        state = replace(state, look_at=look_at if look_at > at else math.inf)
     if read is not None:
         return state
     wanted_at = min([state.look_at, *(registration.next_look_at(p) for p in plugins.values())])

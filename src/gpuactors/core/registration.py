@@ -218,15 +218,17 @@ def list_changed(plugin: PluginState, at: float) -> PluginState:
 
 def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
     """A read was asked for: whether it will be able to speak of this resource."""
-    tells = (_is_streaming(plugin) or waits_for_peace(plugin)) and at >= _tells_from(plugin)
-    wanted = read if tells else None
+    wanted = read if at >= tells_from(plugin) else None
     if plugin.listing.read == wanted:
         return plugin
     return replace(plugin, listing=replace(plugin.listing, read=wanted))
 
 
-def _tells_from(plugin: PluginState) -> float:
-    """From when on a read that is asked for can speak: kubelet has had our list, or its loss, for long enough."""
+def tells_from(plugin: PluginState) -> float:
+    """From when on a read that is asked for can speak: kubelet has had our list, or its loss, for long enough. Infinite
+    while we are not registered."""
+    if not (_is_streaming(plugin) or waits_for_peace(plugin)):
+        return math.inf
     listing = plugin.listing
     since = max(listing.changed_at, listing.compared_at, plugin.stream_opened_at)
     return since + limits.KUBELET_LIST_TAKEN_S
@@ -310,7 +312,7 @@ def next_look_at(plugin: PluginState) -> float:
         wait_s = limits.LEDGER_S
     else:
         return math.inf
-    return max(listing.compared_at + wait_s, _tells_from(plugin))
+    return max(listing.compared_at + wait_s, tells_from(plugin))
 
 
 def _backoff(waits_s: tuple[float, ...], failures: int) -> float:

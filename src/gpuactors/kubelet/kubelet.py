@@ -31,6 +31,7 @@ from gpuactors.kubelet.grpc_trio import (
     bind_unix,
     open_unix_channel,
 )
+from gpuactors.kubelet.ledger import CHECKPOINT
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.ports import Caller, KubeletError, Sockets
 
@@ -108,11 +109,12 @@ class UnixKubelet:
         kubelet: str | None = ""
         others: dict[str, str] = {}
         others_at = -math.inf
+        odd = False  # a socket of somebody's may have come and gone since they were looked at
         while True:
             now, changed = self._identity(), False
             if (wait_s := others_at + limits.ODD_SIGHT_S - trio.current_time()) <= 0:
                 found, others_at, wait_s = self._others(), trio.current_time(), math.inf
-                changed, others = found != others, found
+                changed, others, odd = found != others or odd, found, False
             if now != kubelet or changed:
                 kubelet = now
                 yield Sockets(now, tuple(sorted(others)))
@@ -125,6 +127,7 @@ class UnixKubelet:
                 else:
                     await trio.lowlevel.wait_readable(inotify.fileno())
             changes = [] if inotify is None else inotify.read(timeout=0)
+            odd = odd or any(change.name and is_others(change.name) for change in changes)
             self._check_not_removed()
             if any(c.mask & _DIRECTORY_LOST for c in changes) or self._directory_id() != watched:
                 raise self._directory_lost()
@@ -238,7 +241,7 @@ async def register_over(channel: Channel, resource: ResourceName, endpoint: str,
 
 def is_others(name: str) -> bool:
     """Whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being made."""
-    return not name.startswith((".", _OURS)) and name != _KUBELET and "/" not in name
+    return not name.startswith((".", _OURS)) and name not in (_KUBELET, CHECKPOINT) and "/" not in name
 
 
 def _socket_identity(path: str) -> str | None:

@@ -31,6 +31,7 @@ from gpuactors.simulation.kubelet_containers import TreeTenancy
 from gpuactors.simulation.kubelet_transport import UnixTransport
 from gpuactors.simulation.kubelet_values import BooksView, Pod
 from gpuactors.simulation.log_tail import LogTail
+from gpuactors.simulation.neighbours import OtherPlugin
 from gpuactors.simulation.uevent_sender import UeventSender
 
 DIRECTORY_MAX_CHARS: Final = 24
@@ -84,7 +85,7 @@ async def open_world(seed: int, log: LogTail) -> AsyncIterator[World]:
                 async with open_fake_kubelet(
                     transport, seed=seed, tenancy=TreeTenancy(tree, tell)
                 ) as kubelet:
-                    world = World(directory, kubelet, tree, (one, other), nursery, log)
+                    world = World(directory, transport, kubelet, tree, (one, other), nursery, log)
                     nursery.start_soon(world.watch_the_books)
                     yield world
                     await world.close()
@@ -110,6 +111,7 @@ class World:
     def __init__(
         self,
         directory: Path,
+        transport: UnixTransport,
         kubelet: FakeKubelet,
         tree: HostTree,
         senders: tuple[UeventSender, UeventSender],
@@ -118,6 +120,7 @@ class World:
     ) -> None:
         self.kubelet = kubelet
         self.tree = tree
+        self._transport = transport
         self._senders = senders
         """Netlink tells everybody who listens. A datagram socket has one owner, so daemons take turns with two of them:
         in an upgrade two live side by side."""
@@ -234,6 +237,20 @@ class World:
         self._faults.append(fault)
         self._failed.set()
         self._states.set(self._states.value + 1)
+
+    async def start_other_plugin(self, resource: str, devices: Iterable[str]) -> OtherPlugin:
+        """Another plugin registers a resource; returns when kubelet has its list."""
+        listed = tuple(devices)
+        other = OtherPlugin(self._transport, resource, listed)
+        await self._nursery.start(other.run)
+        await self.until(
+            lambda view: (
+                {row.id for row in view.devices if row.resource == resource and row.health == "Healthy"}
+                == set(listed)
+            ),
+            "kubelet has the other plugin's list",
+        )
+        return other
 
     # --- the host -----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from gpuactors.simulation.scenarios.incident import INCIDENT
 from gpuactors.simulation.scenarios.kubelet_restart import KUBELET_RESTART
 from gpuactors.simulation.scenarios.late_binding import LATE_BINDING
 from gpuactors.simulation.scenarios.new_model import NEW_MODEL
+from gpuactors.simulation.scenarios.two_plugins import TWO_PLUGINS
 from gpuactors.simulation.scenarios.unplug import UNPLUG
 from gpuactors.simulation.script import Scenario
 
@@ -19,4 +20,5 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     NEW_MODEL,
     UNPLUG,
     KUBELET_RESTART,
+    TWO_PLUGINS,
 )

@@ -114,7 +114,13 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
         except KubeletError as exc:
             return LedgerUnreadable(wanted.ledger.read, str(exc))
         return LedgerRead(
-            wanted.ledger.read, contents.source, contents.entries, contents.claims, contents.settling
+            wanted.ledger.read,
+            contents.source,
+            contents.entries,
+            contents.claims,
+            contents.settling,
+            cached=contents.cached,
+            damaged=contents.damaged,
         )
     if wanted.poll.poll is not None:
         return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets))

@@ -208,9 +208,14 @@ NEIGHBOURS_MAX: Final = 16
 """Other plugins' sockets that are named to the operator; a node has a handful."""
 
 LEDGER_SETTLE_S: Final = 30.0
-"""After its start kubelet answers List before it knows its pods (kubernetes #112119 for the same list over HTTP):
-so long, what its ledger file names counts as well, unless this kubelet has listed it before. Pods were seen to be
-known again within 1 s; more costs little, as what the file names in excess is only believed for longer."""
+"""After its start kubelet answers List before it knows its pods (kubernetes #112119 for the same list over HTTP), and
+as long as the API server is away: until it has known them for so long, what its ledger file names counts as well,
+unless this kubelet has listed it before. More costs little: what the file names in excess is believed for longer."""
+
+CHECKPOINT_DEADLINE_S: Final = 1.0
+"""One read of kubelet's ledger file beside List: a disk that hangs holds up a call by so much."""
+
+assert CHECKPOINT_DEADLINE_S < LEDGER_DEADLINE_S
 
 CHECKPOINT_MAX_BYTES: Final = 16 * 1024 * 1024
 """Kubelet's ledger file: some 300 bytes a device. Something else by that name must not be read for ever."""

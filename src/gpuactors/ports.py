@@ -15,6 +15,7 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.effects import Answer, Effect
 from gpuactors.core.events import Event, PreferenceRequest
 from gpuactors.core.model import (
+    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     Frame,
@@ -84,6 +85,12 @@ class LedgerContents:
     """As `LedgerRead.settling`."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """As `LedgerRead.healthy`."""
+    cached: tuple[CachedAnswer, ...] = ()
+    """As `LedgerRead.cached`."""
+    damaged: str = ""
+    """As `Ledger.damaged`."""
+    pods: tuple[str, ...] = ()
+    """The names of all pods that List named, those without devices included; the file has none."""
 
 
 class UeventsOverflowError(Exception):

@@ -17,6 +17,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.listing import comparable
 from gpuactors.core.model import (
+    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     GroupUse,
@@ -107,6 +108,8 @@ class Core:
         self.unselected: dict[str, PciFunction] = {}
         self.kubelets: list[str] | None = None
         """What kubelet has as healthy; None while it does not say."""
+        self.cached: tuple[CachedAnswer, ...] = ()
+        self.damaged = ""
         self.enabled: dict[str, int] = {}
         self.awake: set[str] = set()
         self.holders: dict[int, tuple[Holder, ...]] = {}
@@ -157,7 +160,9 @@ class Core:
             for device, claim in self.claims.items()
         )
         healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
-        return LedgerRead(read, "PodResources", entries, claims, healthy=healthy)
+        return LedgerRead(
+            read, "PodResources", entries, claims, healthy=healthy, cached=self.cached, damaged=self.damaged
+        )
 
     def poll_event(self, poll: int) -> Event:
         """What a poll of the groups sees now."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Answer, Granted, Preferred, Ready, Refusal, Refused, Reply
+from gpuactors.core.effects import Answer, Granted, Preferred, Ready, Refusal, Refused, Reply, Say
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -19,7 +19,7 @@ from gpuactors.core.events import (
     PreStartAsked,
     Ticked,
 )
-from gpuactors.core.model import ClaimedDevice, DeviceId, PciFunction, Pod, Token, pci_address
+from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, PciFunction, Pod, Token, pci_address
 from tests.core.builders import H100, Core, gpu
 
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
@@ -299,3 +299,91 @@ def test_what_kubelet_offers_is_nobodys_any_more() -> None:
     d = gpu("04:00.0", 8)
     core = node(*TOGETHER, c, d, ledger={A: "vm-1", B: "vm-1", d.address: "vm-2"})
     assert preferred(core, 2, A, B, c.address) == (A, B)
+
+
+# --- what kubelet gives a container that it makes ------------------------------------------------------------
+
+
+def restarted(core: Core, *devices: str) -> list[Answer]:
+    """PreStartContainer."""
+    core.at += 1
+    core.feed(PreStartAsked(T, H100, tuple(map(DeviceId, devices))))
+    functions = tuple(f.function for f in core.state.facts.values() if f.function is not None)
+    looks = [FunctionInspected(n, a, functions) for a, n in core.state.looks.functions.items()]
+    return core.answers(*looks)
+
+
+def kept(core: Core, **answers: tuple[str, ...]) -> None:
+    """Kubelet's file holds these answers from the next read on."""
+    cached = tuple(CachedAnswer(H100, DeviceId({"a": A, "b": B}[d]), nodes) for d, nodes in answers.items())
+    core.cached = cached
+
+
+GROUP_82 = (gpu(A, 82), gpu(B, 81))
+"""Before the node's restart they had each other's number."""
+
+
+def test_after_a_reboot_a_container_does_not_start_with_another_gpus_node() -> None:
+    """Kubelet does not call Allocate again, and gives the container what it was answered then (item 12)."""
+    core = node(*GROUP_82, ledger={A: "vm-1", B: "vm-2"})
+    kept(core, a=("/dev/vfio/81", "/dev/vfio/vfio"), b=("/dev/vfio/81",))
+    (answer,) = restarted(core, A)
+    assert isinstance(answer, Refused)
+    assert answer.status is Refusal.FAILED_PRECONDITION
+    assert answer.reason == (
+        "the container would get /dev/vfio/81: kubelet has kept that from an Allocate before the node's restart, or "
+        f"before the device was bound anew; /dev/vfio/81 is {B}'s now (allocated to pod default/vm-2); {A} is behind "
+        "/dev/vfio/82 now: delete the pod, so that its devices are allocated anew"
+    )
+    assert restarted(core, B) == [Ready()], "whose number is what it was starts"
+
+
+def test_a_node_that_is_no_gpus_any_more_is_said_so() -> None:
+    core = node(*GROUP_82, ledger={A: "vm-1"})
+    kept(core, a=("/dev/vfio/9",))
+    (answer,) = restarted(core, A)
+    assert isinstance(answer, Refused)
+    assert "/dev/vfio/9 is no GPU's any more; 0000:01:00.0 is behind /dev/vfio/82 now" in answer.reason
+
+
+def test_a_cdev_that_is_another_gpus_now_is_refused_as_well() -> None:
+    core = node(gpu(A, 1, cdev=4), gpu(B, 2, cdev=3), ledger={A: "vm-1"})
+    kept(core, a=("/dev/iommu", "/dev/vfio/1", "/dev/vfio/devices/vfio3"))
+    (answer,) = restarted(core, A)
+    assert isinstance(answer, Refused)
+    assert f"/dev/vfio/devices/vfio3 is {B}'s now" in answer.reason
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (),
+        ("/dev/vfio/vfio",),
+        ("/dev/vfio/1", "/dev/vfio/vfio"),
+        ("/dev/iommu", "/dev/vfio/1", "/dev/vfio/devices/vfio4", "/dev/vfio/vfio"),
+        ("/dev/iommu", "/dev/vfio/devices/vfio4"),
+    ],
+)
+def test_a_container_that_gets_its_own_devices_starts(nodes: tuple[str, ...]) -> None:
+    core = node(gpu(A, 1, cdev=4), gpu(B, 2, cdev=3), ledger={A: "vm-1"})
+    kept(core, a=nodes)
+    assert restarted(core, A) == [Ready()]
+
+
+def test_an_answer_that_was_kept_for_the_pod_before_does_not_refuse() -> None:
+    """The read that counted was before the Allocate: the file was not yet written anew."""
+    core = node(*GROUP_82)
+    kept(core, a=("/dev/vfio/81",))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    kept(core, a=("/dev/vfio/82",))
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    assert core.state.ledger.done <= core.state.calls[T].since
+    number = core.state.looks.functions[A]
+    assert core.answers(FunctionInspected(number, A, GROUP_82)) == [Ready()]
+
+
+def test_what_is_damaged_in_kubelets_file_is_said_once() -> None:
+    core = node(*ALONE)
+    core.damaged = "in the file an answer is damaged"
+    said = [e for e in core.pass_time(limits.LEDGER_QUIET_S * 3) if isinstance(e, Say)]
+    assert [e.fields for e in said if e.name == "ledger.damaged"] == [{"reason": core.damaged}]

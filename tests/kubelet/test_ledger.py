@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +19,7 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
-from gpuactors.core.model import ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.kubelet.grpc_trio import Server, bind_unix
 from gpuactors.kubelet.ledger import (
     CHECKPOINT,
@@ -27,6 +29,7 @@ from gpuactors.kubelet.ledger import (
     checkpoint_contents,
     listed_contents,
 )
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import KubeletError
 
@@ -63,6 +66,10 @@ def container(
     *given: pb.ContainerDevices, dynamic: tuple[pb.DynamicResource, ...] = ()
 ) -> pb.ContainerResources:
     return pb.ContainerResources(name="compute", devices=list(given), dynamic_resources=list(dynamic))
+
+
+DAEMONS = (pod("kube-proxy-x7k2p"), pod("cni-9qz4d"))
+"""Pods that any node has, as kubelet lists all."""
 
 
 def test_a_device_counts_once_however_often_list_names_it() -> None:
@@ -256,7 +263,7 @@ def node(tmp_path: Path) -> Node:
 async def test_pod_resources_counts_and_not_the_file_which_still_names_an_ended_pod(node: Node) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
     with trio.fail_after(WITHIN_S):
-        async with node.kubelet(Lister([pod("vm", container(devices("b")))])):
+        async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("b")))])):
             contents = await node.ledger().read()
     assert (contents.source, contents.entries) == (POD_RESOURCES, (entry("b", named("vm")),))
 
@@ -337,7 +344,7 @@ async def test_a_kubelet_that_refuses_is_a_failed_read_and_no_reason_to_believe_
 async def test_a_kubelet_that_hangs_is_a_failed_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
     monkeypatch.setattr(limits, "LEDGER_DEADLINE_S", 0.1)
-    lister = Lister(hang=True)
+    lister = Lister([*DAEMONS], hang=True)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
             with pytest.raises(KubeletError, match=r"did not answer PodResources List on .* within 0\.1 s"):
@@ -374,7 +381,9 @@ async def test_something_else_on_the_socket_is_a_failed_read(node: Node) -> None
 
 
 @pytest.mark.trio
-async def test_a_young_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(node: Node) -> None:
+async def test_a_young_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}))
     lister, ledger = Lister(), node.ledger()
     a, b = (entry(device, by_uid("uid-1")) for device in ("a", "b"))
@@ -388,9 +397,12 @@ async def test_a_young_kubelet_that_does_not_know_its_pods_yet_takes_nothing_fro
             # It has listed "a" before: that pod has ended now, and only the file still names it.
             lister.pods = []
             assert (await ledger.read()).entries == (b,)
-            old = time.time() - limits.LEDGER_SETTLE_S - 1
-            os.utime(node.socket, (old, old))
+            kubelet, age_s = ledger._identity()
+            monkeypatch.setattr(
+                ledger, "_identity", lambda: (kubelet, age_s + limits.LEDGER_SETTLE_S + WITHIN_S)
+            )
             contents = await ledger.read()
+            monkeypatch.undo()
             assert (contents.source, contents.entries) == (POD_RESOURCES, ())
         async with node.kubelet(lister, age_s=0):
             assert (await ledger.read()).entries == (a, b), "another kubelet has listed nothing yet"
@@ -458,3 +470,128 @@ async def test_a_kubelet_that_does_not_say_what_it_has_is_no_failed_read(
 async def test_the_file_says_nothing_of_kubelets_list(node: Node) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
     assert (await node.ledger().read([ResourceName("nvidia.com/X")])).healthy is None
+
+
+# --- a kubelet that was restarted while the API server is away (issue 10, item 11) ------------------------------
+
+
+STATIC = tuple(pod(f"{name}-node1.example") for name in ("nginx-proxy", "kube-proxy"))
+
+
+def aged(ledger: KubeletLedger, age_s: float) -> KubeletLedger:
+    """As if kubelet had been started so long ago."""
+    ledger._identity = lambda: ("kubelet", age_s)  # type: ignore[method-assign]
+    return ledger
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("static", [(), STATIC[:1], STATIC], ids=["no pod", "a static pod", "static pods"])
+async def test_while_list_has_never_named_a_pod_of_the_file_the_file_stands(
+    node: Node, static: tuple[pb.PodResources, ...]
+) -> None:
+    node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}))
+    lister, ledger = Lister(list(static)), node.ledger()
+    a, b = (entry(device, by_uid("uid-1")) for device in ("a", "b"))
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister, age_s=0):
+            for age_s in (0, 75, 3600, 100_000):
+                contents = await aged(ledger, age_s).read()
+                assert (contents.entries, contents.settling) == ((a, b), True)
+            # The API server is back, and all pods at once.
+            lister.pods = [*static, *DAEMONS, pod("vm", container(devices("a")))]
+            contents = await ledger.read()
+            assert contents.entries == (entry("a", named("vm")), b), "all at once is nearly at once"
+            contents = await aged(ledger, 100_000 + limits.LEDGER_SETTLE_S).read()
+            assert (contents.entries, contents.settling) == ((entry("a", named("vm")),), False)
+            lister.pods = []
+            assert (await ledger.read()).entries == (), "this kubelet knows its pods"
+
+
+@pytest.mark.trio
+async def test_a_file_whose_pods_ended_while_kubelet_was_down_is_not_believed_for_ever(node: Node) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    lister, ledger = Lister(list(STATIC)), node.ledger()
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister, age_s=0):
+            assert len((await aged(ledger, 0).read()).entries) == 1
+            assert len((await aged(ledger, 75).read()).entries) == 1
+            lister.pods = [*STATIC, *DAEMONS]
+            assert len((await aged(ledger, 80).read()).entries) == 1
+            contents = await aged(ledger, 80 + limits.LEDGER_SETTLE_S).read()
+    assert (contents.source, contents.entries, contents.settling) == (POD_RESOURCES, (), False)
+
+
+@pytest.mark.trio
+async def test_a_daemon_that_starts_while_the_api_server_is_away_believes_the_file_as_well(
+    node: Node,
+) -> None:
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister(list(STATIC)), age_s=3600):
+            assert (await node.ledger().read()).entries == (entry("a", by_uid("uid-1")),)
+        async with node.kubelet(Lister(list(DAEMONS)), age_s=3600):
+            assert (await node.ledger().read()).entries == (), "that one has known its pods for long"
+
+
+# --- what Allocate answered (issue 10, item 12) -----------------------------------------------------------------
+
+
+def answered(*nodes: str) -> str:
+    specs = [plugin_pb.DeviceSpec(container_path=n, host_path=n, permissions="mrw") for n in nodes]
+    response = plugin_pb.ContainerAllocateResponse(envs={"GPUS": "x"}, devices=specs)
+    return base64.b64encode(bytes(response)).decode()
+
+
+@pytest.mark.trio
+async def test_what_allocate_answered_is_read_beside_list(node: Node) -> None:
+    given = answered("/dev/vfio/vfio", "/dev/vfio/81", "/dev/nvidia0")
+    node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}, AllocResp=given))
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("a", "b")))])):
+            contents = await node.ledger().read()
+    nodes = ("/dev/vfio/81", "/dev/vfio/vfio")
+    assert contents.cached == tuple(CachedAnswer(ResourceName(GPU), DeviceId(d), nodes) for d in ("a", "b"))
+    assert (contents.source, contents.damaged) == (POD_RESOURCES, "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param("%%%", id="no base64"),
+        pytest.param("a", id="cut base64"),
+        pytest.param(7, id="a number"),
+        pytest.param({"x": 1}, id="an object"),
+        pytest.param(base64.b64encode(b"\x1a\xff/dev/vfio/81").decode(), id="a cut message"),
+        pytest.param(base64.b64encode(b"\xff\xff\xff/dev/vfio/").decode(), id="no message"),
+        pytest.param("²", id="no ASCII"),
+    ],
+)
+def test_a_damaged_answer_is_left_out_with_a_word_and_the_rest_of_the_file_counts(given: object) -> None:
+    contents = checkpoint_contents(file_with(["a"], AllocResp=given), "/the/file")
+    assert contents.entries == (entry("a", by_uid("uid-1")),)
+    assert contents.cached == ()
+    assert contents.damaged.startswith(
+        f"in /the/file the answer to Allocate (AllocResp) for {GPU} of pod uid-1 is"
+    )
+
+
+@pytest.mark.parametrize("given", [None, "", "Ch8KFk5WSURJ"], ids=["null", "empty", "nothing of ours in it"])
+def test_an_answer_that_says_nothing_of_vfio_says_nothing(given: object) -> None:
+    contents = checkpoint_contents(file_with(["a"], AllocResp=given), "/the/file")
+    assert (contents.cached, contents.damaged) == ((), "")
+
+
+@pytest.mark.trio
+async def test_a_disk_that_hangs_holds_no_read_of_list_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHECKPOINT_DEADLINE_S", 0.05)
+    go = threading.Event()
+    ledger = node.ledger()
+    monkeypatch.setattr(ledger, "_read_file", go.wait)
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("a")))])):
+            for _ in range(50):  # more than trio has threads
+                assert (await ledger.read()).entries == (entry("a", named("vm")),)
+            go.set()
+            await trio.to_thread.run_sync(lambda: None)

@@ -138,12 +138,13 @@ class Rig:
             yield PodResourcesListerStub(channel)
 
     async def listed(self) -> dict[str, list[str]]:
-        """What PodResources lists: devices by pod."""
+        """What PodResources lists: devices by pod, without the node's own pods."""
         async with self.pod_resources() as stub:
             response = await stub.list(ListPodResourcesRequest())
         return {
             pod.name: [d for c in pod.containers for devices in c.devices for d in devices.device_ids]
             for pod in response.pod_resources
+            if pod.namespace != "kube-system"
         }
 
     async def figures(self, capacity: int, allocatable: int, allocated: int = 0, resource: str = GPU) -> None:

@@ -214,7 +214,7 @@ def test_an_ended_pods_devices_come_back_at_the_next_allocation_and_the_file_nam
     first = books.view(0).pods["first"]
     books.delete("first")
     assert figures(books) == (1, 1, 0, 1)
-    assert books.listing() == ()
+    assert [listed for listed in books.listing() if listed.devices] == []
     assert list(books.checkpoint.entries) == [(first.uid, GPU)]
     assert admit(books, "second", 1) == ("gpu0",)
     second = books.view(0).pods["second"]

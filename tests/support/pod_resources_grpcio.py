@@ -29,6 +29,9 @@ CONTAINER: Final = "compute"
 
 PROTO: Final = ProtoFile("podresources.proto", "v1")
 
+DAEMON_PODS: Final = ("kube-proxy-x7k2p", "cni-node-9qz4d")
+"""What any node has besides, and List names as soon as kubelet has heard of its pods: pods without devices."""
+
 
 @dataclass(slots=True, eq=False)
 class _Pod:
@@ -61,6 +64,7 @@ class PodLedger:
         self._failures: list[tuple[grpc.StatusCode, str]] = []
         self._disabled: tuple[grpc.StatusCode, str] | None = None
         self._asked = 0
+        self._heard = True
 
     def given(self, pod: str, resource: str, ids: Collection[str], response: bytes) -> None:
         """Allocate was answered. Raises ValueError for a device that another pod has: kubelet would not choose it."""
@@ -90,6 +94,7 @@ class PodLedger:
         `hear_of_pods`. Their names are not in it: here they are their UIDs. Raises OSError, ValueError."""
         data = json.loads(self._file.read_text(encoding="utf-8"))["Data"]
         with self._lock:
+            self._heard = False
             for entry in data["PodDeviceEntries"] or ():
                 pod = self._pods.setdefault(entry["PodUID"], _Pod(entry["PodUID"], known=False))
                 ids = tuple(device for node in entry["DeviceIDs"].values() for device in node)
@@ -98,6 +103,7 @@ class PodLedger:
     def hear_of_pods(self) -> None:
         """The API server has told which pods there are: all that were restored."""
         with self._lock:
+            self._heard = True
             for pod in self._pods.values():
                 pod.known = True
 
@@ -133,6 +139,10 @@ class PodLedger:
             self._collect()
             pods = [self._listed(name, pod) for name, pod in self._pods.items() if pod.known]
             pods += self._besides
+            if self._heard:
+                pods += [
+                    PROTO.message("PodResources")(name=name, namespace="kube-system") for name in DAEMON_PODS
+                ]
         if failure is not None:
             context.abort(*failure)
         return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)

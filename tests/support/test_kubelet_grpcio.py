@@ -303,6 +303,7 @@ def listed(kubelet: KubeletStandIn) -> dict[str, list[str]]:
     return {
         pod.name: [d for c in pod.containers for devices in c.devices for d in devices.device_ids]
         for pod in answer.pod_resources
+        if pod.namespace != "kube-system"
     }
 
 

@@ -45,5 +45,7 @@ async def _read(
                 contents.claims,
                 contents.settling,
                 contents.healthy,
+                cached=contents.cached,
+                damaged=contents.damaged,
             )
         )

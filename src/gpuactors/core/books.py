@@ -99,6 +99,8 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         again=False,
         read_at=before.asked_at,
         done=event.read,
+        cached={(answer.resource, answer.device): answer.nodes for answer in event.cached},
+        damaged=event.damaged,
     )
     after = replace(state, ledger=ledger)
     after = resolved(state, replace(after, granted=_still_granted(after, event, at)))

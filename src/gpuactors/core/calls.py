@@ -42,7 +42,7 @@ from gpuactors.core.effects import (
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.health import not_offered, obstacle
 from gpuactors.core.identity import address_of
-from gpuactors.core.inventory import Device, node_devices
+from gpuactors.core.inventory import Device, functions_of, node_devices
 from gpuactors.core.model import (
     Call,
     CallKind,
@@ -296,6 +296,12 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
         return Refused(Refusal.FAILED_PRECONDITION, "; ".join(first_of(sorted(obstacles))))
     match call.kind:
         case CallKind.PRE_START:
+            if stale := _stale(state, call, known):
+                return (
+                    Refused(Refusal.FAILED_PRECONDITION, stale)
+                    if state.ledger.done > call.since
+                    else _Doubted()
+                )
             return None if _held(state, call) else Ready()
         case CallKind.ALLOCATE:
             if _is_undecided(state, known, call):
@@ -358,6 +364,50 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
     }
     mates = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
     return not mates.isdisjoint(late)
+
+
+def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> str:
+    """Why the container would not get its devices but what else is now behind the nodes of the answer that kubelet
+    keeps: groups may have other numbers after a restart of the node. Empty if it gets them, or if kubelet keeps no
+    answer with nodes for these devices."""
+    ids = [i for request in call.requests for i in request]
+    made = {n for i in ids for n in state.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)}
+    if not made:
+        return ""
+    due = {i: {n for m in known[i].group for n in m.nodes if _is_of_one(n)} for i in ids}
+    wrong = sorted(made - set().union(*due.values()))
+    lacking = [i for i in ids if made.isdisjoint(due[i])]
+    if not wrong and not lacking:
+        return ""
+    whose = "; ".join(first_of([_whose_node(state, call, node) for node in wrong]))
+    needs = "; ".join(
+        first_of(
+            [
+                f"{known[i].function.address} is behind {' and '.join(sorted(due[i])) or 'no node'} now"
+                for i in lacking or ids
+            ]
+        )
+    )
+    return (
+        f"the container would get {', '.join(quoted_ids(sorted(made)))}: kubelet has kept that from an Allocate before "
+        f"the node's restart, or before the device was bound anew; {whose + '; ' if whose else ''}{needs}: "
+        "delete the pod, so that its devices are allocated anew"
+    )
+
+
+def _is_of_one(node: str) -> bool:
+    """A device node of one group or function, unlike the container's and iommufd's."""
+    return node.startswith("/dev/vfio/") and node != "/dev/vfio/vfio"
+
+
+def _whose_node(state: NodeState, call: Call, node: str) -> str:
+    """Whose a device node is now, in words."""
+    owned = owners(state)
+    for address, function in functions_of(state.facts).items():
+        if node in function.nodes:
+            said = f" ({owned[address].said(call.resource)})" if address in owned else ""
+            return f"{node} is {address}'s now{said}"
+    return f"{quoted_id(node)} is no GPU's any more"
 
 
 def _taken(state: NodeState, call: Call) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuactors.core.model import (
+    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     GroupUse,
@@ -113,6 +114,10 @@ class LedgerRead:
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """Kubelet's own list: what it has as healthy of each resource that was asked about, as `listing.comparable` puts
     it; one without a healthy device is not in here. None if kubelet did not say."""
+    cached: tuple[CachedAnswer, ...] = ()
+    """What Allocate answered, by kubelet's ledger file; none where there is no file to be read."""
+    damaged: str = ""
+    """As `Ledger.damaged`."""
 
 
 @dataclass(frozen=True, slots=True)

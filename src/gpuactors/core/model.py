@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
@@ -219,6 +219,17 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """What Allocate answered for one device of a pod, as kubelet keeps it in its ledger file: each container that
+    kubelet makes gets this, also after a restart of the node, when Allocate is not called again."""
+
+    resource: ResourceName
+    device: DeviceId
+    nodes: tuple[str, ...]
+    """Device nodes below /dev/vfio that the container gets, as paths of the host, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimedDevice:
     """One device of a DRA claim that a running pod has, as PodResources lists it."""
 
@@ -252,6 +263,10 @@ class Ledger:
     """When the read was asked for that these entries are from: no change since then is in them."""
     done: int = 0
     """The number of the last read that came back, whatever it said."""
+    cached: Mapping[tuple[ResourceName, DeviceId], tuple[str, ...]] = field(default_factory=dict)
+    """By kubelet's ID: the nodes of `CachedAnswer`."""
+    damaged: str = ""
+    """What of kubelet's ledger file could not be read and was left out, as a sentence; empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True)

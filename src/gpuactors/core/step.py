@@ -210,7 +210,10 @@ def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadab
                 "devices": len(event.entries),
                 "claims": len(event.claims),
             }
-            return after, [Say(level, "ledger.read", fields), *contested]
+            said: list[Effect] = [Say(level, "ledger.read", fields), *contested]
+            if event.damaged and event.damaged != state.ledger.damaged:
+                said.append(Say(Level.WARNING, "ledger.damaged", {"reason": event.damaged}))
+            return after, said
         case LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING
             state = books.ledger_unreadable(state, event, at)

@@ -2,19 +2,23 @@
 
 PodResources is asked first, because only it notices that a pod has ended; the ledger *file* is rewritten by a frame or
 an allocation alone and names ended pods until then. The file counts where kubelet does not run (no socket, or nobody
-behind it), and beside PodResources in a kubelet's first seconds, when it answers before it knows its pods. A kubelet
-that runs and cannot answer (rate limit, timeout) is a failed read and never a reason to believe the file.
+behind it), and beside PodResources after a kubelet's start, as long as it answers without knowing its pods. A kubelet
+that runs and cannot answer (rate limit, timeout) is a failed read and never a reason to believe the file. The file
+alone has what Allocate answered, which kubelet gives every container that it makes.
 
 Must not decide what an entry means for a device: that is the core's.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
+import itertools
 import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, final
 
@@ -24,9 +28,11 @@ from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.core.listing import comparable
-from gpuactors.core.model import ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.core.quote import quoted
 from gpuactors.kubelet.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
+from gpuactors.kubelet.grpc_trio.protobuf import decode
+from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import KubeletError, LedgerContents
 
@@ -40,6 +46,12 @@ NOTHING_YET: Final = f"{CHECKPOINT} (not there: kubelet has given nothing away y
 """The source of a read that found kubelet's directory without the file."""
 
 
+_VFIO: Final = b"/dev/vfio/"
+
+_DAMAGED_MAX: Final = 4
+"""So many are named."""
+
+
 @final
 class KubeletLedger:
     """The ledger of the kubelet below `kubelet_dir` (normally /var/lib/kubelet). One read at a time."""
@@ -49,6 +61,8 @@ class KubeletLedger:
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._file = os.path.join(self._directory, CHECKPOINT)
         self._young = YoungKubelet()
+        # Of its own: on a disk that hangs the threads of given-up reads must not keep others' from theirs.
+        self._threads = trio.CapacityLimiter(2)
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
@@ -66,16 +80,13 @@ class KubeletLedger:
         listed = await self._list(resources)
         if listed is None:
             return await self._checkpoint()
-        return self._young.complete(kubelet, listed, await self._beside(age_s))
+        return self._young.complete(kubelet, age_s, listed, await self._beside())
 
-    async def _beside(self, age_s: float) -> LedgerContents | None:
-        """The file, as long as List may not know every pod. A file that cannot be read says nothing then."""
-        if age_s >= limits.LEDGER_SETTLE_S:
-            return None
-        try:
+    async def _beside(self) -> LedgerContents | None:
+        """The file beside List. One that cannot be read, or not soon, says nothing then."""
+        with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S), suppress(KubeletError):
             return await self._checkpoint()
-        except KubeletError:
-            return None
+        return None
 
     def _identity(self) -> tuple[str, float]:
         """Which kubelet's socket it is, and for how long it has been there (s). A clock that was set back makes it
@@ -106,7 +117,12 @@ class KubeletLedger:
 
     async def _checkpoint(self) -> LedgerContents:
         # In a thread: a disk that hangs must not stop the daemon.
-        content = await trio.to_thread.run_sync(self._read_file, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(
+            self._read_checkpoint, abandon_on_cancel=True, limiter=self._threads
+        )
+
+    def _read_checkpoint(self) -> LedgerContents:
+        content = self._read_file()
         if content is None:
             return LedgerContents(NOTHING_YET, (), ())
         return checkpoint_contents(content, self._file)
@@ -140,33 +156,55 @@ class YoungKubelet:
     """Completes the answers of a kubelet that has just started.
 
     Kubelet serves PodResources before its pods are known to it again: List is empty or partial then, for a moment or
-    for as long as the API server is away. What its ledger file names counts beside it, except what this kubelet has
-    listed before: that has ended since, and only the file still names it.
+    for as long as the API server is away (seen: 75 s and on, while their virtual machines run). What its ledger file
+    names counts beside it, except what this kubelet has listed before: that has ended since, and only the file still
+    names it.
+
+    That is over when this kubelet has known the API server's pods for LEDGER_SETTLE_S. It knows them if it lists a
+    device of the file, as it learns of all pods at once, or any pod that is not static. Static pods it has without the
+    API server; their names all end in the node's (pkg/kubelet/config/common.go, generatePodName), those of others do
+    not. So the file's pods that ended while kubelet was down are believed in for no longer than that either, on a node
+    with any two pods of a DaemonSet, say.
     """
 
     def __init__(self) -> None:
-        self._kubelet = ""
+        self._kubelet: str | None = None
         self._listed: set[tuple[ResourceName, DeviceId]] = set()
+        self._over_s = math.inf
 
     def complete(
-        self, kubelet: str, listed: LedgerContents, checkpoint: LedgerContents | None
+        self, kubelet: str, age_s: float, listed: LedgerContents, checkpoint: LedgerContents | None
     ) -> LedgerContents:
-        """`kubelet` is the identity of its socket; `checkpoint` is None when it is not young any more."""
-        if kubelet != self._kubelet:
+        """`kubelet` is the identity of its socket, which has been there for `age_s`; `checkpoint` is None if the file
+        says nothing. With or without the file's entries, what Allocate answered is the file's."""
+        is_new = kubelet != self._kubelet
+        if is_new:
             self._kubelet = kubelet
             self._listed.clear()
+            self._over_s = math.inf
         self._listed.update((entry.resource, entry.device) for entry in listed.entries)
-        known = checkpoint.entries if checkpoint is not None else ()
-        missing = tuple(entry for entry in known if (entry.resource, entry.device) not in self._listed)
+        if checkpoint is None:
+            return listed
+        listed = replace(listed, cached=checkpoint.cached, damaged=checkpoint.damaged)
+        named = {(entry.resource, entry.device) for entry in checkpoint.entries}
+        if self._over_s == math.inf and (_are_from_api(listed.pods) or not self._listed.isdisjoint(named)):
+            # Who was old already when we came has known them for as long.
+            met_old = is_new and age_s >= limits.LEDGER_SETTLE_S
+            self._over_s = age_s if met_old else age_s + limits.LEDGER_SETTLE_S
+        if age_s >= self._over_s:
+            return listed
+        missing = tuple(e for e in checkpoint.entries if (e.resource, e.device) not in self._listed)
         if not missing:
             return listed
-        return LedgerContents(
-            f"{POD_RESOURCES} and {CHECKPOINT}",
-            listed.entries + missing,
-            listed.claims,
-            settling=True,
-            healthy=listed.healthy,
-        )
+        source = f"{POD_RESOURCES} and {CHECKPOINT}"
+        return replace(listed, source=source, entries=listed.entries + missing, settling=True)
+
+
+def _are_from_api(pods: Collection[str]) -> bool:
+    """Not all of these are static pods, whose names end in the same node's name."""
+    endings = [name[::-1] for name in pods]
+    shared = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*endings, strict=False))
+    return len(pods) > 1 and "-" not in {letters[0] for letters in shared}
 
 
 async def list_over(channel: Channel, resources: Collection[ResourceName] = ()) -> LedgerContents:
@@ -202,13 +240,16 @@ def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
     """What List says, each device of a pod once: kubelet names it once per container and NUMA node."""
     entries: dict[LedgerEntry, None] = {}
     claims: dict[ClaimedDevice, None] = {}
+    pods = tuple(sorted({listed.name for listed in response.pod_resources}))
     for listed in response.pod_resources:
         pod = Pod(namespace=listed.namespace, name=listed.name, uid="")
         for container in listed.containers:
             entries.update((entry, None) for entry in _devices(container, pod))
             claims.update((claim, None) for claim in _claims(container, pod))
     # Kubelet lists pods in another order each time: what did not change is to be seen not to have changed.
-    return LedgerContents(POD_RESOURCES, _ordered(entries), tuple(sorted(claims, key=_claim_order)))
+    return LedgerContents(
+        POD_RESOURCES, _ordered(entries), tuple(sorted(claims, key=_claim_order)), pods=pods
+    )
 
 
 def _ordered(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
@@ -241,6 +282,8 @@ class _Entry(msgspec.Struct, rename="pascal"):
     pod_uid: str = msgspec.field(name="PodUID")
     device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     """By NUMA node; before Kubernetes 1.20 a plain list. A device with two nodes is there twice."""
+    answer: object = msgspec.field(name="AllocResp", default="")
+    """The container's part of AllocateResponse, in base64. Whatever else it is, the rest of the file counts."""
 
 
 class _Data(msgspec.Struct):
@@ -266,11 +309,50 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
             "that disk"
         ) from exc
     entries: dict[LedgerEntry, None] = {}
+    answers: dict[tuple[str, str], set[str]] = {}
+    damaged: list[str] = []
     for entry in checkpoint.data.entries or ():
         pod = Pod(namespace="", name="", uid=entry.pod_uid)
+        nodes = _nodes(entry.answer)
+        if nodes is None:
+            damaged.append(quoted(f"{entry.resource_name} of pod {entry.pod_uid}"))
         for device in _ids(entry):
             entries[LedgerEntry(ResourceName(entry.resource_name), DeviceId(device), pod)] = None
-    return LedgerContents(CHECKPOINT, _ordered(entries), ())
+            if nodes:
+                # An init container's devices are the next one's as well, each with an answer of its own.
+                answers.setdefault((entry.resource_name, device), set()).update(nodes)
+    cached = (
+        CachedAnswer(ResourceName(resource), DeviceId(device), tuple(sorted(nodes)))
+        for (resource, device), nodes in sorted(answers.items())
+    )
+    return LedgerContents(
+        CHECKPOINT, _ordered(entries), (), cached=tuple(cached), damaged=_said(damaged, path)
+    )
+
+
+def _nodes(answer: object) -> set[str] | None:
+    """The nodes below /dev/vfio that an AllocResp gives the container; None if it is none that kubelet can have
+    written."""
+    if not answer:
+        return set()
+    try:
+        content = base64.b64decode(answer if isinstance(answer, str) else b"?", validate=True)
+        if _VFIO not in content:  # most of a node's devices are others', and parsing takes time
+            return set()
+        response = decode(content, ContainerAllocateResponse)
+    except ValueError:
+        return None
+    return {d.host_path for d in response.devices if d.host_path.startswith(_VFIO.decode())}
+
+
+def _said(damaged: list[str], path: str) -> str:
+    if not damaged:
+        return ""
+    more = f" and of {len(damaged) - _DAMAGED_MAX} more" if len(damaged) > _DAMAGED_MAX else ""
+    return (
+        f"in {path} the answer to Allocate (AllocResp) for {', '.join(damaged[:_DAMAGED_MAX])}{more} is damaged, so it "
+        "is not known which device nodes these containers get; look at that disk"
+    )
 
 
 def _ids(entry: _Entry) -> Iterable[str]:

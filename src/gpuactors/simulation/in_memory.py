@@ -183,9 +183,8 @@ class MemoryLedger:
             await trio.lowlevel.checkpoint()
             return self._checkpoint()
         kubelet, since = found
-        young = trio.current_time() - since < limits.LEDGER_SETTLE_S
         listed = await self._list(resources)
-        return self._young.complete(kubelet, listed, self._beside() if young else None)
+        return self._young.complete(kubelet, trio.current_time() - since, listed, self._beside())
 
     async def _list(self, resources: Collection[ResourceName]) -> LedgerContents:
         try:

@@ -78,6 +78,13 @@ _ENDED: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED})
 """Pods whose devices are free: kubelet takes them for no longer active."""
 
 
+_DAEMON_PODS: Final = tuple(
+    Pod(name, (), Phase.RUNNING, "", uid, namespace="kube-system")
+    for name, uid in (("kube-proxy-x7k2p", "4a1d"), ("cni-node-9qz4d", "77c0"))
+)
+"""What any node has besides, and PodResources lists: pods of DaemonSets, without devices."""
+
+
 class KubeletBooks:
     """Owned by one fake kubelet. Every method is synchronous and leaves the books consistent."""
 
@@ -385,7 +392,7 @@ class KubeletBooks:
         if not self._knows_pods:
             return ()
         self._collect()
-        listed = []
+        listed = [PodListing(pod, ()) for pod in _DAEMON_PODS]
         for uid, pod in self._active().items():
             devices = tuple((r, entry) for (u, r), entry in self._ledger.items() if u == uid)
             if devices or pod.phase not in (Phase.PENDING, Phase.ADMITTING):

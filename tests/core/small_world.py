@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpuactors import limits
 from gpuactors.core.effects import Effect, Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
@@ -37,6 +38,7 @@ from gpuactors.core.model import (
     PciAddress,
     PciFunction,
     Pod,
+    ResourceName,
     Token,
 )
 from gpuactors.core.snapshot import project
@@ -46,6 +48,8 @@ from tests.core.builders import H100, SETTINGS, gpu
 SLOTS: Final = (0, 1)
 ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
 STRANGER: Final = "stranger"
+OTHERS: Final = ResourceName("vendor.example/gpu")
+"""Another plugin's resource."""
 
 SETTLING_S: Final = (31.0, 6.0, 6.0, 6.0)
 """How the clock jumps until everything must be settled: beyond every grace at once, then a few periods."""
@@ -88,19 +92,27 @@ class Outside:
     """Functions that are bound no more and that somebody has open: their unbind, or unplug, waits for him."""
     silent: bool = False
     """An unbind that waits is announced by no uevent before it ends (kernel 6.1)."""
+    others: tuple[str | None, str | None] = (None, None)
+    """The pod that another plugin, or another driver's claim, has given each device to, by its address."""
+    crowded: bool = False
+    """There are other plugins."""
+    older: bool = False
+    """The first device was given away by a plugin that calls it by its group's number."""
+    moved: bool = False
+    """The first function is in another group than it was: it came back there."""
 
     def group(self, slot: int) -> int:
         """The IOMMU group of a function, counted from 0."""
-        return 0 if self.shared else slot
+        return 2 if self.moved and slot == 0 else 0 if self.shared else slot
 
     def holder(self, slot: int) -> str | None:
-        """Who has the function's group open."""
-        return self.holders[self.group(slot)]
+        """Who has the function's group open. (Nobody opens the one that a function has moved to.)"""
+        return None if self.moved and slot == 0 else self.holders[self.group(slot)]
 
     def owners(self, slot: int) -> set[str | None]:
         """The pods that kubelet has given a device of the function's group to, if that is on the node."""
-        there = (s for s in SLOTS if self.group(s) == self.group(slot) and self.is_there(s))
-        return {self.ledger[s] for s in there} - {None}
+        there = [s for s in SLOTS if self.group(s) == self.group(slot) and self.is_there(s)]
+        return {given[s] for s in there for given in (self.ledger, self.others)} - {None}
 
     def is_there(self, slot: int) -> bool:
         """The function is on the node."""
@@ -154,6 +166,8 @@ def _binds(slot: int, bound: bool) -> Happening:
         waiting = o.waiting | {slot} if o.holder(slot) is not None else o.waiting
         told = o.uevents if o.silent and slot in waiting else o.uevents | {slot}
         bounds = _set(o.bound, slot, bound)
+        if slot == 0 and o.older and bound:
+            node = _changed(node, moved=not o.moved)
         return _changed(node, bound=bounds, waiting=waiting, uevents=told, disputed=disputed)
 
     words = (("unbind", "bind"), ("unplug", "plug"))[slot]
@@ -203,9 +217,34 @@ def _pod_goes(slot: int, *, forced: bool) -> Happening:
         o = node.outside
         if not forced and o.holder(slot) == o.ledger[slot]:
             node = _held_by(node, slot, None)
-        return _changed(node, ledger=_set(o.ledger, slot, None))
+        pod = o.ledger[slot]
+        left = tuple(None if given == pod else given for given in o.ledger)
+        older = o.older and left[0] is not None
+        return _changed(node, ledger=left, older=older)
 
     return Happening(f"the pod of {slot} {'is deleted by force' if forced else 'ends'}", enabled, happens)
+
+
+def _other_takes(slot: int) -> Happening:
+    """Another plugin, or a claim: kubelet compares no IDs of two resources, so it may be ours as well."""
+
+    def enabled(node: Node) -> bool:
+        return node.outside.crowded and node.outside.others[slot] is None
+
+    def happens(node: Node) -> Node:
+        o = node.outside
+        disputed = o.disputed or _is_chosen(o, slot)
+        return _changed(node, others=_set(o.others, slot, f"other-{slot}"), disputed=disputed)
+
+    return Happening(f"another plugin gives {slot} away", enabled, happens)
+
+
+def _other_leaves(slot: int) -> Happening:
+    return Happening(
+        f"another plugin's pod gives {slot} back",
+        lambda node: node.outside.others[slot] is not None,
+        lambda node: _changed(node, others=_set(node.outside.others, slot, None)),
+    )
 
 
 def _pod_comes(*, last: bool) -> Happening:
@@ -255,6 +294,8 @@ HAPPENINGS: Final = (
     *(_takes(s) for s in SLOTS),
     *(_lets_go(s) for s in SLOTS),
     *(_pod_goes(s, forced=forced) for s in SLOTS for forced in (True, False)),
+    *(_other_takes(s) for s in SLOTS),
+    *(_other_leaves(s) for s in SLOTS),
     _pod_comes(last=False),
     _pod_comes(last=True),
     Happening("uevents arrive", lambda node: bool(node.outside.uevents), _uevents_arrive),
@@ -352,7 +393,7 @@ def _slot_of(token: Token) -> int:
 
 def _starts(node: Node, slot: int) -> Node:
     node = _changed(node, starting=node.outside.starting | {slot})
-    return _stepped(node, PreStartAsked(Token(_STARTS + 1 + slot), H100, (DeviceId(ADDRESSES[slot]),)))
+    return _stepped(node, PreStartAsked(Token(_STARTS + 1 + slot), H100, (_id(node.outside, slot),)))
 
 
 # --- what the daemon asks for --------------------------------------------------------------------------------
@@ -398,17 +439,29 @@ def _functions(outside: Outside) -> tuple[PciFunction, ...]:
 
 
 def _entries(outside: Outside) -> tuple[LedgerEntry, ...]:
-    return tuple(
-        LedgerEntry(H100, DeviceId(ADDRESSES[s]), Pod("default", pod, ""))
+    """The pods of other plugins first: List names pods in no order."""
+    others = (
+        LedgerEntry(OTHERS, DeviceId(ADDRESSES[s]), Pod("default", pod, ""))
+        for s in SLOTS
+        if (pod := outside.others[s]) is not None
+    )
+    ours = (
+        LedgerEntry(H100, _id(outside, s), Pod("default", pod, ""))
         for s in SLOTS
         if (pod := outside.ledger[s]) is not None
     )
+    return (*others, *ours)
+
+
+def _id(outside: Outside, slot: int) -> DeviceId:
+    """How kubelet's ledger calls a device that is given away."""
+    return DeviceId("1" if outside.older and slot == 0 else ADDRESSES[slot])
 
 
 def _uses(outside: Outside, state: NodeState) -> tuple[GroupUse, ...]:
     uses = []
     for target in project(state).poll.targets:
-        holder = outside.holders[target.group - 1]
+        holder = outside.holders[target.group - 1] if target.group <= len(SLOTS) else None
         found = (_process(target.group, holder),) if holder is not None else ()
         enabled = {a: int(holder is not None and _is_open(outside, a)) for a in target.functions}
         active = frozenset(a for a, count in enabled.items() if count)
@@ -458,19 +511,32 @@ def answered(node: Node, *, early: bool, reverse: bool = False) -> Node:
 def check_always(node: Node) -> None:
     """After every event: what kubelet has given away is listed, and counted once."""
     o = node.outside
-    frame = {a.address: a.health for a in node.state.frames.get(H100, ())}
+    frame = {a.id: a.health for a in node.state.frames.get(H100, ())}
     if not node.state.frames:
         return
+    known = {device for resource, device in node.state.ledger.entries if resource == H100}
     for slot in SLOTS:
-        if o.ledger[slot] is not None and ADDRESSES[slot] not in frame:
+        named = _id(o, slot) in known or not o.older
+        if o.ledger[slot] is not None and named and _id(o, slot) not in frame:
             raise WrongError(f"device {slot} is given away and not listed: capacity is below allocated")
-    if o.uevents or node.asked:
+    if o.uevents or node.asked or _is_lost(node):
         return
-    known = {str(device) for _, device in node.state.ledger.entries}
     for slot in SLOTS:
-        given = o.ledger[slot] is not None and ADDRESSES[slot] in known
-        if given and o.bound[slot] and frame[ADDRESSES[slot]] is not Health.HEALTHY:
+        given = o.ledger[slot] is not None and _id(o, slot) in known
+        if given and o.bound[slot] and frame[_id(o, slot)] is not Health.HEALTHY:
             raise WrongError(f"device {slot} is allocated and Unhealthy: it is subtracted twice")
+
+
+def _is_elsewhere(outside: Outside, slot: int) -> bool:
+    """It is in another group than it was in when it was given away: no virtual machine can open it by that."""
+    return outside.moved and slot == 0
+
+
+def _is_lost(node: Node) -> bool:
+    """What a group's number means cannot be known any more: no daemon that knew it is there, and the device is in
+    another group."""
+    o = node.outside
+    return o.older and o.moved and (H100, DeviceId("1")) not in node.state.resolved
 
 
 def settled(node: Node) -> Node:
@@ -481,6 +547,7 @@ def settled(node: Node) -> Node:
         for slot in SLOTS:
             pod = o.ledger[slot]
             waits = pod is not None and o.holder(slot) != pod and slot not in o.starting and o.bound[slot]
+            waits = waits and not _is_elsewhere(o, slot)
             if waits:
                 node = _starts(node, slot)
         node = replace(node, at=node.at + seconds)
@@ -491,11 +558,13 @@ def settled(node: Node) -> Node:
 def check_settled(node: Node) -> None:
     """When it is quiet, each device is what a naive reading of the world says."""
     o = node.outside
-    frame = {a.address: (str(a.health), a.reason) for a in node.state.frames.get(H100, ())}
+    frame = {a.id: (str(a.health), a.reason) for a in node.state.frames.get(H100, ())}
     if o.admitting is not None:
         raise WrongError("Allocate was never answered")
+    if _is_lost(node):
+        return
     for slot in SLOTS:
-        said = frame.get(ADDRESSES[slot])
+        said = frame.get(_id(o, slot))
         given, holder = o.ledger[slot], o.holder(slot)
         if given is None and not o.bound[slot] and slot not in o.waiting:
             wanted: str | None = None
@@ -514,7 +583,7 @@ def check_settled(node: Node) -> None:
             _check_words(o, slot, said[1])
             if slot in o.waiting and not o.silent and "its unbind or unplug waits" not in said[1]:
                 raise WrongError(f"device {slot} waits to be let go, and the reason is: {said[1]}")
-        if given is not None and o.bound[slot] and holder is None:
+        if given is not None and o.bound[slot] and holder is None and not _is_elsewhere(o, slot):
             raise WrongError(
                 f"nobody holds device {slot}, and the virtual machine of {given} was not let start"
             )
@@ -603,6 +672,12 @@ def _canonical(node: Node) -> object:
     )
 
 
+def _age(seconds: float, *, exact: bool) -> float:
+    """How old a read of the ledger is: one that is not fresh any more is only old, unless something is compared with
+    it."""
+    return seconds if exact else max(seconds, -2 * limits.LEDGER_FRESH_S)
+
+
 def _numbers(state: NodeState) -> Iterator[int]:
     yield from {
         state.looks.last,
@@ -611,6 +686,7 @@ def _numbers(state: NodeState) -> Iterator[int]:
         *(f.look for f in state.facts.values()),
         state.ledger.read,
         state.ledger.outstanding or 0,
+        state.ledger.done,
         state.polls.done,
         state.polls.outstanding or 0,
         *(n for o in state.polls.groups.values() for n in (o.poll, o.since)),
@@ -637,7 +713,10 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
         frozenset((r, p.empty_since is None, (p.empty_since or at) - at) for r, p in state.plugins.items()),
         frozenset((r, until - at) for r, until in state.no_shrink_until.items()),
         frozenset(
-            (t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items()))
+            (
+                *(t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items())),
+                *(c.came_at - at, c.doubts),
+            )
             for t, c in state.calls.items()
         ),
         (
@@ -647,6 +726,9 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             ranks[ledger.outstanding or 0],
             ledger.again,
             ledger.due_at - at,
+            ranks[ledger.done],
+            _age(ledger.read_at - at, exact=bool(state.granted or state.calls)),
+            _age(ledger.asked_at - at, exact=bool(state.granted or state.calls)),
         ),
         (
             frozenset(
@@ -660,7 +742,9 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             ranks[polls.outstanding or 0],
             polls.again,
             polls.due_at - at,
+            max(0.0, polls.fast_until - at),
         ),
+        frozenset(state.resolved.items()),
         frozenset((a, until - at) for a, until in state.granted.items()),
         frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.departed.items()),
     )

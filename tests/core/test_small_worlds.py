@@ -32,6 +32,14 @@ WORLDS = {
         (True, True), holders=(VM, STRANGER), ledger=(VM, None), pods=1, silent=True
     ),
     "a pod has one of two in one group": Outside((True, True), (VM, None), (VM, None), pods=1, shared=True),
+    "a pod has both of one group": Outside((True, True), (VM, None), (VM, VM), pods=1, shared=True),
+    "two free GPUs beside other plugins": Outside((True, True), crowded=True),
+    "a pod has one of them, and other plugins give both away": Outside(
+        (True, True), (VM, None), (VM, None), pods=1, others=("other-0", "other-1"), crowded=True
+    ),
+    "a pod has one by its group's number": Outside(
+        (True, True), (None, None), (VM, None), pods=1, known=frozenset({VM}), older=True
+    ),
 }
 
 

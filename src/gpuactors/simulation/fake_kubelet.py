@@ -96,6 +96,8 @@ class FakeKubelet:
         self._life: _Life | None = None
         self.slow_registers_s = 0.0
         """How much longer Register takes, in lives that begin from now on."""
+        self._api_server = trio.Event()
+        self._api_server.set()
         self.panics: list[str] = []
         """Where kubelet's process ended by a crash."""
         self.warnings: list[str] = []
@@ -156,6 +158,7 @@ class FakeKubelet:
                 self._view.subscribe,
                 self._opens_after_s,
                 self._rng,
+                self._hears_api_server,
             )
             lister = PodResourcesService(self._books)
             await nursery.start(Server([lister], drain_s=DRAIN_S).serve, pod_resources)
@@ -183,6 +186,43 @@ class FakeKubelet:
             raise KeyError(resource)
         self._life.plugins.lose_stream(resource)
 
+    def power_off(self) -> None:
+        """The node goes down while kubelet does not run: no container outlives it, and no pod is told. Kubelet's next
+        start makes them anew, with what Allocate answered before. Raises `RuntimeError` if kubelet runs."""
+        if self._life is not None:
+            raise RuntimeError("kubelet runs; stop it first")
+        self._containers.lose()
+        self._books.power_off()
+        self._publish()
+
+    # --- the API server -----------------------------------------------------------------------------------------
+
+    def lose_api_server(self) -> None:
+        """The API server goes away: a kubelet that starts from now on hears of no pod until it is back.
+
+        PodResources lists none as long, although their containers run (seen: kubelet 1.35.3). One that runs keeps what
+        it knows.
+        """
+        if self._api_server.is_set():
+            self._api_server = trio.Event()
+
+    def find_api_server(self) -> None:
+        """The API server is back."""
+        self._api_server.set()
+
+    @property
+    def has_api_server(self) -> bool:
+        """It is there."""
+        return self._api_server.is_set()
+
+    @property
+    def knows_pods(self) -> bool:
+        """Kubelet has heard which pods it has."""
+        return self._books.knows_pods
+
+    async def _hears_api_server(self) -> None:
+        await self._api_server.wait()
+
     # --- pods ---------------------------------------------------------------------------------------------------
 
     def submit(
@@ -204,6 +244,21 @@ class FakeKubelet:
         """Creates a pod and waits until it runs, fails, waits for room, or is held up at its container's start."""
         self.submit(name, requests, opens_after_s=opens_after_s)
         return await self.settled(name)
+
+    def adopt(
+        self,
+        name: str,
+        devices: Mapping[str, tuple[str, ...]],
+        *,
+        claims: tuple[Claim, ...] = (),
+        nodes: tuple[str, ...] = (),
+    ) -> Pod:
+        """A pod of another plugin's, or another driver's, runs: kubelet's ledger has these device IDs for it, by
+        resource, and its virtual machine opens `nodes`. Raises `ValueError`."""
+        pod = self._books.adopt(name, devices, claims, nodes)
+        self._containers.start(pod, [i for ids in devices.values() for i in ids], nodes, 0.0)
+        self._publish()
+        return pod
 
     async def settled(self, name: str) -> Pod:
         """Waits until something can be said of a pod. Raises `KeyError` if it is deleted meanwhile."""

@@ -9,6 +9,8 @@ from collections import Counter
 from enum import StrEnum
 from typing import Final, final
 
+import trio
+
 SLOW_S: Final = 0.5
 """How long a slow answer takes: far longer than a healthy one, well within its deadline."""
 
@@ -28,6 +30,7 @@ class Fault(StrEnum):
     BIND_FAILS = "a socket cannot be made"
     REGISTER_FAILS = "Register fails"
     REGISTER_SLOW = "Register takes long"
+    NO_DESCRIPTORS = "the daemon has no descriptor left"
     DISK_FULL = "a write to the daemon's disk fails"
     WATCHER_CRASHES = "udev_watcher crashes"
     INSPECTOR_CRASHES = "sysfs_inspector crashes"
@@ -53,6 +56,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._waiting: Counter[Fault] = Counter()
+        self._until: dict[Fault, float] = {}
 
     def order(self, fault: Fault, times: int = 1) -> None:
         """The fault strikes at its next occasions, so often and no oftener however often it is ordered meanwhile."""
@@ -68,6 +72,18 @@ class Faults:
             return False
         self._waiting[fault] -= 1
         return True
+
+    def order_for(self, fault: Fault, seconds: float) -> None:
+        """The fault strikes at every occasion for so long."""
+        self._until[fault] = trio.current_time() + seconds
+
+    def lasts(self, fault: Fault) -> bool:
+        """It strikes now, however often."""
+        return self._until.get(fault, -1.0) > trio.current_time()
+
+    def end(self, fault: Fault) -> None:
+        """It lasts no longer."""
+        self._until.pop(fault, None)
 
     def crash(self, fault: Fault) -> None:
         """Raises `PlannedCrashError` if it strikes now."""

@@ -301,6 +301,26 @@ class HostTree:
         with suppress(OSError, ValueError):  # a fault was put there
             _replace(path, f"{int(Path(path).read_bytes()) + change}\n")
 
+    def switch(self, address: str, *, on: bool) -> None:
+        """Somebody writes 1 or 0 to `enable`, which counts up or down. Says nothing to anybody.
+
+        Raises `ValueError` if the function has a driver (EBUSY), or was not switched on before (EIO):
+        drivers/pci/pci-sysfs.c, enable_store.
+        """
+        plugged = self._find(address)
+        if plugged.driver is not None or plugged.waiting is not None:
+            raise ValueError(f"{address} has a driver; nobody else may switch it")
+        if not on and self.enabled(address) <= 0:
+            raise ValueError(f"{address} is not switched on")
+        self._count(plugged, +1 if on else -1)
+
+    def enabled(self, address: str) -> int:
+        """`enable` of a function; 0 if it cannot be read."""
+        try:
+            return int((self.device_dir(address) / "enable").read_bytes())
+        except (OSError, ValueError):
+            return 0
+
     # --- faults ---------------------------------------------------------------------------------------------
 
     def set_attribute(self, address: str, name: str, content: bytes) -> None:

@@ -7,6 +7,8 @@ and fails when it is told to (`faults.py`).
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final, final
@@ -70,6 +72,8 @@ class MemoryKubelet:
     ) -> AsyncIterator[MemoryEndpoint]:
         """As `ports.Kubelet.serve`."""
         self._faults.crash(Fault.PLUGIN_CRASHES)
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise KubeletError(f"cannot make the endpoint: {os.strerror(errno.EMFILE)}")
         if self._faults.strikes(Fault.BIND_FAILS):
             raise KubeletError("the endpoint was told to fail")
         name = socket_name(resource, "")
@@ -87,6 +91,8 @@ class MemoryKubelet:
         """As `ports.Kubelet.register`."""
         if self._faults.strikes(Fault.REGISTER_SLOW):
             await trio.sleep(SLOW_S)
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise KubeletError(f"cannot reach kubelet: {os.strerror(errno.EMFILE)}")
         if self._faults.strikes(Fault.REGISTER_FAILS):
             raise KubeletError("Register was told to fail")
         try:
@@ -170,6 +176,8 @@ class MemoryLedger:
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`."""
         self._faults.crash(Fault.LEDGER_CRASHES)
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):  # socket(2), before there is anything to dial
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self._faults.strikes(Fault.READ_FAILS):
             raise KubeletError("the read of kubelet's ledger was told to fail")
         contents = await self._read(resources)

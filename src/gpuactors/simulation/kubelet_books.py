@@ -131,6 +131,14 @@ class KubeletBooks:
         """Kubelet hears which pods it has."""
         self._knows_pods = True
 
+    def power_off(self) -> None:
+        """The node has gone down: no container runs, and those that were ending have ended."""
+        for pod in list(self._pods.values()):
+            if pod.phase is Phase.TERMINATING:
+                del self._pods[pod.name]
+            elif pod.phase is Phase.RUNNING:
+                self._set(pod.name, Phase.STARTING, "")
+
     def halt(self) -> None:
         """Kubelet's process ends. What it has posted stays posted."""
         self._running = False
@@ -196,6 +204,28 @@ class KubeletBooks:
         pod = Pod(name, tuple(requests.items()), Phase.PENDING, "", uid, claims=claims)
         self._pods[name] = pod
         return self._explain_pending(pod, at)
+
+    def adopt(
+        self,
+        name: str,
+        devices: Mapping[str, tuple[str, ...]],
+        claims: tuple[Claim, ...] = (),
+        nodes: tuple[str, ...] = (),
+    ) -> Pod:
+        """A pod runs that was given all this without our seeing how: another plugin's IDs, whatever they are, under
+        its resources, and another driver's claims.
+
+        Raises `ValueError` if there is a pod of that name already.
+        """
+        if name in self._pods:
+            raise ValueError(f"pod {name} exists already; delete it first or choose another name")
+        uid = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        requests = tuple((resource, len(ids)) for resource, ids in devices.items())
+        pod = self._pods[name] = Pod(name, requests, Phase.RUNNING, "", uid, claims=claims)
+        for resource, ids in devices.items():
+            self._ledger[uid, resource] = LedgerEntry(ids, dict.fromkeys(ids, ()), {}, nodes, b"")
+        self._write_checkpoint()
+        return pod
 
     def place(self, at: float) -> Pod | None:
         """The scheduler's next pod for this node: the oldest one that fits. It counts as allocated from now

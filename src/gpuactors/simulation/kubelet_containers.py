@@ -164,6 +164,13 @@ class Containers:
                 return
         raise KeyError(name)
 
+    def lose(self) -> None:
+        """The machine stops: every container is gone, and nobody hears of it."""
+        lost, self._running = self._running, {}
+        for container in lost.values():
+            if container.opened and self._tenancy is not None:
+                self._tenancy.stop(container.pod)
+
     async def _open_later(self, container: _Container, after_s: float) -> None:
         await trio.sleep(after_s)
         if self._lives(container) and (problem := self._open(container)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, final
 
 import trio
@@ -42,7 +42,8 @@ CHECKPOINT_S: Final = 0.001
 class PodWorker:
     """Lives as long as kubelet's process: `nursery` is the process, `publish` is called after each change.
 
-    `opens_after_s` says how long a pod's virtual machine takes from its start until it opens its devices.
+    `opens_after_s` says how long a pod's virtual machine takes from its start until it opens its devices. `hears`
+    returns when the API server can be asked.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class PodWorker:
         changes: Callable[[], LatestReader[BooksView]],
         opens_after_s: Mapping[str, float],
         rng: random.Random,
+        hears: Callable[[], Awaitable[None]],
     ) -> None:
         self._books = books
         self._plugins = plugins
@@ -64,6 +66,7 @@ class PodWorker:
         self._changes = changes
         self._opens_after_s = opens_after_s
         self._rng = rng
+        self._hears = hears
 
     async def run(self, again: tuple[str, ...], settle: Callable[[], None]) -> None:
         """Hears which pods there are and calls `settle`, admits the pods `again` anew, then places every pod for which
@@ -73,6 +76,7 @@ class PodWorker:
         """
         if not self._books.knows_pods:
             await trio.sleep(self._rng.uniform(*READMIT_AFTER_S))
+            await self._hears()
             self._books.learn_pods()
         settle()
         for name in again:

@@ -6,6 +6,8 @@ when it is told to (`faults.py`).
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -90,6 +92,7 @@ class FaultyReader:
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.scan`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
+        self._need_descriptor()
         if self._faults.strikes(Fault.SCAN_FAILS):
             raise HostError("the scan was told to fail")
         return await self._take_time(await self._reader.scan(given))
@@ -97,12 +100,17 @@ class FaultyReader:
     async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.look`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
+        self._need_descriptor()
         if self._faults.strikes(Fault.LOOK_FAILS):
             raise HostError("the look was told to fail")
         if self._faults.strikes(Fault.LOOK_HANGS):
             await trio.sleep(limits.LOOK_DEADLINE_S)
             raise HostError(f"looking at {address} did not end in time")
         return await self._take_time(await self._reader.look(address, given))
+
+    def _need_descriptor(self) -> None:
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise HostError(f"the PCI bus cannot be listed ({os.strerror(errno.EMFILE)})")
 
     async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
         """A slow one has read at once and answers later: the worst case, as it is out of date then."""
@@ -127,4 +135,5 @@ class FaultyUse:
         uses = await self._use.observe(targets)
         if self._faults.strikes(Fault.POLL_SLOW):
             await trio.sleep(SLOW_S)
-        return () if self._faults.strikes(Fault.POLL_BLIND) else uses
+        blind = self._faults.lasts(Fault.NO_DESCRIPTORS) or self._faults.strikes(Fault.POLL_BLIND)
+        return () if blind else uses

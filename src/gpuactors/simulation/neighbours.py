@@ -66,7 +66,7 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
         self._directory = directory
         self._resource = resource
         self._endpoint = endpoint
-        self._stubborn = stubborn
+        self.is_stubborn = stubborn
         self._devices = Latest(tuple(devices))
         self._stream_ended = trio.Event()
         self._scope = trio.CancelScope()
@@ -97,7 +97,7 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
                     if len(self.registrations) == 1:
                         task_status.started()
                     await self._stream_ended.wait()
-                    if not self._stubborn:
+                    if not self.is_stubborn:
                         await trio.sleep_forever()
                     nursery.cancel_scope.cancel()
                 await trio.sleep(_RESTART_S)

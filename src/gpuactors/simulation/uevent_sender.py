@@ -39,7 +39,7 @@ class Uevent:
             *self.properties,
         )
         lines = (f"{self.action}@{self.devpath}", *(f"{key}={value}" for key, value in pairs))
-        return b"".join(line.encode() + b"\0" for line in lines)
+        return b"".join(line.encode(errors="surrogateescape") + b"\0" for line in lines)
 
     def __getitem__(self, key: str) -> str:
         """The value of one property. Raises `KeyError`."""

@@ -1,26 +1,34 @@
 """What must hold: after every step, and when it is quiet again. The one oracle of the histories, and a naive one.
 
-It reads the fake node and kubelet's own books, and says in plain words what kubelet should have been told; it does not
-know how the daemon decides. Safety is checked after each step and after the wait that follows it, liveness when
-everything has stopped moving: within a bound of simulated time the books must be what the node is.
+It compares kubelet's own books with what `truth.py` reads in the fake node; neither knows how the daemon decides.
+Safety is checked after each step and after the wait that follows it, liveness when everything has stopped moving:
+within a bound of simulated time the books must be what the node is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, final
 
 import trio
 
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
+from gpuactors.simulation.faults import Fault
+from gpuactors.simulation.histories.answers import Answers
+from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
 from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, without_cause
-from gpuactors.simulation.histories.world import GPU_CLASS, MODELS, RESYNC_S, World
+from gpuactors.simulation.histories.truth import NOT_OFFERED, UNTOLD, Told, agree, expected, given_by_us
+from gpuactors.simulation.histories.world import RESYNC_S, World
 from gpuactors.simulation.kubelet_values import BooksView, Phase
 
 SETTLE_S: Final = 90.0
 """Every wait that may stand between an event and the truth, added up: the longest backoffs, the last repetition of a
 look (30 s), PreStartContainer's wait and kubelet's retry after it (40 s). Far shorter than the resync interval."""
+
+AWAY_S: Final = 40.0
+"""So long does the API server stay away at least: longer than a young kubelet is given to hear of its pods."""
 
 LOOK_EVERY_S: Final = 1.0
 CALM_S: Final = 6.0
@@ -50,38 +58,11 @@ class ViolationError(AssertionError):
 # --- the naive reading ------------------------------------------------------------------------------------
 
 
-def expected(world: World) -> dict[str, dict[str, str]]:
-    """What kubelet should have been told of each resource, and no more.
-
-    On vfio-pci: listed; Healthy if a pod of that resource has it, or if a virtual machine could open it: no pod has it
-    or another card of its group, nobody holds the group, and no function of the group is on a host driver. Given to a
-    pod and not there any more: listed, Unhealthy. Being unbound or unplugged while somebody has it open: the same.
-    """
-    owners = {d: r for (_, r), entry in world.kubelet.view.holdings.items() for d in entry.devices}
-    told: dict[str, dict[str, str]] = {}
-    for address, spec in world.tree.functions.items():
-        bound, waiting = world.is_bound(address), world.tree.is_waiting(address)
-        if spec.class_code != GPU_CLASS or not (bound or waiting):
-            continue
-        assert spec.group is not None
-        resource = MODELS[spec.device]
-        openable = (
-            owners.keys().isdisjoint(world.tree.group_members(spec.group))
-            and world.tree.holder_of(spec.group) is None
-            and world.is_viable(spec.group)
-        )
-        healthy = bound and (openable or owners.get(address) == resource)
-        told.setdefault(resource, {})[address] = "Healthy" if healthy else "Unhealthy"
-    for address, resource in owners.items():
-        told.setdefault(resource, {}).setdefault(address, "Unhealthy")
-    return told
-
-
-def was_told(view: BooksView) -> dict[str, dict[str, str]]:
-    """What kubelet was told last, by resource; an emptied resource is as good as none."""
-    told: dict[str, dict[str, str]] = {}
-    for row in view.devices:
-        if row.health != "not listed":
+def was_told(world: World) -> Told:
+    """What kubelet was told last of our resources; an emptied one is as good as none."""
+    told: Told = {}
+    for row in world.kubelet.view.devices:
+        if row.health != "not listed" and world.is_ours(row.resource):
             told.setdefault(row.resource, {})[row.id] = row.health
     return told
 
@@ -95,11 +76,11 @@ def _is_fading(resource: str, view: BooksView) -> bool:
 
 def unsettled(world: World) -> list[str]:
     """What is not yet as it should be when nothing happens any more, as sentences."""
-    view, wanted, told = world.kubelet.view, expected(world), was_told(world.kubelet.view)
+    view, wanted, told = world.kubelet.view, expected(world), was_told(world)
     unmet = [
         f"{resource}: kubelet was told {told.get(resource, {})}, the truth is {wanted.get(resource, {})}"
         for resource in sorted(wanted.keys() | told.keys())
-        if told.get(resource) != wanted.get(resource)
+        if not agree(told.get(resource, {}), wanted.get(resource, {}))
         and (resource in wanted or not _is_fading(resource, view))
     ]
     reasons = world.reasons()
@@ -108,7 +89,8 @@ def unsettled(world: World) -> list[str]:
         for address in world.waiting()
         if any(address in devices for devices in wanted.values()) and WAITS not in reasons.get(address, "")
     ]
-    unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(wanted.keys() - view.connected)]
+    served = {r for r, devices in wanted.items() if not {NOT_OFFERED, UNTOLD}.issuperset(devices.values())}
+    unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - view.connected)]
     serving = [daemon.name for daemon in world.serving if daemon.is_serving]
     if len(serving) != 1:
         unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
@@ -121,6 +103,8 @@ def _figures(world: World, wanted: dict[str, dict[str, str]]) -> list[str]:
     given = _given(world)
     for resource, figures in world.kubelet.view.resources.items():
         devices = wanted.get(resource, {})
+        if not world.is_ours(resource) or UNTOLD in devices.values():
+            continue
         healthy = {d for d, health in devices.items() if health == "Healthy"}
         free = len(healthy - given[resource]) - len(given[resource] - healthy)
         unlisted = figures.allocated - len(given[resource])  # kubelet has lost its own ledger
@@ -135,6 +119,8 @@ def _pods(world: World) -> list[str]:
     view = world.kubelet.view
     unmet = []
     for pod in view.pods.values():
+        if not pod.requests or not world.is_ours(pod.requests[0][0]):
+            continue
         resource, size = pod.requests[0]
         free = view.resources[resource].free
         if pod.phase in (Phase.ADMITTING, Phase.TERMINATING):
@@ -142,26 +128,31 @@ def _pods(world: World) -> list[str]:
         if pod.phase is Phase.PENDING and size <= free:
             unmet.append(f"pod {pod.name} is Pending although {free} of {resource} are free")
         if pod.phase is Phase.STARTING and (holding := view.holdings.get((pod.name, resource))):
-            obstacles = [d for d in holding.devices if not _can_start_on(world, d, resource)]
+            obstacles = [d for d in holding.devices if not _can_start_on(world, d, resource, holding.nodes)]
             if not obstacles:
                 unmet.append(f"pod {pod.name} does not start although its cards are free: {pod.message}")
     return unmet
 
 
-def _can_start_on(world: World, address: str, resource: str) -> bool:
-    group = int(address[5:7], 16)
+def _can_start_on(world: World, device: str, resource: str, nodes: Sequence[str]) -> bool:
+    """The card is there, as it was when it was handed out, and its group opens."""
+    address = world.meaning(resource, device)
+    if address is None or not world.is_bound(address):
+        return False
+    spec = world.tree.functions[address]
+    assert spec.group is not None
     return (
-        world.is_bound(address)
-        and MODELS[world.tree.functions[address].device] == resource
-        and world.is_viable(group)
-        and world.tree.holder_of(group) is None
+        world.model_of(resource) == spec.device
+        and f"/dev/vfio/{spec.group}" in nodes
+        and world.is_viable(spec.group)
+        and world.tree.holder_of(spec.group) is None
     )
 
 
 def _given(world: World) -> dict[str, set[str]]:
     given: dict[str, set[str]] = {name: set() for name in world.kubelet.view.resources}
-    for (_, resource), entry in world.kubelet.view.holdings.items():
-        given[resource].update(entry.devices)
+    for g in given_by_us(world):
+        given[g.resource].add(g.device)
     return given
 
 
@@ -175,27 +166,42 @@ class Safety:
     def __init__(self, world: World) -> None:
         self._world = world
         self._before = world.kubelet.view
+        self._answers = Answers(world)
+        world.on_step = self._answers.stepped
         self._calm = 0
         """The number of registrations at the last moment at which nothing could move without time passing."""
 
     def check(self, *, time_passed: bool) -> None:
         """Raises `ViolationError`. After time has passed, nothing is under way that needs none: more must hold then."""
         world, view = self._world, self._world.kubelet.view
+        world.note_resolved()
+        second = any(kind in world.counts for kind in SECOND_PLUGIN)
+        if world.kubelet.panics and second:
+            # Nobody can keep kubelet's list as it is while another plugin sends its own.
+            world.kubelet.panics.clear()
+            world.kubelet_runs = False
+            self._before = world.kubelet.view
+            return
         if world.kubelet.panics:
             raise ViolationError(
                 "kubelet crashed", f"a device vanished during a call: {world.kubelet.panics[0]}"
             )
-        if doubles := world.kubelet.double_handouts:
+        rebooted = "the node reboots" in world.counts and not world.pre_start_gate
+        if (doubles := world.kubelet.double_handouts) and not rebooted:
             blind = "; a poll was blind" if "polls can look at nothing" in world.counts else ""
             raise ViolationError("handed out twice", f"pod {doubles[0].pod} met {doubles[0].message}{blind}")
         if world.problems:
             raise ViolationError("the daemon misbehaved", world.problems[0])
-        _check_swap(view)
-        _check_owner(view)
+        self._answers.look()
+        if self._answers.problems:
+            raise ViolationError(*self._answers.problems[0])
+        _check_swap(world)
+        _check_owner(world)
         _check_failed(world)
-        self._check_listed(view)
-        if time_passed:
-            self._check_figures(view)
+        if not second:
+            self._check_listed(view)
+            if time_passed:
+                self._check_figures(view)
         self._before = view
 
     def _check_listed(self, view: BooksView) -> None:
@@ -232,7 +238,7 @@ class Safety:
         if not view.running or calm != view.registrations:
             return
         given = _given(self._world)
-        for resource in sorted(view.connected):
+        for resource in filter(self._world.is_ours, sorted(view.connected)):
             figures = view.resources[resource]
             whole = given[resource] - self._world.disturbed
             lost = len(given[resource]) - len(whole)
@@ -245,13 +251,14 @@ class Safety:
                 )
 
 
-def _check_swap(view: BooksView) -> None:
+def _check_swap(world: World) -> None:
     """What the containers really got is what kubelet's ledger says that they have."""
-    for (pod, resource), entry in view.holdings.items():
+    for (pod, resource), entry in world.kubelet.view.holdings.items():
+        if not world.is_ours(resource) or not entry.response:
+            continue  # another plugin's
         name = f"PCI_RESOURCE_{resource.upper().replace('/', '_').replace('.', '_')}"
         got = entry.envs.get(name, "").split(",")
-        nodes = {f"/dev/vfio/{int(address[5:7], 16)}" for address in got if address}
-        if sorted(got) != sorted(entry.devices) or not nodes <= set(entry.nodes):
+        if sorted(got) != sorted(entry.devices):
             raise ViolationError(
                 "swapped", f"pod {pod} got {got} and {entry.nodes}, kubelet believes {entry.devices}"
             )
@@ -266,8 +273,8 @@ def _check_failed(world: World) -> None:
             raise ViolationError("a pod failed for nothing", f"{pod.name}: {pod.message}")
 
 
-def _check_owner(view: BooksView) -> None:
-    counts = Counter(d for entry in view.holdings.values() for d in entry.devices)
+def _check_owner(world: World) -> None:
+    counts = Counter(g.device for g in given_by_us(world))
     for device, pods in counts.items():
         if pods > 1:
             raise ViolationError("two owners", f"kubelet has given {device} to {pods} pods")
@@ -282,6 +289,9 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
     `long` watches for longer afterwards: nobody may be told anything any more. Raises `ViolationError` if they are not
     within `SETTLE_S`, counted from the next full scan where a change was missed.
     """
+    if not world.kubelet.has_api_server:
+        await trio.sleep(AWAY_S)
+        safety.check(time_passed=True)
     await make_quiet(world)
     unheard_of = world.tree.waits_silently and world.waiting()
     missed_s = RESYNC_S if world.missed or unheard_of else 0.0
@@ -321,9 +331,12 @@ async def _stay_calm(world: World, safety: Safety) -> None:
 
 async def make_quiet(world: World) -> None:
     """What is broken is mended, what is late comes, and both processes run."""
+    if world.second is not None and world.second.is_stubborn:
+        world.second.leave()  # nobody is to win such a fight
+    world.kubelet.find_api_server()
+    world.faults.end(Fault.NO_DESCRIPTORS)
     if not world.kubelet_runs:
-        await world.kubelet.start()
-        world.kubelet_runs = True
+        await world.start_kubelet()
     if not world.serving:
         await world.start_daemon()
     world.uevent_mode = None

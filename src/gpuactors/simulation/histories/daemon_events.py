@@ -14,6 +14,9 @@ from gpuactors.simulation.histories.world import World
 DAEMONS_MAX: Final = 3
 """Processes at once, those included that are ending."""
 
+SHORTAGE_S: Final = 12.0
+"""For so long has a daemon no descriptor left: longer than the restarts of an actor that is given up take."""
+
 
 def _can_start(world: World, _slot: int) -> bool:
     return not world.serving and len(world.daemons) < DAEMONS_MAX
@@ -85,6 +88,11 @@ DAEMON_KINDS: Final = (
         leaves={Flag.TWO_SERVE: False},
     ),
     crash("the hand-over crashes", Fault.HAND_OVER_CRASHES),
+    Kind(
+        "descriptors run out",
+        always,
+        lambda w, _s: w.faults.order_for(Fault.NO_DESCRIPTORS, SHORTAGE_S),
+    ),
     Kind("the disk is full", always, fault(Fault.DISK_FULL, 1)),
     Kind("the clock jumps", always, _jump),
 )

@@ -62,7 +62,7 @@ FOUND: Final[dict[str, Script]] = {
             "looks and scans take long; a successor starts; a pod for two cards comes; Register takes long"
         ),
         "a card that cannot be identified is given to the next pod": (
-            "a pod for two cards comes; plug a card without driver@3+0.001; the daemon is told to stop; "
+            "a pod for two cards comes; plug a card without driver@3+0.05; the daemon is told to stop; "
             "a virtual machine ends by itself; an attribute turns unreadable+0.001; a daemon starts; "
             "Register takes long; a pod comes+0.001"
         ),
@@ -72,6 +72,34 @@ FOUND: Final[dict[str, Script]] = {
         ),
         "the machine sleeps between Allocate and the read of the ledger": (
             "a pod for two cards comes+0.001; a pod ends slowly; the clock jumps"
+        ),
+        # --- issue 10: odd neighbours, and views that are old ---
+        "a claim takes a card while nothing of ours is given away": "a claim takes a card",
+        "another plugin gives a card away that a pod of ours has": (
+            "a pod comes+3; another plugin gives a card away+3; another plugin gives a card away@1; "
+            "another plugin gives a card away@2"
+        ),
+        "another plugin's IDs are no numbers": (
+            "a pod comes+3; another plugin has odd IDs+3; another plugin has odd IDs@18; "
+            "another plugin has odd IDs@36; another plugin has odd IDs@54+3"
+        ),
+        "IDs of our resource mean nothing": (
+            "our resource has an odd ID+3; our resource has an odd ID; our resource has an odd ID+3"
+        ),
+        "an older plugin's GPU comes back in another group": (
+            "the daemon is told to stop+3; an older plugin has given a card away; a daemon starts+11; unplug+3; "
+            "a card comes back in another group+3"
+        ),
+        "mates are released, and one is given to the next pod at once": (
+            "plug a second card into the group+3; a pod for two cards comes+3; mates are released together+3"
+        ),
+        "pods come in a burst on groups of two": (
+            "plug a second card into the group; plug a second card into the group@1; "
+            "plug a second card into the group@2+3; pods come in a burst+3"
+        ),
+        "a driver whose name is no UTF-8 makes a group not viable under a call": (
+            "plug a companion+3; looks and scans take long; pods come in a burst; "
+            "bind the companion to a driver whose name is no UTF-8+3"
         ),
     }.items()
 }

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from gpuactors.simulation.faults import Fault
-from gpuactors.simulation.histories.kinds import Act, Flag, Kind, always, card_of, crash, detail_of, fault
+from gpuactors.simulation.histories.kinds import (
+    Act,
+    Enabled,
+    Flag,
+    Kind,
+    always,
+    card_of,
+    crash,
+    detail_of,
+    fault,
+)
 from gpuactors.simulation.histories.world import GPU_CLASS, MODEL, SECOND, STRANGER_PID, UeventMode, World
 from gpuactors.simulation.host_tree import PciSpec
 from gpuactors.simulation.kubelet_values import Phase
 
 _ATTRIBUTES: Final = ("vendor", "device", "class", "numa_node")
+
+NO_UTF8: Final = os.fsdecode(b"audio\xff\xe9")
+"""A driver's name is whatever bytes its author wrote (drivers/base/bus.c asks for no encoding)."""
 
 _GARBAGE: Final = (b"", b"\xff\x00@", b"bind@/devices/x\0SUBSYSTEM=pci\0", b"\0" * 9000, b"add@\0ACTION\0=\0")
 
@@ -138,6 +152,14 @@ def _plug_beside(world: World, slot: int) -> None:
     world.tell(world.tree.plug(second))
 
 
+def _can_switch(*, on: bool) -> Enabled:
+    return lambda w, s: _is_unbound(w, s) and (w.tree.enabled(w.address(s)) > 0) is not on
+
+
+def _switch(*, on: bool) -> Act:
+    return lambda w, s: w.tree.switch(w.address(s), on=on)
+
+
 # --- attributes -------------------------------------------------------------------------------------------
 
 
@@ -226,6 +248,9 @@ HOST_KINDS: Final = (
     Kind("bind to vfio-pci", _is_unbound, _bind("vfio-pci")),
     Kind("bind slowly", _is_unbound, _slowly("bind")),
     Kind("bind to nvidia", _is_unbound, _bind("nvidia")),
+    Kind("bind to a driver whose name is no UTF-8", _is_unbound, _bind(NO_UTF8)),
+    Kind("enable is switched on by hand", _can_switch(on=True), _switch(on=True)),
+    Kind("enable is switched off by hand", _can_switch(on=False), _switch(on=False)),
     Kind("unbind", _is_bound, _unbind()),
     Kind("unbind slowly", _is_bound, _slowly("unbind")),
     Kind("unplug", _is_alone, _unplug()),
@@ -244,6 +269,7 @@ HOST_KINDS: Final = (
     ),
     Kind("bind the companion to vfio-pci", _companion_is_unbound, _bind("vfio-pci", 1)),
     Kind("bind the companion to a host driver", _companion_is_unbound, _bind("snd_hda_intel", 1)),
+    Kind("bind the companion to a driver whose name is no UTF-8", _companion_is_unbound, _bind(NO_UTF8, 1)),
     Kind(
         "unbind the companion",
         lambda w, s: _has_companion(w, s) and w.driver(s, 1) is not None,

@@ -32,6 +32,8 @@ class Flag(StrEnum):
     UEVENTS_ARE_LATE = "uevents are held back"
     MODE_IS_SET = "the next uevents will not come as they should"
     ATTRIBUTES_ARE_BROKEN = "attributes cannot be read"
+    SECOND_PLUGIN = "a second plugin serves our resource"
+    API_SERVER_IS_AWAY = "the API server is away"
     FILE_IS_DAMAGED = "kubelet's ledger file is damaged"
 
 

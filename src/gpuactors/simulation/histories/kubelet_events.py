@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 import trio
@@ -23,12 +24,12 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
 )
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.kinds import Act, Flag, Kind, always, crash, detail_of, fault
-from gpuactors.simulation.histories.world import MODEL, MODELS, World
+from gpuactors.simulation.histories.truth import given_by_us
+from gpuactors.simulation.histories.world import MODEL, MODELS, STRANGER, World
 from gpuactors.simulation.kubelet_plugins import LIST_AND_WATCH
 from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
 from gpuactors.simulation.kubelet_values import Phase
 
-STRANGER: Final = "stranger"
 PODS_MAX: Final = 16
 STAYS_S: Final = 3.0
 """How long somebody stays on our endpoint who has no business there."""
@@ -70,8 +71,7 @@ async def _stop(world: World, _slot: int) -> None:
 
 
 async def _start(world: World, _slot: int) -> None:
-    await world.kubelet.start()
-    world.kubelet_runs = True
+    await world.start_kubelet()
 
 
 def _runs(world: World, _slot: int) -> bool:
@@ -79,7 +79,13 @@ def _runs(world: World, _slot: int) -> bool:
 
 
 def _cut(world: World, slot: int) -> None:
-    world.transport.cut(_endpoint(slot))
+    """Every connection to an endpoint breaks, or kubelet's alone."""
+    resource = _resource(slot)
+    if detail_of(slot) % 2 and resource in world.kubelet.view.connected:
+        with suppress(KeyError):
+            world.kubelet.lose_stream(resource)
+    else:
+        world.transport.cut(_endpoint(slot))
 
 
 def _cut_within(world: World, slot: int) -> None:
@@ -173,14 +179,14 @@ def _room(world: World, _slot: int) -> bool:
 def _submit(size: int) -> Act:
     def act(world: World, _slot: int) -> None:
         world.pods += 1
-        world.kubelet.submit(f"vm-{world.pods}", {MODELS[MODEL]: size})
+        world.kubelet.submit(f"vm-{world.pods}", {world.resource(MODEL): size})
 
     return act
 
 
 def _submit_other(world: World, slot: int) -> None:
     world.pods += 1
-    world.kubelet.submit(f"vm-{world.pods}", {list(MODELS.values())[1 + slot % 2]: 1})
+    world.kubelet.submit(f"vm-{world.pods}", {world.resource(list(MODELS)[1 + slot % 2]): 1})
 
 
 def _has_pods(world: World, _slot: int) -> bool:
@@ -221,6 +227,42 @@ def _left_over_ends(world: World, _slot: int) -> None:
     world.kubelet.end_process(names[0])
 
 
+# --- mates ------------------------------------------------------------------------------------------------
+
+
+def _mates(world: World) -> list[str]:
+    """The running pods that have two cards of one group."""
+    cards: dict[str, list[int | None]] = {}
+    for g in given_by_us(world):
+        if g.card is not None and g.card in world.tree.functions:
+            cards.setdefault(g.pod, []).append(world.tree.functions[g.card].group)
+    running = {name for name, pod in world.kubelet.view.pods.items() if pod.phase is Phase.RUNNING}
+    return sorted(pod for pod, groups in cards.items() if pod in running and len(set(groups)) < len(groups))
+
+
+async def _release_mates(world: World, slot: int) -> None:
+    """A pod takes every other card; then both are free at once, by force, and the next pod gets one of them."""
+    resource = world.resource(MODEL)
+    figures = world.kubelet.view.resources.get(resource)
+    if figures is not None and figures.free > 0 and _room(world, slot):
+        _submit(figures.free)(world, slot)
+        with trio.move_on_after(0.01):
+            await world.kubelet.settled(f"vm-{world.pods}")
+    if names := _mates(world):
+        world.kubelet.force_delete(names[slot % len(names)], dies_after_s=0.0)
+    if _room(world, slot):
+        _submit(1)(world, slot)
+
+
+def _burst(world: World, _slot: int) -> None:
+    """As many pods for one card each as there are cards free."""
+    figures = world.kubelet.view.resources.get(world.resource(MODEL))
+    for _ in range(max(1, figures.free if figures is not None else 1)):
+        if world.pods < PODS_MAX:
+            world.pods += 1
+            world.kubelet.submit(f"vm-{world.pods}", {world.resource(MODEL): 1})
+
+
 def _damage_file(world: World, _slot: int) -> None:
     world.transport.checkpoint_damaged = True
 
@@ -239,6 +281,20 @@ KUBELET_KINDS: Final = (
         _start,
         needs={Flag.KUBELET_RUNS: False},
         leaves={Flag.KUBELET_RUNS: True},
+    ),
+    Kind(
+        "the API server goes away",
+        lambda w, _s: w.kubelet.has_api_server,
+        lambda w, _s: w.kubelet.lose_api_server(),
+        needs={Flag.API_SERVER_IS_AWAY: False},
+        leaves={Flag.API_SERVER_IS_AWAY: True},
+    ),
+    Kind(
+        "the API server is back",
+        lambda w, _s: not w.kubelet.has_api_server,
+        lambda w, _s: w.kubelet.find_api_server(),
+        needs={Flag.API_SERVER_IS_AWAY: True},
+        leaves={Flag.API_SERVER_IS_AWAY: False},
     ),
     Kind("sockets cannot be made", always, fault(Fault.BIND_FAILS, 2)),
     Kind("Register fails", always, fault(Fault.REGISTER_FAILS, 2)),
@@ -268,6 +324,8 @@ KUBELET_KINDS: Final = (
     Kind("a pod comes", _room, _submit(1)),
     Kind("a pod for two cards comes", _room, _submit(2)),
     Kind("a pod for another model comes", _room, _submit_other),
+    Kind("pods come in a burst", _room, _burst),
+    Kind("mates are released together", lambda w, s: _room(w, s) and bool(_mates(w)), _release_mates),
     Kind("a pod ends", _has_pods, _delete(0.0)),
     Kind("a pod ends slowly", _has_pods, _delete(4.0)),
     Kind("a pod is force-deleted", _has_pods, _force_delete(None)),

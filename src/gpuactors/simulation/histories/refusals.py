@@ -10,6 +10,8 @@ import re
 from collections.abc import Container
 from typing import Final
 
+from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
+
 CUTS_CALLS_OFF: Final = (
     "a daemon crashes",
     "a stream is lost",
@@ -17,6 +19,8 @@ CUTS_CALLS_OFF: Final = (
     "kubelet stops",
     "a look hangs",  # longer than a call in flight is waited for
     "the clock jumps",
+    "the node reboots",
+    *SECOND_PLUGIN,
 )
 """What ends a call that has reached the daemon before it is answered."""
 
@@ -35,7 +39,11 @@ _HELD: Final = (
     "a pod is force-deleted and dies late",
     "the ledger file is damaged",  # kubelet forgets who has what
     "kubelet stops",
+    "an older plugin has given a card away",
+    "the node reboots",
 )
+
+_OTHERS: Final = ("another plugin gives a card away", "a claim takes a card")
 
 _CHANGED: Final = (
     "unbind",
@@ -44,17 +52,32 @@ _CHANGED: Final = (
     "unplug slowly",
     "half gone",
     "bind the companion to a host driver",
+    "bind the companion to a driver whose name is no UTF-8",
+    "bind to a driver whose name is no UTF-8",
     "plug a second card into the group",
     "an attribute turns unreadable",
+    "the node reboots",
+    "a card comes back in another group",
+    "the next daemon selects other cards",
+    "the next daemon has another pci.ids",
+    "our resource has an odd ID",
 )
 
 _CAUSES: Final = (
     (r"was told to fail", ("looks fail",)),
+    (r"Too many open files", ("descriptors run out",)),
     (r"did not end in time|sysfs did not answer", ("a look hangs", "the clock jumps")),
-    (r"could not be found out in time who uses", ("polls can look at nothing", "the clock jumps")),
+    (
+        r"could not be found out in time who uses",
+        ("polls can look at nothing", "the clock jumps", "descriptors run out"),
+    ),
     (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
     (r"its unbind or unplug waits", _CHANGED),
-    (r"IOMMU group \d+ is (still )?(held|in use)", (*_HELD, "plug a second card into the group")),
+    (
+        r"IOMMU group \d+ is (still )?(held|in use)",
+        (*_HELD, *_OTHERS, "plug a second card into the group"),
+    ),
+    (r"in use by the claim|allocated to pod", _OTHERS),
     (
         r"is gone from this node|bound to|is not viable|another device is there|cannot be read|does not exist"
         r"|no such device|in no IOMMU group|changed from|No such file",
@@ -62,7 +85,7 @@ _CAUSES: Final = (
     ),
     (
         r"no healthy devices present|Available: \d+|no longer healthy|unregistered device",
-        (*_STOPS, *_HELD, *_CHANGED),
+        (*_STOPS, *_HELD, *_CHANGED, *_OTHERS),
     ),
 )
 

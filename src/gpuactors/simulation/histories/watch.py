@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from gpuactors.core.effects import Reply
@@ -15,20 +16,30 @@ from gpuactors.simulation.histories.trace import Trace
 class Watch:
     """Before one daemon's journal: its steps go into the trace as well. Implements `ports.Journal`.
 
-    `cut_off` gets each Allocate that reached the daemon and that nobody waited for any more before it was answered.
+    `cut_off` gets each Allocate that reached the daemon and that nobody waited for any more before it was answered;
+    `on_step` gets everything.
     """
 
-    def __init__(self, journal: Journal, trace: Trace, daemon: str, cut_off: list[str]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        trace: Trace,
+        daemon: str,
+        cut_off: list[str],
+        on_step: Callable[[str, Step], None],
+    ) -> None:
         self._journal = journal
         self._trace = trace
         self._daemon = daemon
         self._cut_off = cut_off
+        self._on_step = on_step
         self._asked: dict[Token, AllocateAsked] = {}
 
     def record(self, step: Step) -> None:
         """As `ports.Journal.record`."""
         self._journal.record(step)
         self._trace.stepped(self._daemon, step)
+        self._on_step(self._daemon, step)
         match step.event:
             case AllocateAsked(token):
                 self._asked[token] = step.event

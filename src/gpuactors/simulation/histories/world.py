@@ -11,24 +11,27 @@ to read it again (claims, their CDI files) belongs beside it.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, final
 
 import trio
 
 from gpuactors import app
-from gpuactors.core.model import Health, Role, Settings
-from gpuactors.core.selector import parse_selector
+from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
+from gpuactors.core.selector import Selector, parse_selector
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
+from gpuactors.ports import Step
 from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.faults import Fault, Faults
 from gpuactors.simulation.histories.trace import Trace
@@ -37,9 +40,11 @@ from gpuactors.simulation.host_tree import HostTree, PciSpec
 from gpuactors.simulation.in_memory import MemoryKubelet, MemoryLedger
 from gpuactors.simulation.kubelet_containers import TreeTenancy
 from gpuactors.simulation.kubelet_transport import MemoryTransport
+from gpuactors.simulation.kubelet_values import Pod
 from gpuactors.simulation.memory_control import ControlPlace, MemoryControl
 from gpuactors.simulation.memory_host import FaultyReader, FaultyUse, MemoryUevents
 from gpuactors.simulation.memory_journal import MemoryJournal
+from gpuactors.simulation.neighbours import OtherPlugin
 from gpuactors.simulation.uevent_sender import Uevent
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
@@ -52,11 +57,21 @@ CARDS: Final = 6
 MODELS: Final = {"2330": "nvidia.com/2330", "20b0": "nvidia.com/20b0", "29ff": "nvidia.com/29ff"}
 """Without a pci.ids the resource is named by the hex digits, so that no naming rule is needed here."""
 
+RENAMED: Final = {"2330": "nvidia.com/H100", "20b0": "nvidia.com/A100", "29ff": "nvidia.com/29ff"}
+"""With the other pci.ids, which names two of the three."""
+
+OTHER_PCI_IDS: Final = "10de  NVIDIA Corporation\n\t20b0  A100\n\t2330  H100\n"
+
 MODEL: Final = "2330"
 GPU_CLASS: Final = "030200"
 
 SECOND: Final = 2
 """Function number of a second card in the same IOMMU group (behind the same bridge, say); 1 is a companion's."""
+
+_ADDRESS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+STRANGER: Final = "stranger"
+"""A process that dials our endpoints and has no business there."""
 
 STRANGER_PID: Final = 90_000
 BETWEEN_UEVENTS_S: Final = 0.02
@@ -70,11 +85,26 @@ HOLDERS: Final[tuple[Holders, ...]] = ("passive", "proc", "open", "proc")
 UeventMode = Literal["lost", "doubled", "late", "reversed"]
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a daemon is told at its start."""
+
+    selectors: tuple[Selector, ...] = SELECTORS
+    renamed: bool = False
+    """It has the other pci.ids."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The resource of each model."""
+        return RENAMED if self.renamed else MODELS
+
+
 @dataclass(eq=False, slots=True)
 class RunningDaemon:
     """One process of the daemon."""
 
     name: str
+    outlook: Outlook
     uevents: MemoryUevents
     journal: MemoryJournal
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -110,7 +140,7 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         held_back[0].tell(uevents)
 
     async with (
-        open_fake_kubelet(transport, seed=seed, tenancy=TreeTenancy(tree, tell)) as kubelet,
+        open_fake_kubelet(transport, seed=seed, tenancy=_Machines(tree, tell, held_back)) as kubelet,
         trio.open_nursery() as nursery,
     ):
         world = World(root, tree, transport, kubelet, nursery, trace, HOLDERS[seed % len(HOLDERS)])
@@ -124,6 +154,34 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         yield world
         world.closing = True
         nursery.cancel_scope.cancel()
+
+
+@final
+class _Machines:
+    """The virtual machines of the pods. Looks, when one starts, whether its nodes are those of its cards."""
+
+    def __init__(
+        self, tree: HostTree, tell: Callable[[Sequence[Uevent]], None], world: Sequence[World]
+    ) -> None:
+        self._tree = tree
+        self._tenancy = TreeTenancy(tree, tell)
+        self._world = world
+
+    def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
+        """As `Tenancy.start`."""
+        (world,) = self._world
+        cards = [card for device in devices if (card := world.meaning(MODELS[MODEL], device)) is not None]
+        groups = {spec.group for card in cards if (spec := self._tree.functions.get(card)) is not None}
+        strange = {f"/dev/vfio/{group}" for group in groups} - {*nodes}
+        if nodes and strange and world.pre_start_gate:
+            world.problems.append(
+                f"pod {pod.name} was started with {nodes} on {cards}: not {sorted(strange)}"
+            )
+        self._tenancy.start(pod, devices, nodes)
+
+    def stop(self, pod: Pod) -> None:
+        """As `Tenancy.stop`."""
+        self._tenancy.stop(pod)
 
 
 @final
@@ -158,8 +216,12 @@ class World:
         """What a daemon did that none may ever do."""
         self.cut_off: list[str] = []
         """Calls that reached a daemon and were never answered."""
+        self.on_step: Callable[[str, Step], None] = lambda _daemon, _step: None
+        """Told of each step of each daemon."""
         self.closing = False
         self.kubelet_runs = True
+        self.kubelet_since = -math.inf
+        """When kubelet was last started with pods that it had to hear of first."""
         self.counts: Counter[str] = Counter()
         """How often each kind has happened."""
         self.strangers: dict[int, bool] = {}
@@ -172,6 +234,19 @@ class World:
         """A change that no uevent told of: only the next full scan can find it."""
         self.changing: set[int] = set()
         """Cards with a change under way."""
+        self.next_outlook = Outlook()
+        """What the next daemon is told."""
+        self.groups: dict[int, int] = {}
+        """The IOMMU group of a place for a card, where it is not the first one."""
+        self.older: dict[tuple[str, str], str] = {}
+        """What the older IDs mean that were given to pods: the card, by resource and ID."""
+        self.resolved: dict[tuple[str, str], set[str]] = {}
+        """The daemons that have known an older ID while its card was in that group: to them it goes on meaning it."""
+        self.second: OtherPlugin | None = None
+        """Another plugin that serves our resource."""
+        self.monitors = 0
+        self.others = 0
+        """How many pods other plugins have had."""
         self.broken: dict[tuple[str, str], bytes] = {}
         """Attributes that cannot be read, and what they said: by address and name."""
         self.disturbed: set[str] = set()
@@ -189,7 +264,7 @@ class World:
 
     def group(self, slot: int) -> int:
         """The IOMMU group of a place for a card."""
-        return slot % CARDS + 1
+        return self.groups.get(slot % CARDS, slot % CARDS + 1)
 
     def card(self, slot: int, device: str, driver: str | None) -> PciSpec:
         """A card to plug in."""
@@ -226,8 +301,37 @@ class World:
         return [address for address in self.tree.functions if self.tree.is_waiting(address)]
 
     def given(self) -> dict[str, str]:
-        """Device → pod, as kubelet's ledger has it."""
-        return {d: pod for (pod, _), entry in self.kubelet.view.holdings.items() for d in entry.devices}
+        """Card → pod, as kubelet's ledger has it for our resources."""
+        return {
+            card: pod
+            for (pod, resource), entry in self.kubelet.view.holdings.items()
+            for device in entry.devices
+            if self.is_ours(resource) and (card := self.meaning(resource, device)) is not None
+        }
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    @property
+    def outlook(self) -> Outlook:
+        """What the daemon was told that serves now, or that will."""
+        there = [d for d in self.serving if d.is_serving] or self.serving
+        return there[-1].outlook if there else self.next_outlook
+
+    def resource(self, model: str) -> str:
+        """What the daemon that serves calls the resource of a model."""
+        return self.outlook.names[model]
+
+    def is_ours(self, resource: str) -> bool:
+        """It is a name that a daemon of ours makes."""
+        return resource in {*MODELS.values(), *RENAMED.values()}
+
+    def model_of(self, resource: str) -> str:
+        """The model that a resource of ours is made for. Raises `KeyError`."""
+        return {name: model for names in (RENAMED, MODELS) for model, name in names.items()}[resource]
+
+    def meaning(self, resource: str, device: str) -> str | None:
+        """The card that an ID in kubelet's ledger means; None if none."""
+        return device if _ADDRESS.fullmatch(device) else self.older.get((resource, device))
 
     def reasons(self) -> dict[str, str]:
         """Why a device is Unhealthy, in the words of the daemon that serves, by device ID."""
@@ -239,6 +343,65 @@ class World:
             for device in frame
             if device.health is Health.UNHEALTHY
         }
+
+    # --- older IDs ------------------------------------------------------------------------------------------
+
+    def note_resolved(self) -> None:
+        """Which daemons know what an older ID means."""
+        for (resource, device), card in self.older.items():
+            for daemon in self.daemons:
+                if daemon.handle is None:
+                    continue
+                state = daemon.handle.state.value
+                fact = state.facts.get(PciAddress(card))
+                group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+                if (
+                    str(group) == device
+                    and (ResourceName(resource), DeviceId(device)) in state.ledger.entries
+                ):
+                    self.resolved.setdefault((resource, device), set()).add(daemon.name)
+
+    def is_sure(self, resource: str, device: str) -> bool:
+        """The daemon that serves can know which card an older ID means."""
+        card = self.older.get((resource, device))
+        spec = self.tree.functions.get(card) if card is not None else None
+        if spec is None or self.resource(spec.device) != resource or spec.group is None:
+            return False
+        knows = {d.name for d in self.serving} <= self.resolved.get((resource, device), set())
+        return knows or (str(spec.group) == device and len(self.tree.group_members(spec.group)) == 1)
+
+    def end_older(self) -> None:
+        """The pods of older plugins are gone."""
+        for name in [n for n in self.kubelet.view.pods if n.startswith("older-")]:
+            self.kubelet.force_delete(name, dies_after_s=0.0)
+        self.older.clear()
+        self.resolved.clear()
+
+    # --- a reboot -------------------------------------------------------------------------------------------
+
+    def new_group(self) -> int:
+        """A number that no IOMMU group here ever had."""
+        return max([20, *self.groups.values()]) + 1
+
+    def renumber(self) -> None:
+        """The machine starts again: nobody has anything open, every function is on the driver that it was on, and each
+        place for a card has the group that the next one had."""
+        before = [self.group(slot) for slot in range(CARDS)]
+        self.mend_attributes()
+        for card in list(self.strangers):
+            self.tree.kill(STRANGER_PID + card)
+        self.strangers.clear()
+        functions = [(a, spec, self.tree.driver_of(a)) for a, spec in self.tree.functions.items()]
+        for address, _, _ in functions:
+            self.tree.unplug(address)
+        self.groups = {slot: before[(slot + 1) % CARDS] for slot in range(CARDS)}
+        for address, spec, driver in functions:
+            slot = int(address[5:7], 16) - 1
+            self.tree.plug(replace(spec, group=self.group(slot), driver=driver))
+            self.disturbed.add(address)
+        self.late.clear()
+        self.uevent_mode = None
+        self.transport.kill(STRANGER)
 
     # --- uevents --------------------------------------------------------------------------------------------
 
@@ -314,12 +477,18 @@ class World:
         """The daemons that nobody has told to end, oldest first."""
         return [daemon for daemon in self.daemons if not daemon.told_to_end]
 
+    async def start_kubelet(self) -> None:
+        """Kubelet's process starts."""
+        await self.kubelet.start()
+        self.kubelet_runs = True
+        self.kubelet_since = trio.current_time()
+
     async def start_daemon(self) -> None:
         """A daemon starts; returns when it runs, which is before it has looked at anything."""
         self._started += 1
         name = f"daemon {self._started}"
         journal = MemoryJournal(self.journal_directory, name, self.faults)
-        daemon = RunningDaemon(name, MemoryUevents(self.faults), journal)
+        daemon = RunningDaemon(name, self.next_outlook, MemoryUevents(self.faults), journal)
         if not self.daemons:
             self.missed = False  # it scans everything
         self.daemons.append(daemon)
@@ -343,7 +512,8 @@ class World:
         """All that a daemon reaches."""
         host = HostRoot(str(self._root))
         control = MemoryControl(self.control, daemon.name, self.faults)
-        reader = InlineReader(SysfsReader(host, SELECTORS, PciIds(Path(os.devnull))))
+        names = PciIds(self._other_pci_ids() if daemon.outlook.renamed else Path(os.devnull))
+        reader = InlineReader(SysfsReader(host, daemon.outlook.selectors, names))
         use = InlineUse(host, self.holders, open_node=self._probe)
         return app.Outside(
             host=FaultyReader(reader, self.faults, str(self._root)),
@@ -352,18 +522,29 @@ class World:
             open_uevents=daemon.uevents.open,
             kubelet=MemoryKubelet(self.transport, self.faults, daemon.name, lambda: control.hanging),
             control=control,
-            journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off),
+            journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
         )
+
+    def _stepped(self, daemon: str, step: Step) -> None:
+        self.on_step(daemon, step)
+
+    def _other_pci_ids(self) -> Path:
+        path = self._root / "other.pci.ids"
+        path.write_text(OTHER_PCI_IDS, encoding="utf-8")
+        return path
 
     def _probe(self, path: str) -> None:
         """The daemon opens a group as a probe, which no pod may ever meet. Raises `OSError`."""
         group = int(Path(path).name)
-        if not self.given().keys().isdisjoint(self.tree.group_members(group)):
+        # What a second plugin gives away is opened by nobody, and we hear of it later.
+        if self.counts["a second plugin takes our resource"] == 0 and not self.given().keys().isdisjoint(
+            self.tree.group_members(group)
+        ):
             self.problems.append(f"the daemon opened /dev/vfio/{group} as a probe while a pod has it")
         self.tree.open_node(path)
 
     async def _run(self, daemon: RunningDaemon, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
-        settings = Settings(SELECTORS, RESYNC_S, self.pre_start_gate, hand_over=True)
+        settings = Settings(daemon.outlook.selectors, RESYNC_S, self.pre_start_gate, hand_over=True)
         try:
             with daemon.scope:
                 await app.run_daemon(

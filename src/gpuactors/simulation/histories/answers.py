@@ -1,0 +1,147 @@
+"""Whether an answer to Allocate was right by what kubelet's books said while the call was there.
+
+A view that is old is not a fact: what was in kubelet's ledger when the call came, and is still there when it is
+answered, a fresh read would have shown. So a card that another had all the time is not granted, and none is refused
+because of an owner whom kubelet has not had all the time. Must not look at how the daemon decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+import trio
+
+from gpuactors.core.effects import Granted, Refused, Reply
+from gpuactors.core.events import AllocateAsked
+from gpuactors.core.model import Token
+from gpuactors.ports import Step
+from gpuactors.simulation.histories.truth import given_by_us, others_cards
+from gpuactors.simulation.histories.world import World
+
+FRESH_S: Final = 0.1
+"""A ledger as old as this is fresh enough."""
+
+YOUNG_S: Final = 31.0
+"""A kubelet as young as this may not be believed when it lists nothing of a pod."""
+
+UNREAD: Final = (
+    "reads of the ledger fail",
+    "reads of the ledger take long",
+    "the ledger is answered with nonsense",
+    "the next List is cut",
+    "the reader of the ledger crashes",
+    "descriptors run out",
+)
+"""After these the ledger may not have been read in time: the last known one decides, or a call waits until it may."""
+
+OWNED: Final = ("allocated to pod", "in use by the claim")
+"""Words of a refusal that names an owner out of kubelet's ledger."""
+
+IN_GROUP: Final = "is in use: "
+"""Words of a refusal because of another card of the group."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """An Allocate that is not answered yet."""
+
+    call: AllocateAsked
+    taken: set[str]
+    """Its cards that others had when it came, and for long enough."""
+    free: set[str]
+    """Its cards of which nobody had any other in the group."""
+    better: set[str]
+    """Cards that kubelet could have had instead, in groups that nobody had anything of."""
+
+
+@final
+class Answers:
+    """Watches one node's daemons; what was wrong is in `problems`, a check's name and a text each."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._asked: dict[tuple[str, Token], _Asked] = {}
+        self._seen: dict[str, float] = {}
+        """Cards that others have, and since when they were seen to."""
+        self.problems: list[tuple[str, str]] = []
+
+    def look(self) -> None:
+        """Something has happened on the node."""
+        now = trio.current_time()
+        self._seen = {card: self._seen.get(card, now) for card in others_cards(self._world)}
+        for asked in self._asked.values():
+            asked.taken &= self._seen.keys()
+            asked.free &= self._unowned(asked.call)
+
+    def stepped(self, daemon: str, step: Step) -> None:
+        """A daemon's core took an event."""
+        if isinstance(step.event, AllocateAsked):
+            self.look()
+            call = step.event
+            long_ago = trio.current_time() - FRESH_S
+            taken = {c for c in self._cards(call) if self._seen.get(c, long_ago + 1) < long_ago}
+            self._asked[daemon, call.token] = _Asked(call, taken, self._unowned(call), self._better(call))
+        for effect in step.effects:
+            if isinstance(effect, Reply) and (asked := self._asked.pop((daemon, effect.token), None)):
+                self._answered(asked, effect)
+
+    def _answered(self, asked: _Asked, reply: Reply) -> None:
+        if any(kind in self._world.counts for kind in UNREAD) or not self._world.kubelet.knows_pods:
+            return
+        match reply.answer:
+            case Granted():
+                self._granted(asked)
+            case Refused(_, reason) if any(words in reason for words in OWNED):
+                self._refused(asked, reason)
+            case _:
+                pass
+
+    def _granted(self, asked: _Asked) -> None:
+        others = others_cards(self._world)
+        for card in sorted(asked.taken & others.keys()):
+            since_s = trio.current_time() - self._seen[card]
+            text = f"{card} was granted; kubelet's ledger has named {others[card]} for it for {since_s:.3f} s"
+            self.problems.append(("what another has was granted", text))
+
+    def _refused(self, asked: _Asked, reason: str) -> None:
+        young = trio.current_time() - self._world.kubelet_since < YOUNG_S
+        if asked.free & self._unowned(asked.call) == set(self._cards(asked.call)) and not young:
+            self.problems.append(("refused for an owner whom kubelet does not have", reason))
+        elif asked.better and IN_GROUP in reason:
+            text = f"{reason}; {min(asked.better)} was free, and so was its group"
+            self.problems.append(("a mate was preferred to a free group", text))
+
+    def _cards(self, call: AllocateAsked) -> list[str]:
+        ids = [i for request in call.requests for i in request]
+        return [card for i in ids if (card := self._world.meaning(call.resource, i)) is not None]
+
+    def _better(self, call: AllocateAsked) -> set[str]:
+        """What a call for one card could have asked for instead, by kubelet's own list."""
+        world, view = self._world, self._world.kubelet.view
+        if len(self._cards(call)) != 1:
+            return set()
+        owned = {g.card for g in given_by_us(world)} | others_cards(world).keys()
+        healthy = {r.id for r in view.devices if r.resource == call.resource and r.health == "Healthy"}
+        return {
+            card
+            for card in healthy & world.tree.functions.keys()
+            if (group := world.tree.functions[card].group) is not None
+            and owned.isdisjoint(world.tree.group_members(group))
+            and world.tree.holder_of(group) is None
+            and world.is_viable(group)
+            and world.is_bound(card)
+        } - {*self._cards(call)}
+
+    def _unowned(self, call: AllocateAsked) -> set[str]:
+        """The call's cards that nobody has, nor any other of their groups, but for the call itself."""
+        world = self._world
+        owned = {g.card for g in given_by_us(world)} | others_cards(world).keys()
+        functions = world.tree.functions
+        return {
+            card
+            for card in self._cards(call)
+            if card in functions
+            and (group := functions[card].group) is not None
+            and owned.isdisjoint(world.tree.group_members(group))
+        }

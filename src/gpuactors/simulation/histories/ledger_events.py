@@ -1,0 +1,111 @@
+"""What others write into kubelet's ledger: other plugins' pods, other drivers' claims, IDs that make no sense to us.
+
+What kubelet's ledger says is input. A name in it may be one of our GPUs in another's hands, or nothing at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuactors.simulation.histories.kinds import Kind, detail_of
+from gpuactors.simulation.histories.truth import given_by_us
+from gpuactors.simulation.histories.world import MODEL, SECOND, World
+from gpuactors.simulation.kubelet_values import Claim, Phase
+
+OTHERS_MAX: Final = 12
+"""Pods of other plugins in one history."""
+
+OTHER: Final = "other"
+"""Their names begin so."""
+
+RESOURCES: Final = ("vendor.example/gpu", "nvidia.com/gpu", "devices.kubevirt.io/kvm")
+
+ODD: Final = (
+    "1",
+    "²",
+    "051",
+    "9" * 5000,
+    "１",
+    "",
+    "0000:99:00.0",
+    "01:00.0",
+    "0x1",
+    "-1",
+    "a\nb\x1b[2J",
+    "1 ",
+)
+"""Group numbers that mean nothing as another plugin's; what Python takes for a digit, or for a number; no address."""
+
+ODD_OF_OURS: Final = ("²", "051", "9" * 5000, "１", "0000:99:00.0", "0x1")
+"""The same under our own resource; none is a group's number here, or a card's address."""
+
+
+def _has_room(world: World, _slot: int) -> bool:
+    return world.kubelet_runs and world.others < OTHERS_MAX
+
+
+def _name(world: World) -> str:
+    world.others += 1
+    return f"{OTHER}-{world.others}"
+
+
+def _takes_a_card(world: World, slot: int) -> None:
+    """Whoever else has it: kubelet keeps its books by resource, and compares no IDs of two of them."""
+    resource = RESOURCES[detail_of(slot) % len(RESOURCES)]
+    cards = [world.address(slot)]
+    if (second := world.address(slot, SECOND)) in world.tree.functions and detail_of(slot) % 2:
+        cards = [second]
+    world.kubelet.adopt(_name(world), {resource: tuple(cards)})
+
+
+def _odd_ids(world: World, slot: int) -> None:
+    resource = RESOURCES[slot % len(RESOURCES)]
+    first = detail_of(slot) % len(ODD)
+    world.kubelet.adopt(_name(world), {resource: (ODD[first], *ODD[first + 1 : first + 3])})
+
+
+def _odd_ids_of_ours(world: World, slot: int) -> None:
+    """As an operator's hand, a damaged file or a plugin that we know nothing of leaves them."""
+    first = detail_of(slot) % len(ODD_OF_OURS)
+    given = {g.device for g in given_by_us(world)}
+    device = next(i for i in (*ODD_OF_OURS[first:], *ODD_OF_OURS) if i not in given)
+    world.disturbed.add(device)
+    world.kubelet.adopt(_name(world), {world.resource(MODEL): (device,)})
+
+
+def _is_served(world: World, slot: int) -> bool:
+    """There is a card of that model, and so a plugin."""
+    given = {g.device for g in given_by_us(world)}
+    return (
+        _has_room(world, slot)
+        and not given.issuperset(ODD_OF_OURS)
+        and any(world.is_bound(a) and spec.device == MODEL for a, spec in world.tree.functions.items())
+    )
+
+
+def _claim(world: World, slot: int) -> None:
+    """By the device's name in a ResourceSlice, as DRA drivers for GPUs make it of the address."""
+    name = _name(world)
+    device = "gpu-" + world.address(slot).replace(":", "-").replace(".", "-")
+    claim = Claim(f"claim-{name}", "gpu.vendor.example", "node-1", device)
+    world.kubelet.adopt(name, {}, claims=(claim,))
+
+
+def _others(world: World) -> list[str]:
+    pods = world.kubelet.view.pods
+    return sorted(n for n, pod in pods.items() if n.startswith(OTHER) and pod.phase is Phase.RUNNING)
+
+
+def _ends(world: World, slot: int) -> None:
+    names = _others(world)
+    world.kubelet.delete(names[slot % len(names)])
+
+
+LEDGER_KINDS: Final = (
+    Kind("another plugin gives a card away", _has_room, _takes_a_card),
+    Kind("another plugin has odd IDs", _has_room, _odd_ids),
+    Kind("our resource has an odd ID", _is_served, _odd_ids_of_ours),
+    Kind("a claim takes a card", _has_room, _claim),
+    Kind("a pod of another plugin ends", lambda w, _s: bool(_others(w)), _ends),
+)
+"""Every kind of event in kubelet's ledger that is not ours."""

@@ -743,8 +743,11 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             polls.again,
             polls.due_at - at,
             max(0.0, polls.fast_until - at),
+            polls.leaving,
+            polls.doubtful,
         ),
         frozenset(state.resolved.items()),
+        frozenset(state.served),
         frozenset((a, until - at) for a, until in state.granted.items()),
         frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.departed.items()),
     )

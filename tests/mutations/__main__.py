@@ -1,8 +1,8 @@
 """Plants each bug of the list in a copy of the program, and expects that CI's budget of histories finds it.
 
-`python -m tests.mutations [NAME…]`: every order in small worlds first, then the random histories, as in CI, with the
-same seed for all. Prints a line for each bug: what found it, after how long. Ends with 1 if one was not found, or does
-not fit the program any more. Half an hour on two cores.
+`python -m tests.mutations [NAME…]`: the tests that a bug names, if it does; then every order in small worlds, then the
+random histories, as in CI, with the same seed for all. Prints a line for each bug: what found it, after how long. Ends
+with 1 if one was not found, or does not fit the program any more. Half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def tried(mutation: Mutation, *, histories: int, seed: str) -> Outcome:
             sys.executable,
             *("-m", "gpuactors.simulation.histories", "--histories", str(histories), "--seed", seed_of(seed)),
         )
+        named = (sys.executable, "-m", "pytest", "-q", "-x", *mutation.tests)
         for what, command, length in (
+            *((("named tests", named, FEW),) if mutation.tests else ()),
             ("small worlds", (*ORDERS, "-k", BALANCED), FEW),
             ("histories", campaign, FEW),
             ("small worlds", (*ORDERS, "-k", BALANCED), MANY),

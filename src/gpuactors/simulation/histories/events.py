@@ -22,15 +22,9 @@ KINDS: Final[dict[str, Kind]] = {
 
 NOT_DRAWN: Final[frozenset[str]] = frozenset(
     {
-        "a second plugin takes our resource",
-        "the second plugin sends a frame",
-        "the second plugin goes",
-        "a monitor watches, and dials again first",
         "descriptors run out",
         "the API server goes away",
         "the node reboots",
-        "the next daemon selects other cards",
-        "the next daemon has another pci.ids",
     }
 )
 """Kinds whose bugs are found and not mended yet: scripts may name them, campaigns leave them out. Should be empty."""

@@ -34,6 +34,7 @@ def test_a_plugin_that_takes_our_resource_is_said_and_it_is_taken_back() -> None
             node.wait_books(OURS)
             mark = daemon.mark()
             with other_plugin(node):
+                node.kubelet.hold_register_replies(H100)  # it is taken back when we have looked
                 daemon.wait_event(
                     "plugin.contested",
                     after=mark,
@@ -41,6 +42,7 @@ def test_a_plugin_that_takes_our_resource_is_said_and_it_is_taken_back() -> None
                 )
                 told = gpuactors("explain", GPU, f"--state-dir={node.directory / 's'}").stdout
                 assert "not registered with kubelet: kubelet has 2 healthy devices that are not ours" in told
+                node.kubelet.release_register_replies()
                 daemon.wait_event("plugin.registered", after=mark, resource=H100)
                 node.wait_books(OURS)
                 assert node.kubelet.allocate(H100, [GPU]).devices

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,9 @@ import trio
 
 from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
+from gpuactors.control import client
 from gpuactors.control.unix import UnixControl
-from gpuactors.control.view import Change, NodeView, view_of
+from gpuactors.control.view import About, Change, NodeView, view_of
 from gpuactors.core.events import UeventsOpened, UeventsUnavailable
 from gpuactors.core.model import Holder, NodeState
 from gpuactors.inspection import (
@@ -32,7 +34,7 @@ from gpuactors.inspection import (
     inspect,
     inspected,
 )
-from gpuactors.kubelet.grpc_trio import Owner
+from gpuactors.kubelet.grpc_trio import Owner, SocketBindError
 from gpuactors.ports import HostError
 from gpuactors.simulation.host_tree import HostTree, PciSpec
 from tests.core.builders import Core, audio, gpu
@@ -40,7 +42,7 @@ from tests.core.builders import Core, audio, gpu
 GPU = "0000:23:00.0"
 KEYS = [
     "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
-    "resource", "health", "reason",
+    "resource", "listed", "health", "reason", "owner", "holders",
 ]  # fmt: skip
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
 
@@ -71,8 +73,21 @@ def stranger() -> Core:
     return core
 
 
+WALL = datetime(2026, 11, 21, 22, 0, tzinfo=UTC).timestamp()
+
+
 def by_daemon(core: Core) -> Inspected:
-    return Inspected(view_of(core.state, core.at), True, "the running daemon (process 7, version 1.2.3)")
+    source = "the running daemon (process 7, version 1.2.3)"
+    return Inspected(view_of(core.state, core.at), True, source, node="gpu-17", wall=WALL)
+
+
+def told(found: Inspected, *, reasons_only: bool = False) -> str:
+    """The table without its line breaks; or the last column alone."""
+    lines = as_table(found).splitlines()
+    if reasons_only:
+        at = next(line.index("REASON") for line in lines if "REASON" in line)
+        lines = [line[at:] for line in lines]
+    return " ".join(" ".join(lines).split())
 
 
 # --- whose view -------------------------------------------------------------------------------------------
@@ -95,8 +110,11 @@ def test_without_a_daemon_it_looks_for_itself(config: Config) -> None:
         "numa_node": None,
         "model": "GH100 [H100 SXM5 80GB]",
         "resource": "nvidia.com/GH100_H100_SXM5_80GB",
+        "listed": True,
         "health": "Healthy",
         "reason": "free",
+        "owner": None,
+        "holders": [],
     }
 
 
@@ -129,7 +147,7 @@ def test_its_own_look_sees_what_is_in_use_and_what_kubelet_gave_away(config: Con
 @pytest.mark.trio
 async def test_a_running_daemon_is_believed(config: Config) -> None:
     core = stranger()
-    control = UnixControl(str(config.state_dir), Latest[frozenset[Owner]](frozenset()))
+    control = UnixControl(str(config.state_dir), Latest[frozenset[Owner]](frozenset()), about=About("gpu-17"))
     state: Latest[NodeState] = Latest(core.state)
     with trio.fail_after(10):
         async with control.hold(state.subscribe()):
@@ -137,7 +155,12 @@ async def test_a_running_daemon_is_believed(config: Config) -> None:
     assert found.by_daemon
     assert str(os.getpid()) in found.source
     assert [d["address"] for d in json.loads(as_json(found))["devices"]] == [GPU, "0000:24:00.0"]
-    assert list(json.loads(as_json(found))) == ["devices", "uevents_problem"]
+    known = json.loads(as_json(found))
+    assert (known["source"], known["source_problem"], known["node"]) == ("daemon", None, "gpu-17")
+    assert known["devices"][0]["holders"] == [
+        {"pid": 4711, "command": "qemu-system-x86", "pod_uid": "0b0f-uid"}
+    ]
+    assert as_table(found).startswith("Node gpu-17, seen by the running daemon (process ")
 
 
 @pytest.mark.trio
@@ -149,6 +172,23 @@ async def test_a_daemon_that_hangs_is_not_waited_for_long(config: Config) -> Non
             found = await inspected(config)
     assert not found.by_daemon
     assert "does it hang" in found.source
+    assert "not by the daemon: a daemon has the socket and does not answer; does it hang?" in told(found)
+    known = json.loads(as_json(found))
+    assert known["source"] == "look"
+    assert "does it hang" in known["source_problem"]
+
+
+def test_who_may_not_ask_the_daemon_is_told_that_the_view_is_his_own(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def may_not(path: str) -> None:
+        raise SocketBindError(f"{path}: Permission denied")
+
+    monkeypatch.setattr(client, "owner_of", may_not)
+    found = inspect(config)
+    assert "seen by this command itself, not by the daemon: user " in told(found)
+    assert "may not connect to" in json.loads(as_json(found))["source_problem"]
+    assert "not by the daemon: user " in explanation(Explained(find(found.view, GPU), found))
 
 
 def test_a_host_that_cannot_be_read(tmp_path: Path) -> None:
@@ -160,11 +200,55 @@ def test_a_host_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_table() -> None:
-    lines = as_table(by_daemon(stranger())).splitlines()
-    assert lines[0].split() == ["ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "RESOURCE", "HEALTH", "REASON"]
-    assert lines[1].split()[:5] == [GPU, "10de:2330", "vfio-pci", "35", "1"]
-    assert lines[2].split()[4] == "-"
-    assert len(lines) == 3
+    heading, _, *lines = as_table(by_daemon(stranger())).splitlines()
+    assert heading == "Node gpu-17, seen by the running daemon (process 7, version 1.2.3)"
+    assert lines[0] == "nvidia.com/GH100_H100_SXM5_80GB"
+    assert (
+        lines[1].strip().startswith("2 listed, 1 Healthy, 0 allocated, 1 free; not registered with kubelet: ")
+    )
+    head = next(line for line in lines if "ADDRESS" in line)
+    assert head.split() == ["ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON"]
+    rows = [line.split() for line in lines if line.startswith("  0000:")]
+    assert [row[:6] for row in rows] == [
+        [GPU, "10de:2330", "vfio-pci", "35", "1", "Unhealthy"],
+        ["0000:24:00.0", "10de:2330", "vfio-pci", "36", "-", "Healthy"],
+    ]
+
+
+def test_the_table_is_readable_at_100_columns_and_loses_no_word() -> None:
+    core = stranger()
+    core.holders[0x23] = tuple(Holder(pid, "a-process-with-a-name", None) for pid in range(100, 120))
+    core.pass_time(10)
+    found = by_daemon(core)
+    table = as_table(found)
+    assert max(map(len, table.splitlines())) <= 100
+    for device in found.view.devices:
+        assert device.reason in told(found, reasons_only=True)
+
+
+def test_the_table_and_the_json_tell_what_is_listed_and_what_is_not() -> None:
+    core = Core(
+        gpu("23:00.0"),
+        gpu("24:00.0", driver="nvidia"),
+        gpu("31:00.0", device="20b0", model="A100", driver=None),
+    )
+    core.ledger["0000:23:00.0"] = "vm-1"
+    core.pass_time(60)
+    found = by_daemon(core)
+    rows = {line.split()[0]: line for line in as_table(found).splitlines() if line.startswith("  0000:")}
+    assert {address: " not listed " in row for address, row in rows.items()} == {
+        "0000:23:00.0": False,
+        "0000:24:00.0": True,
+        "0000:31:00.0": True,
+    }
+    known = json.loads(as_json(found))
+    assert [device["listed"] for device in known["devices"]] == [True, False, False]
+    assert known["devices"][0]["owner"] == "allocated to pod default/vm-1"
+    (resource,) = known["resources"]
+    counts = {key: resource[key] for key in ("listed", "healthy", "allocated", "free")}
+    assert counts == {"listed": 1, "healthy": 1, "allocated": 1, "free": 0}
+    assert "1 listed, 1 Healthy, 1 allocated, 0 free" in as_table(found)
+    assert "1 on this node, none listed" in as_table(found)
 
 
 def test_that_uevents_are_not_heard_stands_above_all() -> None:
@@ -172,23 +256,24 @@ def test_that_uevents_are_not_heard_stands_above_all() -> None:
     core.feed(UeventsUnavailable("netlink is forbidden"))
     problem = "not heard: netlink is forbidden; scans alone find changes"
     found = by_daemon(core)
-    head, gap, *table = as_table(found).splitlines()
-    assert (head, gap) == (f"uevents: {problem}", "")
-    assert table == as_table(by_daemon(stranger())).splitlines()
+    whose, head, *table = as_table(found).splitlines()
+    assert head == f"uevents: {problem}"
+    assert [whose, *table] == as_table(by_daemon(stranger())).splitlines()
     assert json.loads(as_json(found))["uevents_problem"] == problem
     explained = Explained(find(found.view, GPU), found)
     assert f"\nUevents       {problem}\n" in explanation(explained)
     assert json.loads(explanation_json(explained))["uevents_problem"] == problem
     core.feed(UeventsOpened())
-    assert as_table(by_daemon(core)).splitlines() == table
+    assert as_table(by_daemon(core)).splitlines() == [whose, *table]
     empty = Inspected(replace(found.view, devices=()), True, "x")
-    assert as_table(empty).splitlines()[0] == f"uevents: {problem}"
+    assert as_table(empty).splitlines()[1] == f"uevents: {problem}"
 
 
 def test_no_device() -> None:
     empty = Inspected(NodeView("serving", (), (), "", "", ""), True, "x")
     assert "selectors" in as_table(empty)
-    assert json.loads(as_json(empty)) == {"devices": [], "uevents_problem": None}
+    known = json.loads(as_json(empty))
+    assert (known["devices"], known["resources"], known["uevents_problem"]) == ([], [], None)
     with pytest.raises(UnknownAddressError, match="selectors"):
         find(empty.view, GPU)
 
@@ -212,10 +297,32 @@ def test_the_explanation_says_it_all() -> None:
     assert ("Kubelet's ID", GPU) in said
     assert ("NUMA node", "1") in said
     before = said[[name for name, _ in said].index("Before") :]
-    assert before[0][1].startswith("3 min ago  Unhealthy  IOMMU group 35 is held by")
+    # The view is of 2026-11-21 22:00:00 UTC.
+    assert before[0][1].startswith("2026-11-21T21:5")
+    assert "Z  3 min ago  Unhealthy  IOMMU group 35 is held by" in before[0][1]
     assert before[1][0] == ""
     assert before[-1] == ("Seen by", "the running daemon (process 7, version 1.2.3)")
     assert text.count("Before") == 1
+
+
+def test_while_the_ledger_is_unreadable_nobody_is_said_to_have_been_given_nothing() -> None:
+    core = stranger()
+    core.ledger["0000:24:00.0"] = "vm-2"
+    core.pass_time(60)
+    assert "kubelet has given it to no pod" in explained(core, GPU)
+    core.ledger_problem = "kubelet does not answer"
+    core.pass_time(60)
+    text = explained(core, GPU)
+    assert "no pod" not in text.partition("Before")[0].replace("no pod's hands when", "")
+    assert "\nOwner         not known, as kubelet's ledger cannot be read\n" in text
+    assert "allocated to pod default/vm-2, when kubelet's ledger could last be read" in explained(
+        core, "0000:24:00.0"
+    )
+
+
+def explained(core: Core, address: str) -> str:
+    found = by_daemon(core)
+    return explanation(Explained(find(found.view, address), found))
 
 
 def test_the_explanation_as_json() -> None:
@@ -228,17 +335,23 @@ def test_the_explanation_as_json() -> None:
     ]
     assert (known["health"], known["registered"], known["source"]) == ("Unhealthy", False, "daemon")
     assert known["history"][-1]["reason"] == known["reason"]
+    assert known["history"][-1]["time"].startswith("2026-11-21T21:59:")
+    assert (known["node"], known["listed"]) == ("gpu-17", True)
     assert known["remedy"]
 
 
 def test_a_device_that_is_not_there_any_more() -> None:
     found = by_daemon(stranger())
     device = replace(
-        find(found.view, GPU), present=False, resource="", history=(Change(5.0, None, "no longer listed"),)
+        find(found.view, GPU),
+        present=False,
+        listed=False,
+        resource="",
+        history=(Change(5.0, None, "no longer listed"),),
     )
     text = explanation(Explained(device, found))
     assert text.startswith(f"{GPU}  (not on this node any more)")
-    assert "5 s ago  not listed  no longer listed" in text
+    assert "2026-11-21T21:59:55Z  5 s ago  not listed  no longer listed" in text
     assert "IOMMU group  " not in text
     gone = Inspected(replace(found.view, devices=(device,)), True, "x")
     assert json.loads(as_json(gone))["devices"] == []

@@ -9,16 +9,17 @@ gRPC    -> InboxCaller -----+                  +-> replies      -> gRPC
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 
 import trio
 
-from gpuactors import early_signals, limits
+from gpuactors import absence, early_signals, limits
 from gpuactors.actors import (
     busy_poller,
     hand_over,
@@ -34,9 +35,10 @@ from gpuactors.actors.caller import InboxCaller
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
-from gpuactors.config import Config
+from gpuactors.config import Config, as_dict
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, obstacle
+from gpuactors.control.view import About, Setting
 from gpuactors.core.effects import Answer, Level, Say
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
 from gpuactors.core.frames import is_ready
@@ -124,11 +126,20 @@ def sysfs_of(config: Config) -> SysfsReader:
     return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids))
 
 
-def outside_of(config: Config) -> Outside:
+def about(config: Config, sources: Mapping[str, str]) -> About:
+    """What the daemon tells of itself; `sources` says where each setting came from."""
+    settings = tuple(
+        Setting(key, json.dumps(value, ensure_ascii=False), sources.get(key, ""))
+        for key, value in as_dict(config).items()
+    )
+    return About(node_of(config), settings)
+
+
+def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     """The real outside. Raises `ports.HostError`."""
     kubelet_dir = str(config.kubelet_dir)
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
-    control = _control_of(config, hanging)
+    control = _control_of(config, hanging, about(config, sources))
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
@@ -141,7 +152,7 @@ def outside_of(config: Config) -> Outside:
     )
 
 
-def _control_of(config: Config, hanging: Latest[frozenset[Owner]]) -> UnixControl | None:
+def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About) -> UnixControl | None:
     """The control socket in the state directory, which is made if it is not there; None, said once, if it cannot be."""
     state_dir = str(config.state_dir)
     with suppress(OSError):
@@ -149,7 +160,7 @@ def _control_of(config: Config, hanging: Latest[frozenset[Owner]]) -> UnixContro
     if (problem := obstacle(state_dir)) is not None:
         log.warning("control.unavailable", reason=problem)
         return None
-    return UnixControl(state_dir, hanging)
+    return UnixControl(state_dir, hanging, about=about)
 
 
 def _journal_of(config: Config) -> FileJournal:
@@ -167,20 +178,30 @@ def _journal_of(config: Config) -> FileJournal:
     return FileJournal(str(config.state_dir / DIRECTORY), origin)
 
 
-async def run(config: Config, *, task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED) -> None:
-    """Runs the daemon against the real outside until it is stopped or cancelled."""
-    outside = outside_of(config)
+async def run(
+    config: Config,
+    sources: Mapping[str, str] | None = None,
+    *,
+    task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Runs the daemon against the real outside until it is stopped or cancelled. `sources` as in `about`."""
+    outside = outside_of(config, sources or {})
     settings = settings_of(config, hand_over=outside.control is not None)
     await run_daemon(settings, outside, task_status=task_status)
 
 
-async def run_until_signal(config: Config) -> None:
-    """As `run`, until a signal that stops it: SIGTERM, SIGINT, SIGQUIT or SIGHUP."""
+async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
+    """As `run`, until a signal that stops it: SIGTERM, SIGINT, SIGQUIT or SIGHUP.
+
+    Raises `AbsentError` if what it needs of the node has never been there for its bound.
+    """
     # Around the nursery: until the last socket is removed no signal may do what it does by default.
     with trio.open_signal_receiver(*early_signals.handled()) as signals:
         early_signals.hand_over()
         async with trio.open_nursery() as nursery:
-            daemon: Daemon = await nursery.start(_run_and_end, config, nursery.cancel_scope)
+            daemon: Daemon = await nursery.start(_run_and_end, config, sources, nursery.cancel_scope)
+            nursery.start_soon(absence.await_host, sysfs_of(config), daemon.state)
+            nursery.start_soon(absence.await_kubelet_directory, str(config.kubelet_dir))
             log.info("daemon.started", pid=os.getpid(), kubelet_dir=str(config.kubelet_dir))
             async for number in signals:
                 name = signal.Signals(number).name
@@ -192,9 +213,13 @@ async def run_until_signal(config: Config) -> None:
 
 
 async def _run_and_end(
-    config: Config, scope: trio.CancelScope, *, task_status: trio.TaskStatus[Daemon]
+    config: Config,
+    sources: Mapping[str, str],
+    scope: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[Daemon],
 ) -> None:
-    await run(config, task_status=task_status)
+    await run(config, sources, task_status=task_status)
     scope.cancel()
 
 

@@ -1,8 +1,9 @@
 """The command line. It reads its words, calls the one function that does the work, and turns faults into exit codes.
 
 Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, or a replay differs; 2 wrong usage; 65 no
-journal that could be replayed (EX_DATAERR); 69 the host cannot be read (EX_UNAVAILABLE); 70 a bug in gpuactors
-(EX_SOFTWARE); 73 a file cannot be written (EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h).
+journal that could be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was never there
+(EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard output cannot be written (EX_CANTCREAT); 78
+wrong configuration (EX_CONFIG, sysexits.h).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 import trio
 
-from gpuactors.config import Config, ConfigError, as_dict, describe, resolve, schema
+from gpuactors.config import Config, ConfigError, Resolved, describe, resolve, schema
 from gpuactors.observe import log, stdout
 from gpuactors.ports import HostError
 
@@ -79,16 +80,21 @@ def cli() -> None:
 @configured
 def run(**flags: object) -> None:
     """Run the daemon."""
-    config = _config(flags)
+    resolved = _resolved(flags)
+    config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
     from gpuactors import app  # what only the daemon needs is not loaded for the other commands
+    from gpuactors.absence import AbsentError
 
     log.configure(config.log_format, config.log_level, node=app.node_of(config))
 
     try:
-        trio.run(app.run_until_signal, config)
+        trio.run(app.run_until_signal, config, sources)
     except Exception as exc:
         # Not except*: on Python 3.11.2 an exit from within it is grouped, and the exit code is another one.
         cause = _first(exc)
+        if isinstance(cause, AbsentError):
+            log.get_logger().error("daemon.gave_up", reason=str(cause))
+            sys.exit(EX_UNAVAILABLE)
         if isinstance(cause, HostError):
             _fail(str(cause), EX_CONFIG)
         log.get_logger().error("daemon.died", exc_info=exc)
@@ -250,21 +256,27 @@ def config_group() -> None:
 @configured
 @click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def show(output: str, **flags: object) -> None:
-    """Show every key, its value, and where the value came from."""
-    try:
-        resolved = resolve(_given(flags), os.environ)
-    except ConfigError as exc:
-        _fail(str(exc), EX_CONFIG)
-    values = as_dict(resolved.config)
-    sources = {key: str(source) for key, source in resolved.provenance.items()}
+    """Show every key, its value, and where the value came from.
+
+    The running daemon is asked for its own, wherever it got them from. If none runs with this --state-dir, or any other
+    flag is given, this shows what a daemon would have that is started now with the same flags and environment.
+    """
+    from gpuactors import inspection
+
+    resolved = _resolved(flags)
+    shown = inspection.Shown(inspection.settings_of(resolved))
+    if not _given(flags).keys() - {"state_dir"}:
+        shown = inspection.shown(resolved)
     if output == "json":
-        click.echo(json.dumps({k: {"value": v, "from": sources[k]} for k, v in values.items()}, indent=2))
+        known = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
+        click.echo(json.dumps(known, indent=2, ensure_ascii=False))
         return
-    width = max(map(len, values))
-    shown = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
-    value_width = max(map(len, shown.values()))
-    for key, value in shown.items():
-        click.echo(f"{key:<{width}}  {value:<{value_width}}  {sources[key]}")
+    if shown.heading:
+        click.echo(f"{shown.heading}\n")
+    key_width = max(len(s.key) for s in shown.settings)
+    value_width = max(len(s.value) for s in shown.settings)
+    for s in shown.settings:
+        click.echo(f"{s.key:<{key_width}}  {s.value:<{value_width}}  {s.source}".rstrip())
 
 
 @config_group.command(name="schema")
@@ -298,8 +310,12 @@ def main() -> NoReturn:
 
 
 def _config(flags: dict[str, object]) -> Config:
+    return _resolved(flags).config
+
+
+def _resolved(flags: dict[str, object]) -> Resolved:
     try:
-        return resolve(_given(flags), os.environ).config
+        return resolve(_given(flags), os.environ)
     except ConfigError as exc:
         _fail(str(exc), EX_CONFIG)
 

@@ -7,18 +7,32 @@ use of the groups. It opens no device and knows no history. Must not write anyth
 from __future__ import annotations
 
 import json
+import textwrap
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
 
-from gpuactors.app import settings_of, sysfs_of
-from gpuactors.config import Config
-from gpuactors.control.client import read_status
+from gpuactors.app import about, node_of, sysfs_of
+from gpuactors.app import settings_of as core_settings_of
+from gpuactors.config import Config, Resolved
+from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.unix import socket_path
-from gpuactors.control.view import Change, DeviceView, Member, NodeView, view_of
+from gpuactors.control.view import (
+    NOT_LISTED,
+    Change,
+    DeviceView,
+    Member,
+    NodeView,
+    ResourceView,
+    Setting,
+    view_of,
+)
 from gpuactors.core.events import Event, GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable
-from gpuactors.core.model import NodeState
+from gpuactors.core.model import NodeState, Role
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state, step
 from gpuactors.host.reader import ThreadedReader
@@ -45,6 +59,12 @@ class Inspected:
     by_daemon: bool
     source: str
     """Whose view it is, in words."""
+    problem: str = ""
+    """Why a daemon was not asked that runs, or may: what is shown is not what it knows. Empty where that is certain."""
+    node: str = ""
+    """The node's name."""
+    wall: float = 0.0
+    """When it was made, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +97,64 @@ def explain(config: Config, address: str) -> Explained:
 
 async def inspected(config: Config) -> Inspected:
     """As `inspect`."""
+    problem = ""
     try:
         running = await read_status(socket_path(str(config.state_dir)))
+    except NoDaemonError as exc:
+        source = f"this command itself: {exc}"
     except ControlError as exc:
-        return Inspected(
-            await _look(config), False, f"this command itself, as no daemon could be asked: {exc}"
+        problem = str(exc)
+        source = f"this command itself, not by the daemon: {exc}"
+    else:
+        node = running.about.node
+        return Inspected(running.view, True, _name_of(running), "", node, time.time())
+    return Inspected(await _look(config), False, source, problem, node_of(config), time.time())
+
+
+def _name_of(running: Running) -> str:
+    idle = "" if running.view.role == Role.SERVING else f", which does not serve kubelet: {running.view.role}"
+    return f"the running daemon (process {running.pid}, version {running.version}){idle}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Settings, and whose they are."""
+
+    settings: tuple[Setting, ...]
+    heading: str = ""
+    """Empty where they are what the same words would give a daemon."""
+
+
+def settings_of(resolved: Resolved) -> tuple[Setting, ...]:
+    """What a daemon would have that is started with these settings."""
+    return about(resolved.config, {key: str(source) for key, source in resolved.provenance.items()}).settings
+
+
+def shown(resolved: Resolved) -> Shown:
+    """The settings of the running daemon, or else what one would have that is started now."""
+    own = settings_of(resolved)
+    try:
+        running = trio.run(read_status, socket_path(str(resolved.config.state_dir)))
+    except NoDaemonError:
+        return Shown(own)
+    except ControlError as exc:
+        return Shown(
+            own,
+            f"What a daemon would have that is started here and now; the one that runs was not asked: {exc}",
         )
-    return Inspected(
-        running.view, True, f"the running daemon (process {running.pid}, version {running.version})"
-    )
+    if not running.about.settings:
+        return Shown(
+            own,
+            f"What a daemon would have that is started here and now; version {running.version} tells nothing.",
+        )
+    return Shown(running.about.settings, f"Settings of {_name_of(running)} on node {running.about.node}")
 
 
 async def _look(config: Config) -> NodeView:
     ledger = KubeletLedger(str(config.kubelet_dir))
     use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
     functions = await ThreadedReader(sysfs_of(config)).scan()
-    state = initial_state(settings_of(config))
+    state = initial_state(core_settings_of(config))
     number = project(state).looks.scan
     assert number is not None
     event: Event | None = HostScanned(number, functions)
@@ -157,16 +219,36 @@ def _addresses(devices: tuple[DeviceView, ...] | list[DeviceView]) -> str:
 
 
 def as_json(found: Inspected) -> str:
-    """`{"devices": [{"address", …}], "uevents_problem"}`, the same whoever looked."""
+    """The node, its resources as kubelet counts them, its devices, and what stands in the way of knowing more."""
     known = {
-        "devices": [_as_dict(device) for device in _present(found)],
+        "node": found.node,
+        "source": "daemon" if found.by_daemon else "look",
+        "source_problem": found.problem or None,
+        "role": found.view.role if found.by_daemon else None,
+        "resources": [_resource_dict(resource, found) for resource in found.view.resources],
+        "devices": [_as_dict(device) for device in _shown(found)],
+        "ledger_problem": found.view.ledger_problem or None,
+        "kubelet_problem": found.view.kubelet_problem or None,
         "uevents_problem": found.view.uevents_problem or None,
     }
-    return json.dumps(known, indent=2)
+    return json.dumps(known, indent=2, ensure_ascii=False)
 
 
-def _present(found: Inspected) -> list[DeviceView]:
-    return [device for device in found.view.devices if device.present]
+def _resource_dict(resource: ResourceView, found: Inspected) -> dict[str, object]:
+    return {
+        "name": resource.name,
+        "listed": resource.listed,
+        "healthy": resource.healthy,
+        "allocated": resource.allocated,
+        "free": resource.free,
+        "registered": resource.registered if found.by_daemon else None,
+        "problem": (resource.problem or None) if found.by_daemon else None,
+    }
+
+
+def _shown(found: Inspected) -> list[DeviceView]:
+    """What is on the node, and what is listed though it is gone."""
+    return [device for device in found.view.devices if device.present or device.listed]
 
 
 def _as_dict(device: DeviceView) -> dict[str, object]:
@@ -181,37 +263,95 @@ def _as_dict(device: DeviceView) -> dict[str, object]:
         "numa_node": device.numa_node,
         "model": device.model,
         "resource": device.resource,
+        "listed": device.listed,
         "health": device.health,
         "reason": device.reason,
+        "owner": device.owner,
+        "holders": [{"pid": h.pid, "command": h.command, "pod_uid": h.pod_uid} for h in device.holders],
     }
 
 
-_COLUMNS = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "RESOURCE", "HEALTH", "REASON")
+TABLE_COLUMNS: Final = 100
+"""How wide the table may get: a reason that does not fit goes on below itself. Resource names stand on lines of their
+own, as they alone may have 75 characters."""
+
+_REASON_MIN: Final = 30
+"""A driver's long name must not squeeze the reason into a column of single words."""
+
+_COLUMNS = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON")
 
 
 def as_table(found: Inspected) -> str:
-    """One line per device, columns aligned; above them why changes are found late, if they are."""
-    devices = _present(found)
-    problem = found.view.uevents_problem
-    header = [f"uevents: {problem}", ""] if problem else []
+    """Whose view it is and what it lacks, then each resource with its totals and its devices."""
+    devices = _shown(found)
+    sections = [_heading(found)]
     if not devices:
-        return "\n".join([*header, NO_DEVICES])
-    rows = [_COLUMNS, *(_row(device) for device in devices)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*header, *lines])
+        return "\n".join([*sections[0], "", NO_DEVICES])
+    rows = {device.address: _row(device) for device in devices}
+    widths = [max(len(row[i]) for row in (_COLUMNS, *rows.values())) for i in range(len(_COLUMNS) - 1)]
+    totals = {resource.name: resource for resource in found.view.resources}
+    for name in sorted({device.resource for device in devices}):
+        of_it = [device for device in devices if device.resource == name]
+        section = [name, *_wrapped(_totals(totals.get(name), len(of_it), found), indent=2)]
+        for row in (_COLUMNS, *(rows[device.address] for device in of_it)):
+            section += _lines(row, widths)
+        sections.append(section)
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _heading(found: Inspected) -> list[str]:
+    problems = [
+        ("uevents", found.view.uevents_problem),
+        ("kubelet's ledger", found.view.ledger_problem),
+        ("kubelet", found.view.kubelet_problem if found.by_daemon else ""),
+    ]
+    lines = _wrapped(f"Node {found.node}, seen by {found.source}")
+    for name, problem in problems:
+        lines += _wrapped(f"{name}: {problem}") if problem else []
+    return lines
+
+
+def _totals(resource: ResourceView | None, devices: int, found: Inspected) -> str:
+    """The books as kubelet keeps them, and whether it does."""
+    if resource is None:
+        return f"{devices} on this node, none listed"
+    r = resource
+    books = f"{r.listed} listed, {r.healthy} Healthy, {r.allocated} allocated, {r.free} free"
+    if not found.by_daemon:
+        return books
+    return f"{books}; {_registration(resource)}"
+
+
+def _registration(resource: ResourceView) -> str:
+    if resource.registered:
+        return "registered with kubelet" + (f", but {resource.problem}" if resource.problem else "")
+    return f"not registered with kubelet: {resource.problem or 'it is being registered'}"
 
 
 def _row(device: DeviceView) -> tuple[str, ...]:
     return (
         device.address,
-        f"{device.vendor}:{device.device}",
+        f"{device.vendor}:{device.device}" if device.present else "gone",
         device.driver or "-",
         "-" if device.iommu_group is None else str(device.iommu_group),
         "-" if device.numa_node is None else str(device.numa_node),
-        device.resource,
-        device.health,
+        device.health if device.listed else NOT_LISTED,
         device.reason,
+    )
+
+
+def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """The row, and below its reason what of that does not fit."""
+    before = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+    room = max(_REASON_MIN, TABLE_COLUMNS - len(before))
+    first, *rest = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
+    return [(before + first).rstrip(), *(" " * len(before) + line for line in rest)]
+
+
+def _wrapped(text: str, indent: int = 0) -> list[str]:
+    margin = " " * indent
+    return textwrap.wrap(
+        text, TABLE_COLUMNS, initial_indent=margin, subsequent_indent=margin + "  ", break_on_hyphens=False
     )
 
 
@@ -227,8 +367,6 @@ def explanation_json(explained: Explained) -> str:
         "id": device.id,
         "present": device.present,
         "remedy": device.remedy,
-        "owner": device.owner,
-        "holders": [{"pid": h.pid, "command": h.command, "pod_uid": h.pod_uid} for h in device.holders],
         "group": [{"address": m.address, "driver": m.driver} for m in device.group],
         "registered": resource.registered if resource is not None else None,
         "registration_problem": (resource.problem or None) if resource is not None else None,
@@ -236,9 +374,17 @@ def explanation_json(explained: Explained) -> str:
         "kubelet_problem": view.kubelet_problem or None,
         "uevents_problem": view.uevents_problem or None,
         "history": [
-            {"age_s": round(c.age_s, 1), "health": c.health, "reason": c.reason} for c in device.history
+            {
+                "time": _time(explained.inspected.wall - c.age_s),
+                "age_s": round(c.age_s, 1),
+                "health": c.health,
+                "reason": c.reason,
+            }
+            for c in device.history
         ],
+        "node": explained.inspected.node,
         "source": "daemon" if explained.inspected.by_daemon else "look",
+        "source_problem": explained.inspected.problem or None,
     }
     del known["group_members"]
     return json.dumps(known, indent=2)
@@ -249,7 +395,7 @@ def explanation(explained: Explained) -> str:
     device = explained.device
     facts = [
         ("To do", device.remedy),
-        ("Owner", device.owner or "nobody: kubelet has given it to no pod"),
+        ("Owner", _owner(device, explained.inspected.view)),
         *(("Held by", str(holder)) for holder in device.holders),
         ("IOMMU group", _group(device)),
         ("Resource", _resource(device, explained.inspected)),
@@ -258,7 +404,8 @@ def explanation(explained: Explained) -> str:
         ("Kubelet", explained.inspected.view.kubelet_problem or None),
         ("Ledger", explained.inspected.view.ledger_problem or None),
         ("Uevents", explained.inspected.view.uevents_problem or None),
-        *(("Before", line) for line in _history(device.history)),
+        *(("Before", line) for line in _history(device.history, explained.inspected.wall)),
+        ("Node", explained.inspected.node or None),
         ("Seen by", explained.inspected.source),
     ]
     width = max(len(name) for name, _ in facts)
@@ -274,6 +421,15 @@ def _title(device: DeviceView) -> str:
     if not device.present:
         return f"{device.address}  (not on this node any more)"
     return f"{device.address}  {device.model or 'unknown model'} ({device.vendor}:{device.device})"
+
+
+def _owner(device: DeviceView, view: NodeView) -> str:
+    """An old view is no fact: what kubelet's ledger said before it became unreadable may have changed."""
+    if not view.ledger_problem:
+        return device.owner or "nobody: kubelet has given it to no pod"
+    if device.owner is not None:
+        return f"{device.owner}, when kubelet's ledger could last be read"
+    return "not known, as kubelet's ledger cannot be read"
 
 
 def _group(device: DeviceView) -> str | None:
@@ -296,16 +452,23 @@ def _resource(device: DeviceView, found: Inspected) -> str | None:
     resource = next((r for r in found.view.resources if r.name == device.resource), None)
     if resource is None:
         return f"{device.resource}, which kubelet is not told of"
-    if resource.registered:
-        return f"{device.resource}, registered with kubelet"
-    return f"{device.resource}, not registered with kubelet: {resource.problem or 'it is being registered'}"
+    return f"{device.resource}, {_registration(resource)}"
 
 
-def _history(history: tuple[Change, ...]) -> list[str]:
-    """The newest first, in columns."""
-    rows = [(age(c.age_s), c.health or "not listed", c.reason) for c in reversed(history)]
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-    return [f"{when:<{widths[0]}}  {health:<{widths[1]}}  {reason}" for when, health, reason in rows]
+def _history(history: tuple[Change, ...], wall: float) -> list[str]:
+    """The newest first, in columns; `wall`: when the ages were counted."""
+    rows = [
+        (_time(wall - c.age_s), age(c.age_s), c.health or "not listed", c.reason) for c in reversed(history)
+    ]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+    return [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows
+    ]
+
+
+def _time(wall: float) -> str:
+    """The time of day as the log has it, UTC, in seconds."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def age(seconds: float) -> str:

@@ -298,6 +298,14 @@ QUOTED_TEXT_CHARS_MAX: Final = 1000
 LOG_TEXT_MAX_CHARS: Final = 8192
 """One string in a line of the log, tracebacks apart: a refusal of QUOTED_ITEMS_MAX devices with a reason each."""
 
+HOST_ABSENT_S: Final = 120.0
+"""How long a start waits for a host that can be scanned, before the process ends with 69. /sys is mounted before any
+service starts, and what a container mounts before its process does; the rest is for a machine that crawls."""
+
+KUBELET_DIR_ABSENT_S: Final = 600.0
+"""The same for kubelet's `device-plugins` directory, which kubelet makes when it first starts: a node that is being set
+up may have us some minutes before its kubelet. Whoever supervises us starts us again."""
+
 # --- the journal ------------------------------------------------------------------------------------------
 
 JOURNAL_FILE_MAX_BYTES: Final = 8 * 1024 * 1024

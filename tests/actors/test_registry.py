@@ -13,7 +13,7 @@ from gpuactors.actors import registry
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
 from gpuactors.control.messages import status_response
-from gpuactors.control.view import view_of
+from gpuactors.control.view import About, view_of
 from gpuactors.core.effects import Answer
 from gpuactors.core.events import (
     Event,
@@ -104,7 +104,7 @@ async def test_no_name_of_the_host_stops_the_journal_or_an_answer(monkeypatch: p
         assert not taken.failure
         writer.step_line(taken)
         writer.state_line(taken.before, taken.at, 0)
-        bytes(status_response(view_of(taken.before, taken.at), pid=1, version="1"))
+        bytes(status_response(view_of(taken.before, taken.at), About(), pid=1, version="1"))
         assert taken.outputs is not None
         for plugin in taken.outputs.plugins.values():
             bytes(frame_message(plugin.frame))

@@ -265,7 +265,9 @@ def test_inspect_and_explain_ask_the_daemon(node: Node) -> None:
     assert json.loads(_asked(node, "explain", address(1), "-o", "json"))["source"] == "look"
     with node.daemon() as daemon:
         serves(node, daemon, accepted=1)
-        assert json.loads(_asked(node, "inspect", "-o", "json")) == alone
+        asked = json.loads(_asked(node, "inspect", "-o", "json"))
+        assert (alone["source"], asked["source"]) == ("look", "daemon")
+        assert asked["devices"] == alone["devices"]
         known = json.loads(_asked(node, "explain", "01:00.0", "-o", "json"))
         assert (known["source"], known["registered"], known["address"]) == ("daemon", True, address(1))
         assert f"the running daemon (process {daemon.pid}" in _asked(node, "explain", address(1))

@@ -336,7 +336,7 @@ async def test_status_is_what_the_daemon_knows_now(tmp_path: Path) -> None:
 
 @pytest.mark.trio
 async def test_no_daemon_to_read_from(tmp_path: Path) -> None:
-    with pytest.raises(ControlError, match="is the process that serves it running"):
+    with pytest.raises(ControlError, match="no daemon runs"):
         await read_status(socket_path(str(tmp_path)))
 
 

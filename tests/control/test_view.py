@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuactors.control.messages import node_view, status_response
+from gpuactors.control.messages import about_of, node_view, status_response
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView, view_of
+from gpuactors.control.view import NOT_LISTED, About, DeviceView, NodeView, Setting, view_of
 from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
@@ -156,15 +156,19 @@ def test_whether_uevents_are_heard() -> None:
     assert seen(core).uevents_problem == ""
 
 
+ABOUT = About("gpu-17", (Setting("holders", '"proc"', "flag --holders"), Setting("select", "[]", "default")))
+
+
 def test_the_wire_changes_nothing() -> None:
     core = Core(gpu("23:00.0", numa_node=0), audio("23:00.1", 0x23, driver=None), gpu("24:00.0", driver=None))
     core.ledger["0000:24:00.0"] = "vm-2"
     core.feed(KubeletGone("waiting for kubelet: no socket"), UeventsUnavailable("netlink is forbidden"))
     held(core, QEMU, Holder(1, "init", None))
     view = seen(core)
-    sent = bytes(status_response(view, pid=7, version="1.2.3"))
+    sent = bytes(status_response(view, ABOUT, pid=7, version="1.2.3"))
     received = pb.StatusResponse.parse(sent)
     assert node_view(received) == view
+    assert about_of(received) == ABOUT
     assert (received.pid, received.version) == (7, "1.2.3")
     assert view.devices[0].numa_node == 0
     assert "" not in (view.kubelet_problem, view.uevents_problem)

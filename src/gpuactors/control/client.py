@@ -5,6 +5,7 @@ Every wait has a deadline: a daemon that hangs still has the kernel accept conne
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,9 +13,9 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
-from gpuactors.control.messages import node_view
+from gpuactors.control.messages import about_of, node_view
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import NodeView
+from gpuactors.control.view import About, NodeView
 from gpuactors.core.quote import quoted
 from gpuactors.kubelet.grpc_trio import ConnectError, SocketError, open_unix_channel, owner_of
 from gpuactors.ports import ControlError
@@ -27,20 +28,34 @@ class Running:
     pid: int
     """As it sees itself: in a container another one than on the host."""
     version: str
+    about: About
     view: NodeView
+
+
+class NoDaemonError(ControlError):
+    """Nobody serves the control socket: no daemon runs with this state directory."""
 
 
 async def read_status(path: str) -> Running:
     """What the daemon that serves the control socket at `path` knows.
 
-    Raises `ControlError` if there is none, or if it does not answer.
+    Raises `NoDaemonError` if there is none, and `ControlError` if there may be one and it does not answer.
     """
+    try:
+        nobody = owner_of(path) is None
+    except SocketError as exc:
+        raise ControlError(
+            f"user {os.geteuid()} may not connect to {path}, where a running daemon is asked: run this as the daemon's "
+            "user, root as a rule"
+        ) from exc
     try:
         with trio.fail_after(limits.CONTROL_CONNECT_S + limits.CONTROL_CALL_S):
             async with open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel:
                 answer = await pb.ControlStub(channel).status(pb.StatusRequest())
     except SocketError as exc:
-        raise ControlError(str(exc)) from exc
+        if nobody:
+            raise NoDaemonError(f"no daemon runs (nobody listens at {path})") from exc
+        raise ControlError(f"a daemon has the socket and does not answer; does it hang? {exc}") from exc
     except GRPCError as exc:
         raise ControlError(
             f"the daemon behind {path} refused to tell its state: {exc.status.name}: {quoted(exc.message or '')}"
@@ -49,7 +64,7 @@ async def read_status(path: str) -> Running:
         raise ControlError(
             f"the daemon behind {path} did not tell its state within {limits.CONTROL_CALL_S:g} s; does it hang?"
         ) from exc
-    return Running(answer.pid, answer.version, node_view(answer))
+    return Running(answer.pid, answer.version, about_of(answer), node_view(answer))
 
 
 @dataclass(frozen=True, slots=True)

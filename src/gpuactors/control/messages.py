@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import Change, DeviceView, Member, NodeView, ResourceView
+from gpuactors.control.view import About, Change, DeviceView, Member, NodeView, ResourceView, Setting
 from gpuactors.core.model import Holder
 
 
-def status_response(view: NodeView, *, pid: int, version: str) -> pb.StatusResponse:
+def status_response(view: NodeView, about: About, *, pid: int, version: str) -> pb.StatusResponse:
     """The answer to Status."""
     return pb.StatusResponse(
         pid=pid,
         version=version,
         role=view.role,
         resources=[
-            pb.Resource(name=r.name, registered=r.registered, problem=r.problem) for r in view.resources
+            pb.Resource(
+                name=r.name,
+                registered=r.registered,
+                problem=r.problem,
+                listed=r.listed,
+                healthy=r.healthy,
+                allocated=r.allocated,
+            )
+            for r in view.resources
         ],
         devices=[_device_message(device) for device in view.devices],
         kubelet_problem=view.kubelet_problem,
         ledger_problem=view.ledger_problem,
         uevents_problem=view.uevents_problem,
+        node=about.node,
+        settings=[pb.Setting(key=s.key, value=s.value, source=s.source) for s in about.settings],
     )
+
+
+def about_of(response: pb.StatusResponse) -> About:
+    """What the daemon that answered said of itself."""
+    return About(response.node, tuple(Setting(s.key, s.value, s.source) for s in response.settings))
 
 
 def node_view(response: pb.StatusResponse) -> NodeView:
     """What was answered. Fields that a newer daemon may send are dropped."""
     return NodeView(
         role=response.role,
-        resources=tuple(ResourceView(r.name, r.registered, r.problem) for r in response.resources),
+        resources=tuple(
+            ResourceView(r.name, r.registered, r.problem, r.listed, r.healthy, r.allocated)
+            for r in response.resources
+        ),
         devices=tuple(_device_view(device) for device in response.devices),
         kubelet_problem=response.kubelet_problem,
         ledger_problem=response.ledger_problem,
@@ -55,6 +73,7 @@ def _device_message(device: DeviceView) -> pb.Device:
         holders=[pb.Holder(pid=h.pid, command=h.command, pod_uid=h.pod_uid) for h in device.holders],
         history=[pb.Change(age_s=c.age_s, health=c.health, reason=c.reason) for c in device.history],
         remedy=device.remedy,
+        listed=device.listed,
     )
 
 
@@ -78,4 +97,5 @@ def _device_view(message: pb.Device) -> DeviceView:
         holders=tuple(Holder(h.pid, h.command, h.pod_uid) for h in message.holders),
         history=tuple(Change(c.age_s, c.health, c.reason) for c in message.history),
         remedy=message.remedy,
+        listed=message.listed,
     )

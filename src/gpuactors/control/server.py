@@ -12,7 +12,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.control.messages import status_response
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import view_of
+from gpuactors.control.view import About, view_of
 from gpuactors.core.model import NodeState
 from gpuactors.kubelet.grpc_trio import Server, UnixListener
 
@@ -20,14 +20,15 @@ from gpuactors.kubelet.grpc_trio import Server, UnixListener
 class ControlService(pb.ControlBase):
     """Shows the state; the first one who asks for a hand-over is answered when `given_up` is set."""
 
-    def __init__(self, state: LatestReader[NodeState]) -> None:
+    def __init__(self, state: LatestReader[NodeState], about: About) -> None:
         self._state = state
+        self._about = about
         self.asked = trio.Event()
         self.given_up = trio.Event()
 
     async def status(self, message: pb.StatusRequest) -> pb.StatusResponse:
         view = view_of(self._state.value, trio.current_time())
-        return status_response(view, pid=os.getpid(), version=_version())
+        return status_response(view, self._about, pid=os.getpid(), version=_version())
 
     async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
         if self.asked.is_set():

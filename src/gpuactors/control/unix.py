@@ -21,6 +21,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand_over
 from gpuactors.control.server import ControlService, UnixHeldControl
+from gpuactors.control.view import About
 from gpuactors.core.model import NodeState
 from gpuactors.kubelet.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
 from gpuactors.ports import ControlError, ControlTakenError
@@ -83,10 +84,12 @@ class UnixControl:
         state_dir: str,
         hanging: Latest[frozenset[Owner]],
         *,
+        about: About | None = None,
         deadline_s: float = limits.HAND_OVER_DEADLINE_S,
     ) -> None:
         self._path = socket_path(state_dir)
         self._hanging = hanging
+        self._about = about or About()
         self._deadline_s = deadline_s
 
     async def ask(self) -> str:
@@ -114,7 +117,7 @@ class UnixControl:
             raise ControlTakenError(str(exc)) from exc
         except SocketError as exc:
             raise ControlError(f"no control socket: {exc}") from exc
-        service = ControlService(state)
+        service = ControlService(state, self._about)
         server = Server([service], drain_s=limits.GRPC_CLOSE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, listener)

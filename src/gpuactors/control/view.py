@@ -6,14 +6,15 @@ not judge anything anew: health and reason are those that kubelet is told.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
 from gpuactors.core.inventory import Device, node_devices
-from gpuactors.core.model import Advertised, Holder, NodeState, PciAddress, Transition
+from gpuactors.core.model import Advertised, Health, Holder, NodeState, PciAddress, Transition
 from gpuactors.core.snapshot import DeviceReport, registered, report
-from gpuactors.core.standing import Standing, owners, stand_of
+from gpuactors.core.standing import Standing, given_away, owners, stand_of
 
 NOT_LISTED = "not listed"
 """The health of a device that is not there any more and that kubelet is told nothing of."""
@@ -66,6 +67,8 @@ class DeviceView:
     """Oldest first."""
     remedy: str | None
     """What to do, where the reason does not say it already."""
+    listed: bool
+    """Kubelet is told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,17 @@ class ResourceView:
     registered: bool
     problem: str
     """Why it is not registered, as a sentence."""
+    listed: int
+    """Devices in kubelet's list: its `capacity`."""
+    healthy: int
+    """Of them, those that are Healthy: its `allocatable`."""
+    allocated: int
+    """Devices that kubelet's ledger gives to pods under this name, or that were just handed out."""
+
+    @property
+    def free(self) -> int:
+        """What a scheduler sees as free: `allocatable` less `allocated`. Negative if pods have lost devices."""
+        return self.healthy - self.allocated
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +103,61 @@ class NodeView:
     kubelet_problem: str
     """Why there is no kubelet, as a sentence; empty if there is one."""
     ledger_problem: str
-    """Why kubelet's ledger could not be read the last time; empty if it could."""
+    """Why kubelet's ledger could not be read the last time, or that it has not been read yet; empty if it was."""
     uevents_problem: str
     """Why uevents are not heard, and what finds changes instead; empty if they are heard."""
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of the daemon."""
+
+    key: str
+    value: str
+    """As JSON."""
+    source: str
+    """Where it came from: `flag --select`, `default`."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the daemon is asked for and its state does not know."""
+
+    node: str = ""
+    """The node's name."""
+    settings: tuple[Setting, ...] = ()
+    """In the order in which they are shown."""
+
+
 def view_of(state: NodeState, at: float) -> NodeView:
     """What is known at `at`, seconds of the clock that the state's events came by."""
-    accepted = registered(state)
     return NodeView(
         role=str(state.role),
-        resources=tuple(
-            ResourceView(resource, accepted[resource], plugin.problem or "")
-            for resource, plugin in sorted(state.plugins.items())
-        ),
+        resources=_resources(state),
         devices=_devices(state, at),
         kubelet_problem="" if state.kubelet is not None else state.kubelet_missing,
-        ledger_problem=state.ledger.problem or "",
+        ledger_problem=state.ledger.problem or ("" if state.ledger.read else "it has not been read yet"),
         uevents_problem=state.uevents and f"not heard: {state.uevents}; scans alone find changes",
     )
+
+
+def _resources(state: NodeState) -> tuple[ResourceView, ...]:
+    accepted = registered(state)
+    allocated = Counter(resource for resource, _ in given_away(state, state.frames))
+    views = []
+    for resource, frame in sorted(state.frames.items()):
+        plugin = state.plugins.get(resource)
+        views.append(
+            ResourceView(
+                name=resource,
+                registered=accepted.get(resource, False),
+                problem=(plugin.problem or "") if plugin is not None else f"this daemon is {state.role}",
+                listed=len(frame),
+                healthy=sum(device.health is Health.HEALTHY for device in frame),
+                allocated=allocated[resource],
+            )
+        )
+    return tuple(views)
 
 
 def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
@@ -138,6 +188,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         holders=found.holders,
         history=_changes(found.history, at),
         remedy=_remedy(state, device, found.holders),
+        listed=found.listed,
     )
 
 
@@ -179,6 +230,7 @@ def _gone(
         holders=(),
         history=_changes(state.history.get(address, ()), at),
         remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
+        listed=told is not None,
     )
 
 

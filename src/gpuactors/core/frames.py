@@ -28,6 +28,7 @@ from gpuactors.core.model import (
     ResourceName,
     Role,
     Transition,
+    is_pci_address,
 )
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.registration import new_plugin
@@ -57,7 +58,7 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         if resource not in state.frames:
             effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
         frames[resource], plugins[resource] = frame, plugin
-        effects.extend(_changes(resource, state.frames.get(resource, ()), frame))
+        effects.extend(_changes(state, resource, state.frames.get(resource, ()), frame))
     history = _recorded(state, frames, at)
     serving = state.role is Role.SERVING
     served = (state.served | frames.keys()) - (made.keys() - frames.keys())
@@ -205,6 +206,13 @@ def _why_gone(state: NodeState, resource: ResourceName, address: PciAddress) -> 
     return not_offered(fact.function)
 
 
+def _why_unlisted(state: NodeState, resource: ResourceName, listed: Advertised) -> str:
+    """Why a device that was listed is not any more: what is at its address now."""
+    if listed.id != device_ids(state).get(listed.address, listed.address) or not is_pci_address(listed.id):
+        return "no pod has it by this ID any more"
+    return _why_gone(state, resource, listed.address)
+
+
 def _aged(plugin: PluginState | None, frame: Frame, at: float) -> PluginState | None:
     """A new plugin for a new resource; None once an emptied one has been empty for long enough."""
     plugin = plugin or new_plugin()
@@ -219,11 +227,15 @@ def _is_over(plugin: PluginState, at: float) -> bool:
     return plugin.empty_since is not None and plugin.empty_since + limits.RETIRE_EMPTY_AFTER_S <= at
 
 
-def _changes(resource: ResourceName, before: Frame, after: Frame) -> list[Effect]:
+def _changes(state: NodeState, resource: ResourceName, before: Frame, after: Frame) -> list[Effect]:
     """One log line per device whose verdict changed, in the words that everybody else uses."""
     old, new = {a.id: a for a in before}, {a.id: a for a in after}
     said: list[Effect] = [
-        Say(Level.INFO, "device.gone", {"resource": resource, "device": quoted_id(i)})
+        Say(
+            Level.INFO,
+            "device.gone",
+            {"resource": resource, "device": quoted_id(i), "reason": _why_unlisted(state, resource, old[i])},
+        )
         for i in sorted(old.keys() - new.keys())
     ]
     for i, now in new.items():
@@ -244,12 +256,14 @@ def _recorded(
 ) -> Mapping[PciAddress, tuple[Transition, ...]]:
     """The history with what changes now."""
     old = {a.address: a for frame in state.frames.values() for a in frame}
+    resource_of = {a.address: resource for resource, frame in state.frames.items() for a in frame}
     new = {a.address: a for frame in frames.values() for a in frame}
     history = dict(state.history)
     for address in sorted(old.keys() | new.keys()):
         was, now = old.get(address), new.get(address)
         if now is None:
-            change = Transition(at, None, "no longer listed")
+            why = _why_unlisted(state, resource_of[address], old[address])
+            change = Transition(at, None, f"no longer listed: {why}")
         elif was is None or (was.health, was.reason) != (now.health, now.reason):
             change = Transition(at, now.health, now.reason)
         else:

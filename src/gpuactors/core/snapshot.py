@@ -130,6 +130,8 @@ class DeviceReport:
     """To whom kubelet has given it."""
     holders: tuple[Holder, ...]
     history: tuple[Transition, ...]
+    listed: bool
+    """Kubelet is told of it."""
 
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
@@ -158,6 +160,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 owner=owner.said(device.resource) if owner is not None else None,
                 holders=use.holders if use is not None else (),
                 history=state.history.get(address, ()),
+                listed=listed is not None,
             )
         )
     return tuple(reports)

@@ -215,6 +215,12 @@ def _by_use(state: NodeState, device: Device) -> Stand:
             f"{group} is still {use.evidence}: pod {pod} is gone from kubelet's books, its process is not",
         )
     if state.ledger.read > use.since:
-        return Stand(Standing.FOREIGN, f"{group} is {use.evidence}, and kubelet has given it to no pod")
+        # An old view is no fact: what it lacks may have been given away since.
+        given = (
+            "was in no pod's hands when kubelet's ledger could last be read"
+            if state.ledger.problem is not None
+            else "kubelet has given it to no pod"
+        )
+        return Stand(Standing.FOREIGN, f"{group} is {use.evidence}, and {given}")
     unread = f"; kubelet's ledger cannot be read: {state.ledger.problem}" if state.ledger.problem else ""
     return Stand(Standing.UNDECIDED, f"{group} is {use.evidence}{unread}")

@@ -332,7 +332,8 @@ def _standing(resource: ResourceName, before: PluginState, after: PluginState) -
             or after.register_failures > before.register_failures
             or (before.accepted and not after.accepted)
         )
-        level = Level.WARNING if failed else Level.INFO
+        # The steps of a registration that goes well are no news, and what is not there yet has a line of its own.
+        level = Level.WARNING if failed else Level.DEBUG
         return [Say(level, "plugin.unregistered", {"resource": resource, "reason": after.problem})]
     return []
 

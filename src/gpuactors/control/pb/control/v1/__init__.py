@@ -13,6 +13,7 @@ __all__ = (
     "Holder",
     "Member",
     "Resource",
+    "Setting",
     "StatusRequest",
     "StatusResponse",
 )
@@ -109,6 +110,11 @@ class Device(betterproto2.Message):
 
     remedy: "str | None" = betterproto2.field(18, betterproto2.TYPE_STRING, optional=True)
 
+    listed: "bool" = betterproto2.field(19, betterproto2.TYPE_BOOL)
+    """
+    kubelet is told of it
+    """
+
 
 default_message_pool.register_message("v1", "Device", Device)
 
@@ -168,8 +174,35 @@ class Resource(betterproto2.Message):
     why not, as a sentence
     """
 
+    listed: "int" = betterproto2.field(4, betterproto2.TYPE_INT32)
+    """
+    The books as kubelet keeps them: capacity, allocatable, allocated.
+    """
+
+    healthy: "int" = betterproto2.field(5, betterproto2.TYPE_INT32)
+
+    allocated: "int" = betterproto2.field(6, betterproto2.TYPE_INT32)
+
 
 default_message_pool.register_message("v1", "Resource", Resource)
+
+
+@dataclass(eq=False, repr=False)
+class Setting(betterproto2.Message):
+    key: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    value: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    as JSON
+    """
+
+    source: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    where it came from: "flag --select", "default"
+    """
+
+
+default_message_pool.register_message("v1", "Setting", Setting)
 
 
 @dataclass(eq=False, repr=False)
@@ -214,6 +247,16 @@ class StatusResponse(betterproto2.Message):
     uevents_problem: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
     """
     why uevents are not heard, and what finds changes instead; empty if they are heard
+    """
+
+    node: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
+    """
+    the node's name
+    """
+
+    settings: "list[Setting]" = betterproto2.field(10, betterproto2.TYPE_MESSAGE, repeated=True)
+    """
+    what the daemon runs with, in the order in which they are shown
     """
 
 

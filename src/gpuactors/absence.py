@@ -1,0 +1,49 @@
+"""What the daemon cannot do without, and has never been there: after a bound it ends, so that somebody looks.
+
+A daemon that waits for ever for a directory whose name was mistyped looks well from outside. What was there once and is
+gone is waited for without a bound: an unmounted /sys or a kubelet that is being replaced comes back, and meanwhile the
+daemon says what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.model import NodeState
+from gpuactors.host.reader import ThreadedReader
+from gpuactors.host.sysfs import SysfsReader
+from gpuactors.ports import HostError
+
+
+class AbsentError(HostError):
+    """Something of the node was not there for its bound; the text says what, and what to do."""
+
+
+async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> None:
+    """Until the host has been scanned. Raises `AbsentError` if it cannot be after `limits.HOST_ABSENT_S`."""
+    with trio.move_on_after(limits.HOST_ABSENT_S):
+        while not state.value.scanned:
+            await state.receive()
+        return
+    with trio.move_on_after(limits.SCAN_DEADLINE_S):  # a scan that hangs has found something
+        try:
+            await ThreadedReader(reader).scan()
+        except HostError as exc:
+            raise AbsentError(f"{exc}; given up after {limits.HOST_ABSENT_S:g} s") from exc
+
+
+async def await_kubelet_directory(kubelet_dir: str) -> None:
+    """Until kubelet's directory is there. Raises `AbsentError` if it is not after `limits.KUBELET_DIR_ABSENT_S`."""
+    directory = os.path.join(kubelet_dir, "device-plugins")
+    with trio.move_on_after(limits.KUBELET_DIR_ABSENT_S):
+        while not await trio.Path(directory).is_dir():  # noqa: ASYNC110 - nobody tells when a directory is made
+            await trio.sleep(limits.KUBELET_DIR_RETRY_S)
+        return
+    raise AbsentError(
+        f"kubelet's directory {directory} does not exist: is kubelet installed, and is --kubelet-dir its directory? "
+        f"Given up after {limits.KUBELET_DIR_ABSENT_S:g} s"
+    )

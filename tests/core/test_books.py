@@ -152,6 +152,34 @@ def test_a_release_is_seen_soon_again_after_any_change_beside_a_stranger_who_sta
     assert _polls_in(core, 4.0) >= 4.0 / limits.POLL_FAST_S - 2
 
 
+@pytest.mark.parametrize("held", ["free", "in use", "in foreign hands"])
+def test_what_a_poll_finds_as_it_was_makes_no_frame_anew(held: str) -> None:
+    """Issue 10, 23: with a GPU in use every tick and poll made all frames anew, most of a quiet daemon's time."""
+    core = node(ledger={A: "vm-1"} if held == "in use" else {}, enabled=() if held == "free" else (A,))
+    core.pass_time(limits.POLL_S + limits.LEDGER_S)
+    frames = core.state.frames
+    core.pass_time(60.0)
+    assert core.state.frames is frames
+    core.enabled = {B: 1}
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[B] == "Unhealthy"
+
+
+def test_a_read_that_comes_after_a_use_was_seen_decides_though_neither_differs_from_the_last() -> None:
+    core = node()
+    core.silent = True
+    core.enabled = {A: 1}
+    core.feed(Ticked(), after_s=limits.POLL_S)
+    poll = core.state.polls.outstanding
+    assert poll is not None
+    core.feed(core.poll_event(poll))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}, "not decided: kubelet's ledger was read before"
+    read = core.state.ledger.outstanding
+    assert read is not None
+    core.feed(core.ledger_event(read))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+
+
 def test_a_container_that_waits_is_answered_soon_however_long_the_pod_before_has_held_on() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {A: "vm-2"}

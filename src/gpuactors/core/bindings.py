@@ -82,6 +82,8 @@ def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[P
 
 def only(use: GroupUse, counted: frozenset[PciAddress]) -> GroupUse:
     """`use` without the counts that are no evidence."""
+    if use.enabled.keys() <= counted:
+        return use
     return replace(use, enabled={a: n for a, n in use.enabled.items() if a in counted})
 
 

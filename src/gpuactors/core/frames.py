@@ -9,7 +9,9 @@ kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.effects import Effect, Level, Say
@@ -22,6 +24,7 @@ from gpuactors.core.model import (
     Frame,
     Health,
     NodeState,
+    Observed,
     PciAddress,
     PluginState,
     Resolved,
@@ -91,19 +94,41 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         and before.ledger.entries is state.ledger.entries
         and before.ledger.claims == state.ledger.claims
         and before.ledger.problem == state.ledger.problem
-        and before.polls.groups is state.polls.groups
+        and (before.ledger.read == 0) == (state.ledger.read == 0)
+        and _same_uses(before, state)
         and before.departed == state.departed
         and before.granted.keys() == state.granted.keys()
         and before.resolved is state.resolved
         and before.role is state.role
-        and not _is_decided(state)
         and not any(_is_over(plugin, at) for plugin in state.plugins.values())
     )
 
 
-def _is_decided(state: NodeState) -> bool:
-    """The ledger has been read since somebody was first seen using a group."""
-    return any(o.in_use and o.since < state.ledger.read for o in state.polls.groups.values())
+_seen: Final = attrgetter(*(f.name for f in fields(Observed) if f.name != "poll"))
+"""Of a group's use all but when it was seen."""
+
+
+def _same_uses(before: NodeState, state: NodeState) -> bool:
+    """A poll and a read of the ledger that came back meanwhile found every group used as it was, by the same."""
+    was, now = before.polls.groups, state.polls.groups
+    if now is was and state.ledger.read == before.ledger.read:
+        return True
+    if state.departed or now.keys() != was.keys():  # whose a use is depends on which came later
+        return False
+    if now is not was and any(
+        f.function is not None and f.function.driver is None and f.function.has_node
+        for f in state.facts.values()
+    ):
+        return False  # whether its unbind waits is known as of the last poll alone
+    return all(
+        _is_decided(use, state) == _is_decided(was[group], before) and _seen(use) == _seen(was[group])
+        for group, use in now.items()
+    )
+
+
+def _is_decided(use: Observed, state: NodeState) -> bool:
+    """The ledger has been read since somebody was first seen using the group."""
+    return use.in_use and use.since < state.ledger.read
 
 
 def _listed(

@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from gpuactors.core.events import GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable, Ticked
-from gpuactors.core.model import Frame, Health
+from gpuactors.core.model import Frame, Health, NodeState
 from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.books import books_of
 from gpuactors.replay.play import Began, Moment, Played, Resumed
@@ -69,9 +69,18 @@ def is_quiet(played: Played) -> bool:
         isinstance(played.event, _ROUTINE)
         and not (played.differences or played.failure)
         and not any(is_worth_reading(effect) for effect in played.effects)
-        and played.before.frames == played.state.frames
-        and books_of(played.before) == books_of(played.state)
+        and _same_books(played.before, played.state)
     )
+
+
+def _same_books(before: NodeState, state: NodeState) -> bool:
+    if (
+        before.frames is state.frames
+        and before.ledger.entries is state.ledger.entries
+        and before.granted.keys() == state.granted.keys()
+    ):
+        return True
+    return before.frames == state.frames and books_of(before) == books_of(state)
 
 
 @dataclass

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,12 +27,13 @@ from gpuactors.kubelet.ledger import (
     NOTHING_YET,
     POD_RESOURCES,
     KubeletLedger,
+    YoungKubelet,
     checkpoint_contents,
     listed_contents,
 )
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.ports import KubeletError
+from gpuactors.ports import KubeletError, LedgerContents
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"
 WITHIN_S = 10.0
@@ -595,3 +597,22 @@ async def test_a_disk_that_hangs_holds_no_read_of_list_up(
                 assert (await ledger.read()).entries == (entry("a", named("vm")),)
             go.set()
             await trio.to_thread.run_sync(lambda: None)
+
+
+class Name(str):
+    """A string of which one can tell whether anybody has it still."""
+
+
+def test_of_a_kubelet_that_is_no_longer_young_nothing_is_kept() -> None:
+    def given(device: str) -> LedgerContents:
+        entry = LedgerEntry(ResourceName("other/thing"), DeviceId(device), Pod("default", "pod", ""))
+        return LedgerContents("PodResources", (entry,), ())
+
+    young, old_s = YoungKubelet(), limits.LEDGER_SETTLE_S + 1.0
+    young.complete("kubelet", old_s, given("known"), given("known"))
+    for file in (None, given("known")):
+        name = Name("an ID that comes once")
+        kept = weakref.ref(name)
+        young.complete("kubelet", old_s, given(name), file)
+        del name
+        assert kept() is None

@@ -183,6 +183,10 @@ class YoungKubelet:
             self._listed.clear()
             self._over_s = math.inf
         self._listed.update((entry.resource, entry.device) for entry in listed.entries)
+        if (
+            age_s >= self._over_s
+        ):  # it is not asked for again, and would grow with every ID that was ever listed
+            self._listed.clear()
         if checkpoint is None:
             return listed
         listed = replace(listed, cached=checkpoint.cached, damaged=checkpoint.damaged)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+FOUND: Final = "tests/simulation/histories/test_histories.py::test_a_found_history_stays_found"
+"""Histories by name: what a planted bug breaks at once may take a campaign some thousands of others to come upon."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
@@ -119,6 +122,7 @@ MUTATIONS: Final = (
         "core/calls.py",
         "        others = owner.besides(call.resource, asked[address]) if owner is not None else None\n",
         "        others = None\n",
+        tests=(f"{FOUND}[another takes a card just before it is asked for]",),
     ),
     Mutation(
         "a device that another resource gives away as well is not counted in ours",
@@ -138,19 +142,21 @@ MUTATIONS: Final = (
         "core/calls.py",
         "    return call.doubts or not _is_fresh(state.ledger.read_at, call)\n",
         "    return False\n",
+        tests=(f"{FOUND}[a claim takes a card just before it is asked for]",),
     ),
     Mutation(
         "Allocate is refused for an owner in a ledger from before the call",
         "core/calls.py",
         "                if state.ledger.done <= call.since:\n",
         "                if False:\n",
-        tests=("tests/core/test_ledger_asked.py",),
+        tests=(f"{FOUND}[mates are released, and one is given to the next pod at once]",),
     ),
     Mutation(
         "on a quiet node the ledger is never read",
         "core/books.py",
         "    due_at = at + (period_s if _matters(state) else limits.LEDGER_QUIET_S)\n",
         "    due_at = at + (period_s if _matters(state) else math.inf)\n",
+        tests=(f"{FOUND}[a claim takes a card while nothing of ours is given away]",),
     ),
     Mutation(
         "mates of what is given away are not chosen last",

@@ -38,6 +38,9 @@ UNREAD: Final = (
 OWNED: Final = ("allocated to pod", "in use by the claim")
 """Words of a refusal that names an owner out of kubelet's ledger."""
 
+IN_FILE: Final = "pod with UID"
+"""Words for a pod that kubelet's file alone names, which is believed beside a List that may not know every pod."""
+
 IN_GROUP: Final = "is in use: "
 """Words of a refusal because of another card of the group."""
 
@@ -105,7 +108,7 @@ class Answers:
             self.problems.append(("what another has was granted", text))
 
     def _refused(self, asked: _Asked, reason: str) -> None:
-        young = trio.current_time() - self._world.kubelet_since < YOUNG_S
+        young = trio.current_time() - self._world.kubelet_since < YOUNG_S or IN_FILE in reason
         if asked.free & self._unowned(asked.call) == set(self._cards(asked.call)) and not young:
             self.problems.append(("refused for an owner whom kubelet does not have", reason))
         elif asked.better and IN_GROUP in reason:

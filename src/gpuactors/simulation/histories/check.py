@@ -81,6 +81,7 @@ def unsettled(world: World) -> list[str]:
         f"{resource}: kubelet was told {told.get(resource, {})}, the truth is {wanted.get(resource, {})}"
         for resource in sorted(wanted.keys() | told.keys())
         if not agree(told.get(resource, {}), wanted.get(resource, {}))
+        and {*wanted.get(resource, {}).values()} != {UNTOLD}
         and (resource in wanted or not _is_fading(resource, view))
     ]
     reasons = world.reasons()

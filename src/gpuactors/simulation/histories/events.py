@@ -23,8 +23,6 @@ KINDS: Final[dict[str, Kind]] = {
 NOT_DRAWN: Final[frozenset[str]] = frozenset(
     {
         "descriptors run out",
-        "the API server goes away",
-        "the node reboots",
     }
 )
 """Kinds whose bugs are found and not mended yet: scripts may name them, campaigns leave them out. Should be empty."""

@@ -97,6 +97,36 @@ FOUND: Final[dict[str, Script]] = {
             "plug a second card into the group; plug a second card into the group@1; "
             "plug a second card into the group@2+3; pods come in a burst+3"
         ),
+        "another takes a card just before it is asked for": (
+            "a pod comes+3; another plugin gives a card away@1+0.3; a pod for two cards comes+0.3"
+        ),
+        "a claim takes a card just before it is asked for": (
+            "a pod comes+3; a claim takes a card@1+0.3; a pod for two cards comes+0.3"
+        ),
+        "a second plugin on our resource comes, and goes": (
+            "a second plugin takes our resource@6+3; the second plugin goes+3"
+        ),
+        "a second plugin on our resource comes, and stays": (
+            "a second plugin takes our resource@6+3; plug a card that vfio-pci knows@3; "
+            "the second plugin sends a frame+3"
+        ),
+        "a monitor dials first after kubelet's restart, and kubelet's stream is lost": (
+            "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
+            "a stream is lost@6"
+        ),
+        "the selection is narrowed under a pod": (
+            "a pod for two cards comes+3; the next daemon selects other cards; a successor starts+3"
+        ),
+        "pci.ids is renewed under a pod": (
+            "a pod for two cards comes+3; the next daemon has another pci.ids; a successor starts+3"
+        ),
+        "enable was switched on beside a free card": (
+            "plug a second card into the group; unbind+3; enable is switched on by hand+3"
+        ),
+        "a card is replaced by one whose enable was never touched": (
+            "unbind+3; enable is switched on by hand; bind to vfio-pci+3; unplug+3; plug a card that vfio-pci knows; "
+            "a stranger opens a card+3"
+        ),
         "a driver whose name is no UTF-8 makes a group not viable under a call": (
             "plug a companion+3; looks and scans take long; pods come in a burst; "
             "bind the companion to a driver whose name is no UTF-8+3"

@@ -103,6 +103,10 @@ def expected(world: World) -> Told:
         told.setdefault(g.resource, {}).setdefault(g.device, UNHEALTHY)
         if g.card in unsure:
             told[g.resource][g.device] = UNTOLD
+    nothing = {g.device for g in given if g.card is None}
+    for devices in told.values():
+        if nothing.issuperset(devices):  # nobody need serve a resource for IDs alone that mean nothing
+            devices.update(dict.fromkeys(devices, UNTOLD))
     return told
 
 

@@ -5,8 +5,8 @@ trio's mock clock; there is no thread, no socket and no wall clock. What can hap
 must hold is in `check.py`. Here are the parts, and what takes more than one of them: a daemon's life and death, how
 uevents come, changes that take time.
 
-Of what the daemon keeps on disk there is its journal, which a killed one leaves as a real disk would. What it will keep
-to read it again (claims, their CDI files) belongs beside it.
+Of what the daemon keeps on disk there are its journal, which a killed one leaves as a real disk would, and the names
+that it has served, which the next one reads. What it will keep besides (claims, their CDI files) belongs beside them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from gpuactors.simulation.kubelet_values import Pod
 from gpuactors.simulation.memory_control import ControlPlace, MemoryControl
 from gpuactors.simulation.memory_host import FaultyReader, FaultyUse, MemoryUevents
 from gpuactors.simulation.memory_journal import MemoryJournal
+from gpuactors.simulation.memory_served import MemoryServed
 from gpuactors.simulation.neighbours import OtherPlugin
 from gpuactors.simulation.uevent_sender import Uevent
 
@@ -210,6 +211,8 @@ class World:
         self.pre_start_gate = True
         self.faults = Faults()
         self.control = ControlPlace()
+        self.served = MemoryServed(self.faults)
+        """What of the state directory a daemon reads again."""
         self.daemons: list[RunningDaemon] = []
         """Those whose process lives, oldest first."""
         self.problems: list[str] = []
@@ -522,6 +525,7 @@ class World:
             open_uevents=daemon.uevents.open,
             kubelet=MemoryKubelet(self.transport, self.faults, daemon.name, lambda: control.hanging),
             control=control,
+            served=self.served,
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
         )
 

@@ -67,6 +67,7 @@ from gpuactors.ports import (
     StateFileError,
     UseReader,
 )
+from gpuactors.shortage import shortage
 
 log = get_logger()
 
@@ -260,7 +261,7 @@ async def run_daemon(
     async with trio.open_nursery() as nursery:
 
         def actor(name: str, body: Callable[[], Awaitable[None]]) -> None:
-            nursery.start_soon(supervise, name, body, _POLICY, _restarting)
+            nursery.start_soon(supervise, name, body, _POLICY, _restarting, _is_shortage)
 
         async def plugins() -> None:
             await plugin.run_all(cells.plugins.subscribe(), ports, running)
@@ -337,5 +338,12 @@ def say_in_log(line: Say) -> None:
             log.error(line.name, **line.fields)
 
 
+def _is_shortage(exc: Exception) -> bool:
+    return shortage(exc) is not None
+
+
 def _restarting(name: str, exc: Exception, wait_s: float) -> None:
+    if (reason := shortage(exc)) is not None:
+        log.warning("actor.waiting", actor=name, wait_s=round(wait_s, 2), reason=reason)
+        return
     log.error("actor.restarting", actor=name, wait_s=round(wait_s, 2), exc_info=exc)

@@ -99,3 +99,25 @@ def test_waits_are_bounded_and_jittered_downwards() -> None:
     waits = [policy.wait_s(failures) for failures in range(1, 2000)]
     assert all(0 < wait <= 10.0 for wait in waits)
     assert len(set(waits[100:])) > 1
+
+
+async def test_a_shortage_is_waited_out_and_never_counts(autojump_clock: trio.testing.MockClock) -> None:
+    """Issue 10, 4: with no descriptors left for some seconds an actor failed six times and took the process with it."""
+    told: list[float] = []
+    lives = trio.Event()
+
+    async def actor() -> None:
+        if len(told) < 20:
+            raise OSError(24, "Too many open files")
+        lives.set()
+        await trio.sleep_forever()
+
+    policy = RestartPolicy(max_failures=5, within_s=60, backoff_initial_s=0.1, backoff_max_s=10)
+    with trio.fail_after(1000):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                supervise, "a", actor, policy, lambda _n, _e, wait_s: told.append(wait_s), lambda _: True
+            )
+            await lives.wait()
+            nursery.cancel_scope.cancel()
+    assert told == [10] * 20

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuactors.core import health
 from gpuactors.core.inventory import Device, devices_of
-from gpuactors.core.model import Fact, Health, PciFunction, Settings
+from gpuactors.core.model import Fact, Health, PciFunction, Settings, pci_address
 from gpuactors.core.selector import parse_selector
 from gpuactors.core.standing import Stand, Standing
 from tests.core.builders import SETTINGS, audio, gpu
@@ -53,6 +55,38 @@ def test_no_iommu_group_names_the_kernel_command_line() -> None:
     word, reason = verdict(device)
     assert word is Health.UNHEALTHY
     assert "intel_iommu=on" in reason
+
+
+def test_no_iommu_mode_is_said_and_never_offered() -> None:
+    """Issue 10, 15: it was told as "does not exist"."""
+    (device,) = devices(replace(gpu("01:00.0", has_node=False), without_iommu=True))
+    word, reason = verdict(device)
+    assert word is Health.UNHEALTHY
+    assert "/dev/vfio/noiommu-1" in reason
+    assert "intel_iommu=on" in reason
+    assert "enable_unsafe_noiommu_mode" in reason
+    assert "does not exist" not in reason
+
+
+def test_behind_vmd_the_firmware_is_named_and_not_the_command_line() -> None:
+    """Issue 10, 15."""
+    (device,) = devices(replace(gpu("01:00.0"), address=pci_address("10000:01:00.0"), iommu_group=None))
+    word, reason = verdict(device)
+    assert word is Health.UNHEALTHY
+    assert "behind an Intel VMD controller (its PCI domain is 10000)" in reason
+    assert "intel_iommu" not in reason
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ((), "neither /dev/vfio/1 nor /dev/vfio/vfio exists; is /dev of the host visible"),
+        (("/dev/vfio/vfio",), "/dev/vfio/1 does not exist"),
+    ],
+)
+def test_which_nodes_are_missing(nodes: tuple[str, ...], said: str) -> None:
+    (device,) = devices(replace(gpu("01:00.0"), nodes=nodes))
+    assert verdict(device)[1].startswith(said)
 
 
 def test_a_cdev_without_a_group_node_will_do() -> None:

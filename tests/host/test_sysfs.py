@@ -386,6 +386,17 @@ def test_a_missing_bus_is_an_error_with_its_remedy(tmp_path: Path) -> None:
         sysfs.look(PciAddress(GPU.address))
 
 
+def test_a_group_of_no_iommu_mode(tree: HostTree) -> None:
+    tree.plug(GPU)
+    assert not look(tree).without_iommu
+    (tree.root / "sys/kernel/iommu_groups/51/name").write_text("vfio-noiommu\n")
+    tree.remove_node("/dev/vfio/51")
+    (tree.root / "dev/vfio/noiommu-51").write_text("")
+    function = look(tree)
+    assert function.without_iommu
+    assert not function.has_node
+
+
 def test_for_want_of_descriptors_nothing_is_said_of_any_device(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:

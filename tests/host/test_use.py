@@ -11,7 +11,6 @@ from pathlib import Path
 
 import inotify_simple
 import pytest
-import structlog.testing
 import trio
 import trio.testing
 
@@ -593,12 +592,13 @@ async def test_for_want_of_descriptors_nothing_is_said_of_any_group(
 
     reader = SysfsUse(root(tree), holders)
     held = await observe(reader)
-    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+    said = Said(monkeypatch)
+    with monkeypatch.context() as patch:
         patch.setattr(os, "open", short)
         patch.setattr(os, "listdir", short)
         for _ in range(2):
             assert await observe(reader) == {}
-    (line,) = [line for line in logs if line["event"] == "host.short"]
-    assert "EMFILE" in line["reason"]
-    assert "LimitNOFILE" in line["reason"]
-    assert await observe(reader) == held
+    assert said.events == ["host.short"]
+    assert "EMFILE" in said.reasons[0]
+    assert "LimitNOFILE" in said.reasons[0]
+    assert (await observe(reader))[2] == held[2]

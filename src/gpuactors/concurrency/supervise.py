@@ -40,10 +40,13 @@ async def supervise(
     actor: Callable[[], Awaitable[None]],
     policy: RestartPolicy,
     on_failure: Callable[[str, Exception, float], None],
+    passes: Callable[[Exception], bool] = lambda _: False,
 ) -> None:
     """Runs `actor` for ever; `on_failure` is told the name, the exception and the wait in seconds.
 
     Raises `ActorBrokenError` after more than `policy.max_failures` failures within `policy.within_s` seconds.
+    A failure that `passes` by itself (a shortage) is waited out, `backoff_max_s` each time, and never counts: an actor
+    that finds no descriptors is not broken.
     Cancellation passes through: only `Exception` is a failure. What fails while the actor is being cancelled is told,
     and changes nothing about how the process ends.
     """
@@ -53,6 +56,11 @@ async def supervise(
             await actor()
             raise ActorReturnedError(f"{name} returned; it should run for ever")
         except Exception as exc:
+            if passes(exc):
+                wait_s = policy.backoff_max_s
+                on_failure(name, exc, wait_s)
+                await trio.sleep(wait_s)
+                continue
             now = trio.current_time()
             failed_at.append(now)
             while failed_at[0] < now - policy.within_s:

@@ -18,6 +18,19 @@ HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 drivers/pci/pci-stub.c and drivers/pci/pcie/portdrv.c; before Linux 6.0 vfio_dev_viable in drivers/vfio/vfio.c)."""
 
 
+_SWITCH_ON: Final = (
+    "switch the IOMMU on in the firmware and on the kernel command line (intel_iommu=on or amd_iommu=on)"
+)
+
+_VMD_DOMAINS: Final = 0x10000
+"""The first PCI domain behind a VMD controller: ACPI's have 16 bits (drivers/pci/controller/vmd.c,
+vmd_find_free_domain)."""
+
+
+def _is_behind_vmd(function: PciFunction) -> bool:
+    return int(function.address.partition(":")[0], 16) >= _VMD_DOMAINS
+
+
 def not_offered(function: PciFunction) -> str:
     """Why a function is not offered to kubelet at all."""
     if function.vfio_bound:
@@ -76,15 +89,29 @@ def obstacle(device: Device, stand: Stand) -> str | None:
         return _unbinding(function, stand)
     if not function.vfio_bound:
         return not_offered(function)
-    if function.iommu_group is None:
+    if function.without_iommu:
         return (
-            "in no IOMMU group; switch the IOMMU on in the firmware and on the kernel command line "
-            "(intel_iommu=on or amd_iommu=on)"
+            f"vfio drives it without an IOMMU (/dev/vfio/noiommu-{function.iommu_group}): nothing would keep a "
+            f"VM's GPU out of the node's memory, and QEMU refuses it; {_SWITCH_ON}, and leave the parameter "
+            "enable_unsafe_noiommu_mode of the module vfio out"
         )
+    if function.iommu_group is None and _is_behind_vmd(function):
+        return (
+            "in no IOMMU group: it is behind an Intel VMD controller (its PCI domain is "
+            f"{function.address.partition(':')[0]}), whose devices cannot be given to VMs; switch VMD off for its slot "
+            "in the firmware"
+        )
+    if function.iommu_group is None:
+        return f"in no IOMMU group; {_SWITCH_ON}"
     if (other := offending(device)) is not None:
         return (
             f"IOMMU group {function.iommu_group} is not viable: {other.address} is bound to "
             f"{quoted_id(other.driver or '')}; bind it to vfio-pci or to no driver"
+        )
+    if not function.has_node and "/dev/vfio/vfio" not in function.nodes:
+        return (
+            f"neither /dev/vfio/{function.iommu_group} nor /dev/vfio/vfio exists; is /dev of the host visible to "
+            "gpuactors, and are the modules vfio and vfio_pci loaded?"
         )
     if not function.has_node:
         return (

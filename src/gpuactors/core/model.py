@@ -79,6 +79,8 @@ class PciFunction:
     """Its name in pci.ids."""
     fault: str | None
     """What could not be read, as a sentence; None if everything could."""
+    without_iommu: bool = False
+    """Its group is one of vfio's no-IOMMU mode, whose node is `/dev/vfio/noiommu-81`."""
 
     @property
     def has_node(self) -> bool:

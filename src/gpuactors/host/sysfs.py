@@ -220,6 +220,7 @@ class SysfsReader:
             if self._chosen(name, identity)
             else None,
             fault=faults[0] if faults else None,
+            without_iommu=vfio_bound and group is not None and self._is_without_iommu(group),
         )
 
     def _iommu_group(self, name: str, path: str, faults: list[str]) -> int | None:
@@ -232,6 +233,14 @@ class SysfsReader:
             )
             return None
         return int(group)
+
+    def _is_without_iommu(self, group: int) -> bool:
+        """The group was made by vfio itself for a function that no IOMMU is in front of (drivers/vfio/group.c,
+        vfio_noiommu_group_alloc); only such a group, and those of a few platforms, have a name."""
+        try:
+            return _read(f"{self._groups}/{group}/name").strip() == b"vfio-noiommu"
+        except OSError:
+            return False
 
     def _nodes(
         self, name: str, group: int | None, cdevs: tuple[str, ...], faults: list[str]

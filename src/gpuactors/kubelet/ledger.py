@@ -35,6 +35,7 @@ from gpuactors.kubelet.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import KubeletError, LedgerContents
+from gpuactors.shortage import shortage
 
 POD_RESOURCES: Final = "PodResources"
 """`LedgerContents.source` of a read over gRPC."""
@@ -69,6 +70,10 @@ class KubeletLedger:
         try:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
                 return await self._read(resources)
+        except (OSError, RuntimeError) as exc:
+            if (problem := shortage(exc)) is None:
+                raise
+            raise KubeletError(f"kubelet's ledger cannot be read: {problem}") from exc
         except trio.TooSlowError as exc:
             raise KubeletError(
                 f"kubelet did not answer PodResources List on {self._socket} within "

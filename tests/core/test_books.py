@@ -40,6 +40,7 @@ from gpuactors.core.model import (
     Token,
     pci_address,
 )
+from gpuactors.core.selector import Selector
 from gpuactors.core.snapshot import project, report
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 
@@ -490,6 +491,17 @@ def test_a_daemon_that_starts_while_an_unbind_waits_blames_no_bridge() -> None:
     core.enabled.pop(A)
     core.pass_time(limits.POLL_S)
     assert core.frame() == {B: "Healthy"}
+
+
+def test_a_daemon_that_starts_among_bridges_that_are_selected_waits_for_none_of_them() -> None:
+    """A selector may name a bridge's class; its `enable` never falls, so it would be leaving for ever."""
+    bridge = replace(gpu("01:01.0", 1, driver=None, has_node=True), class_code="060400")
+    core = Core(settings=replace(SETTINGS, selectors=(*SETTINGS.selectors, Selector(class_prefix="06"))))
+    core.enabled = {bridge.address: 1}
+    core.feed(HostScanned(1, (gpu(A), bridge, gpu(B))))
+    core.pass_time(60)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert bridge.address not in core.state.polls.leaving
 
 
 UNSEEN = "/sys/bus/pci/devices/0000:01:00.0/enable cannot be read (Input/output error)"

@@ -27,10 +27,23 @@ from gpuactors.core.model import (
     ResourceName,
 )
 from gpuactors.core.snapshot import Outputs, PollTarget
+from gpuactors.core.text import encodable
 
 
-class HostError(Exception):
+class PortError(Exception):
+    """What went wrong outside, as a sentence that can be written down whatever bytes are in the names it tells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(encodable(text))
+
+
+class HostError(PortError):
     """The host could not be read; the text says what, where and what to do."""
+
+
+class HostShortError(HostError):
+    """There was too little of something to look at the host with: descriptors, memory, threads. It says nothing of what
+    was to be looked at."""
 
 
 class HostReader(Protocol):
@@ -93,7 +106,7 @@ class LedgerContents:
     """The names of all pods that List named, those without devices included; the file has none."""
 
 
-class UeventsOverflowError(Exception):
+class UeventsOverflowError(PortError):
     """The kernel dropped uevents (ENOBUFS); the source goes on working."""
 
 
@@ -121,7 +134,7 @@ OpenUevents = Callable[[], AbstractAsyncContextManager[UeventSource]]
 """Opens the source. Raises `HostError` if it cannot be had."""
 
 
-class KubeletError(Exception):
+class KubeletError(PortError):
     """Kubelet or our endpoint for it failed; the text says what, where and what to do."""
 
 
@@ -202,7 +215,7 @@ class Kubelet(Protocol):
         ...
 
 
-class ControlError(Exception):
+class ControlError(PortError):
     """The control socket cannot be had; the text says what, where and what to do."""
 
 
@@ -246,7 +259,7 @@ class Control(Protocol):
         ...
 
 
-class StateFileError(Exception):
+class StateFileError(PortError):
     """A file of the state directory cannot be read or written; the text says which, why and what comes of it."""
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
-
 import pytest
 import trio
 import trio.testing
@@ -12,30 +9,16 @@ import trio.testing
 from gpuactors.actors import registry
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
-from gpuactors.control.messages import status_response
-from gpuactors.control.view import About, view_of
 from gpuactors.core.effects import Answer
 from gpuactors.core.events import (
     Event,
-    GroupsObserved,
-    HostChanged,
     HostScanned,
-    InspectionFailed,
     KubeletAppeared,
-    KubeletGone,
-    LedgerUnreadable,
-    RegisterFailed,
-    ScanFailed,
-    SocketFailed,
-    UeventsLost,
     UeventsOpened,
-    UeventsUnavailable,
 )
-from gpuactors.core.model import GroupUse, Holder, NodeState, ResourceName, pci_address
+from gpuactors.core.model import NodeState
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state, step
-from gpuactors.kubelet.translate import frame_message
-from gpuactors.observe.journal_format import LineWriter
 from gpuactors.ports import Step
 from tests.core.builders import SETTINGS, gpu
 
@@ -70,44 +53,6 @@ class Recorded:
                 )
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
-
-
-async def test_no_name_of_the_host_stops_the_journal_or_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 10, 5: whatever text the host gives, what leaves the core can be written as JSON and as protobuf."""
-    odd = "x\udcff"
-    unlike = replace(
-        gpu("23:00.0"), driver=odd, model=odd, pcie_root=odd, nodes=(odd,), fault=odd, vendor=odd, device=odd,
-        class_code=odd,
-    )  # fmt: skip
-    other = replace(gpu("24:00.0", driver=odd), vfio_bound=False, model=odd)
-    holder = Holder(7, odd, odd)
-    use = GroupUse(0x25, {pci_address("0000:25:00.0"): 1}, frozenset(), (holder,), None)
-    events: tuple[Event, ...] = (
-        UeventsUnavailable(odd),
-        UeventsLost(odd),
-        HostChanged(None, 35, odd),
-        LedgerUnreadable(2, odd),
-        HostScanned(1, (unlike, other, gpu("25:00.0", model=odd))),
-        ScanFailed(1, odd),
-        InspectionFailed(1, pci_address("0000:24:00.0"), odd),
-        GroupsObserved(3, (use,)),
-        KubeletGone(odd),
-        SocketFailed(ResourceName("nvidia.com/X"), 1, odd),
-        RegisterFailed(ResourceName("nvidia.com/X"), 1, odd),
-    )
-    monkeypatch.setattr(sys.modules[__name__], "EVENTS", events)
-    recorded = Recorded()
-    await recorded.run()
-    writer = LineWriter()
-    assert len(recorded.steps) == len(events)
-    for taken in recorded.steps:
-        assert not taken.failure
-        writer.step_line(taken)
-        writer.state_line(taken.before, taken.at, 0)
-        bytes(status_response(view_of(taken.before, taken.at), About(), pid=1, version="1"))
-        assert taken.outputs is not None
-        for plugin in taken.outputs.plugins.values():
-            bytes(frame_message(plugin.frame))
 
 
 async def test_every_step_is_recorded() -> None:

@@ -15,12 +15,11 @@ import trio
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.effects import Answer, Effect, Reply, Say
-from gpuactors.core.events import CallEvent, Event, LedgerRead, Ticked
+from gpuactors.core.events import Event, Ticked
 from gpuactors.core.model import Frame, NodeState, ResourceName
 from gpuactors.core.registration import PluginOrder
 from gpuactors.core.snapshot import LedgerWanted, LooksWanted, Outputs, PluginView, PollWanted, project
 from gpuactors.core.step import next_deadline, step
-from gpuactors.core.text import all_encodable
 from gpuactors.ports import Step
 
 
@@ -62,7 +61,7 @@ async def run(
     while True:
         event: Event = Ticked()
         with trio.move_on_at(next_deadline(state)):
-            event = _in_utf_8(await inbox.receive())
+            event = await inbox.receive()
         before, at = state, trio.current_time()
         try:
             state, effects = step(before, event, at)
@@ -77,14 +76,6 @@ async def run(
         _show(outputs, cells)
         for effect in effects:
             _interpret(effect, replies, say)
-
-
-def _in_utf_8(event: Event) -> Event:
-    """What enters the core can be written down, so what leaves it can be: by the journal, in protobuf, in the log.
-
-    What came by gRPC or out of kubelet's file was decoded from UTF-8, and may be long.
-    """
-    return event if isinstance(event, CallEvent | LedgerRead) else all_encodable(event)
 
 
 def _interpret(effect: Effect, replies: Replies[Answer], say: Callable[[Say], None]) -> None:

@@ -17,6 +17,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.model import ResourceName
+from gpuactors.core.text import encodable
 from gpuactors.ports import StateFileError
 
 FILE_NAME: Final = "served.json"
@@ -42,7 +43,7 @@ class ServedFile:
             names = json.loads(text)["resources"]
             if not all(isinstance(name, str) for name in names):
                 raise TypeError("a name that is no text")
-            return frozenset(map(ResourceName, names))
+            return frozenset(ResourceName(encodable(name)) for name in names)
         except (ValueError, TypeError, KeyError, RecursionError) as exc:
             raise StateFileError(
                 f"{self._path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written anew"

@@ -23,8 +23,10 @@ from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand
 from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.control.view import About
 from gpuactors.core.model import NodeState
+from gpuactors.core.text import encodable
 from gpuactors.kubelet.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
 from gpuactors.ports import ControlError, ControlTakenError
+from gpuactors.shortage import shortage
 
 SOCKET_NAME: Final = "gpuactors.sock"
 
@@ -94,6 +96,9 @@ class UnixControl:
 
     async def ask(self) -> str:
         """As `ports.Control.ask`."""
+        return encodable(await self._ask())
+
+    async def _ask(self) -> str:
         self._hanging.set(frozenset())
         match await ask_to_hand_over(self._path, within_s=self._deadline_s):
             case Nobody():
@@ -115,8 +120,8 @@ class UnixControl:
             listener = bind_unix(self._path, mode=SOCKET_MODE, evict=self._hanging.value)
         except SocketInUseError as exc:
             raise ControlTakenError(str(exc)) from exc
-        except SocketError as exc:
-            raise ControlError(f"no control socket: {exc}") from exc
+        except (SocketError, OSError) as exc:
+            raise ControlError(f"no control socket: {shortage(exc) or exc}") from exc
         service = ControlService(state, self._about)
         server = Server([service], drain_s=limits.GRPC_CLOSE_S)
         async with trio.open_nursery() as nursery:
@@ -129,5 +134,5 @@ class UnixControl:
         await trio.lowlevel.checkpoint()
         try:
             return owner_of(self._path) is not None
-        except SocketError:
+        except (SocketError, OSError):  # it cannot be found out just now
             return True

@@ -10,7 +10,7 @@ import os
 from typing import Final
 
 from gpuactors.core.text import encodable
-from gpuactors.ports import HostError
+from gpuactors.ports import HostShortError
 from gpuactors.shortage import shortage
 
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
@@ -34,6 +34,6 @@ def fault(address: str, path: str, problem: str) -> str:
 
 
 def raise_if_short(error: OSError, path: str) -> None:
-    """A shortage is no fault of whatever was to be read. Raises `HostError`."""
+    """A shortage is no fault of whatever was to be read. Raises `HostShortError`."""
     if (problem := shortage(error)) is not None:
-        raise HostError(encodable(f"{path} could not be read: {problem}")) from error
+        raise HostShortError(f"{path} could not be read: {problem}") from error

@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, final
 
+from gpuactors.host.faults import raise_if_short
 from gpuactors.ports import HostError
 
 SHIPPED: Final = Path(str(resources.files("gpuactors.host") / "data" / "pci.ids"))
@@ -62,6 +63,8 @@ def _read(path: Path) -> bytes:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError) as error:
+        if isinstance(error, OSError):
+            raise_if_short(error, str(path))
         problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise HostError(
             f"the names of PCI ids cannot be read from {path} ({problem}): give a readable pci.ids file with "

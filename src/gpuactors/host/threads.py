@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from gpuactors.ports import HostError
+from gpuactors.ports import HostShortError
 from gpuactors.shortage import shortage
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], Non
     Not trio.to_thread: there the thread of a call that was given up keeps its place in the limiter, and whether a
     cancelled call had started its thread cannot be known.
 
-    Raises `HostError` if there is no thread to be had; `ended` has been called then.
+    Raises `HostShortError` if there is no thread to be had; `ended` has been called then.
     """
     over = trio.Event()
     results: list[outcome.Outcome[T]] = []
@@ -49,6 +49,6 @@ async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], Non
         trio.lowlevel.start_thread_soon(call, deliver, name=name)
     except RuntimeError as error:
         ended()
-        raise HostError(f"{name}: {shortage(error) or error}") from error
+        raise HostShortError(f"{name}: {shortage(error) or error}") from error
     await over.wait()
     return results[0].unwrap()

@@ -21,6 +21,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.core.quote import quoted
+from gpuactors.core.text import encodable
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.grpc_trio import (
     Channel,
@@ -34,6 +35,7 @@ from gpuactors.kubelet.grpc_trio import (
 from gpuactors.kubelet.ledger import CHECKPOINT
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.ports import Caller, KubeletError, Sockets
+from gpuactors.shortage import shortage
 
 API_VERSION: Final = "v1beta1"
 
@@ -66,7 +68,7 @@ class UnixKubelet:
 
     @property
     def absence(self) -> str:
-        return (
+        return encodable(
             f"waiting for kubelet: {self._socket} does not exist; "
             "is kubelet running, and is --kubelet-dir its directory?"
         )
@@ -113,7 +115,7 @@ class UnixKubelet:
         while True:
             now, changed = self._identity(), False
             if (wait_s := others_at + limits.ODD_SIGHT_S - trio.current_time()) <= 0:
-                found, others_at, wait_s = self._others(), trio.current_time(), math.inf
+                found, others_at, wait_s = self._others(others), trio.current_time(), math.inf
                 changed, others, odd = found != others or odd, found, False
             if now != kubelet or changed:
                 kubelet = now
@@ -132,15 +134,19 @@ class UnixKubelet:
             if any(c.mask & _DIRECTORY_LOST for c in changes) or self._directory_id() != watched:
                 raise self._directory_lost()
 
-    def _others(self) -> dict[str, str]:
-        """The sockets that are neither kubelet's nor ours, and which each one is."""
+    def _others(self, before: dict[str, str]) -> dict[str, str]:
+        """The sockets that are neither kubelet's nor ours, and which each one is. As `before` for want of descriptors:
+        that says nothing of anybody's socket."""
         found: dict[str, str] = {}
-        with suppress(OSError), os.scandir(self._directory) as entries:
-            for entry in entries:
-                if is_others(entry.name) and (identity := _socket_identity(entry.path)) is not None:
-                    found[entry.name] = identity
-                    if len(found) == limits.NEIGHBOURS_MAX:
-                        break
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    if is_others(entry.name) and (identity := _socket_identity(entry.path)) is not None:
+                        found[encodable(entry.name)] = identity
+                        if len(found) == limits.NEIGHBOURS_MAX:
+                            break
+        except OSError as exc:
+            return before if shortage(exc) is not None else found
         return found
 
     def _check_not_removed(self) -> None:
@@ -175,8 +181,8 @@ class UnixKubelet:
         evict = self._hanging.value if self._hanging is not None else frozenset[Owner]()
         try:
             listener = bind_unix(os.path.join(self._directory, name), evict=evict)
-        except SocketError as exc:
-            raise KubeletError(str(exc)) from exc
+        except (SocketError, OSError) as exc:
+            raise KubeletError(_short_of(f"the socket {name} cannot be made", exc) or str(exc)) from exc
         server = Server(
             [DevicePluginService(resource, frames, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
         )
@@ -202,7 +208,8 @@ class UnixKubelet:
                 f"kubelet did not answer Register on {self._socket} within {limits.REGISTER_DEADLINE_S:.0f} s"
             ) from exc
         except Exception as exc:
-            raise KubeletError(f"cannot reach kubelet at {self._socket}: {_cause(exc)}") from exc
+            problem = f"cannot reach kubelet at {self._socket}"
+            raise KubeletError(_short_of(problem, exc) or f"{problem}: {_cause(exc)}") from exc
 
 
 @final
@@ -260,6 +267,12 @@ def socket_name(resource: ResourceName, directory: str) -> str:
     if len(os.fsencode(os.path.join(directory, name))) <= limits.SOCKET_PATH_MAX_BYTES:
         return name
     return f"{_OURS}{hashlib.sha256(resource.encode()).hexdigest()[:12]}.sock"
+
+
+def _short_of(problem: str, exc: BaseException) -> str | None:
+    """`problem` with what there is too little of; None if that is not why."""
+    short = shortage(exc)
+    return f"{problem}: {short}" if short is not None else None
 
 
 def _cause(exc: BaseException) -> str:

@@ -30,6 +30,10 @@ UNSETTLED_LOOKS_S: Final = (0.2, 1.0, 5.0, 30.0)
 """When to look again at a function whose look failed or was incomplete (a missing node, an unreadable attribute); the
 last one repeats. udev's own rules finish in well under a second."""
 
+SHORTAGE_LOOK_S: Final = 1.0
+"""How long after a look that failed for want of descriptors, memory or threads the next one is asked for: an Allocate
+may wait for it, and has CALL_DEADLINE_S."""
+
 SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""
 

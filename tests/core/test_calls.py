@@ -82,6 +82,36 @@ def test_the_group_node_serves_the_companions_and_iommufd_needs_each_ones_cdev()
     )
 
 
+def short(core: Core, address: str) -> InspectionFailed:
+    where = pci_address(address)
+    return InspectionFailed(
+        core.state.looks.functions[where], where, "no file descriptors left", shortage=True
+    )
+
+
+@pytest.mark.parametrize("asked", [allocate((A,)), PreStartAsked(T, H100, (DeviceId(A),))])
+def test_a_call_waits_for_a_look_as_long_as_there_is_a_shortage(asked: AllocateAsked | PreStartAsked) -> None:
+    """Issue 10, 4: nothing is granted without a look, and nothing refused because we could not look at it."""
+    core = Core(gpu(A), gpu(B))
+    core.feed(asked)
+    assert core.answers(short(core, A)) == []
+    core.pass_time(limits.SHORTAGE_LOOK_S)
+    assert core.answers(short(core, A)) == []
+    core.pass_time(limits.SHORTAGE_LOOK_S)
+    (answer,) = core.answers(looked(core, A, gpu(A)))
+    assert isinstance(answer, Granted | Ready)
+
+
+def test_a_shortage_that_lasts_is_why_a_call_is_refused() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(allocate((A,)))
+    core.feed(short(core, A))
+    core.silent = True
+    (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
+    assert answer == Refused(Refusal.UNAVAILABLE, f"{A}: no file descriptors left")
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
 @pytest.mark.parametrize(
     ("now", "said"),
     [

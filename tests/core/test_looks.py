@@ -225,6 +225,45 @@ def test_a_function_whose_id_was_never_readable_is_no_device_but_is_said_once() 
     assert core.frame() == {A: "Healthy", B: "Healthy"}
 
 
+SHORT = "/sys/bus/pci/devices/0000:01:00.0/vendor could not be read: no file descriptors left"
+
+
+def test_a_shortage_of_ours_is_no_devices_fault() -> None:
+    """Issue 10, 4: a free GPU became Unhealthy because the daemon had no descriptors to look at it with."""
+    core = Core(gpu(A), gpu(B))
+    known = core.state.facts[A].function
+    core.feed(HostChanged(A, None, "change pci"))
+    for _ in range(5):
+        core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
+        assert core.frame() == {A: "Healthy", B: "Healthy"}
+        assert core.reason(A) == f"free; so it was seen last, and cannot be looked at now: {SHORT}"
+        assert core.state.facts[A].function is known
+        core.pass_time(limits.SHORTAGE_LOOK_S)  # every second, for as long as it lasts
+    lines = [
+        (e.level, e.fields["reason"]) for e in core.effects if isinstance(e, Say) and e.name == "look.failed"
+    ]
+    assert lines == [(Level.WARNING, SHORT), *[(Level.DEBUG, SHORT)] * 4]
+    core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
+    assert (core.frame(), core.reason(A)) == ({A: "Healthy", B: "Healthy"}, "free")
+
+
+def test_what_has_changed_in_a_shortage_is_found_after_it() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(HostChanged(A, None, "unbind pci"))
+    core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
+    core.pass_time(limits.SHORTAGE_LOOK_S)
+    core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
+    assert core.frame() == {B: "Healthy"}
+
+
+def test_a_shortage_takes_no_fault_away() -> None:
+    core = Core(gpu(A, fault="vendor reads nonsense"), gpu(B))
+    core.feed(HostChanged(A, None, "change pci"))
+    core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A).startswith("vendor reads nonsense; so it was seen last")
+
+
 def test_a_failed_look_at_a_function_never_seen_before_is_repeated() -> None:
     """Found by the orders: the only hint of a new card came while looks failed, and nothing looked again."""
     core = Core(gpu(A))

@@ -13,7 +13,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.model import PciAddress
 from gpuactors.core.snapshot import LooksWanted
-from gpuactors.ports import HostError, HostReader
+from gpuactors.ports import HostError, HostReader, HostShortError
 
 
 async def run(
@@ -70,6 +70,6 @@ async def _look(
         async with limiter:
             functions = await host.look(address, given)
     except HostError as exc:
-        await inbox.send(InspectionFailed(number, address, str(exc)))
+        await inbox.send(InspectionFailed(number, address, str(exc), isinstance(exc, HostShortError)))
     else:
         await inbox.send(FunctionInspected(number, address, functions))

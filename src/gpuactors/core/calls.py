@@ -266,7 +266,17 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
 
 
 def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
-    return sorted(a for a in call.seen if a in state.looks.functions and _number(state, a) <= call.since)
+    """Its devices that have not been looked at since it came: the look is out, or there was a shortage."""
+    return sorted(
+        a
+        for a in call.seen
+        if _shortage(state, a) or (a in state.looks.functions and _number(state, a) <= call.since)
+    )
+
+
+def _shortage(state: NodeState, address: PciAddress) -> str:
+    fact = state.facts.get(address)
+    return fact.short if fact is not None else ""
 
 
 def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
@@ -450,6 +460,8 @@ def _held(state: NodeState, call: Call) -> list[str]:
 
 
 def _late(state: NodeState, call: Call) -> str:
+    if short := [f"{a}: {why}" for a in sorted(call.seen) if (why := _shortage(state, a))]:
+        return "; ".join(first_of(short))
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):
         return f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
     if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):

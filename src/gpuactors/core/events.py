@@ -86,6 +86,8 @@ class InspectionFailed:
     look: int
     address: PciAddress
     reason: str
+    shortage: bool = False
+    """The daemon had no descriptors, memory or threads to look with: what is known stays known."""
 
 
 @dataclass(frozen=True, slots=True)

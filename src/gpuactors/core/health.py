@@ -41,7 +41,17 @@ def not_offered(function: PciFunction) -> str:
 
 
 def verdict(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
-    """What kubelet is told about a device, and why. `before` is what it was told last."""
+    """What kubelet is told about a device, and why. `before` is what it was told last.
+
+    A shortage of ours changes nothing but the words: it is no device's fault, and Allocate waits for a look.
+    """
+    health, reason = _verdict(device, stand, before)
+    if stand.short:
+        return health, f"{reason}; so it was seen last, and cannot be looked at now: {stand.short}"
+    return health, reason
+
+
+def _verdict(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
     function = device.function
     if stand.standing is Standing.ALLOCATED:
         # It is counted in `allocated` already; Unhealthy would subtract it twice. Only a lost one is Unhealthy.

@@ -101,15 +101,23 @@ def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeStat
 
 
 def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> NodeState:
-    """A look that failed as a whole: the function keeps what was known, with the failure as its fault."""
+    """A look that failed as a whole: the function keeps what was known, with the failure as its fault.
+
+    A shortage is none: the fact stays as old as it is, and says why there is no newer one.
+    """
     if event.look != state.looks.functions.get(event.address):
         return state
     facts = dict(state.facts)
     before = facts.get(event.address)
     if before is not None and before.function is not None and before.look <= event.look:
-        facts[event.address] = Fact(event.look, replace(before.function, fault=event.reason))
+        facts[event.address] = (
+            replace(before, short=event.reason)
+            if event.shortage
+            else Fact(event.look, replace(before.function, fault=event.reason))
+        )
     looks = _look_back(state.looks, event.address)
-    return _settle(replace(state, facts=facts, looks=looks), {event.address}, at, failed=True)
+    state = _settle(replace(state, facts=facts, looks=looks), {event.address}, at, failed=True)
+    return _again_soon(state, event.address, at) if event.shortage else state
 
 
 def _scan_back(looks: Looks, due_at: float) -> Looks:
@@ -197,6 +205,12 @@ def _next_retry(before: Retry | None, at: float) -> Retry:
     """Ever later, for ever."""
     attempt = before.attempt + 1 if before is not None else 0
     return Retry(attempt, at + limits.UNSETTLED_LOOKS_S[min(attempt, len(limits.UNSETTLED_LOOKS_S) - 1)])
+
+
+def _again_soon(state: NodeState, address: PciAddress, at: float) -> NodeState:
+    """A shortage passes, and looking again costs next to nothing."""
+    retry = Retry(0, at + limits.SHORTAGE_LOOK_S)
+    return replace(state, looks=replace(state.looks, retries={**state.looks.retries, address: retry}))
 
 
 def _is_complete(function: PciFunction) -> bool:

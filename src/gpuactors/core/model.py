@@ -100,6 +100,8 @@ class Fact:
 
     look: int
     function: PciFunction | None
+    short: str = ""
+    """Why it could not be looked at since: a shortage of the daemon's own, which says nothing of the function."""
 
 
 @dataclass(frozen=True, slots=True)

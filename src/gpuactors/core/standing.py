@@ -47,6 +47,8 @@ class Stand:
     """Its driver has been told to let it go, and waits for whoever has it open."""
     unseen: str = ""
     """Why it cannot be seen whether its group is in use; empty if it can."""
+    short: str = ""
+    """As `Fact.short`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ def stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]
     """Whose `device` is."""
     stand, use = _stand_of(state, device, owned), observed_use(state, device)
     unseen = use.unseen if use is not None else ""
-    return replace(stand, unbinding=is_unbinding(state, device), unseen=unseen)
+    fact = state.facts.get(device.function.address)
+    short = fact.short if fact is not None else ""
+    return replace(stand, unbinding=is_unbinding(state, device), unseen=unseen, short=short)
 
 
 def _stand_of(state: NodeState, device: Device, owned: Mapping[PciAddress, Owner]) -> Stand:

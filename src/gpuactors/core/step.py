@@ -189,8 +189,14 @@ def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
         case FunctionInspected():
             return looks.inspected(state, event, at), _unreadable(state, event.functions)
         case InspectionFailed(_, address, reason):
+            fact = state.facts.get(address)
+            told = event.shortage and fact is not None and fact.short == reason
             return looks.inspection_failed(state, event, at), [
-                Say(Level.WARNING, "look.failed", {"address": address, "reason": reason})
+                Say(
+                    Level.DEBUG if told else Level.WARNING,
+                    "look.failed",
+                    {"address": address, "reason": reason},
+                )
             ]
 
 

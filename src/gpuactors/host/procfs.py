@@ -222,7 +222,10 @@ def _runs(stat: str) -> bool:
     try:
         # man 5 proc: `4711 (name) S …`, and the name may have anything in it.
         return _read(stat).rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (OSError, IndexError):
+    except OSError as exc:
+        raise_if_short(exc, stat)
+        return False
+    except IndexError:
         return False
 
 

@@ -265,6 +265,7 @@ class SysfsReader:
         try:
             os.stat(path)
         except OSError as error:
+            raise_if_short(error, path)
             if error.errno not in GONE:
                 faults.append(fault(name, path, f"cannot be looked at ({error.strerror})"))
             return False
@@ -319,6 +320,7 @@ def _link_name(name: str, path: str, faults: list[str]) -> str | None:
     try:
         return encodable(os.path.basename(os.readlink(path)))
     except OSError as error:
+        raise_if_short(error, path)
         if error.errno not in GONE:
             faults.append(fault(name, path, f"cannot be read as a link ({error.strerror})"))
         return None

@@ -28,6 +28,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.model import PciAddress, pci_address
+from gpuactors.host.faults import raise_if_short
 from gpuactors.ports import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
 
 _log = structlog.get_logger(__name__)
@@ -187,6 +188,8 @@ async def kernel_uevents() -> AsyncIterator[UeventSource]:
         monitor.start()
         receiver = socket.socket(fileno=os.dup(monitor.fileno()))
     except (OSError, ImportError) as error:
+        if isinstance(error, OSError):
+            raise_if_short(error, "the kernel's netlink socket for uevents")
         raise HostError(
             f"the kernel's uevents cannot be received ({error}): libudev must be installed and netlink sockets allowed "
             "(seccomp, address families of the service manager); with --uevents off the periodic scan works alone"
@@ -247,6 +250,7 @@ def _bound(receiver: socket.socket, path: Path) -> Iterator[None]:
         receiver.bind(str(path))
         made = os.lstat(path)
     except OSError as error:
+        raise_if_short(error, str(path))
         raise HostError(
             f"the uevents socket {path} cannot be made ({error.strerror}): its directory must exist and be writable"
         ) from error

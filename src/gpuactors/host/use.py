@@ -181,6 +181,7 @@ class _Look:
         try:
             self._open_node(self._root.real(group_node(group)))
         except OSError as error:
+            raise_if_short(error, self._root.real(group_node(group)))
             # Any other refusal (no such node, no permission) says nothing about use.
             if isinstance(error, PermissionError):
                 self.forbidden = f"{self._root.real(GROUP_NODES)}/* may not be opened ({error.strerror})"

@@ -147,6 +147,8 @@ class KubeletLedger:
         except PermissionError as exc:
             raise KubeletError(f"may not read {self._file} ({exc.strerror}): run as root") from exc
         except OSError as exc:
+            if shortage(exc) is not None:
+                raise
             raise KubeletError(f"cannot read {self._file} ({exc.strerror}): look at that disk") from exc
         if len(content) > limits.CHECKPOINT_MAX_BYTES:
             raise KubeletError(

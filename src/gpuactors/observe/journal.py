@@ -26,6 +26,7 @@ from gpuactors import limits
 from gpuactors.observe.journal_format import FORMAT, Header, LineWriter, header_line, is_routine
 from gpuactors.observe.log import get_logger
 from gpuactors.ports import Step
+from gpuactors.shortage import shortage
 
 DIRECTORY: Final = "journal"
 """Its name below the state directory."""
@@ -264,7 +265,7 @@ class FileJournal:
 
     def _fails(self, exc: Exception) -> None:
         """Says why, each time the reason changes."""
-        why = exc.strerror if isinstance(exc, OSError) and exc.strerror else repr(exc)
+        why = shortage(exc) or (exc.strerror if isinstance(exc, OSError) and exc.strerror else repr(exc))
         if why != self._problem:
             self._problem = why
             log.warning(

@@ -45,6 +45,7 @@ from gpuactors.core.frames import is_ready
 from gpuactors.core.model import NodeState, ResourceName, Settings
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state
+from gpuactors.core.text import encodable
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import BOOT_ID, HostRoot
@@ -118,7 +119,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
 
 def node_of(config: Config) -> str:
     """The node's name: the one that was given, else the host's own (in a pod the pod's)."""
-    return config.node_name or os.uname().nodename
+    return encodable(config.node_name or os.uname().nodename)
 
 
 def sysfs_of(config: Config) -> SysfsReader:

@@ -61,7 +61,7 @@ def draw_id(draw: random.Random) -> str:
     if draw.random() < 0.7:
         return draw.choice(IDS)
     if draw.random() < 0.5:
-        return str(draw.randrange(10 ** draw.randrange(1, 30)))
+        return str(0x29 + draw.randrange(10 ** draw.randrange(1, 30)))  # no group of one of `KUBELETS`
     return "".join(
         chr(draw.choice((draw.randrange(0x80), draw.randrange(0xD800)))) for _ in range(draw.randrange(40))
     )
@@ -323,14 +323,16 @@ def rss_kib(pid: int) -> int:
 
 
 class Ledgers:
-    """Changes what List and the file say, again and again, while it is open."""
+    """Changes what List and the file say, again and again, while it is open: each time one of `count` and one of
+    `count`. They are drawn before, as kubelet's calls are timed in this process."""
 
-    def __init__(self, node: Node, seed: int) -> None:
+    def __init__(self, node: Node, seed: int, count: int) -> None:
         self._node = node
         self._draw = random.Random(seed)
+        self._lists = [draw_pods(self._draw) for _ in range(count)]
+        self._files = [draw_checkpoint(self._draw) for _ in range(count)]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ledgers", daemon=True)
-        self.written = 0
 
     def __enter__(self) -> Ledgers:
         self._thread.start()
@@ -344,15 +346,14 @@ class Ledgers:
 
     def _run(self) -> None:
         while not self._over.wait(0.1):
-            self._node.kubelet.list_besides(draw_pods(self._draw))
+            self._node.kubelet.list_besides(self._draw.choice(self._lists))
             if self._draw.random() < 0.05:
                 self._node.kubelet.fail_lists(1)
             # In one step, as kubelet writes it.
             draft = self._node.directory / "draft"
             with suppress(OSError):
-                draft.write_bytes(draw_checkpoint(self._draw))
+                draft.write_bytes(self._draw.choice(self._files))
                 draft.rename(self._node.kubelet.checkpoint)
-            self.written += 1
 
 
 def play(
@@ -387,12 +388,13 @@ def _beside(
     # What the first calls leave for good (imports, tables, the control socket's own) is no leak.
     _in_a_process(node, 50, seed + 1, 60.0).communicate(timeout=120.0)
     descriptors, before = daemon.descriptors, rss_kib(daemon.pid)
+    ledgers = Ledgers(node, seed, count=min(200, calls // 10))
     process = _in_a_process(node, calls, seed, seconds)
     allocate_ms: list[float] = []
     pre_start_ms: list[float] = []
     refused: list[str] = []
     peak = before
-    with Ledgers(node, seed):
+    with ledgers:
         turn = 0
         while process.poll() is None:
             daemon.assert_alive()

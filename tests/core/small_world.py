@@ -379,6 +379,10 @@ def _check_refusal(outside: Outside, slot: int, refused: Refused) -> None:
     """A pod is turned away only from what it could not have: UnexpectedAdmissionError ends it for good."""
     others = outside.disputed or outside.owners(slot)
     late = refused.status is Refusal.UNAVAILABLE  # the files could not be read in time
+    late = late or not outside.readable  # nor the ledger: what it said last decides
+    late = late or (
+        outside.moved and "its IOMMU group changed" in refused.reason
+    )  # under the call: ask again
     if outside.bound[slot] and not (others or outside.uevents or late):
         raise WrongError(f"device {slot} could be had, and is refused: {refused.reason}")
 

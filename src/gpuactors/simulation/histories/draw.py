@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from typing import Final, final
 
-from gpuactors.simulation.histories.events import DRAWN, KINDS, PAIRS
+from gpuactors.simulation.histories.events import KINDS, PAIRS
 from gpuactors.simulation.histories.kinds import SLOTS
 from gpuactors.simulation.histories.play import Chooser
 from gpuactors.simulation.histories.script import Step
@@ -71,7 +71,7 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
             if (slot := _slot_for(world, rng, kind)) is not None:
                 return kind, slot
     slot = rng.randrange(SLOTS)
-    enabled = [name for name, kind in DRAWN.items() if kind.enabled(world, slot)]
+    enabled = [name for name, kind in KINDS.items() if kind.enabled(world, slot)]
     if guide is None:
         return rng.choice(enabled), slot
     # Where most is still wanted, more of it can be found next.

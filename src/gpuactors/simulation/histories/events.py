@@ -20,20 +20,10 @@ KINDS: Final[dict[str, Kind]] = {
 }
 """By name, in a fixed order."""
 
-NOT_DRAWN: Final[frozenset[str]] = frozenset(
-    {
-        "descriptors run out",
-    }
-)
-"""Kinds whose bugs are found and not mended yet: scripts may name them, campaigns leave them out. Should be empty."""
-
-DRAWN: Final[dict[str, Kind]] = {name: kind for name, kind in KINDS.items() if name not in NOT_DRAWN}
-"""What campaigns draw from."""
-
 Pair = tuple[str, str]
 
 PAIRS: Final[frozenset[Pair]] = frozenset(
-    (a.name, b.name) for a in DRAWN.values() for b in DRAWN.values() if can_follow(a, b)
+    (a.name, b.name) for a in KINDS.values() for b in KINDS.values() if can_follow(a, b)
 )
 """Every ordered pair of kinds of which the second can come right after the first."""
 

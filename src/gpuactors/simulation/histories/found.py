@@ -120,6 +120,20 @@ FOUND: Final[dict[str, Script]] = {
         "pci.ids is renewed under a pod": (
             "a pod for two cards comes+3; the next daemon has another pci.ids; a successor starts+3"
         ),
+        "kubelet restarts while the API server is away": (
+            "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
+        ),
+        "groups have other numbers after a reboot": "pods come in a burst+3; the node reboots",
+        "groups have other numbers after a reboot, and one was free": (
+            "a pod comes+3; the node reboots; a pod comes; a pod comes+11"
+        ),
+        "no descriptor is left while kubelet restarts": (
+            "a pod comes+0.3; descriptors run out; kubelet stops; kubelet starts+11; a pod comes+11"
+        ),
+        "enable goes back to 0 before the next binding": (
+            "unbind+3; enable is switched on by hand; bind to vfio-pci+3; unbind; enable is switched off by hand; "
+            "bind to vfio-pci+3; a stranger opens a card+3"
+        ),
         "enable was switched on beside a free card": (
             "plug a second card into the group; unbind+3; enable is switched on by hand+3"
         ),

@@ -309,6 +309,9 @@ def test_a_real_holder_is_found_and_gone_when_it_is_killed(tmp_path: Path) -> No
         assert reader.find((target(GPU),)).holders == {}
 
 
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="of a process without its first thread only root may read /proc/PID/fd"
+)
 def test_a_real_holder_whose_first_thread_has_ended_holds_on(tmp_path: Path) -> None:
     """Then /proc/PID/fd is empty, although the other threads have everything open."""
     reader = stand_in(tmp_path, "/dev/full")

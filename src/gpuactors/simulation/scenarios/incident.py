@@ -258,7 +258,10 @@ def _hand_on(gone: str, waiting: str) -> Act:
 
 
 def _end_and_pull(pod: str, address: str) -> Act:
+    """Once the daemon has read of the pod: of one that ends before, it believes for GRANT_GRACE_S that it will come."""
+
     async def act(world: World) -> None:
+        await world.until_booked(pod)
         world.end_pod(pod)
         await world.unplug(address)
 

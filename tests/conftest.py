@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gpuactors.observe import log
+from tests.support.patience import patient
 
 # No test judges how long something takes: the machine may be busy, and a fresh clone makes tables of Unicode first.
 # Every run draws the same examples, so that a change is judged by itself and not by luck; more are drawn by hand.
@@ -24,3 +25,11 @@ def quiet_log() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         log.configure("json", "error", stream=nowhere)
         yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that hangs is ended after the time in pyproject.toml, on a slow machine after more of it."""
+    limit_s = patient(float(config.getini("timeout")))
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(limit_s))

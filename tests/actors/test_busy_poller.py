@@ -14,10 +14,11 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, GroupsObserved
 from gpuactors.core.model import GroupUse, PciAddress
 from gpuactors.core.snapshot import PollTarget, PollWanted
+from tests.support.patience import patient
 
 TARGETS = (PollTarget(51, (PciAddress("0000:23:00.0"),), may_open=False),)
 USES = (GroupUse(51, {PciAddress("0000:23:00.0"): 0}, frozenset(), None, None),)
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 
 
 class FakeUse:

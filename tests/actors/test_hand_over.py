@@ -19,6 +19,7 @@ from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, Suc
 from gpuactors.core.model import Call, CallKind, NodeState, ResourceName, Role, Settings, Token
 from gpuactors.core.step import initial_state, step
 from gpuactors.ports import ControlError, ControlTakenError
+from tests.support.patience import patient
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 SETTINGS = Settings(selectors=(), resync_interval_s=300.0, pre_start_gate=True, hand_over=True)
@@ -98,7 +99,7 @@ class Daemon:
         await self.until(lambda: self.role is role)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        with trio.fail_after(120):
+        with trio.fail_after(patient(120)):
             while not condition():  # noqa: ASYNC110 - it looks at many things; the clock jumps
                 await trio.sleep(0.01)
 

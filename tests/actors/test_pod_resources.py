@@ -15,8 +15,9 @@ from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
 from gpuactors.core.model import DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.core.snapshot import LedgerWanted
 from gpuactors.ports import KubeletError, LedgerContents
+from tests.support.patience import patient
 
-WITHIN_S = 10.0
+WITHIN_S = patient(10.0)
 RESOURCE = ResourceName("nvidia.com/X")
 ENTRY = LedgerEntry(RESOURCE, DeviceId("gpu0"), Pod("default", "vm", ""))
 CONTENTS = LedgerContents("PodResources", (ENTRY,), ())

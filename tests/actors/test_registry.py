@@ -21,6 +21,7 @@ from gpuactors.core.snapshot import project
 from gpuactors.core.step import initial_state, step
 from gpuactors.ports import Step
 from tests.core.builders import SETTINGS, gpu
+from tests.support.patience import patient
 
 EVENTS: tuple[Event, ...] = (UeventsOpened(), HostScanned(1, (gpu("23:00.0"),)), KubeletAppeared("1"))
 
@@ -46,7 +47,7 @@ class Recorded:
         post, inbox = trio.open_memory_channel[Event](len(EVENTS))
         for event in EVENTS:
             post.send_nowait(event)
-        with trio.fail_after(10):
+        with trio.fail_after(patient(10)):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
                     registry.run, self.initial, inbox, cells, replies, lambda _: None, self.steps.append

@@ -14,10 +14,11 @@ from gpuactors.actors import udev_watcher
 from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened
 from gpuactors.core.model import PciAddress
 from gpuactors.ports import Hint, UeventSource, UeventsOverflowError
+from tests.support.patience import patient
 
 GPU: Final = PciAddress("0000:23:00.0")
 OTHER: Final = PciAddress("0000:24:00.0")
-PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = patient(10.0)
 
 
 class FakeSource:

@@ -13,15 +13,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.process.daemon import DaemonProcess, eventually, gpuactors
+from tests.process.daemon import PATIENT_LOOKS, DaemonProcess, eventually, gpuactors
 from tests.process.node import A100, H100, HEALTHY, Node, address, open_node, refusal
 from tests.process.slow_look import allocate_in_flight, slow_look
+from tests.support.patience import patient
 
 BOOKS = {H100: {address(slot): HEALTHY for slot in range(1, 9)}}
 GPU = address(1)
 HOLDER = 4711
 HANDING_OVER = "gpuactors is handing over to its successor: ask again"
-HUNG_S = 30.0
+HUNG_S = patient(30.0)
 """The bounds of a take-over from a daemon that hangs, and of its noticing it, added up and doubled."""
 
 
@@ -168,7 +169,7 @@ def test_a_stranger_on_the_control_socket(node: Node) -> None:
 
 
 def test_an_allocate_in_flight_is_finished_by_the_old_one(node: Node) -> None:
-    with node.daemon("--uevents=off") as old:
+    with node.daemon("--uevents=off", bounds=PATIENT_LOOKS) as old:
         serves(node, old, accepted=1)
         with allocate_in_flight(node, H100, GPU) as (call, look):
             look.let_others_look()
@@ -177,18 +178,18 @@ def test_an_allocate_in_flight_is_finished_by_the_old_one(node: Node) -> None:
                 assert not call.done()
                 assert node.kubelet.stream_ends(H100) == (), "kubelet would fail the pod"
                 look.end()
-                assert call.result(timeout=10).envs
+                assert call.result(timeout=patient(10)).envs
                 handed_over(node, old, new)
 
 
 def test_an_allocate_that_cannot_be_finished_is_refused_and_holds_nothing_up(node: Node) -> None:
-    with node.daemon("--uevents=off") as old:
+    with node.daemon("--uevents=off", bounds=PATIENT_LOOKS) as old:
         serves(node, old, accepted=1)
         with allocate_in_flight(node, H100, GPU) as (call, look):
             look.let_others_look()
             with node.daemon("--uevents=off") as new:
                 with pytest.raises(grpc.RpcError) as error:
-                    call.result(timeout=20)
+                    call.result(timeout=patient(20))
                 assert refusal(error.value) == ("UNAVAILABLE", HANDING_OVER)
                 handed_over(node, old, new)
                 assert node.kubelet.allocate(H100, [GPU]).envs
@@ -203,7 +204,7 @@ def test_a_container_that_waits_to_start_may_start_while_the_old_one_still_answe
             assert not call.done()
             assert node.kubelet.stream_ends(H100) == ()
             node.tree.kill(HOLDER)
-            call.result(timeout=10)
+            call.result(timeout=patient(10))
             handed_over(node, old, new)
 
 
@@ -213,7 +214,7 @@ def test_a_container_that_waits_longer_waits_for_the_new_one(node: Node) -> None
         call = waits_to_start(node, calls)
         with node.daemon("--uevents=off") as new:
             with pytest.raises(grpc.RpcError) as error:
-                call.result(timeout=20)
+                call.result(timeout=patient(20))
             assert refusal(error.value) == ("UNAVAILABLE", HANDING_OVER)
             handed_over(node, old, new)
             again = calls.submit(node.kubelet.prestart, H100, [GPU])
@@ -231,7 +232,7 @@ def test_another_resource_does_not_stand_still_for_a_call_in_flight(node: Node) 
         call = waits_to_start(node, calls)
         with node.daemon("--uevents=off") as new:
             with pytest.raises(grpc.RpcError):
-                call.result(timeout=20)
+                call.result(timeout=patient(20))
             refused_at = old.wait_event("call.refused")["timestamp"]
             new.wait_event("daemon.serving")
             node.wait_books(books)

@@ -29,8 +29,9 @@ from gpuactors.kubelet.grpc_trio import (
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
 from gpuactors.ports import ControlError, ControlTakenError
 from tests.core.builders import Core, gpu
+from tests.support.patience import patient
 
-WITHIN_S = 10.0
+WITHIN_S = patient(10.0)
 PATIENCE_S = 0.3
 """How long a successor waits here for a daemon that hangs."""
 

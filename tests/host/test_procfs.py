@@ -22,11 +22,12 @@ from gpuactors.host import procfs
 from gpuactors.host.procfs import ProcReader, node_id, pod_uid
 from gpuactors.host.root import HostRoot
 from gpuactors.simulation.host_tree import HostTree, PciSpec
+from tests.support.patience import patient
 
 GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")
 OTHER = PciSpec("0000:24:00.0", "10de", "2330", "030200", 52, driver="vfio-pci")
 UID = "0f3c1f0e-8a4b-4c57-9d3e-5b6a7c8d9e0f"
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 EXIT_THREAD = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 """exit(2), which glibc calls for the last thread only: asm/unistd.h."""
 

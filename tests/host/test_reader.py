@@ -18,11 +18,12 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports import HostError, HostReader
 from gpuactors.simulation.host_tree import HostTree, PciSpec
+from tests.support.patience import patient
 
 SHORT_S = 0.05
 """A deadline for reads that hang; a sound read takes a thousandth of a test's patience."""
 
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 
 
 def sysfs(tree: HostTree) -> SysfsReader:

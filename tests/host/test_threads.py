@@ -11,8 +11,9 @@ import trio.testing
 
 from gpuactors.host.threads import in_thread
 from gpuactors.ports import HostError
+from tests.support.patience import patient
 
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 
 
 class Call:

@@ -30,8 +30,9 @@ from gpuactors.host.uevents import (
 from gpuactors.ports import Hint, HostError, UeventsOverflowError
 from gpuactors.simulation.host_tree import HostTree, PciSpec
 from gpuactors.simulation.uevent_sender import Uevent, UeventSender
+from tests.support.patience import patient
 
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 GPU = PciAddress("0000:23:00.0")
 SPEC = PciSpec(GPU, "10de", "2330", "030200", 51, driver="vfio-pci", bridges=("0000:20:01.0",))
 BIND = (

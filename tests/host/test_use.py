@@ -23,9 +23,10 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.use import Holders, InlineUse, OpenNode, SysfsUse
 from gpuactors.ports import UseReader
 from gpuactors.simulation.host_tree import HostTree, PciSpec
+from tests.support.patience import patient
 
 SHORT_S = 0.1
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 Kind = type[SysfsUse] | type[InlineUse]
 KINDS = [SysfsUse, InlineUse]
 

@@ -19,6 +19,7 @@ from gpuactors.core.model import Advertised, DeviceId, Frame, Health, ResourceNa
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from tests.core.builders import H100
+from tests.support.patience import patient
 
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 
@@ -82,7 +83,7 @@ async def test_the_list_leaves_before_the_answer_on_every_stream(autojump_clock:
             await trio.sleep(limits.LIST_FIRST_S / 4)  # it is being sent
             order.append(healths(message))
 
-    with trio.fail_after(5):
+    with trio.fail_after(patient(5)):
         async with listen(plugin) as one, listen(plugin) as two, trio.open_nursery() as nursery:
             nursery.start_soon(read, one)
             nursery.start_soon(read, two)
@@ -99,7 +100,7 @@ async def test_who_does_not_read_his_stream_holds_up_one_answer_and_no_more(
     autojump_clock: MockClock,
 ) -> None:
     plugin = service(frame(b=Health.UNHEALTHY))
-    with trio.fail_after(5):
+    with trio.fail_after(patient(5)):
         async with listen(plugin) as stuck:
             await anext(stuck)
             began_at = trio.current_time()
@@ -117,7 +118,7 @@ async def test_who_does_not_read_his_stream_holds_up_one_answer_and_no_more(
 async def test_a_stream_that_ends_meanwhile_is_not_waited_for(autojump_clock: MockClock) -> None:
     plugin = service(frame(b=Health.UNHEALTHY))
     order: list[Any] = []
-    with trio.fail_after(5):
+    with trio.fail_after(patient(5)):
         async with trio.open_nursery() as nursery, listen(plugin) as stuck:
             await anext(stuck)
             began_at = trio.current_time()
@@ -136,7 +137,7 @@ async def test_a_change_that_kubelet_has_no_field_for_is_not_waited_for(autojump
         async for message in listened:
             sent.extend([healths(message)])
 
-    with trio.fail_after(5):
+    with trio.fail_after(patient(5)):
         async with listen(plugin) as stream, trio.open_nursery() as nursery:
             nursery.start_soon(read, stream)
             await trio.sleep(1)

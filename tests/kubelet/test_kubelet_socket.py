@@ -9,8 +9,9 @@ from pathlib import Path
 import trio
 
 from gpuactors.kubelet.kubelet import UnixKubelet
+from tests.support.patience import patient
 
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 
 
 def _make_socket(path: Path, made_at_ns: int) -> int:

@@ -34,9 +34,10 @@ from gpuactors.kubelet.ledger import (
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import KubeletError, LedgerContents
+from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"
-WITHIN_S = 10.0
+WITHIN_S = patient(10.0)
 BOTH = f"{POD_RESOURCES} and {CHECKPOINT}"
 
 

@@ -17,8 +17,9 @@ from gpuactors.core.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports import ControlError, KubeletError
+from tests.support.patience import patient
 
-WITHIN_S = 10.0
+WITHIN_S = patient(10.0)
 
 CUT_SHORT = b"\x0a\x7f"
 LISTED = (

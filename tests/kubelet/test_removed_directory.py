@@ -10,8 +10,9 @@ import trio
 
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports import KubeletError
+from tests.support.patience import patient
 
-PATIENCE_S = 10.0
+PATIENCE_S = patient(10.0)
 
 
 @pytest.mark.trio

@@ -11,8 +11,9 @@ from gpuactors import limits
 from gpuactors.kubelet.grpc_trio import bind_unix
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports import Sockets
+from tests.support.patience import patient
 
-WITHIN_S = 20.0
+WITHIN_S = patient(20.0)
 
 
 @pytest.mark.trio

@@ -18,12 +18,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, Final
 
-WAIT_S: Final = 20.0
+from tests.support.patience import patient
+
+WAIT_S: Final = patient(20.0)
 """Far above anything that is waited for here, on a machine that is busy with something else as well."""
 
 POLL_S: Final = 0.01
 
-EXIT_S: Final = 15.0
+EXIT_S: Final = patient(15.0)
 """From a signal to the end of the process; the daemon's own bound is 8 s."""
 
 LogLine = Mapping[str, Any]
@@ -54,8 +56,20 @@ def gpuactors(
     """Runs `python -m gpuactors …` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "gpuactors", *words], env=clean_environment(env), stdin=subprocess.DEVNULL,
-        stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=patient(60), check=False,
     )  # fmt: skip
+
+
+PATIENT_LOOKS: Final = {"LOOK_DEADLINE_S": patient(5.0), "CALL_DEADLINE_S": patient(12.0)}
+"""Bounds of a daemon whose looks hang for as long as a test needs to do something beside them."""
+
+PATIENT_END: Final = {"DRAIN_S": patient(2.0), "STOP_DEADLINE_S": patient(8.0)}
+"""Bounds of a daemon that may finish a call when it ends, however slowly a test does what that call waits for."""
+
+
+def _with_bounds(bounds: Mapping[str, float]) -> str:
+    changes = "; ".join(f"limits.{name} = {value!r}" for name, value in bounds.items())
+    return f"from gpuactors import limits; {changes}; from gpuactors.__main__ import main; main()"
 
 
 class DaemonProcess:
@@ -67,8 +81,14 @@ class DaemonProcess:
     """
 
     def __init__(
-        self, *words: str, env: Mapping[str, str] | None = None, tolerated: Collection[str] = ()
+        self,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        tolerated: Collection[str] = (),
+        bounds: Mapping[str, float] | None = None,
     ) -> None:
+        """`bounds`: other values for some of the daemon's own (`limits.py`), by name."""
+        self._program = ["-m", "gpuactors"] if bounds is None else ["-c", _with_bounds(bounds)]
         self._words = words
         self._env = clean_environment(env)
         self._tolerated = frozenset(tolerated)
@@ -79,7 +99,7 @@ class DaemonProcess:
 
     def __enter__(self) -> DaemonProcess:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpuactors", "run", *self._words],
+            [sys.executable, *self._program, "run", *self._words],
             env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name="daemon's log", daemon=True)

@@ -68,7 +68,9 @@ class Node:
         """Where the daemon binds its socket for uevents."""
         return self.directory / "u"
 
-    def daemon(self, *words: str, tolerated: Collection[str] = ()) -> DaemonProcess:
+    def daemon(
+        self, *words: str, tolerated: Collection[str] = (), bounds: Mapping[str, float] | None = None
+    ) -> DaemonProcess:
         """A daemon for this node; `words` come last, so they win."""
         return DaemonProcess(
             f"--host-root={self.tree.root}",
@@ -78,6 +80,7 @@ class Node:
             f"--pci-ids={self.directory / 'pci.ids'}",
             *words,
             tolerated=tolerated,
+            bounds=bounds,
         )
 
     def endpoint(self, resource: str) -> Path:

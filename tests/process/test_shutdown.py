@@ -6,14 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.process.daemon import EXIT_S, DaemonProcess, clean_environment, eventually
+from tests.process.daemon import (
+    EXIT_S,
+    PATIENT_END,
+    PATIENT_LOOKS,
+    DaemonProcess,
+    clean_environment,
+    eventually,
+)
 from tests.process.node import A100, H100, HEALTHY, Node, address, granted, open_node, refusal
 from tests.process.slow_look import allocate_in_flight
 
@@ -41,20 +48,20 @@ def test_a_signal_ends_streams_and_removes_sockets(number: signal.Signals) -> No
 def test_a_call_in_flight_is_answered_first() -> None:
     with (
         open_node() as node,
-        _running(node) as daemon,
+        _running(node, bounds=PATIENT_LOOKS | PATIENT_END) as daemon,
         allocate_in_flight(node, H100, GPU) as (call, look),
     ):
         daemon.signal(signal.SIGTERM)
         daemon.wait_event("daemon.stopping")
         # The other resource, which has nothing to finish, is over; this one's stream is still open.
-        node.kubelet.wait_for(lambda _: bool(node.kubelet.stream_ends(A100)), 10)
+        node.kubelet.wait_for(lambda _: bool(node.kubelet.stream_ends(A100)), EXIT_S)
         assert not node.kubelet.stream_ends(H100)
         assert not call.done()
         with pytest.raises(grpc.RpcError) as error:
             node.kubelet.allocate(H100, [GPU])
         assert refusal(error.value)[0] == "UNAVAILABLE", "nothing new is begun"
         look.end()
-        assert call.result(timeout=10) == granted(VARIABLE, GPU, "/dev/vfio/vfio", "/dev/vfio/35")
+        assert call.result(timeout=EXIT_S) == granted(VARIABLE, GPU, "/dev/vfio/vfio", "/dev/vfio/35")
         assert daemon.wait_exit() == 0
         _assert_gone(node, daemon)
         assert node.kubelet.panics == ()
@@ -70,7 +77,7 @@ def test_a_look_that_never_comes_back_does_not_hold_up_the_end() -> None:
         daemon.signal(signal.SIGINT)  # an impatient operator
         assert daemon.wait_exit() == 0
         with pytest.raises(grpc.RpcError) as error:
-            call.result(timeout=10)
+            call.result(timeout=EXIT_S)
         assert refusal(error.value)[0] == "UNAVAILABLE"
         _assert_gone(node, daemon)
 
@@ -177,11 +184,11 @@ def _importing(directory: Path, *around: str) -> Iterator[tuple[subprocess.Popen
 
 
 @contextmanager
-def _running(node: Node) -> Iterator[DaemonProcess]:
+def _running(node: Node, bounds: Mapping[str, float] | None = None) -> Iterator[DaemonProcess]:
     """A daemon with two resources registered."""
     node.plug(0x23, "2330", driver="vfio-pci")
     node.plug(0x31, "20b0", driver="vfio-pci")
-    with node.daemon() as daemon:
+    with node.daemon(bounds=bounds) as daemon:
         node.wait_books({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}})
         yield daemon
 

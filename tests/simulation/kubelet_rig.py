@@ -23,9 +23,10 @@ from gpuactors.simulation.kubelet_transport import (
     UnixTransport,
 )
 from gpuactors.simulation.kubelet_values import Figures
+from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"
-WITHIN_S = 20.0
+WITHIN_S = patient(20.0)
 
 
 @dataclass

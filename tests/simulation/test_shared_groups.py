@@ -18,10 +18,11 @@ from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_world
 from gpuactors.simulation.host_tree import PciSpec
 from gpuactors.simulation.kubelet_values import Figures, Phase
+from tests.support.patience import patient
 
 GPU = MODELS[MODEL]
 ROUNDS = 100
-WITHIN_S = 30.0
+WITHIN_S = patient(30.0)
 
 
 @asynccontextmanager

@@ -22,7 +22,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-WAIT_S: Final = 60.0
+from tests.support.patience import patient
+
+WAIT_S: Final = patient(60.0)
 """Far above what a page takes, on a machine that is busy with something else as well."""
 
 NAMES: Final = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")

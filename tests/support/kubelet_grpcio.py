@@ -35,6 +35,7 @@ from tests.support.kubelet_seen import (
     Snapshot,
     StreamEnd,
 )
+from tests.support.patience import patient
 from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
 from tests.support.pod_resources_grpcio import PodLedger
 
@@ -42,10 +43,10 @@ SUPPORTED_VERSIONS: Final = ("v1beta1",)
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
 
-DIAL_TIMEOUT_S: Final = 10.0
+DIAL_TIMEOUT_S: Final = patient(10.0)
 """Kubelet's own: it blocks in Register for so long where nobody listens at the endpoint."""
 
-CALL_TIMEOUT_S: Final = 30.0
+CALL_TIMEOUT_S: Final = patient(30.0)
 """Kubelet sets no deadline for Allocate; a test has to end."""
 
 HOLD_POLL_S: Final = 0.01

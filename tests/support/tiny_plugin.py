@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 
 from tests.support.device_plugin_grpcio import add_service, message, stub
+from tests.support.patience import patient
 
 RESOURCE = "example.org/thing"
-WAIT_S = 10.0
+WAIT_S = patient(10.0)
 
 
 class TinyPlugin:

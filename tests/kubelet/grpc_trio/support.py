@@ -31,12 +31,13 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     PreferredAllocationRequest,
     PreferredAllocationResponse,
 )
+from tests.support.patience import patient
 
 ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
 OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
 LIST_AND_WATCH = "/v1beta1.DevicePlugin/ListAndWatch"
 
-TEST_DEADLINE_S = 10
+TEST_DEADLINE_S = patient(10)
 DRAIN_S = 0.2
 
 

@@ -281,8 +281,29 @@ MUTATIONS: Final = (
     Mutation(
         "a kubelet that has just started is believed to know every pod",
         "kubelet/ledger.py",
-        "        missing = tuple(entry for entry in known if (entry.resource, entry.device) not in self._listed)\n",
+        "        missing = tuple(e for e in checkpoint.entries if (e.resource, e.device) not in self._listed)\n",
         "        missing: tuple[LedgerEntry, ...] = ()\n",
+    ),
+    Mutation(
+        "the file counts for some seconds only, whether kubelet knows its pods or not",
+        "kubelet/ledger.py",
+        "        if self._over_s == math.inf and (_are_from_api(listed.pods) or not self._listed.isdisjoint(named)):\n",
+        "        if self._over_s == math.inf:\n",
+        tests=(f"{FOUND}[kubelet restarts while the API server is away]",),
+    ),
+    Mutation(
+        "a container starts with the nodes that kubelet has kept, whatever is behind them now",
+        "core/calls.py",
+        "            if stale := _stale(state, call, known):\n",
+        "            if stale := '':\n",
+        tests=(f"{FOUND}[groups have other numbers after a reboot]",),
+    ),
+    Mutation(
+        "kubelet's own list is not compared with ours",
+        "core/step.py",
+        "listing.compared(after, event.read, event.healthy, at)",
+        "listing.compared(after, event.read, None, at)",
+        tests=(f"{FOUND}[a second plugin on our resource comes, and goes]",),
     ),
     # --- actors and their tools -----------------------------------------------------------------------------
     Mutation(

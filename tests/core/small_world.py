@@ -177,7 +177,8 @@ def _binds(slot: int, bound: bool) -> Happening:
 def _takes(slot: int) -> Happening:
     def enabled(node: Node) -> bool:
         o = node.outside
-        return o.bound[slot] and o.holder(slot) is None and not o.owners(slot) and not _is_chosen(o, slot)
+        free = o.bound[slot] and o.holder(slot) is None and not o.owners(slot)
+        return free and not _is_chosen(o, slot) and not _is_elsewhere(o, slot)
 
     return Happening(f"a stranger takes {slot}", enabled, lambda node: _held_by(node, slot, STRANGER))
 
@@ -294,7 +295,7 @@ HAPPENINGS: Final = (
     *(_takes(s) for s in SLOTS),
     *(_lets_go(s) for s in SLOTS),
     *(_pod_goes(s, forced=forced) for s in SLOTS for forced in (True, False)),
-    *(_other_takes(s) for s in SLOTS),
+    _other_takes(0),
     *(_other_leaves(s) for s in SLOTS),
     _pod_comes(last=False),
     _pod_comes(last=True),
@@ -600,7 +601,8 @@ def _check_words(outside: Outside, slot: int, reason: str) -> None:
     if holder is None or outside.owners(slot) or not outside.names:
         return
     gone, strange = "gone from kubelet's books", "kubelet has given it to no pod"
-    unheard_of = holder != STRANGER and holder not in outside.known
+    # Nor can it know that a process which was there before another plugin's pod was not that pod's.
+    unheard_of = outside.crowded or (holder != STRANGER and holder not in outside.known)
     fitting = (gone, strange) if unheard_of else (strange,) if holder == STRANGER else (gone,)
     if not any(words in reason for words in fitting):
         raise WrongError(f"device {slot} is held by {holder}, and the reason is: {reason}")

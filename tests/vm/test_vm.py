@@ -11,15 +11,16 @@ import pytest
 from gpuactors.replay.play import play
 from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.replay.text import Tally
+from tests.support.patience import patient
 from tests.vm import results
-from tests.vm.boot import BOOTS, fresh_artifacts, run_scenario
+from tests.vm.boot import BOOTS, fresh_artifacts, on_this_host, run_scenario
 from tests.vm.commands import ProvisionError
 from tests.vm.guest.daemon import JOURNAL_SUFFIX
 from tests.vm.kernels import KERNELS, BuiltKernel
 from tests.vm.matrix import Cell, cells, machines
 from tests.vm.provision import cached_kernel, qemu_version
 
-MARGIN_S: Final = 30.0
+MARGIN_S: Final = patient(30.0)
 """Building the initramfs, starting and reaping QEMU: pytest's own timeout is only there for a harness gone wrong."""
 
 
@@ -29,7 +30,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asked = KERNELS if metafunc.config.getoption("--all-kernels") else metafunc.config.getoption("--kernel")
     parameters = []
     for cell in cells(machines(), asked):
-        life_s = BOOTS * cell.machine.boot_timeout_s + cell.machine.scenario_timeout_s
+        machine = on_this_host(cell.machine)
+        life_s = BOOTS * machine.boot_timeout_s + machine.scenario_timeout_s
         limit_s = (cell.machine.power_cuts + 1) * life_s + MARGIN_S
         parameters.append(pytest.param(cell, id=cell.name, marks=pytest.mark.timeout(limit_s)))
     metafunc.parametrize("cell", parameters)

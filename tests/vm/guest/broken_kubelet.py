@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tests.support.patience import patient
+
 ACCEPTED: Final = "accepted"
 """It dies as soon as somebody is connected."""
 
@@ -38,7 +40,7 @@ SETTINGS: Final = b"\0\0\0\x04\0\0\0\0\0"
 ENDPOINT: Final = re.compile(rb"gpuactors-[\w.-]+\.sock")
 """In a RegisterRequest, which is protobuf in a DATA frame, so that strings are there as they are."""
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = patient(30.0)
 """For each of its steps: starting Python, and a daemon that calls at once, in an emulated and busy machine."""
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from tests.support.patience import patient
 from tests.vm.guest.confined import new_pid_namespace
 from tests.vm.guest.pod import CHECKOUT, MakePod, Pod, pod_for
 from tests.vm.guest.runner import eventually
@@ -38,10 +39,10 @@ CONFINED: Final = (sys.executable, "-S", "-m", "tests.vm.guest.confined")
 PYTHON_ENVIRONMENT: Final = {"PYTHONPATH": os.pathsep.join((str(CHECKOUT / "src"), str(CHECKOUT)))}
 """This checkout's own `src` is what is tested, wherever the virtual environment has gpuactors from."""
 
-START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S: Final = patient(60.0)
 """Importing the daemon's 490 modules takes 6 to 8 s under emulation, twice that on a busy machine."""
 
-STOP_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = patient(20.0)
 """From SIGTERM to the exit status. The daemon's own bound for stopping is shorter."""
 
 

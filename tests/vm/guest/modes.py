@@ -22,6 +22,7 @@ import grpc
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY, KubeletStandIn
 from tests.support.kubelet_seen import Frame
+from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S
 from tests.vm.guest.runner import Guest, eventually
@@ -41,7 +42,7 @@ RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
 POLLED_S: Final = limits.POLL_S + 0.5
 """After so long a poll has been made and, if it changed anything, told."""
 
-FRAME_TIMEOUT_S: Final = 15.0
+FRAME_TIMEOUT_S: Final = patient(15.0)
 """The first frames: binding, registering."""
 
 CGROUPS: Final = Path("/sys/fs/cgroup")

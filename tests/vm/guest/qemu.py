@@ -14,16 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tests.support.patience import patient
 from tests.vm.guest.sysfs import Function
 from tests.vm.provision import qemu_path
 
 MEMORY_MIB: Final = 64
 """Mapped for DMA as a whole while the group is open already."""
 
-START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S: Final = patient(60.0)
 """From the start to the open device: 3 s, of which QEMU's own loading is the most."""
 
-STOP_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = patient(10.0)
 
 LOOK_PERIOD_S: Final = 0.002
 

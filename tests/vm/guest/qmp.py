@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tests.support.patience import patient
 from tests.vm.machine import PciFunction
 
-ANSWER_TIMEOUT_S: Final = 10.0
+ANSWER_TIMEOUT_S: Final = patient(10.0)
 """From a command to its answer. QEMU answers within milliseconds; the guest's own kernel is not asked."""
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+from tests.support.patience import slowness
 from tests.vm.guest.qmp import QmpClient
 from tests.vm.machine import QMP_PORT_NAME, READY_MARKER, Machine
 
@@ -89,6 +90,8 @@ def main(scenario: str, kernel: str, timeout_s: float) -> int:
     try:
         module = importlib.import_module(f"tests.vm.guest.{scenario}")
         guest = Guest(module.MACHINE, kernel, QmpClient.through_port(QMP_PORT_NAME))
+        guest.figures["slowness of the machine"] = round(slowness(), 1)
+        print(f"[{_uptime_s():7.2f}] {slowness():.1f} times as slow as usual", flush=True)
         module.run(guest)
     except Exception as error:
         traceback.print_exc()

@@ -14,6 +14,7 @@ from typing import Final
 
 from tests.support.kubelet_grpcio import HEALTHY, KubeletStandIn
 from tests.support.kubelet_seen import Snapshot
+from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind
@@ -34,7 +35,7 @@ NEW_MODEL_DOMAIN: Final = "intel.com/"
 
 KUBELET_DIR: Final = Path("/run/kubelet")
 
-FRAME_TIMEOUT_S: Final = 60.0  # what Allocate gave to no pod stays listed for GRANT_GRACE_S
+FRAME_TIMEOUT_S: Final = patient(60.0)  # what Allocate gave to no pod stays listed for GRANT_GRACE_S
 """From a change of the kernel's to kubelet's books: milliseconds; on an emulated and busy machine a multiple."""
 
 

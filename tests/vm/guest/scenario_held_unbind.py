@@ -22,6 +22,7 @@ import grpc
 
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
+from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
@@ -77,7 +78,7 @@ CALL_WITHIN_S: Final = SLACK_S
 HANGS_FOR_S: Final = limits.POLL_S + 0.5
 """How long it is watched that nothing moves: a poll has been made meanwhile, and what it changed is told."""
 
-UNPLUG_TIMEOUT_S: Final = 15.0
+UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp waits for five seconds after the button was pressed."""
 
 STOP_WITHIN_S: Final = limits.STOP_DEADLINE_S + SLACK_S

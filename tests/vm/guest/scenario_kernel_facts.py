@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from tests.support.patience import patient
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind, let_vfio_take
 from tests.vm.guest.tenant import Tenant
@@ -29,7 +30,7 @@ MACHINE: Final = Machine(
     kernels=("6.1", "6.12"),
 )
 
-EVENT_TIMEOUT_S: Final = 10.0
+EVENT_TIMEOUT_S: Final = patient(10.0)
 """Measured: within 65 ms."""
 
 NOTHING_FOR_S: Final = 0.3

@@ -16,6 +16,7 @@ import grpc
 
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, KubeletStandIn
+from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
@@ -34,7 +35,7 @@ RESOURCE: Final = "pci-1234/11e8"
 FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
 """From a bind to kubelet's books."""
 
-UNPLUG_TIMEOUT_S: Final = 15.0
+UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp may wait for five seconds after the button was pressed."""
 
 GONE_WITHIN_S: Final = limits.CALL_SETTLE_S + FRAME_WITHIN_S

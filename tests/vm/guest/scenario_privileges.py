@@ -16,6 +16,7 @@ from typing import Final
 
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
+from tests.support.patience import patient
 from tests.vm.guest.confined import new_pid_namespace
 from tests.vm.guest.daemon import CONFINED, DaemonProcess, environment_of, status_of
 from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node, arguments, last_reason
@@ -39,7 +40,7 @@ RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
 
 DIRECTORY_WITHIN_S: Final = 2 * limits.KUBELET_DIR_RETRY_S + SLACK_S
 
-COMMAND_TIMEOUT_S: Final = 60.0
+COMMAND_TIMEOUT_S: Final = patient(60.0)
 """A Python process in a pod: a second for the attempts; the command line's imports take as long as the daemon's."""
 
 EXPLAIN_ATTEMPTS: Final = 3

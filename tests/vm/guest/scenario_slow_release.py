@@ -13,6 +13,7 @@ from typing import Final
 
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
+from tests.support.patience import patient
 from tests.vm.guest.modes import (
     POLLED_S,
     RELEASE_SEEN_WITHIN_S,
@@ -42,7 +43,7 @@ MACHINE: Final = Machine(
     ),
 )
 
-RELEASE_TIMEOUT_S: Final = 10.0
+RELEASE_TIMEOUT_S: Final = patient(10.0)
 """From the kill to a group that opens. Seen: 2.2 s."""
 
 EARLY_MAX_S: Final = limits.POLL_FAST_S

@@ -20,6 +20,7 @@ from typing import Final
 from gpuactors import limits
 from tests.bench import procfs
 from tests.support.kubelet_grpcio import HEALTHY
+from tests.support.patience import patient
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments
 from tests.vm.guest.runner import Guest, eventually
@@ -57,7 +58,7 @@ FRAMES_MAX: Final = 2 * (REAL_CHANGES + 2)
 """A bind may be looked at between the driver's link and the group's node, and what was unbound stays in the list,
 Unhealthy, while kubelet may be using that: two frames for each. Nothing else makes any, whatever is said."""
 
-STORM_WITHIN_S: Final = 60.0
+STORM_WITHIN_S: Final = patient(60.0)
 """For the kernel to take all of it; seconds."""
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S

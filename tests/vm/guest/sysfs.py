@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.support.patience import patient
 from tests.vm.guest.runner import eventually
 from tests.vm.machine import Machine
 
@@ -17,7 +18,7 @@ PCI: Final = Path("/sys/bus/pci")
 VFIO_PCI: Final = PCI / "drivers" / "vfio-pci"
 DEV_VFIO: Final = Path("/dev/vfio")
 
-APPEAR_TIMEOUT_S: Final = 10.0
+APPEAR_TIMEOUT_S: Final = patient(10.0)
 """A plugged function in sysfs. Measured: 10 to 65 ms."""
 
 

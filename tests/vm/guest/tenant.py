@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn
 
+from tests.support.patience import patient
+
 VFIO_SET_IOMMU: Final = 0x3B66
 VFIO_GROUP_SET_CONTAINER: Final = 0x3B68
 VFIO_GROUP_GET_DEVICE_FD: Final = 0x3B6A
@@ -34,7 +36,7 @@ VFIO_TYPE1V2_IOMMU: Final = 3
 PAUSE_S: Final = 0.0005
 """Between two opens of a loop, so that they last through many polls."""
 
-STOP_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = patient(10.0)
 
 DEV_VFIO: Final = "/dev/vfio"
 

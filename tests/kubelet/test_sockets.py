@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,21 @@ from tests.support.patience import patient
 WITHIN_S = patient(20.0)
 
 
+@pytest.fixture
+def kubelet_dir() -> Iterator[Path]:
+    """A short path, as a socket's has at most 107 bytes: pytest's own has more where it runs in several processes."""
+    with tempfile.TemporaryDirectory(prefix="ga-") as directory:
+        yield Path(directory)
+
+
 @pytest.mark.trio
-async def test_other_plugins_sockets_are_seen_and_ours_and_plain_files_are_not(tmp_path: Path) -> None:
-    directory = tmp_path / "device-plugins"
+async def test_other_plugins_sockets_are_seen_and_ours_and_plain_files_are_not(kubelet_dir: Path) -> None:
+    directory = kubelet_dir / "device-plugins"
     directory.mkdir()
     bind_unix(str(directory / "gpuactors-nvidia.com_X.sock"))
     (directory / "kubelet_internal_checkpoint").write_text("{}")
     with trio.fail_after(WITHIN_S):
-        async with UnixKubelet(str(tmp_path)).sockets() as found:
+        async with UnixKubelet(str(kubelet_dir)).sockets() as found:
             assert await anext(found) == Sockets(None)
             bind_unix(str(directory / "kubevirt-gpu.sock"))
             assert await anext(found) == Sockets(None, ("kubevirt-gpu.sock",))
@@ -38,11 +47,11 @@ async def test_other_plugins_sockets_are_seen_and_ours_and_plain_files_are_not(t
 
 
 @pytest.mark.trio
-async def test_many_sockets_are_told_of_together_and_not_all(tmp_path: Path) -> None:
-    directory = tmp_path / "device-plugins"
+async def test_many_sockets_are_told_of_together_and_not_all(kubelet_dir: Path) -> None:
+    directory = kubelet_dir / "device-plugins"
     directory.mkdir()
     with trio.fail_after(WITHIN_S):
-        async with UnixKubelet(str(tmp_path)).sockets() as found:
+        async with UnixKubelet(str(kubelet_dir)).sockets() as found:
             assert await anext(found) == Sockets(None)
             for n in range(100):
                 bind_unix(str(directory / f"{n}.sock"))

@@ -97,7 +97,10 @@ PLANTED: dict[Plant, set[str]] = {
         "the books do not settle",
     },
     _mark_what_is_busy: {"free is negative", "the books do not settle"},
-    _swap_what_is_busy: {"swapped"},
+    _swap_what_is_busy: {
+        "swapped",
+        "the daemon misbehaved",  # a container has been started with another GPU's node
+    },
 }
 
 

@@ -17,6 +17,7 @@ import grpc
 
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY
+from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
@@ -33,7 +34,7 @@ RESOURCE: Final = "pci-1234/11e8"
 FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_LOOKS_S[0] + SLACK_S
 """From the last bind, or kubelet's start, to its books of the resource."""
 
-UNPLUG_TIMEOUT_S: Final = 15.0
+UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp may wait for five seconds after the button was pressed."""
 
 FREE_WITHIN_S: Final = limits.LEDGER_S + limits.POLL_S + SLACK_S

@@ -103,8 +103,14 @@ def _is_left(was: PciFunction, now: PciFunction) -> bool:
 
 
 def _may_be_left(state: NodeState, function: PciFunction) -> bool:
+    """It is on no driver when it is first seen, and is one that was offered: selected, or in a pod's hands by a name of
+    ours."""
     bridge = function.class_code.startswith(BRIDGE_CLASSES)
-    return function.driver is None and not bridge and is_selected(state.settings.selectors, function)
+    ours = is_selected(state.settings.selectors, function) or any(
+        meant.address == function.address and resource in state.served
+        for (resource, _), meant in state.resolved.items()
+    )
+    return function.driver is None and not bridge and ours
 
 
 def _forgotten(

@@ -117,6 +117,9 @@ FOUND: Final[dict[str, Script]] = {
         "the selection is narrowed under a pod": (
             "a pod for two cards comes+3; the next daemon selects other cards; a successor starts+3"
         ),
+        "a card that is selected no more is pulled under its machine": (
+            "a pod for two cards comes+0.3; unplug@1; the next daemon selects other cards; the daemon is told to stop"
+        ),
         "pci.ids is renewed under a pod": (
             "a pod for two cards comes+3; the next daemon has another pci.ids; a successor starts+3"
         ),

@@ -15,6 +15,7 @@ from gpuactors.core.model import PciAddress
 from gpuactors.core.selector import matches
 from gpuactors.simulation.histories.world import GPU_CLASS, World
 from gpuactors.simulation.host_tree import PciSpec
+from gpuactors.simulation.kubelet_values import Phase
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
@@ -49,7 +50,7 @@ def given_by_us(world: World) -> list[Given]:
 
 def others_cards(world: World) -> dict[str, str]:
     """The cards that another plugin, or another driver's claim, has given to a pod: by address, the pod."""
-    pods = world.kubelet.view.pods.values()
+    pods = [p for p in world.kubelet.view.pods.values() if p.phase not in (Phase.FAILED, Phase.SUCCEEDED)]
     claims = {a: pod.name for pod in pods for c in pod.claims if (a := _claimed(c.device)) is not None}
     return claims | {g.card: g.pod for g in _given(world) if g.card and not world.is_ours(g.resource)}
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 import trio
 
+from gpuactors import allocator
 from gpuactors.config import Config, ConfigError, Resolved, describe, resolve, schema
 from gpuactors.observe import log, stdout
 from gpuactors.ports import HostError
@@ -87,6 +88,7 @@ def run(**flags: object) -> None:
 
     log.configure(config.log_format, config.log_level, node=app.node_of(config))
 
+    allocator.give_back()
     try:
         trio.run(app.run_until_signal, config, sources)
     except Exception as exc:

@@ -1,0 +1,27 @@
+"""How the C library's allocator gives memory back: at once, instead of keeping what a large message once took.
+
+A message of kubelet's may have 4 MiB, its ledger file 16 MiB, and each is decoded in one of several threads. By default
+glibc keeps an arena per thread and raises its own thresholds to the largest block it has ever freed (malloc/malloc.c,
+M_MMAP_THRESHOLD and M_TRIM_THRESHOLD "dynamic"), so that the process stays as large as its worst second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+_TRIM_THRESHOLD: Final = (-1, 128 * 1024)
+_MMAP_THRESHOLD: Final = (-3, 128 * 1024)
+_ARENAS: Final = (-8, 2)
+"""Parameters of mallopt(3) as malloc.h numbers them, with glibc's own defaults in bytes: naming one stops its growth.
+Two arenas are one for the event loop and one for all threads."""
+
+
+def give_back() -> bool:
+    """Sets it for this process, before it has threads; False where the C library has no mallopt (musl)."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    wanted = (_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS)
+    return all(mallopt(parameter, value) == 1 for parameter, value in wanted)

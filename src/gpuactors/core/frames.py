@@ -210,13 +210,15 @@ def _frame(
     blind = state.ledger.read == 0  # whatever is gone, a pod may have it that a daemon before us gave it to
     if in_call or blind or state.no_shrink_until.get(resource, at) > at:
         for old in listed:
+            if old.id in devices:
+                continue
             other = listed_as.get(old.address)
             why = (
                 f"it is listed as {other} now"
                 if other is not None
                 else _why_gone(state, resource, old.address)
             )
-            frame.setdefault(old.id, replace(old, health=Health.UNHEALTHY, reason=why))
+            frame[old.id] = replace(old, health=Health.UNHEALTHY, reason=why)
     return tuple(sorted(frame.values(), key=lambda a: a.id))
 
 

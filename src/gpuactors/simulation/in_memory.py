@@ -176,8 +176,8 @@ class MemoryLedger:
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`."""
         self._faults.crash(Fault.LEDGER_CRASHES)
-        if self._faults.lasts(Fault.NO_DESCRIPTORS):  # socket(2), before there is anything to dial
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise KubeletError(f"cannot ask kubelet for its ledger: {os.strerror(errno.EMFILE)}")
         if self._faults.strikes(Fault.READ_FAILS):
             raise KubeletError("the read of kubelet's ledger was told to fail")
         contents = await self._read(resources)

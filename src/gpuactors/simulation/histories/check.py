@@ -13,6 +13,7 @@ from typing import Final, final
 
 import trio
 
+from gpuactors import limits
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.faults import Fault
@@ -187,7 +188,7 @@ class Safety:
             raise ViolationError(
                 "kubelet crashed", f"a device vanished during a call: {world.kubelet.panics[0]}"
             )
-        rebooted = "the node reboots" in world.counts and not world.pre_start_gate
+        rebooted = "the node reboots" in world.counts and not world.can_tell_stale_nodes
         if (doubles := world.kubelet.double_handouts) and not rebooted:
             blind = "; a poll was blind" if "polls can look at nothing" in world.counts else ""
             raise ViolationError("handed out twice", f"pod {doubles[0].pod} met {doubles[0].message}{blind}")
@@ -259,7 +260,7 @@ def _check_swap(world: World) -> None:
             continue  # another plugin's
         name = f"PCI_RESOURCE_{resource.upper().replace('/', '_').replace('.', '_')}"
         got = entry.envs.get(name, "").split(",")
-        if sorted(got) != sorted(entry.devices):
+        if sorted(got) != sorted(world.meaning(resource, device) or device for device in entry.devices):
             raise ViolationError(
                 "swapped", f"pod {pod} got {got} and {entry.nodes}, kubelet believes {entry.devices}"
             )
@@ -315,7 +316,7 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
 
 async def _stay_calm(world: World, safety: Safety) -> None:
     """Nothing happens on the node, so nothing is told: no frame, no registration. What flaps slowly shows here."""
-    await trio.sleep(DYING_S)
+    await trio.sleep(max(DYING_S, limits.LEDGER_QUIET_S + LOOK_EVERY_S))
     before = world.kubelet.view
     await trio.sleep(LONG_CALM_S)
     safety.check(time_passed=True)

@@ -90,9 +90,7 @@ FOUND: Final[dict[str, Script]] = {
             "the daemon is told to stop+3; an older plugin has given a card away; a daemon starts+11; unplug+3; "
             "a card comes back in another group+3"
         ),
-        "mates are released, and one is given to the next pod at once": (
-            "plug a second card into the group+3; a pod for two cards comes+3; mates are released together+3"
-        ),
+        "mates are released, and one is given to the next pod at once": ("mates are released together+3"),
         "pods come in a burst on groups of two": (
             "plug a second card into the group; plug a second card into the group@1; "
             "plug a second card into the group@2+3; pods come in a burst+3"
@@ -134,19 +132,19 @@ FOUND: Final[dict[str, Script]] = {
             "a pod comes+0.3; descriptors run out; kubelet stops; kubelet starts+11; a pod comes+11"
         ),
         "enable goes back to 0 before the next binding": (
-            "unbind+3; enable is switched on by hand; bind to vfio-pci+3; unbind; enable is switched off by hand; "
+            "unbind+3; enable is switched by hand; bind to vfio-pci+3; unbind; enable is switched by hand; "
             "bind to vfio-pci+3; a stranger opens a card+3"
         ),
         "enable was switched on beside a free card": (
-            "plug a second card into the group; unbind+3; enable is switched on by hand+3"
+            "plug a second card into the group; unbind+3; enable is switched by hand+3"
         ),
         "a card is replaced by one whose enable was never touched": (
-            "unbind+3; enable is switched on by hand; bind to vfio-pci+3; unplug+3; plug a card that vfio-pci knows; "
+            "unbind+3; enable is switched by hand; bind to vfio-pci+3; unplug+3; plug a card that vfio-pci knows; "
             "a stranger opens a card+3"
         ),
         "a driver whose name is no UTF-8 makes a group not viable under a call": (
             "plug a companion+3; looks and scans take long; pods come in a burst; "
-            "bind the companion to a driver whose name is no UTF-8+3"
+            "bind the companion to a host driver@6+3"
         ),
     }.items()
 }

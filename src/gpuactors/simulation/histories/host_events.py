@@ -8,7 +8,6 @@ from typing import Final
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.kinds import (
     Act,
-    Enabled,
     Flag,
     Kind,
     always,
@@ -17,7 +16,7 @@ from gpuactors.simulation.histories.kinds import (
     detail_of,
     fault,
 )
-from gpuactors.simulation.histories.world import GPU_CLASS, MODEL, SECOND, STRANGER_PID, UeventMode, World
+from gpuactors.simulation.histories.world import SECOND, STRANGER_PID, UeventMode, World
 from gpuactors.simulation.host_tree import PciSpec
 from gpuactors.simulation.kubelet_values import Phase
 
@@ -145,19 +144,13 @@ def _has_room_beside(world: World, slot: int) -> bool:
     )
 
 
-def _plug_beside(world: World, slot: int) -> None:
-    second = PciSpec(
-        world.address(slot, SECOND), "10de", MODEL, GPU_CLASS, world.group(slot), driver="vfio-pci"
-    )
-    world.tell(world.tree.plug(second))
+def _can_switch(world: World, slot: int) -> bool:
+    return _is_unbound(world, slot) and not world.is_leaving(slot)
 
 
-def _can_switch(*, on: bool) -> Enabled:
-    return lambda w, s: _is_unbound(w, s) and (w.tree.enabled(w.address(s)) > 0) is not on
-
-
-def _switch(*, on: bool) -> Act:
-    return lambda w, s: w.tree.switch(w.address(s), on=on)
+def _bind_to_host_driver(name: str, function: int = 0) -> Act:
+    """Every other time its name is no UTF-8."""
+    return lambda w, s: _bind(NO_UTF8 if detail_of(s) % 2 else name, function)(w, s)
 
 
 # --- attributes -------------------------------------------------------------------------------------------
@@ -247,10 +240,8 @@ HOST_KINDS: Final = (
     Kind("plug slowly", _is_empty, _plug_slowly),
     Kind("bind to vfio-pci", _is_unbound, _bind("vfio-pci")),
     Kind("bind slowly", _is_unbound, _slowly("bind")),
-    Kind("bind to nvidia", _is_unbound, _bind("nvidia")),
-    Kind("bind to a driver whose name is no UTF-8", _is_unbound, _bind(NO_UTF8)),
-    Kind("enable is switched on by hand", _can_switch(on=True), _switch(on=True)),
-    Kind("enable is switched off by hand", _can_switch(on=False), _switch(on=False)),
+    Kind("bind to nvidia", _is_unbound, _bind_to_host_driver("nvidia")),
+    Kind("enable is switched by hand", _can_switch, lambda w, s: w.switch(s)),
     Kind("unbind", _is_bound, _unbind()),
     Kind("unbind slowly", _is_bound, _slowly("unbind")),
     Kind("unplug", _is_alone, _unplug()),
@@ -261,15 +252,16 @@ HOST_KINDS: Final = (
         _is_alone,
         _plug_companion,
     ),
-    Kind("plug a second card into the group", _has_room_beside, _plug_beside),
+    Kind("plug a second card into the group", _has_room_beside, lambda w, s: w.plug_beside(s)),
     Kind(
         "unplug the second card",
         lambda w, s: w.is_plugged(s, SECOND) and not _is_changing(w, s),
         _unplug(SECOND),
     ),
     Kind("bind the companion to vfio-pci", _companion_is_unbound, _bind("vfio-pci", 1)),
-    Kind("bind the companion to a host driver", _companion_is_unbound, _bind("snd_hda_intel", 1)),
-    Kind("bind the companion to a driver whose name is no UTF-8", _companion_is_unbound, _bind(NO_UTF8, 1)),
+    Kind(
+        "bind the companion to a host driver", _companion_is_unbound, _bind_to_host_driver("snd_hda_intel", 1)
+    ),
     Kind(
         "unbind the companion",
         lambda w, s: _has_companion(w, s) and w.driver(s, 1) is not None,

@@ -25,12 +25,15 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.kinds import Act, Flag, Kind, always, crash, detail_of, fault
 from gpuactors.simulation.histories.truth import given_by_us
-from gpuactors.simulation.histories.world import MODEL, MODELS, STRANGER, World
+from gpuactors.simulation.histories.world import MODEL, MODELS, SECOND, STRANGER, World
 from gpuactors.simulation.kubelet_plugins import LIST_AND_WATCH
 from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
 from gpuactors.simulation.kubelet_values import Phase
 
 PODS_MAX: Final = 16
+MATES_S: Final = 0.5
+"""How long a card may take to be listed, or a pod to run, before mates are released."""
+
 STAYS_S: Final = 3.0
 """How long somebody stays on our endpoint who has no business there."""
 
@@ -240,14 +243,34 @@ def _mates(world: World) -> list[str]:
     return sorted(pod for pod, groups in cards.items() if pod in running and len(set(groups)) < len(groups))
 
 
+def _can_have_mates(world: World, slot: int) -> bool:
+    """A card that nobody has or holds, whose group has a second one, or room for it."""
+    address, second = world.address(slot), world.address(slot, SECOND)
+    return (
+        _room(world, slot)
+        and world.kubelet_runs
+        and world.is_plugged(slot)
+        and world.is_bound(address)
+        and not world.is_held(slot)
+        and (second not in world.tree.functions or world.is_bound(second))
+        and world.tree.functions[address].device == MODEL
+    )
+
+
 async def _release_mates(world: World, slot: int) -> None:
-    """A pod takes every other card; then both are free at once, by force, and the next pod gets one of them."""
-    resource = world.resource(MODEL)
-    figures = world.kubelet.view.resources.get(resource)
-    if figures is not None and figures.free > 0 and _room(world, slot):
-        _submit(figures.free)(world, slot)
-        with trio.move_on_after(0.01):
-            await world.kubelet.settled(f"vm-{world.pods}")
+    """Pods take both cards of a group and every other one; then both are free at once, by force, and the next pod gets
+    one of them."""
+    if world.address(slot, SECOND) not in world.tree.functions:
+        world.plug_beside(slot)
+    with trio.move_on_after(MATES_S):
+        await world.kubelet.until(lambda view: any(r.id == world.address(slot, SECOND) for r in view.devices))
+    for size in (2, None):
+        figures = world.kubelet.view.resources.get(world.resource(MODEL))
+        free = figures.free if figures is not None else 0
+        if free > 0 and _room(world, slot):
+            _submit(min(size or free, free))(world, slot)
+            with trio.move_on_after(MATES_S):
+                await world.kubelet.settled(f"vm-{world.pods}")
     if names := _mates(world):
         world.kubelet.force_delete(names[slot % len(names)], dies_after_s=0.0)
     if _room(world, slot):
@@ -325,7 +348,7 @@ KUBELET_KINDS: Final = (
     Kind("a pod for two cards comes", _room, _submit(2)),
     Kind("a pod for another model comes", _room, _submit_other),
     Kind("pods come in a burst", _room, _burst),
-    Kind("mates are released together", lambda w, s: _room(w, s) and bool(_mates(w)), _release_mates),
+    Kind("mates are released together", _can_have_mates, _release_mates),
     Kind("a pod ends", _has_pods, _delete(0.0)),
     Kind("a pod ends slowly", _has_pods, _delete(4.0)),
     Kind("a pod is force-deleted", _has_pods, _force_delete(None)),

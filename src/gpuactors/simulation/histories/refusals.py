@@ -52,9 +52,8 @@ _CHANGED: Final = (
     "unplug slowly",
     "half gone",
     "bind the companion to a host driver",
-    "bind the companion to a driver whose name is no UTF-8",
-    "bind to a driver whose name is no UTF-8",
     "plug a second card into the group",
+    "mates are released together",
     "an attribute turns unreadable",
     "the node reboots",
     "a card comes back in another group",
@@ -65,7 +64,7 @@ _CHANGED: Final = (
 
 _CAUSES: Final = (
     (r"was told to fail", ("looks fail",)),
-    (r"Too many open files", ("descriptors run out",)),
+    (r"Too many open files|did not tell its ledger", ("descriptors run out",)),
     (r"did not end in time|sysfs did not answer", ("a look hangs", "the clock jumps")),
     (
         r"could not be found out in time who uses",
@@ -75,7 +74,7 @@ _CAUSES: Final = (
     (r"its unbind or unplug waits", _CHANGED),
     (
         r"IOMMU group \d+ is (still )?(held|in use)",
-        (*_HELD, *_OTHERS, "plug a second card into the group"),
+        (*_HELD, *_OTHERS, "plug a second card into the group", "mates are released together"),
     ),
     (r"in use by the claim|allocated to pod", _OTHERS),
     (

@@ -81,7 +81,11 @@ def expected(world: World) -> Told:
     told: Told = {}
     for address, spec in world.tree.functions.items():
         bound, waiting = world.is_bound(address), world.tree.is_waiting(address)
-        if spec.class_code != GPU_CLASS or not (bound or waiting):
+        if spec.class_code != GPU_CLASS:
+            continue
+        if not (bound or waiting):
+            if spec.group is not None and world.is_taken_for_open(spec.group):
+                told.setdefault(world.resource(spec.device), {})[address] = UNTOLD
             continue
         assert spec.group is not None
         own = world.resource(spec.device)
@@ -99,6 +103,8 @@ def expected(world: World) -> Told:
             free = HEALTHY if bound and openable else UNHEALTHY
             told.setdefault(own, {})[address] = NOT_OFFERED if renamed else free
         if not unsure.isdisjoint({address, *world.tree.group_members(spec.group)}):
+            told.setdefault(own, {})[address] = UNTOLD
+        if not names and world.is_taken_for_open(spec.group):
             told.setdefault(own, {})[address] = UNTOLD
     for g in given:
         told.setdefault(g.resource, {}).setdefault(g.device, UNHEALTHY)

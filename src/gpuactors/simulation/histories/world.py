@@ -174,7 +174,7 @@ class _Machines:
         cards = [card for device in devices if (card := world.meaning(MODELS[MODEL], device)) is not None]
         groups = {spec.group for card in cards if (spec := self._tree.functions.get(card)) is not None}
         strange = {f"/dev/vfio/{group}" for group in groups} - {*nodes}
-        if nodes and strange and world.pre_start_gate:
+        if nodes and strange and world.can_tell_stale_nodes:
             world.problems.append(
                 f"pod {pod.name} was started with {nodes} on {cards}: not {sorted(strange)}"
             )
@@ -241,6 +241,8 @@ class World:
         """What the next daemon is told."""
         self.groups: dict[int, int] = {}
         """The IOMMU group of a place for a card, where it is not the first one."""
+        self.switched: dict[str, int] = {}
+        """Cards whose `enable` was written to by hand, and how many daemons had started by then."""
         self.older: dict[tuple[str, str], str] = {}
         """What the older IDs mean that were given to pods: the card, by resource and ID."""
         self.resolved: dict[tuple[str, str], set[str]] = {}
@@ -273,6 +275,13 @@ class World:
         """A card to plug in."""
         return PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver)
 
+    def plug_beside(self, slot: int) -> None:
+        """A second card comes into a card's group."""
+        second = self.address(slot, SECOND)
+        self.tell(
+            self.tree.plug(PciSpec(second, "10de", MODEL, GPU_CLASS, self.group(slot), driver="vfio-pci"))
+        )
+
     def is_plugged(self, slot: int, function: int = 0) -> bool:
         """The function is there, and nothing is happening to the card."""
         address = self.address(slot, function)
@@ -290,6 +299,27 @@ class World:
     def is_bound(self, address: str) -> bool:
         """It is on vfio-pci."""
         return address in self.tree.functions and self.tree.driver_of(address) == "vfio-pci"
+
+    def switch(self, slot: int) -> None:
+        """Somebody writes 1 to `enable` of a card without driver, or 0 if it was 1."""
+        address = self.address(slot)
+        self.tree.switch(address, on=self.tree.enabled(address) == 0)
+        self.switched[address] = self._started
+
+    def is_taken_for_open(self, group: int) -> bool:
+        """A daemon has started while a card of the group was without driver and switched on by hand, as one is whose
+        unbind waits for whoever has it open: nobody can tell the two apart."""
+        return any(
+            self.switched.get(address, self._started) < self._started and self.tree.enabled(address) > 0
+            for address in self.tree.group_members(group)
+            if self.tree.driver_of(address) is None
+        )
+
+    def is_leaving(self, slot: int) -> bool:
+        """A daemon has not seen yet that nobody has open what was unbound."""
+        address = PciAddress(self.address(slot))
+        handles = (daemon.handle for daemon in self.daemons if daemon.handle is not None)
+        return any(address in handle.state.value.polls.leaving for handle in handles)
 
     def is_viable(self, group: int) -> bool:
         """No function of the group is on a host driver."""
@@ -565,6 +595,12 @@ class World:
             if daemon in self.daemons:
                 self.daemons.remove(daemon)
             daemon.ended.set()
+
+    @property
+    def can_tell_stale_nodes(self) -> bool:
+        """A daemon is asked before a container starts, and can read in kubelet's file what the container would get."""
+        blinded = ("the ledger file is damaged", "a second plugin takes our resource")
+        return self.pre_start_gate and not any(self.counts[kind] for kind in blinded)
 
     def order(self, fault: Fault, times: int = 1) -> None:
         """A fault strikes at its next occasions."""

@@ -106,7 +106,13 @@ def _compared(
 
 
 def _agrees(plugin: PluginState, same: bool) -> bool:
-    return same and not (plugin.listing.against and plugin.listing.changed_at > plugin.listing.disputed_at)
+    # The read that speaks against us may be what our list changed for: that is later, in the same moment.
+    return same and not (plugin.listing.against and plugin.listing.changed_at >= plugin.listing.disputed_at)
+
+
+def _sent(frame: Frame) -> tuple[tuple[object, ...], ...]:
+    """What of a frame is sent to kubelet, whose whole list it replaces, even if nothing that is Healthy changed."""
+    return tuple((a.id, a.health, a.numa_node) for a in frame)
 
 
 def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
@@ -167,6 +173,6 @@ def _kept(
     at: float,
 ) -> PluginState:
     was, now = before.frames.get(resource), state.frames[resource]
-    if was is None or (was is not now and healthy(was) != healthy(now)):
+    if was is None or (was is not now and _sent(was) != _sent(now)):
         plugin = registration.list_changed(plugin, at)
     return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

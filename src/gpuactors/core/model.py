@@ -152,7 +152,7 @@ class Listing:
     """Kubelet's own list of a resource against ours; see `listing.py`. Times are seconds of the core's clock."""
 
     changed_at: float = -math.inf
-    """When what we list as Healthy changed."""
+    """When what we list changed, Unhealthy or not: each list that is sent replaces kubelet's."""
     read: int | None = None
     """The read of kubelet's ledger that was asked for when kubelet had had our list for long enough."""
     compared_at: float = -math.inf

@@ -212,7 +212,7 @@ def due(plugin: PluginState, at: float) -> PluginState:
 
 
 def list_changed(plugin: PluginState, at: float) -> PluginState:
-    """What we list as Healthy changed: a read that is out may have been answered by the list before."""
+    """What we list changed: a read that is out may have been answered by the list before."""
     return replace(plugin, listing=replace(plugin.listing, changed_at=at, read=None))
 
 

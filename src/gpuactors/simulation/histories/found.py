@@ -108,6 +108,9 @@ FOUND: Final[dict[str, Script]] = {
             "a second plugin takes our resource@6+3; plug a card that vfio-pci knows@3; "
             "the second plugin sends a frame+3"
         ),
+        "a second plugin goes while our list changes in what is Unhealthy alone": (
+            "a second plugin takes our resource+0.001; our resource has an odd ID"
+        ),
         "a monitor dials first after kubelet's restart, and kubelet's stream is lost": (
             "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
             "a stream is lost@6"

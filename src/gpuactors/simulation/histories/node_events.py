@@ -71,6 +71,7 @@ def _older(world: World, slot: int) -> None:
     resource, group = world.next_outlook.names[MODEL], world.group(slot)
     world.others += 1
     world.older[resource, str(group)] = world.address(slot)
+    world.disturbed.add(str(group))  # it may be a card that our daemon is not to look after
     nodes = (f"/dev/vfio/{group}",) if detail_of(slot) % 2 else ()
     world.kubelet.adopt(f"older-{world.others}", {resource: (str(group),)}, nodes=nodes)
 

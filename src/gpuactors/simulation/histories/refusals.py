@@ -18,6 +18,7 @@ CUTS_CALLS_OFF: Final = (
     "a stream is cut within a message",
     "kubelet stops",
     "a look hangs",  # longer than a call in flight is waited for
+    "descriptors run out",  # as long
     "the clock jumps",
     "the node reboots",
     *SECOND_PLUGIN,
@@ -64,7 +65,7 @@ _CHANGED: Final = (
 
 _CAUSES: Final = (
     (r"was told to fail", ("looks fail",)),
-    (r"Too many open files|did not tell its ledger", ("descriptors run out",)),
+    (r"Too many open files|did not tell its ledger", ("descriptors run out", "the clock jumps")),
     (r"did not end in time|sysfs did not answer", ("a look hangs", "the clock jumps")),
     (
         r"could not be found out in time who uses",

@@ -119,8 +119,15 @@ def expected(world: World) -> Told:
 
 def _unsure(world: World, given: Iterable[Given]) -> set[str]:
     """Cards that were given away by an older ID which a daemon cannot know the meaning of."""
-    older = [(g.card, g) for g in given if g.card is not None and g.card != g.device]
-    return {card for card, g in older if not world.is_sure(g.resource, g.device)}
+    functions = world.tree.functions
+    unsure = set()
+    for g in given:
+        if g.card is None or g.card == g.device:
+            continue
+        selected = g.card in functions and is_selected(world, functions[g.card])
+        if not (selected and world.is_sure(g.resource, g.device)):
+            unsure |= {g.card, *(a for a, spec in functions.items() if str(spec.group) == g.device)}
+    return unsure
 
 
 def is_selected(world: World, spec: PciSpec) -> bool:

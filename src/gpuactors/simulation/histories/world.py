@@ -171,7 +171,7 @@ class _Machines:
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
         """As `Tenancy.start`."""
         (world,) = self._world
-        cards = [card for device in devices if (card := world.meaning(MODELS[MODEL], device)) is not None]
+        cards = [device for device in devices if _ADDRESS.fullmatch(device)]
         groups = {spec.group for card in cards if (spec := self._tree.functions.get(card)) is not None}
         strange = {f"/dev/vfio/{group}" for group in groups} - {*nodes}
         if nodes and strange and world.can_tell_stale_nodes:
@@ -407,7 +407,6 @@ class World:
         """The pods of older plugins are gone."""
         for name in [n for n in self.kubelet.view.pods if n.startswith("older-")]:
             self.kubelet.force_delete(name, dies_after_s=0.0)
-        self.older.clear()
         self.resolved.clear()
 
     # --- a reboot -------------------------------------------------------------------------------------------

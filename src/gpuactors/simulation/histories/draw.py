@@ -20,7 +20,7 @@ from gpuactors.simulation.histories.world import CARDS, World
 WAITS_S: Final = (0.0, 0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0)
 """Nothing in between, most often: that is where races are. The longest is longer than most backoffs."""
 
-STEPS_MAX: Final = 28
+STEPS_MAX: Final = 20
 
 _TRIES: Final = 40
 """How many of the pairs that are wanted are tried before chance decides."""

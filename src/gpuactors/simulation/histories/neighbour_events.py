@@ -20,7 +20,9 @@ SECOND_PLUGIN: Final = (
 
 def _listed(world: World) -> list[str]:
     """What kubelet has of our resource: the second plugin knows the same cards, and calls all of them Healthy."""
-    return [row.id for row in world.kubelet.view.devices if row.resource == world.resource(MODEL)]
+    resource = world.resource(MODEL)
+    rows = (row for row in world.kubelet.view.devices if row.resource == resource)
+    return [row.id for row in rows if world.meaning(resource, row.id) is not None]
 
 
 def _comes(world: World, slot: int) -> None:

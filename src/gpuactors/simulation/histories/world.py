@@ -570,7 +570,8 @@ class World:
         """The daemon opens a group as a probe, which no pod may ever meet. Raises `OSError`."""
         group = int(Path(path).name)
         # What a second plugin gives away is opened by nobody, and we hear of it later.
-        if self.counts["a second plugin takes our resource"] == 0 and not self.given().keys().isdisjoint(
+        given = {d for (_, r), e in self.kubelet.view.holdings.items() if self.is_ours(r) for d in e.devices}
+        if self.counts["a second plugin takes our resource"] == 0 and not given.isdisjoint(
             self.tree.group_members(group)
         ):
             self.problems.append(f"the daemon opened /dev/vfio/{group} as a probe while a pod has it")

@@ -68,7 +68,8 @@ def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: 
 
 def look_soon(state: NodeState, at: float) -> NodeState:
     """Something odd was seen: kubelet's list is to be read soon, once for all that is seen until then."""
-    return replace(state, look_at=min(state.look_at, at + limits.ODD_SIGHT_S))
+    plugins = {resource: registration.sighted(plugin, at) for resource, plugin in state.plugins.items()}
+    return replace(state, plugins=plugins, look_at=min(state.look_at, at + limits.ODD_SIGHT_S))
 
 
 def compared(
@@ -101,7 +102,8 @@ def _compared(
     ours, kubelets = healthy(state.frames[resource]), told.get(resource, ())
     # While we wait for whoever has it to leave, only their list is to be seen.
     if not registration.waits_for_peace(plugin) and _agrees(plugin, ours == kubelets):
-        return registration.agreed(plugin, at)
+        # Where nothing is healthy, kubelet's list is the same when it has lost us.
+        return registration.agreed(plugin, at, asked_at=state.ledger.read_at if ours else -math.inf)
     return registration.disputed(plugin, _why(state, ours, kubelets), at, nobody=not kubelets)
 
 

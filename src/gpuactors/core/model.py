@@ -157,6 +157,8 @@ class Listing:
     """The read of kubelet's ledger that was asked for when kubelet had had our list for long enough."""
     compared_at: float = -math.inf
     """When such a read came back."""
+    sighted_at: float = -math.inf
+    """When something odd was last seen beside it, so that the list may have been somebody else's since."""
     against: int = 0
     """How many of them in a row have spoken against us."""
     disputed_at: float = -math.inf

@@ -212,8 +212,25 @@ def due(plugin: PluginState, at: float) -> PluginState:
 
 
 def list_changed(plugin: PluginState, at: float) -> PluginState:
-    """What we list changed: a read that is out may have been answered by the list before."""
-    return replace(plugin, listing=replace(plugin.listing, changed_at=at, read=None))
+    """What we list changed: a read that is out may have been answered by the list before.
+
+    After an odd sight that no read has spoken of yet, our list has perhaps replaced another's, and nothing will show it
+    any more: that counts as one read against us.
+    """
+    listing = replace(plugin.listing, changed_at=at, read=None)
+    if _is_unlooked(plugin) and not listing.against and _is_streaming(plugin):
+        listing = replace(listing, against=1, disputed_at=at, agreed_since=None)
+    return replace(plugin, listing=listing)
+
+
+def _is_unlooked(plugin: PluginState) -> bool:
+    """Something odd was seen since the stream opened, and no read has shown yet whose list kubelet has."""
+    return plugin.listing.sighted_at >= plugin.stream_opened_at
+
+
+def sighted(plugin: PluginState, at: float) -> PluginState:
+    """A socket of somebody else came or went, or a stream ended that may have been kubelet's."""
+    return replace(plugin, listing=replace(plugin.listing, sighted_at=at))
 
 
 def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
@@ -239,8 +256,11 @@ def not_told(plugin: PluginState, at: float) -> PluginState:
     return replace(plugin, listing=replace(plugin.listing, read=None, compared_at=at))
 
 
-def agreed(plugin: PluginState, at: float) -> PluginState:
-    """Kubelet has our list. After long enough whoever was there has let it be."""
+def agreed(plugin: PluginState, at: float, *, asked_at: float) -> PluginState:
+    """Kubelet has our list. After long enough whoever was there has let it be.
+
+    `asked_at` is when kubelet was asked; what odd was seen since then is not cleared up by it.
+    """
     listing = plugin.listing
     since = at if listing.agreed_since is None else listing.agreed_since
     over = at - since >= limits.CONTENTION_OVER_S
@@ -251,6 +271,7 @@ def agreed(plugin: PluginState, at: float) -> PluginState:
         against=0,
         disputed_at=-math.inf,
         agreed_since=since,
+        sighted_at=listing.sighted_at if listing.sighted_at >= asked_at else -math.inf,
         reclaims=0 if over else listing.reclaims,
     )
     if not is_contested(plugin):

@@ -13,7 +13,7 @@ from gpuactors.simulation.histories import campaign, found
 from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
 from gpuactors.simulation.histories.coverage import Coverage, summary, table
 from gpuactors.simulation.histories.draw import Guide, drawn
-from gpuactors.simulation.histories.events import KINDS, PAIRS
+from gpuactors.simulation.histories.events import DRAWN, PAIRS
 from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
 from gpuactors.simulation.histories.shrink import shrink
@@ -33,15 +33,15 @@ def test_pairs_are_counted_by_neighbourhood_and_by_order() -> None:
     }
     assert (coverage.histories, coverage.steps) == (2, 5)
     assert coverage.adjacent_share == pytest.approx(2 / len(PAIRS))
-    assert coverage.ordered_share == pytest.approx(3 / len(KINDS) ** 2)
+    assert coverage.ordered_share == pytest.approx(3 / len(DRAWN) ** 2)
     assert len(coverage.missing()) == len(PAIRS) - 2
     assert summary(coverage).startswith("2 histories, 5 steps; of ")
     row = next(line for line in table(coverage).splitlines() if line.startswith("unbind  "))
-    assert row.split()[:4] == ["unbind", "2", "1", str(len(KINDS))]
+    assert row.split()[:4] == ["unbind", "2", "1", str(len(DRAWN))]
 
 
 def test_only_what_can_never_follow_is_left_out_of_the_pairs() -> None:
-    left_out = {(a, b) for a in KINDS for b in KINDS} - PAIRS
+    left_out = {(a, b) for a in DRAWN for b in DRAWN} - PAIRS
     assert ("kubelet starts", "kubelet starts") in left_out
     assert ("the daemon is told to stop", "a daemon starts") in PAIRS
     assert len(left_out) < len(PAIRS) / 100
@@ -65,12 +65,12 @@ def test_a_guide_brings_about_what_is_still_wanted() -> None:
         by_chance.add(play_chosen(drawn(random.Random(seed)), seed).script)
     found, left_to_chance = ({a for a, b in c.adjacent if b == last} for c in (guided, by_chance))
     assert len(found) > 3 * len(left_to_chance)
-    assert not found & {name for name in KINDS if last in guide.wanted_after(name)}
+    assert not found & {name for name in DRAWN if last in guide.wanted_after(name)}
 
 
 def test_the_parts_of_a_guide_share_the_pairs() -> None:
     parts = [Guide(part, 3) for part in range(3)]
-    wanted = [(a, b) for part in parts for a in KINDS for b in part.wanted_after(a)]
+    wanted = [(a, b) for part in parts for a in DRAWN for b in part.wanted_after(a)]
     assert len(wanted) == len(PAIRS)
     assert set(wanted) == PAIRS
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpuactors.simulation.histories.events import KINDS, PAIRS, Pair
+from gpuactors.simulation.histories.events import DRAWN, PAIRS, Pair
 from gpuactors.simulation.histories.script import Step
 
 
@@ -43,7 +43,7 @@ class Coverage:
     @property
     def ordered_share(self) -> float:
         """Of all pairs of kinds, how many have occurred in this order: 0 to 1."""
-        return len(self.ordered) / len(KINDS) ** 2
+        return len(self.ordered) / len(DRAWN) ** 2
 
     def missing(self) -> list[Pair]:
         """The pairs that can follow each other and never have, sorted."""
@@ -54,7 +54,7 @@ def summary(coverage: Coverage) -> str:
     """One line for a person."""
     return (
         f"{coverage.histories} histories, {coverage.steps} steps; of {len(PAIRS)} ordered pairs of kinds "
-        f"{100 * coverage.adjacent_share:.1f} % have followed each other directly, of {len(KINDS) ** 2} "
+        f"{100 * coverage.adjacent_share:.1f} % have followed each other directly, of {len(DRAWN) ** 2} "
         f"{100 * coverage.ordered_share:.1f} % have occurred in that order in one history"
     )
 
@@ -63,7 +63,7 @@ def table(coverage: Coverage) -> str:
     """A row for each kind: how often it came, how many kinds have come right after it, and which have not."""
     rows = [("Kind", "Times", "Followed by", "of", "Never yet followed by")]
     times = _times(coverage.adjacent)
-    for name in KINDS:
+    for name in DRAWN:
         possible = [b for a, b in sorted(PAIRS) if a == name]
         never = [b for b in possible if (name, b) not in coverage.adjacent]
         shown = "; ".join(never[:3]) + (f"; and {len(never) - 3} more" if len(never) > 3 else "")

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from typing import Final, final
 
-from gpuactors.simulation.histories.events import KINDS, PAIRS
+from gpuactors.simulation.histories.events import DRAWN, PAIRS
 from gpuactors.simulation.histories.kinds import SLOTS
 from gpuactors.simulation.histories.play import Chooser
 from gpuactors.simulation.histories.script import Step
@@ -36,7 +36,7 @@ class Guide:
     def __init__(self, part: int = 0, parts: int = 1) -> None:
         numbered = sorted(PAIRS)
         mine = (pair for n, pair in enumerate(numbered) if n % parts == part)
-        self._wanted: dict[str, dict[str, None]] = {name: {} for name in KINDS}
+        self._wanted: dict[str, dict[str, None]] = {name: {} for name in DRAWN}
         for before, after in mine:
             self._wanted[before][after] = None
 
@@ -71,7 +71,7 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
             if (slot := _slot_for(world, rng, kind)) is not None:
                 return kind, slot
     slot = rng.randrange(SLOTS)
-    enabled = [name for name, kind in KINDS.items() if kind.enabled(world, slot)]
+    enabled = [name for name, kind in DRAWN.items() if kind.enabled(world, slot)]
     if guide is None:
         return rng.choice(enabled), slot
     # Where most is still wanted, more of it can be found next.
@@ -82,6 +82,6 @@ def _slot_for(world: World, rng: random.Random, kind: str) -> int | None:
     """A slot for which it can happen now, some card's; None if it cannot for any."""
     detail = rng.randrange(SLOTS // CARDS) * CARDS
     for card in rng.sample(range(CARDS), CARDS):
-        if KINDS[kind].enabled(world, detail + card):
+        if DRAWN[kind].enabled(world, detail + card):
             return detail + card
     return None

@@ -60,7 +60,8 @@ def a_life(node: Node) -> None:
     serves(node)
     node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
     node.wait_books({H100: {FIRST: HEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
-    node.kubelet.allocate(H100, [FIRST])
+    # Of a named pod, or the grant ends with a read of the ledger that comes before the end of this life, or not.
+    node.kubelet.allocate(H100, [FIRST], pod="vm-1")
     node.kubelet.prestart(H100, [FIRST])
     node.tell(node.tree.unbind(FIRST))
     node.wait_books({H100: {FIRST: UNHEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})

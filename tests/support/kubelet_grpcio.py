@@ -52,6 +52,9 @@ CALL_TIMEOUT_S: Final = patient(30.0)
 HOLD_POLL_S: Final = 0.01
 """How often a held Register looks whether its caller is still there."""
 
+GAVE_UP: Final = "the caller gave up"
+"""The error of a Register whose caller was gone before it was answered."""
+
 WORKERS: Final = 64
 """Register calls that may be held at once."""
 
@@ -440,7 +443,7 @@ class KubeletStandIn:
             while self._holds(client.resource) and context.is_active():
                 time.sleep(HOLD_POLL_S)
             if not context.is_active():
-                raise _RegisterFailed(grpc.StatusCode.CANCELLED, "the caller gave up")
+                raise _RegisterFailed(grpc.StatusCode.CANCELLED, GAVE_UP)
         except _RegisterFailed as error:
             self._forget(client)
             self._note(request, number, received_ns, options, str(error))

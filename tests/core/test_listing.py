@@ -9,6 +9,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.effects import Effect, Say
 from gpuactors.core.events import (
+    AllocateAsked,
     HostScanned,
     KubeletAppeared,
     LedgerRead,
@@ -21,7 +22,7 @@ from gpuactors.core.events import (
     Ticked,
 )
 from gpuactors.core.listing import comparable
-from gpuactors.core.model import DeviceId, PluginState
+from gpuactors.core.model import DeviceId, PluginState, Token
 from gpuactors.core.registration import is_registered, order
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import next_deadline
@@ -282,6 +283,20 @@ def test_the_end_of_an_unknown_stream_changes_nothing_while_kubelet_has_our_list
     core.feed(StreamEnded(H100, 2))
     core.pass_time(600)
     assert is_registered(plugin(core))
+    assert (plugin(core).bind, plugin(core).register) == (before.bind, before.register)
+
+
+def test_whoever_opens_our_stream_and_leaves_it_does_not_make_us_register_again(core: Core) -> None:
+    """However often, and however often our list changes meanwhile: kubelet has each of our lists."""
+    core.pass_time(60)
+    before = plugin(core)
+    out: list[Effect] = []
+    for n in range(100):
+        core.feed(StreamOpened(H100, 2 + n), StreamEnded(H100, 2 + n))
+        core.ledger = {f"odd-{n}": "pod"}
+        out += core.feed(AllocateAsked(Token(n), H100, ((DeviceId(ONE),),))) + core.pass_time(0.5)
+    out += core.pass_time(60)
+    assert said(out, "plugin.contested") == []
     assert (plugin(core).bind, plugin(core).register) == (before.bind, before.register)
 
 

@@ -57,19 +57,23 @@ def asked(state: NodeState) -> tuple[ResourceName, ...]:
 
 def neighbours_seen(state: NodeState, event: NeighboursSeen, at: float) -> NodeState:
     """A socket of somebody else beside kubelet's: whose is the list now?"""
-    return look_soon(replace(state, neighbours=event.sockets), at)
+    plugins = {resource: registration.sighted(plugin, at) for resource, plugin in state.plugins.items()}
+    return look_soon(replace(state, neighbours=event.sockets, plugins=plugins), at)
 
 
 def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: float) -> NodeState:
-    """A stream ended that was not taken for kubelet's: perhaps it was."""
+    """A stream ended that was not taken for kubelet's: perhaps it was.
+
+    That is no sight of another plugin: if kubelet has lost us, no list that we send reaches it any more, so its own
+    goes on telling. And anybody may open our stream and leave it, however often.
+    """
     unknown = event.stream in before.streams and event.stream != before.kubelet_stream
     return look_soon(state, at) if unknown and before.accepted else state
 
 
 def look_soon(state: NodeState, at: float) -> NodeState:
     """Something odd was seen: kubelet's list is to be read soon, once for all that is seen until then."""
-    plugins = {resource: registration.sighted(plugin, at) for resource, plugin in state.plugins.items()}
-    return replace(state, plugins=plugins, look_at=min(state.look_at, at + limits.ODD_SIGHT_S))
+    return replace(state, look_at=min(state.look_at, at + limits.ODD_SIGHT_S))
 
 
 def compared(

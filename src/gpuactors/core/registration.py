@@ -229,7 +229,7 @@ def _is_unlooked(plugin: PluginState) -> bool:
 
 
 def sighted(plugin: PluginState, at: float) -> PluginState:
-    """A socket of somebody else came or went, or a stream ended that may have been kubelet's."""
+    """A socket of somebody else came or went."""
     return replace(plugin, listing=replace(plugin.listing, sighted_at=at))
 
 

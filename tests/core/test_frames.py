@@ -15,6 +15,7 @@ from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
     HostScanned,
+    KubeletAppeared,
     ShutdownRequested,
     Ticked,
     UeventsLost,
@@ -25,13 +26,15 @@ from gpuactors.core.model import (
     Advertised,
     DeviceId,
     Health,
+    NodeState,
+    PciAddress,
     PciFunction,
     ResourceName,
     Token,
     pci_address,
 )
 from gpuactors.core.snapshot import project, report
-from gpuactors.core.standing import Stand, Standing
+from gpuactors.core.standing import Owner, Stand, Standing, owners
 from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, SETTINGS, Core, gpu
 
@@ -136,6 +139,96 @@ def test_nothing_changes_the_frame_object_when_nothing_changed() -> None:
     assert scan is not None
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
     assert core.state.frames[H100] == before
+
+
+def test_an_entry_that_did_not_change_is_the_very_one_that_was_listed() -> None:
+    """Whoever encodes a list, or its digest, may keep what it made of the entry."""
+    core = Core(gpu(A), gpu(B))
+    core.ledger = {f"odd {n}": "pod" for n in range(3)}
+    core.feed(KubeletAppeared("socket 1"))
+    before = {a.id: a for a in core.state.frames[H100]}
+    core.ledger = {"odd 1": "pod", "odd 2": "another"}
+    core.feed(KubeletAppeared("socket 2"))
+    same = [a.id for a in core.state.frames[H100] if a is before.get(a.id)]
+    assert same == [A, B, "odd 1"]
+
+
+def test_a_look_that_finds_what_is_known_and_a_call_that_begins_make_no_list_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many IDs of a list mean nothing: an Allocate costs two lists, one when it is answered, and one when
+    kubelet has had time to use the answer."""
+    core = Core(gpu(A), gpu(B))
+    core.ledger = {f"odd {n}": "pod" for n in range(300)}
+    core.pass_time(60)
+    made: list[NodeState] = []
+
+    def counted(state: NodeState) -> Mapping[PciAddress, Owner]:
+        made.append(state)
+        return owners(state)
+
+    monkeypatch.setattr(frames, "owners", counted)
+    look(core, A, gpu(A))
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId("odd 7"),),)))
+    assert made == [], "nothing was found that was not known, and nothing was given away"
+    core.feed(AllocateAsked(Token(2), H100, ((DeviceId(A),),)))
+    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    core.ledger[A] = "vm-1"
+    core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
+    assert len(made) <= 3
+    assert "allocated to pod default/vm-1" in core.reason(A)
+
+
+def test_a_call_holds_no_id_that_means_no_device() -> None:
+    """Kubelet cannot have chosen it, as it was never Healthy; calls that never end must not make the list grow."""
+    core = Core(gpu(A), gpu(B))
+    core.ledger = {"odd": "pod", "51": "pod"}
+    core.pass_time(60)
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    assert core.state.calls
+    core.ledger = {}
+    core.feed(KubeletAppeared("socket"))
+    assert core.state.calls
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+def test_of_many_ids_that_mean_nothing_some_are_said_and_the_others_counted() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.ledger = {f"odd {n:03}": "pod" for n in range(500)} | {B: "vm-1"}
+    said = [e for e in core.feed(KubeletAppeared("socket 1")) if isinstance(e, Say)]
+    lines = [e.fields for e in said if e.name == "device.changed"]
+    assert [f["device"] for f in lines if f["health"] == "Healthy"] == [B]
+    assert len(lines) == limits.QUOTED_ITEMS_MAX + 1
+    (rest,) = [e.fields for e in said if e.name == "devices.unknown"]
+    assert (rest["resource"], rest["count"]) == (H100, 500 - limits.QUOTED_ITEMS_MAX)
+    assert len(core.frame()) == 502, "each of them is listed"
+    core.ledger = {}
+    said = [e for e in core.feed(KubeletAppeared("socket 2")) if isinstance(e, Say)]
+    gone = [e.fields["device"] for e in said if e.name == "device.gone"]
+    assert len(gone) == limits.QUOTED_ITEMS_MAX
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+
+
+class _CountedId(str):
+    """An ID that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _CountedId.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_list_of_many_odd_ids_is_not_searched_for_each_of_them() -> None:
+    core = Core(gpu(A), gpu(B))
+    for turn in range(2):
+        core.ledger = {_CountedId(f"odd {turn} {n}"): "pod" for n in range(1000)}
+        _CountedId.compared = 0
+        core.feed(KubeletAppeared(f"socket {turn}"))
+        assert len(core.frame()) == 1002
+        assert _CountedId.compared < 50 * 1000
 
 
 def test_stopping_ends_every_plugin() -> None:

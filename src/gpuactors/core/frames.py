@@ -8,8 +8,9 @@ kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -44,8 +45,8 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         return replace(state, plugins={}), []
     if not is_ready(state) or _nothing_changed(before, state, at):
         return state, []
-    owned = owners(state)
-    listed = _listed(state, owned)
+    view = _view(state)
+    listed = _listed(state, view)
     made = {
         resource: _frame(state, resource, listed.get(resource, {}), state.frames.get(resource, ()), at)
         for resource in sorted({*state.plugins, *listed})
@@ -53,7 +54,7 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
     frames: dict[ResourceName, Frame] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
-    for resource, frame in _sound(state, made, effects).items():
+    for resource, frame in _sound(state, view, made, effects).items():
         plugin = _aged(state.plugins.get(resource), frame, at)
         if plugin is None:
             effects.append(Say(Level.INFO, "resource.retired", {"resource": resource}))
@@ -61,12 +62,40 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         if resource not in state.frames:
             effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
         frames[resource], plugins[resource] = frame, plugin
-        effects.extend(_changes(state, resource, state.frames.get(resource, ()), frame))
-    history = _recorded(state, frames, at)
+        effects.extend(_changes(state, view, resource, state.frames.get(resource, ()), frame))
+    history = _recorded(state, view, frames, at)
     serving = state.role is Role.SERVING
     served = (state.served | frames.keys()) - (made.keys() - frames.keys())
     plugins = plugins if serving else {}
     return replace(state, served=served, frames=frames, plugins=plugins, history=history), effects
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What follows from the state and is needed in several places of one publication."""
+
+    devices: tuple[Device, ...]
+    ids: Mapping[PciAddress, DeviceId]
+    """As `identity.device_ids`."""
+    owned: Mapping[PciAddress, Owner]
+    given: Mapping[tuple[ResourceName, DeviceId], str]
+    """As `standing.given_away`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
+    listed: Mapping[tuple[ResourceName, PciAddress], Advertised]
+    """What is listed now, by address; by the first ID if there are several."""
+    listed_ids: Mapping[tuple[ResourceName, DeviceId], Advertised]
+
+
+def _view(state: NodeState) -> _View:
+    devices = node_devices(state)
+    listed = [(resource, a) for resource, frame in state.frames.items() for a in frame]
+    return _View(
+        devices=devices,
+        ids=device_ids(state, devices),
+        owned=owners(state),
+        given=given_away(state, our_resources(state, (d.resource for d in devices))),
+        listed={(resource, a.address): a for resource, a in reversed(listed)},
+        listed_ids={(resource, a.id): a for resource, a in listed},
+    )
 
 
 def is_ready(state: NodeState) -> bool:
@@ -88,9 +117,8 @@ def is_ready(state: NodeState) -> bool:
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
     return (
         is_ready(before)
-        and before.facts is state.facts
-        and before.calls.keys() == state.calls.keys()
-        and before.no_shrink_until.keys() == state.no_shrink_until.keys()
+        and _same_facts(before, state)
+        and _held(before) <= _held(state)
         and before.ledger.entries is state.ledger.entries
         and before.ledger.claims == state.ledger.claims
         and before.ledger.problem == state.ledger.problem
@@ -102,6 +130,20 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         and before.role is state.role
         and not any(_is_over(plugin, at) for plugin in state.plugins.values())
     )
+
+
+def _same_facts(before: NodeState, state: NodeState) -> bool:
+    """What was found is what was known; that it was looked at again tells only the calls that wait for it."""
+    was, now = before.facts, state.facts
+    return now is was or (
+        now.keys() == was.keys()
+        and all((f.function, f.short) == (was[a].function, was[a].short) for a, f in now.items())
+    )
+
+
+def _held(state: NodeState) -> set[ResourceName]:
+    """The resources whose lists lose nothing for now. Holding one more changes none."""
+    return {*state.no_shrink_until, *(call.resource for call in state.calls.values())}
 
 
 _seen: Final = attrgetter(*(f.name for f in fields(Observed) if f.name != "poll"))
@@ -131,29 +173,20 @@ def _is_decided(use: Observed, state: NodeState) -> bool:
     return use.in_use and use.since < state.ledger.read
 
 
-def _listed(
-    state: NodeState, owned: Mapping[PciAddress, Owner]
-) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+def _listed(state: NodeState, view: _View) -> dict[ResourceName, dict[DeviceId, Advertised]]:
     """What there is to list: offered devices, and those that are lost while a pod has them."""
-    ids = device_ids(state)
     listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
-    devices = node_devices(state)
-    for device in devices:
-        stand = stand_of(state, device, owned)
+    for device in view.devices:
+        address = device.function.address
+        stand = stand_of(state, device, view.owned)
         if is_offered(state, device) or stand.standing is Standing.ALLOCATED:
-            device_id = ids[device.function.address]
-            before = next(
-                (a for a in state.frames.get(device.resource, ()) if a.address == device.function.address),
-                None,
-            )
-            health, reason = verdict(device, stand, before)
+            device_id = view.ids[address]
+            health, reason = verdict(device, stand, view.listed.get((device.resource, address)))
             listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, health, reason)
-    # Kubelet's ledger has other plugins' resources as well.
-    ours = our_resources(state, (d.resource for d in devices))
-    for (resource, device_id), said in given_away(state, ours).items():
+    for (resource, device_id), said in view.given.items():
         of_resource = listed.setdefault(resource, {})
         if device_id not in of_resource:
-            of_resource[device_id] = _tombstone(state, resource, device_id, said, ids)
+            of_resource[device_id] = _tombstone(state, view, resource, device_id, said)
     return listed
 
 
@@ -162,11 +195,7 @@ def _advertised(device_id: DeviceId, device: Device, health: Health, reason: str
 
 
 def _tombstone(
-    state: NodeState,
-    resource: ResourceName,
-    device_id: DeviceId,
-    said: str,
-    ids: Mapping[PciAddress, DeviceId],
+    state: NodeState, view: _View, resource: ResourceName, device_id: DeviceId, said: str
 ) -> Advertised:
     """What kubelet has given to a pod by an ID that is listed for nothing else: a device that is not offered any more,
     or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated."""
@@ -174,12 +203,12 @@ def _tombstone(
     if meant is None:
         reason = f"{said}, but no device of {resource} on this node is known by this ID"
         return Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, reason)
-    old = next((a for a in state.frames.get(resource, ()) if a.id == device_id), None)
+    old = view.listed_ids.get((resource, device_id))
     numa_node = old.numa_node if old is not None else None
     if _is_lost(state, resource, meant):
         reason = f"{said}, but {_why_gone(state, resource, meant.address)}"
         return Advertised(device_id, meant.address, Health.UNHEALTHY, numa_node, reason)
-    if (listed := ids.get(meant.address)) is not None:
+    if (listed := view.ids.get(meant.address)) is not None:
         said += f"; it is listed as {listed} too"
     return Advertised(device_id, meant.address, Health.HEALTHY, numa_node, said)
 
@@ -204,22 +233,31 @@ def _frame(
     listed: Frame,
     at: float,
 ) -> Frame:
+    """The frame of a resource; the very one that is `listed` if nothing changed, and of it each entry that did not."""
     frame = dict(devices)
     listed_as = {a.address: a.id for a in frame.values()}
     in_call = any(call.resource == resource for call in state.calls.values())
     blind = state.ledger.read == 0  # whatever is gone, a pod may have it that a daemon before us gave it to
     if in_call or blind or state.no_shrink_until.get(resource, at) > at:
-        for old in listed:
-            if old.id in devices:
+        for entry in listed:
+            if entry.id in devices or not (blind or _may_be_in_a_call(entry)):
                 continue
-            other = listed_as.get(old.address)
+            other = listed_as.get(entry.address)
             why = (
                 f"it is listed as {other} now"
                 if other is not None
-                else _why_gone(state, resource, old.address)
+                else _why_gone(state, resource, entry.address)
             )
-            frame[old.id] = replace(old, health=Health.UNHEALTHY, reason=why)
-    return tuple(sorted(frame.values(), key=lambda a: a.id))
+            frame[entry.id] = replace(entry, health=Health.UNHEALTHY, reason=why)
+    before = {a.id: a for a in listed}
+    made = sorted(frame.values(), key=attrgetter("id"))
+    kept = tuple(old if (old := before.get(a.id)) is not None and old == a else a for a in made)
+    return listed if kept == listed else kept
+
+
+def _may_be_in_a_call(entry: Advertised) -> bool:
+    """Kubelet may have chosen it, as it was Healthy when the call began. An ID that means no device here never is."""
+    return is_pci_address(entry.address)
 
 
 def _why_gone(state: NodeState, resource: ResourceName, address: PciAddress) -> str:
@@ -233,9 +271,9 @@ def _why_gone(state: NodeState, resource: ResourceName, address: PciAddress) -> 
     return not_offered(fact.function)
 
 
-def _why_unlisted(state: NodeState, resource: ResourceName, listed: Advertised) -> str:
+def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: Advertised) -> str:
     """Why a device that was listed is not any more: what is at its address now."""
-    if listed.id != device_ids(state).get(listed.address, listed.address) or not is_pci_address(listed.id):
+    if listed.id != view.ids.get(listed.address, listed.address) or not is_pci_address(listed.id):
         return "no pod has it by this ID any more"
     return _why_gone(state, resource, listed.address)
 
@@ -254,42 +292,73 @@ def _is_over(plugin: PluginState, at: float) -> bool:
     return plugin.empty_since is not None and plugin.empty_since + limits.RETIRE_EMPTY_AFTER_S <= at
 
 
-def _changes(state: NodeState, resource: ResourceName, before: Frame, after: Frame) -> list[Effect]:
-    """One log line per device whose verdict changed, in the words that everybody else uses."""
+def _changes(
+    state: NodeState, view: _View, resource: ResourceName, before: Frame, after: Frame
+) -> list[Effect]:
+    """One log line per device whose verdict changed, in the words that everybody else uses. Of IDs that mean no
+    function of this node a few have lines of their own, and the others one together: kubelet's ledger may have any
+    number of them."""
+    if after is before:
+        return []
     old, new = {a.id: a for a in before}, {a.id: a for a in after}
-    said: list[Effect] = [
-        Say(
-            Level.INFO,
-            "device.gone",
-            {"resource": resource, "device": quoted_id(i), "reason": _why_unlisted(state, resource, old[i])},
-        )
-        for i in sorted(old.keys() - new.keys())
+    gone = [old[i] for i in sorted(old.keys() - new.keys())]
+    changed = [
+        a
+        for a in after
+        if (was := old.get(a.id)) is not a
+        and (was is None or (was.health, was.reason) != (a.health, a.reason))
     ]
-    for i, now in new.items():
-        if i not in old or (old[i].health, old[i].reason) != (now.health, now.reason):
-            level = Level.INFO if now.health is Health.HEALTHY else Level.WARNING
-            fields = {
-                "resource": resource,
-                "device": quoted_id(i),
-                "health": str(now.health),
-                "reason": now.reason,
-            }
-            said.append(Say(level, "device.changed", dict(fields)))
+    said: list[Effect] = []
+    for entry in _worth_a_line(state, gone):
+        reason = _why_unlisted(state, view, resource, entry)
+        fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
+        said.append(Say(Level.INFO, "device.gone", dict(fields)))
+    for entry in (told := _worth_a_line(state, changed)):
+        level = Level.INFO if entry.health is Health.HEALTHY else Level.WARNING
+        fields = {
+            "resource": resource,
+            "device": quoted_id(entry.id),
+            "health": str(entry.health),
+            "reason": entry.reason,
+        }
+        said.append(Say(level, "device.changed", dict(fields)))
+    if len(told) < len(changed):
+        count = len(changed) - len(told)
+        said.append(
+            Say(Level.WARNING, "devices.unknown", {"resource": resource, "count": count, "reason": _OTHERS})
+        )
     return said
 
 
+_OTHERS: Final = (
+    "so many more IDs of this resource in kubelet's ledger mean no function of this node; each is listed as Unhealthy "
+    "as long as a pod has it: find the pods, and who served this resource before"
+)
+
+
+def _worth_a_line(state: NodeState, entries: Sequence[Advertised]) -> list[Advertised]:
+    """All that are functions of this node, and the first of the others."""
+    others = (a for a in entries if a.address not in state.facts)
+    named = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
+    return [a for a in entries if a.id in named or a.address in state.facts]
+
+
 def _recorded(
-    state: NodeState, frames: Mapping[ResourceName, Frame], at: float
+    state: NodeState, view: _View, frames: Mapping[ResourceName, Frame], at: float
 ) -> Mapping[PciAddress, tuple[Transition, ...]]:
     """The history with what changes now."""
+    if frames.keys() == state.frames.keys() and all(frames[r] is f for r, f in state.frames.items()):
+        return state.history
     old = {a.address: a for frame in state.frames.values() for a in frame}
     resource_of = {a.address: resource for resource, frame in state.frames.items() for a in frame}
     new = {a.address: a for frame in frames.values() for a in frame}
     history = dict(state.history)
     for address in sorted(old.keys() | new.keys()):
         was, now = old.get(address), new.get(address)
+        if was is now:
+            continue
         if now is None:
-            why = _why_unlisted(state, resource_of[address], old[address])
+            why = _why_unlisted(state, view, resource_of[address], old[address])
             change = Transition(at, None, f"no longer listed: {why}")
         elif was is None or (was.health, was.reason) != (now.health, now.reason):
             change = Transition(at, now.health, now.reason)
@@ -303,11 +372,11 @@ def _recorded(
 
 
 def _sound(
-    state: NodeState, frames: Mapping[ResourceName, Frame], effects: list[Effect]
+    state: NodeState, view: _View, frames: Mapping[ResourceName, Frame], effects: list[Effect]
 ) -> Mapping[ResourceName, Frame]:
     """The frames, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in production
     what breaks a rule is listed Unhealthy, so that nobody gets it, and said once, and the rest is served."""
-    broken = _broken(state, frames)
+    broken = _broken(state, view, frames)
     if not broken:
         return frames
     if state.settings.strict:
@@ -325,7 +394,7 @@ def _sound(
 
 
 def _broken(
-    state: NodeState, frames: Mapping[ResourceName, Frame]
+    state: NodeState, view: _View, frames: Mapping[ResourceName, Frame]
 ) -> list[tuple[ResourceName, Advertised, str]]:
     """What does not hold that must whatever happened (architecture, "The books"): the resource, the entry, the rule.
 
@@ -335,7 +404,7 @@ def _broken(
     Healthy devices that nobody has, less the allocated ones that are lost, and capacity is not smaller than allocated.
     """
     broken: list[tuple[ResourceName, Advertised, str]] = []
-    given = given_away(state, frames)
+    given = view.given
     for resource, frame in frames.items():
         healthy = [a for a in frame if a.health is Health.HEALTHY]
         described = {a.address for a in healthy if (resource, a.id) in given}
@@ -345,8 +414,9 @@ def _broken(
             if entry.address in described:
                 broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
             described.add(entry.address)
+    entries = {(resource, a.id): a for resource, frame in frames.items() for a in frame}
     for (resource, device_id), said in given.items():
-        listed = next((a for a in frames[resource] if a.id == device_id), None)
+        listed = entries.get((resource, device_id))
         if listed is None:
             nobody = Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, said)
             broken.append((resource, nobody, f"it is {said} but not listed"))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gpuactors.core.inventory import devices_of, ids_of, node_devices, our_resources
+from gpuactors.core.inventory import Device, devices_of, ids_of, node_devices, our_resources
 from gpuactors.core.looks import ask_looks
 from gpuactors.core.model import (
     DeviceId,
@@ -119,16 +119,22 @@ def is_looking(state: NodeState) -> bool:
     return any(m.looked_for and m.ids is None for m in state.resolved.values())
 
 
-def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
+def device_ids(state: NodeState, devices: Iterable[Device] | None = None) -> dict[PciAddress, DeviceId]:
     """The ID that every device is listed by: its PCI address, or another one if kubelet has given it away by that
-    alone, or has that alone in the present list, which must not change under a call."""
+    alone, or has that alone in the present list, which must not change under a call.
+
+    `devices` are the node's (`inventory.node_devices`), for whoever has them already.
+    """
     named = _ids_by_device(state)
+    listed: dict[tuple[ResourceName, PciAddress], list[DeviceId]] = {}
+    for resource in (r for r in state.frames if _is_held(state, r)):
+        for entry in state.frames[resource]:
+            listed.setdefault((resource, entry.address), []).append(entry.id)
     ids: dict[PciAddress, DeviceId] = {}
-    for device in node_devices(state):
+    for device in node_devices(state) if devices is None else devices:
         address = device.function.address
-        known = named.get((device.resource, address), ())
-        if not known and _is_held(state, device.resource):
-            known = [a.id for a in state.frames.get(device.resource, ()) if a.address == address]
+        name = device.resource, address
+        known = named.get(name) or listed.get(name, ())
         by_address = DeviceId(address)
         ids[address] = by_address if not known or by_address in known else min(known)
     return ids

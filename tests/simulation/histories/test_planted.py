@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 import trio
@@ -12,7 +12,7 @@ from gpuactors.core import allocation, calls, frames, health
 from gpuactors.core.effects import Grant
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import Advertised, DeviceId, Health, NodeState, PciAddress, ResourceName
-from gpuactors.core.standing import Owner, Stand, Standing
+from gpuactors.core.standing import Stand, Standing
 from gpuactors.kubelet import device_plugin, translate
 from gpuactors.observe.log import get_logger
 from gpuactors.simulation.histories import play as playing
@@ -42,16 +42,14 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         use = state.polls.groups.get(group) if group is not None else None
         return use is not None and use.in_use
 
-    def without_busy(
-        state: NodeState, owned: Mapping[PciAddress, Owner]
-    ) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+    def without_busy(state: NodeState, view: frames._View) -> dict[ResourceName, dict[DeviceId, Advertised]]:
         return {
             resource: {i: a for i, a in devices.items() if not is_busy(state, a.address)}
-            for resource, devices in listed(state, owned).items()
+            for resource, devices in listed(state, view).items()
         }
 
     monkeypatch.setattr(frames, "_listed", without_busy)
-    monkeypatch.setattr(frames, "_broken", lambda _state, _frames: [])
+    monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
 
 
 def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +62,7 @@ def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         return verdict(device, stand, before)
 
     monkeypatch.setattr(frames, "verdict", busy_is_unhealthy)
-    monkeypatch.setattr(frames, "_broken", lambda _state, _frames: [])
+    monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
 
 
 def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

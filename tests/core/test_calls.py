@@ -14,6 +14,7 @@ from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
     InspectionFailed,
+    KubeletAppeared,
     PreferenceAsked,
     PreferenceRequest,
     PreStartAsked,
@@ -198,6 +199,21 @@ def test_what_cannot_be_is_refused_without_looking(ids: tuple[str, ...], status:
     assert answer.status is status
     assert said in answer.reason
     assert core.state.looks.functions == {}
+
+
+def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> None:
+    """Kubelet gives it to the next pod: by its own books the one whom our ledger still names has left."""
+    core = Core(gpu(A), gpu(B))
+    core.ledger = {A: "vm-1", "²": "vm-1"}
+    core.feed(KubeletAppeared("1"), HostChanged(A, None, "remove pci"))
+    core.feed(looked(core, A))
+    assert "vm-1" in core.reason(A)
+    (answer,) = core.answers(allocate((A, "²")))
+    assert isinstance(answer, Refused)
+    assert answer.reason == (
+        f"{A}: the PCI function is gone from this node; "
+        f"²: no device of {H100} on this node is known by this ID"
+    )
 
 
 def test_looks_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device() -> None:

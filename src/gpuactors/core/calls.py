@@ -40,7 +40,7 @@ from gpuactors.core.effects import (
     Say,
 )
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
-from gpuactors.core.health import not_offered, obstacle
+from gpuactors.core.health import not_offered, obstacle, why_gone
 from gpuactors.core.identity import address_of
 from gpuactors.core.inventory import Device, functions_of, node_devices
 from gpuactors.core.model import (
@@ -53,6 +53,7 @@ from gpuactors.core.model import (
     ResourceName,
     Role,
     Token,
+    is_pci_address,
 )
 from gpuactors.core.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, owners, stand_of
@@ -232,8 +233,13 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
     fact = state.facts.get(address) if address is not None else None
     if fact is not None and fact.function is not None and fact.function.fault is not None:
         return fact.function.fault
-    listed = {a.id: a.reason for a in state.frames.get(resource, ())}
-    return listed.get(device, f"no such device of {resource} on this node")
+    listed = {a.id: a for a in state.frames.get(resource, ())}
+    if device not in listed:
+        return f"no such device of {resource} on this node"
+    if address is None or not is_pci_address(address):
+        return f"no device of {resource} on this node is known by this ID"
+    # Not the listed reason, which may name a pod: kubelet has given it to the one that it asks for.
+    return why_gone(state, resource, address)
 
 
 def _missing(state: NodeState, call: Call) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.effects import Effect, Level, Say
-from gpuactors.core.health import not_offered, verdict
+from gpuactors.core.health import verdict, why_gone
 from gpuactors.core.identity import device_ids, is_looking
 from gpuactors.core.inventory import Device, ids_of, named, node_devices, our_resources
 from gpuactors.core.model import (
@@ -206,7 +206,7 @@ def _tombstone(
     old = view.listed_ids.get((resource, device_id))
     numa_node = old.numa_node if old is not None else None
     if _is_lost(state, resource, meant):
-        reason = f"{said}, but {_why_gone(state, resource, meant.address)}"
+        reason = f"{said}, but {why_gone(state, resource, meant.address)}"
         return Advertised(device_id, meant.address, Health.UNHEALTHY, numa_node, reason)
     if (listed := view.ids.get(meant.address)) is not None:
         said += f"; it is listed as {listed} too"
@@ -246,7 +246,7 @@ def _frame(
             why = (
                 f"it is listed as {other} now"
                 if other is not None
-                else _why_gone(state, resource, entry.address)
+                else why_gone(state, resource, entry.address)
             )
             frame[entry.id] = replace(entry, health=Health.UNHEALTHY, reason=why)
     before = {a.id: a for a in listed}
@@ -260,22 +260,11 @@ def _may_be_in_a_call(entry: Advertised) -> bool:
     return is_pci_address(entry.address)
 
 
-def _why_gone(state: NodeState, resource: ResourceName, address: PciAddress) -> str:
-    fact = state.facts.get(address)
-    if fact is None or fact.function is None:
-        return "the PCI function is gone from this node"
-    if fact.function.vfio_bound and named(fact.function) == resource:
-        return "no selector chooses it any more (--select)"
-    if fact.function.vfio_bound:
-        return f"another device is there now ({fact.function.vendor}:{fact.function.device})"
-    return not_offered(fact.function)
-
-
 def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: Advertised) -> str:
     """Why a device that was listed is not any more: what is at its address now."""
     if listed.id != view.ids.get(listed.address, listed.address) or not is_pci_address(listed.id):
         return "no pod has it by this ID any more"
-    return _why_gone(state, resource, listed.address)
+    return why_gone(state, resource, listed.address)
 
 
 def _aged(plugin: PluginState | None, frame: Frame, at: float) -> PluginState | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, Health, PciFunction
+from gpuactors.core.inventory import Device, named
+from gpuactors.core.model import Advertised, Health, NodeState, PciAddress, PciFunction, ResourceName
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.standing import Stand, Standing
 
@@ -38,6 +38,18 @@ def not_offered(function: PciFunction) -> str:
     if function.driver is None:
         return "bound to no driver; bind it to vfio-pci to offer it"
     return f"bound to {quoted_id(function.driver)}, which is no vfio driver; bind it to vfio-pci to offer it"
+
+
+def why_gone(state: NodeState, resource: ResourceName, address: PciAddress) -> str:
+    """Why what is at an address now is no device of a resource."""
+    fact = state.facts.get(address)
+    if fact is None or fact.function is None:
+        return "the PCI function is gone from this node"
+    if fact.function.vfio_bound and named(fact.function) == resource:
+        return "no selector chooses it any more (--select)"
+    if fact.function.vfio_bound:
+        return f"another device is there now ({fact.function.vendor}:{fact.function.device})"
+    return not_offered(fact.function)
 
 
 def verdict(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:

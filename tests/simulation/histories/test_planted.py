@@ -222,6 +222,7 @@ def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch)
             False,
         ),
         ("0000:01:00.0: the PCI function is gone from this node", ["unplug"], False),
+        ("0000:01:00.0: allocated to pod default/vm-1", ["unplug"], True),
         ("something that nobody has ever seen", ["unplug", "kubelet stops"], True),
     ],
 )

@@ -91,6 +91,12 @@ FOUND: Final[dict[str, Script]] = {
             "a card comes back in another group+3"
         ),
         "mates are released, and one is given to the next pod at once": ("mates are released together+3"),
+        "mates are released together, and one is pulled before its next pod was answered": (
+            "mates are released together; unplug"
+        ),
+        "mates are released together, and one goes attribute by attribute": (
+            "mates are released together@2; half gone@428"
+        ),
         "pods come in a burst on groups of two": (
             "plug a second card into the group; plug a second card into the group@1; "
             "plug a second card into the group@2+3; pods come in a burst+3"

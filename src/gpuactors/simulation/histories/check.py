@@ -98,6 +98,7 @@ def unsettled(world: World) -> list[str]:
     serving = [daemon.name for daemon in world.serving if daemon.is_serving]
     if len(serving) != 1:
         unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
+    unmet += [f"{daemon.name} is still about to take over" for daemon in world.serving if daemon.is_waiting]
     return unmet + _figures(world, wanted) + _pods(world)
 
 

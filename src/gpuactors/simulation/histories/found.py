@@ -149,6 +149,9 @@ FOUND: Final[dict[str, Script]] = {
         "no descriptor is left while kubelet restarts": (
             "a pod comes+0.3; descriptors run out; kubelet stops; kubelet starts+11; a pod comes+11"
         ),
+        "a successor cannot look at the host for most of a minute": (
+            "a successor starts; descriptors run out+11; scans fail"
+        ),
         "enable goes back to 0 before the next binding": (
             "unbind+3; enable is switched by hand; bind to vfio-pci+3; unbind; enable is switched by hand; "
             "bind to vfio-pci+3; a stranger opens a card+3"

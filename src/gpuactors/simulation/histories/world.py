@@ -118,6 +118,11 @@ class RunningDaemon:
         """It is its turn to serve kubelet."""
         return self.handle is not None and self.handle.state.value.role is Role.SERVING
 
+    @property
+    def is_waiting(self) -> bool:
+        """It has not come to serve kubelet yet, and is to."""
+        return self.handle is not None and self.handle.state.value.role is Role.TAKING_OVER
+
     def stop(self) -> None:
         """SIGTERM."""
         assert self.handle is not None

@@ -139,6 +139,10 @@ FOUND: Final[dict[str, Script]] = {
         "pci.ids is renewed under a pod": (
             "a pod for two cards comes+3; the next daemon has another pci.ids; a successor starts+3"
         ),
+        "pci.ids is renewed under every pod, and the new name is not served": (
+            "pods come in a burst+3; the next daemon has another pci.ids; the node reboots+11; a pod ends+3; "
+            "our resource has an odd ID+3; a pod comes+3"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -74,12 +74,14 @@ def _odd_ids_of_ours(world: World, slot: int) -> None:
 
 
 def _is_served(world: World, slot: int) -> bool:
-    """There is a card of that model, and so a plugin."""
-    given = {g.device for g in given_by_us(world)}
+    """There is a card of that model, and a plugin has listed it: of a resource that nobody ever served no pod can have
+    anything."""
+    given, resource = {g.device for g in given_by_us(world)}, world.resource(MODEL)
     return (
         _has_room(world, slot)
         and not given.issuperset(ODD_OF_OURS)
         and any(world.is_bound(a) and spec.device == MODEL for a, spec in world.tree.functions.items())
+        and any(r.resource == resource and r.health != "not listed" for r in world.kubelet.view.devices)
     )
 
 

@@ -224,6 +224,13 @@ def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch)
         ("0000:01:00.0: the PCI function is gone from this node", ["unplug"], False),
         ("0000:01:00.0: allocated to pod default/vm-1", ["unplug"], True),
         ("something that nobody has ever seen", ["unplug", "kubelet stops"], True),
+        ("0000:01:00.0: allocated to pod default/older-1", ["an older plugin has given a card away"], True),
+        (
+            "0000:01:00.0: allocated to pod default/older-1",
+            ["an older plugin has given a card away", "reads of the ledger fail"],
+            False,
+        ),
+        ("0000:01:00.0: allocated to pod default/vm-1", ["reads of the ledger fail"], True),
     ],
 )
 def test_a_failed_pod_needs_a_cause(message: str, happened: list[str], for_nothing: bool) -> None:
@@ -232,6 +239,7 @@ def test_a_failed_pod_needs_a_cause(message: str, happened: list[str], for_nothi
 
 def test_every_cause_is_a_kind_of_event() -> None:
     assert {kind for _, causes in refusals._CAUSES for kind in causes} <= KINDS.keys()
+    assert {k for _, kind, others in refusals._TOGETHER for k in (kind, *others)} <= KINDS.keys()
 
 
 def test_a_loop_in_which_no_time_passes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

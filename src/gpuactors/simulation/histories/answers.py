@@ -16,6 +16,7 @@ from gpuactors.core.effects import Granted, Refused, Reply
 from gpuactors.core.events import AllocateAsked
 from gpuactors.core.model import Token
 from gpuactors.ports import Step
+from gpuactors.simulation.histories.refusals import UNREAD
 from gpuactors.simulation.histories.truth import given_by_us, others_cards
 from gpuactors.simulation.histories.world import World
 
@@ -24,16 +25,6 @@ FRESH_S: Final = 0.1
 
 YOUNG_S: Final = 31.0
 """A kubelet as young as this may not be believed when it lists nothing of a pod."""
-
-UNREAD: Final = (
-    "reads of the ledger fail",
-    "reads of the ledger take long",
-    "the ledger is answered with nonsense",
-    "the next List is cut",
-    "the reader of the ledger crashes",
-    "descriptors run out",
-)
-"""After these the ledger may not have been read in time: the last known one decides, or a call waits until it may."""
 
 OWNED: Final = ("allocated to pod", "in use by the claim")
 """Words of a refusal that names an owner out of kubelet's ledger."""

@@ -90,6 +90,9 @@ FOUND: Final[dict[str, Script]] = {
             "the daemon is told to stop+3; an older plugin has given a card away; a daemon starts+11; unplug+3; "
             "a card comes back in another group+3"
         ),
+        "an older plugin's card is asked for before kubelet's ledger could be read": (
+            "a daemon crashes; an older plugin has given a card away; pods come in a burst; reads of the ledger fail"
+        ),
         "mates are released, and one is given to the next pod at once": ("mates are released together+3"),
         "mates are released together, and one is pulled before its next pod was answered": (
             "mates are released together; unplug"

@@ -25,6 +25,16 @@ CUTS_CALLS_OFF: Final = (
 )
 """What ends a call that has reached the daemon before it is answered."""
 
+UNREAD: Final = (
+    "reads of the ledger fail",
+    "reads of the ledger take long",
+    "the ledger is answered with nonsense",
+    "the next List is cut",
+    "the reader of the ledger crashes",
+    "descriptors run out",
+)
+"""After these the ledger may not have been read in time: the last known one decides, or a call waits until it may."""
+
 _STOPS: Final = (
     *CUTS_CALLS_OFF,
     "the daemon is told to stop",
@@ -91,10 +101,20 @@ _CAUSES: Final = (
     ),
 )
 
+_TOGETHER: Final = (
+    # Until it has read the ledger once, a daemon cannot know of a pod that was there before it: what kubelet has by
+    # another ID, and nobody has open yet, is offered, and refused as soon as the ledger can be read.
+    (r"allocated to pod \S+/older-\d+\b", "an older plugin has given a card away", UNREAD),
+)
+"""Events of which one alone is no cause: it takes one of the others as well."""
+
 
 def without_cause(message: str, happened: Container[str]) -> bool:
     """Whether a pod that failed with this message failed for nothing: none of the events that can lead to it has
     happened."""
+    for pattern, kind, others in _TOGETHER:
+        if kind in happened and any(other in happened for other in others) and re.search(pattern, message):
+            return False
     for pattern, causes in _CAUSES:
         if re.search(pattern, message):
             return not any(kind in happened for kind in causes)

@@ -180,6 +180,32 @@ def test_a_list_that_changed_before_an_odd_sight_was_looked_at_is_no_sign_of_pea
     assert plugin(core).bind == bind + 1, "it registers again, once"
 
 
+def test_a_list_that_changed_just_before_a_neighbour_was_seen_to_go_is_no_sign_of_peace(core: Core) -> None:
+    """Kubelet noticed the other's end, then took our list, and Allocate goes to nobody."""
+    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.pass_time(60)
+    bind = plugin(core).bind
+    core.at = core.state.looks.scan_due_at
+    core.feed(Ticked(), after_s=0)
+    assert core.state.looks.scan is not None
+    core.kubelets = [ONE, TWO, "0000:03:00.0"]
+    three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
+    core.feed(HostScanned(core.state.looks.scan, three), after_s=0)
+    core.feed(NeighboursSeen(()), after_s=0)
+    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.CONTEND_BACKOFF_S[0])
+    assert plugin(core).bind == bind + 1, "it registers again, once"
+
+
+def test_neighbours_that_appear_as_we_register_are_no_reason_to_register_again(core: Core) -> None:
+    """After kubelet's restart all plugins of a node make their sockets anew at once."""
+    core.feed(NeighboursSeen(("kubevirt-kvm.sock",)), after_s=0.1)
+    bind = plugin(core).bind
+    core.pass_time(600)
+    assert is_registered(plugin(core))
+    assert plugin(core).bind == bind
+
+
 def test_against_a_plugin_that_registers_again_the_waits_grow_and_stay_grown(core: Core) -> None:
     core.kubelets = THEIRS
     waits = []

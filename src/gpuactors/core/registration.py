@@ -217,10 +217,17 @@ def list_changed(plugin: PluginState, at: float) -> PluginState:
     After an odd sight that no read has spoken of yet, our list has perhaps replaced another's, and nothing will show it
     any more: that counts as one read against us.
     """
-    listing = replace(plugin.listing, changed_at=at, read=None)
-    if _is_unlooked(plugin) and not listing.against and _is_streaming(plugin):
-        listing = replace(listing, against=1, disputed_at=at, agreed_since=None)
-    return replace(plugin, listing=listing)
+    after = replace(plugin, listing=replace(plugin.listing, changed_at=at, read=None))
+    return _doubted(after) if _is_unlooked(plugin) else after
+
+
+def _doubted(plugin: PluginState) -> PluginState:
+    """Our last list may have replaced another's: one read against us, that no later one which agrees takes back."""
+    listing = plugin.listing
+    if listing.against or not _is_streaming(plugin):
+        return plugin
+    doubted = replace(listing, against=1, disputed_at=listing.changed_at, agreed_since=None)
+    return replace(plugin, listing=doubted)
 
 
 def _is_unlooked(plugin: PluginState) -> bool:
@@ -229,8 +236,15 @@ def _is_unlooked(plugin: PluginState) -> bool:
 
 
 def sighted(plugin: PluginState, at: float) -> PluginState:
-    """A socket of somebody else came or went."""
-    return replace(plugin, listing=replace(plugin.listing, sighted_at=at))
+    """A socket of somebody else came or went.
+
+    A list of ours that was on its way just then may have come to kubelet after what that neighbour did, and have
+    replaced its list, or the loss of it. Not the first one of a stream: kubelet asks whoever registered last for it.
+    """
+    after = replace(plugin, listing=replace(plugin.listing, sighted_at=at))
+    changed_at = plugin.listing.changed_at
+    crossed = changed_at > plugin.stream_opened_at and at - changed_at < limits.KUBELET_LIST_TAKEN_S
+    return _doubted(after) if crossed else after
 
 
 def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:

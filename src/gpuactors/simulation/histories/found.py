@@ -124,6 +124,9 @@ FOUND: Final[dict[str, Script]] = {
             "plug a card without driver@4; plug a second card into the group@4; "
             "a second plugin takes our resource+0.001; unplug the second card@4"
         ),
+        "a second plugin goes just after our list has changed": (
+            "a second plugin takes our resource; somebody else watches+11; unbind slowly"
+        ),
         "a second plugin comes and goes while nothing of ours is healthy": (
             "pods come in a burst; half gone+0.001; unbind slowly@2; plug another model@4; "
             "the next uevents are late+11; a pod is force-deleted; a second plugin takes our resource; "

@@ -120,6 +120,17 @@ def test_uevents(field: str, subsystem: str) -> None:
         written(hint_of(heard))
 
 
+def test_a_fault_below_an_odd_host_root(tmp_path: Path) -> None:
+    """A directory that an operator names need not be UTF-8 either."""
+    tree = HostTree(Path(odd_path(tmp_path)))
+    tree.plug(GPU)
+    tree.set_attribute(GPU.address, "class", b"junk")
+    reader = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None))
+    (found,) = reader.scan()
+    assert r"\xff" in (found.fault or "")
+    written(found)
+
+
 def _missing_bus(directory: Path) -> None:
     SysfsReader(HostRoot(odd_path(directory)), (parse_selector("vendor=10de"),), PciIds.open(None)).scan()
 
@@ -138,7 +149,7 @@ def _unreadable_file(directory: Path) -> None:
     [(_missing_bus, HostError), (_missing_names, HostError), (_unreadable_file, StateFileError)],
 )
 def test_paths_in_a_problem(read: Callable[[Path], None], error: type[PortError], tmp_path: Path) -> None:
-    """A directory that an operator names need not be UTF-8 either."""
+    """As there."""
     with pytest.raises(error) as raised:
         read(tmp_path)
     assert r"\xff" in str(raised.value)

@@ -69,9 +69,13 @@ class Node:
         return self.directory / "u"
 
     def daemon(
-        self, *words: str, tolerated: Collection[str] = (), bounds: Mapping[str, float] | None = None
+        self,
+        *words: str,
+        tolerated: Collection[str] = (),
+        bounds: Mapping[str, float] | None = None,
+        planted: str = "",
     ) -> DaemonProcess:
-        """A daemon for this node; `words` come last, so they win."""
+        """A daemon for this node; `words` come last, so they win. The rest is as for `DaemonProcess`."""
         return DaemonProcess(
             f"--host-root={self.tree.root}",
             f"--kubelet-dir={self.kubelet_dir}",
@@ -81,6 +85,7 @@ class Node:
             *words,
             tolerated=tolerated,
             bounds=bounds,
+            planted=planted,
         )
 
     def endpoint(self, resource: str) -> Path:

@@ -1,0 +1,44 @@
+"""A bug in the daemon that breaks a rule of its lists: in production it is said, and costs one device."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.process.daemon import gpuactors
+from tests.process.node import H100, HEALTHY, UNHEALTHY, address, open_node
+
+GIVEN, FREE, LATER = (address(slot) for slot in (0x23, 0x24, 0x25))
+
+WRONG_VERDICT: Final = """
+from gpuactors.core import frames
+from gpuactors.core.model import Health
+from gpuactors.core.standing import Standing
+
+right = frames.verdict
+
+def wrong(device, stand, before):
+    if stand.standing is Standing.ALLOCATED:
+        return Health.UNHEALTHY, "planted"
+    return right(device, stand, before)
+
+frames.verdict = wrong
+"""
+"""Whoever has a GPU has it Unhealthy: kubelet would subtract it twice."""
+
+
+def test_a_rule_that_does_not_hold_ends_no_daemon() -> None:
+    with open_node() as node:
+        for slot in (0x23, 0x24):
+            node.plug(slot, "2330", driver="vfio-pci")
+        with node.daemon(tolerated={"rule.broken"}, planted=WRONG_VERDICT) as daemon:
+            node.wait_books({H100: {GIVEN: HEALTHY, FREE: HEALTHY}})
+            node.kubelet.allocate(H100, [GIVEN], pod="vm")
+            rule = "it is allocated to pod default/vm but Unhealthy (planted)"
+            said = daemon.wait_event("rule.broken", device=GIVEN, level="error", has=[rule])
+            node.wait_books({H100: {GIVEN: UNHEALTHY, FREE: HEALTHY}})
+            node.tell(node.plug(0x25, "2330", driver="vfio-pci"))
+            node.wait_books({H100: {GIVEN: UNHEALTHY, FREE: HEALTHY, LATER: HEALTHY}})
+            told = gpuactors("explain", GIVEN, f"--state-dir={node.directory / 's'}").stdout
+            assert f"Unhealthy: {said['reason']}" in told
+            assert "that is a bug in gpuactors, report it with its journal" in told
+            node.assert_sound(daemon)

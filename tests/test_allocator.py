@@ -1,4 +1,4 @@
-"""Memory that a large message took is given back, also what a thread took."""
+"""Memory that a large message took is given back, also what a thread took; what a start made is collected no more."""
 
 from __future__ import annotations
 
@@ -47,3 +47,24 @@ def test_what_threads_took_is_given_back(how: str) -> None:
         [sys.executable, "-c", WORK, how], capture_output=True, text=True, timeout=patient(60.0), check=True
     )
     assert (int(ran.stdout) < KEPT_AT_MOST) == (how == "given back"), f"{ran.stdout.strip()} bytes kept"
+
+
+LOOKED_THROUGH = """
+import gc
+import gpuactors.app, gpuactors.cli
+from gpuactors import allocator
+
+allocator.keep_the_start()
+print(len(gc.get_objects()))
+"""
+
+
+def test_a_full_collection_does_not_look_through_what_the_start_has_made() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", LOOKED_THROUGH],
+        capture_output=True,
+        text=True,
+        timeout=patient(60.0),
+        check=True,
+    )
+    assert int(ran.stdout) < 1000, "of 50,000"

@@ -89,6 +89,7 @@ def run(**flags: object) -> None:
     log.configure(config.log_format, config.log_level, node=app.node_of(config))
 
     allocator.give_back()
+    allocator.keep_the_start()
     try:
         trio.run(app.run_until_signal, config, sources)
     except Exception as exc:

@@ -4,6 +4,10 @@
 them and must be answered as if nothing were. At the end the process is the one that was started, has logged no error,
 and holds as many descriptors as before. Everything is drawn from a seed. Must not import gpuactors, except for the fake
 host that `node.py` makes.
+
+What is timed is the daemon, not Python's threads here: kubelet's calls come from a process that does nothing else, its
+ledger and streams are this one's, and whoever makes garbage is a process with the lowest priority, as on two cores its
+own work would be the daemon's delay. It calls as fast as it is answered all the same.
 """
 
 from __future__ import annotations
@@ -48,6 +52,12 @@ IDS: Final = (
 )  # fmt: skip
 
 CALL_TIMEOUT_S: Final = 60.0
+
+STAND_IN_PAUSE_S: Final = 0.25
+"""Between the calls of the stand-in for kubelet, which are not timed."""
+
+LOWEST_PRIORITY: Final = 19
+"""As nice(2) counts."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS: Final = b"\0\0\0\4\0\0\0\0\0"
 
@@ -225,6 +235,44 @@ def call_garbage(plugin: str, control: str, calls: int, seed: int, seconds: floa
     print(json.dumps(garbage.outcomes))
 
 
+# --- kubelet's own calls: a process of their own as well -------------------------------------------------------
+
+
+def call_as_kubelet(plugin: str, pause_s: float) -> None:
+    """The process that allocates one GPU after the other until its standard input ends; says what it saw as one line of
+    JSON: milliseconds by method, and refusals."""
+    over = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait, name="standard input", daemon=True).start()
+    times: dict[str, list[float]] = {"Allocate": [], "PreStartContainer": []}
+    refused: list[str] = []
+    options = [("grpc.default_authority", "localhost")]
+    with grpc.insecure_channel(f"unix:{plugin}", options=options) as channel:
+        turn = 0
+        while not over.wait(pause_s):
+            gpu = KUBELETS[turn % len(KUBELETS)]
+            turn += 1
+            container = message("ContainerAllocateRequest")(devices_ids=[gpu])
+            for method, request in (
+                ("Allocate", message("AllocateRequest")(container_requests=[container])),
+                ("PreStartContainer", message("PreStartContainerRequest")(devices_ids=[gpu])),
+            ):
+                call: Any = channel.unary_unary(PLUGIN + method)
+                body = request.SerializeToString()
+                at_ns = time.perf_counter_ns()
+                try:
+                    call(body, timeout=CALL_TIMEOUT_S)
+                except grpc.RpcError as error:
+                    status: Any = error
+                    refused.append(f"{method}: {status.code().name}: {status.details()}")
+                times[method].append((time.perf_counter_ns() - at_ns) / 1e6)
+    print(json.dumps({"times": times, "refused": refused}))
+
+
 # --- the ledger --------------------------------------------------------------------------------------------
 
 RESOURCES: Final = (
@@ -389,9 +437,8 @@ def _beside(
     _in_a_process(node, 50, seed + 1, 60.0).communicate(timeout=120.0)
     descriptors, before = daemon.descriptors, rss_kib(daemon.pid)
     ledgers = Ledgers(node, seed, count=min(200, calls // 10))
+    kubelet = _kubelet_in_a_process(node, pause_s)
     process = _in_a_process(node, calls, seed, seconds)
-    allocate_ms: list[float] = []
-    pre_start_ms: list[float] = []
     refused: list[str] = []
     peak = before
     with ledgers:
@@ -400,25 +447,29 @@ def _beside(
             daemon.assert_alive()
             gpu = KUBELETS[turn % len(KUBELETS)]
             turn += 1
-            for call, times in ((node.kubelet.allocate, allocate_ms), (node.kubelet.prestart, pre_start_ms)):
-                at_ns = time.perf_counter_ns()
+            for call in (
+                node.kubelet.allocate,
+                node.kubelet.prestart,
+            ):  # whose books notice what it would die of
                 try:
                     call(H100, [gpu])
                 except grpc.RpcError as error:
                     status: Any = error
                     refused.append(f"{call.__name__}: {status.code().name}: {status.details()}")
-                times.append((time.perf_counter_ns() - at_ns) / 1e6)
             peak = max(peak, rss_kib(daemon.pid))
-            time.sleep(pause_s)
+            time.sleep(STAND_IN_PAUSE_S)
+        timed, complaint = kubelet.communicate(timeout=120.0)
+        assert kubelet.returncode == 0, complaint[-2000:]
     said, complaint = process.communicate(timeout=30.0)
     assert process.returncode == 0, complaint[-2000:]
     outcomes: Counter[str] = Counter(json.loads(said))
+    seen = json.loads(timed)
     eventually(lambda: daemon.descriptors <= descriptors, "the descriptors' return", within_s=60.0)
     return Outcome(
         outcomes=outcomes,
-        allocate_ms=sorted(allocate_ms),
-        pre_start_ms=sorted(pre_start_ms),
-        refused=refused,
+        allocate_ms=sorted(seen["times"]["Allocate"]),
+        pre_start_ms=sorted(seen["times"]["PreStartContainer"]),
+        refused=refused + seen["refused"],
         descriptors=(descriptors, daemon.descriptors),
         rss_kib=(before, peak, rss_kib(daemon.pid)),
         seconds=time.monotonic() - began,
@@ -428,10 +479,18 @@ def _beside(
 
 def _in_a_process(node: Node, calls: int, seed: int, seconds: float) -> subprocess.Popen[str]:
     sockets = (str(node.endpoint(H100)), str(node.directory / "s/gpuactors.sock"))
+    return _part("--call", *sockets, f"--calls={calls}", f"--seed={seed}", f"--seconds={seconds}")
+
+
+def _kubelet_in_a_process(node: Node, pause_s: float) -> subprocess.Popen[str]:
+    return _part("--kubelet", str(node.endpoint(H100)), f"--pause-s={pause_s}")
+
+
+def _part(*words: str) -> subprocess.Popen[str]:
+    """A process of this program."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.process.garbage", "--call", *sockets,
-         f"--calls={calls}", f"--seed={seed}", f"--seconds={seconds}"],
-        env=clean_environment({"GRPC_VERBOSITY": "NONE"}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "tests.process.garbage", *words],
+        env=clean_environment({"GRPC_VERBOSITY": "NONE"}), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
 
@@ -448,9 +507,15 @@ def main() -> int:
         "--p99-ms", type=float, default=50.0, help="what kubelet's Allocate may take, of 100 the 99th"
     )
     parser.add_argument("--call", nargs=2, metavar=("PLUGIN", "CONTROL"), help=argparse.SUPPRESS)
+    parser.add_argument("--kubelet", metavar="PLUGIN", help=argparse.SUPPRESS)
+    parser.add_argument("--pause-s", type=float, default=0.01, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.kubelet:
+        call_as_kubelet(asked.kubelet, asked.pause_s)
+        return 0
     if asked.call:
         plugin, control = asked.call
+        os.nice(LOWEST_PRIORITY)
         call_garbage(plugin, control, asked.calls, asked.seed, asked.seconds)
         return 0
     seen = play(

@@ -21,6 +21,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.kubelet import translate
+from gpuactors.kubelet.frame_messages import FrameMessages
 from gpuactors.kubelet.grpc_trio.service import TrioService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.ports import Caller
@@ -36,22 +37,23 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
         self._frames = frames
         self._caller = caller
         self._pre_start = pre_start
+        self._messages = FrameMessages()
         self._sent = _Sent()
 
     async def get_device_plugin_options(self, message: pb.Empty) -> pb.DevicePluginOptions:
         return options(pre_start=self._pre_start)
 
     async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
-        sent: tuple[object, ...] | None = None
+        sent: pb.ListAndWatchResponse | None = None
         frames = self._frames.subscribe()
         async with self._caller.stream(self._resource):
             with self._sent.stream() as stream:
                 async for frame in frames:
-                    # Kubelet rewrites its ledger's file at each frame, and has no field for our reason.
-                    told = tuple((device.id, device.health, device.numa_node) for device in frame)
-                    if told != sent:
+                    # Kubelet rewrites its ledger's file at each frame.
+                    told = self._messages.of(frame)
+                    if told is not sent:
                         sent = told
-                        yield translate.frame_message(frame)
+                        yield told
                     self._sent.note(stream, frames.seen)
 
     async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:

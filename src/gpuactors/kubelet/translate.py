@@ -10,26 +10,10 @@ from grpclib import GRPCError, Status
 from gpuactors import limits
 from gpuactors.core.effects import Answer, Granted, Preferred, Ready, Refused
 from gpuactors.core.events import PreferenceRequest
-from gpuactors.core.model import DeviceId, Frame
+from gpuactors.core.model import DeviceId
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 T = TypeVar("T")
-
-
-def frame_message(frame: Frame) -> pb.ListAndWatchResponse:
-    """A frame. A device without a NUMA node has no topology at all: kubelet would read an empty one as node 0."""
-    return pb.ListAndWatchResponse(
-        devices=[
-            pb.Device(
-                id=device.id,
-                health=str(device.health),
-                topology=None
-                if device.numa_node is None
-                else pb.TopologyInfo(nodes=[pb.NumaNode(id=device.numa_node)]),
-            )
-            for device in frame
-        ]
-    )
 
 
 def allocate_requests(request: pb.AllocateRequest) -> tuple[tuple[DeviceId, ...], ...]:

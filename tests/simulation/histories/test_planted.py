@@ -13,7 +13,8 @@ from gpuactors.core.effects import Grant
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import Advertised, DeviceId, Health, NodeState, PciAddress, ResourceName
 from gpuactors.core.standing import Stand, Standing
-from gpuactors.kubelet import device_plugin, translate
+from gpuactors.kubelet import device_plugin
+from gpuactors.kubelet.frame_messages import FrameMessages
 from gpuactors.observe.log import get_logger
 from gpuactors.simulation.histories import play as playing
 from gpuactors.simulation.histories import refusals
@@ -196,7 +197,7 @@ def test_a_refusal_without_a_cause_is_noticed(check: str, spoil: Callable[[World
 
 def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame for every poll, though nothing has changed."""
-    told = translate.frame_message
+    told = FrameMessages().of
 
     async def nervous(self: object, message: object) -> AsyncIterator[object]:
         while True:

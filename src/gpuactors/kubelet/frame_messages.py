@@ -1,0 +1,55 @@
+"""One resource's frames as ListAndWatch's messages, of which only what changed is encoded.
+
+betterproto2 takes some 25 microseconds for a device, in which the daemon does nothing else. A list may have hundreds
+(kubelet's ledger decides that), each change makes a new one, and each stream is sent it. Must not judge what is sent.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from gpuactors.core.model import DeviceId, Frame, Health
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+
+_Told = tuple[DeviceId, Health, int | None]
+"""What kubelet is told of a device; it has no field for our reason."""
+
+
+class FrameMessage(pb.ListAndWatchResponse):
+    """A frame that is encoded already."""
+
+    encoded: bytes
+
+    def __bytes__(self) -> bytes:
+        return self.encoded
+
+
+@final
+class FrameMessages:
+    """The messages of one resource's frames. Keeps what it encoded of the last one, and nothing of those before."""
+
+    def __init__(self) -> None:
+        self._frame: Frame | None = None
+        self._message = FrameMessage()
+        self._devices: dict[_Told, tuple[pb.Device, bytes]] = {}
+
+    def of(self, frame: Frame) -> FrameMessage:
+        """The message of a frame: the same object as before where kubelet would be told the same."""
+        if frame is self._frame:
+            return self._message
+        told = [(entry.id, entry.health, entry.numa_node) for entry in frame]
+        if self._frame is None or told != list(self._devices):
+            # An ID is in a frame once, so no entry takes another's place.
+            self._devices = {one: self._devices.get(one) or _device(*one) for one in told}
+            self._message = FrameMessage(devices=[device for device, _ in self._devices.values()])
+            self._message.encoded = b"".join(encoded for _, encoded in self._devices.values())
+        self._frame = frame
+        return self._message
+
+
+def _device(device_id: DeviceId, health: Health, numa_node: int | None) -> tuple[pb.Device, bytes]:
+    """A device, and its part of the list in bytes: lists in a row are one list (protobuf.dev, Encoding, "Last One
+    Wins"). One without a NUMA node has no topology at all: kubelet would read an empty one as node 0."""
+    topology = None if numa_node is None else pb.TopologyInfo(nodes=[pb.NumaNode(id=numa_node)])
+    device = pb.Device(id=device_id, health=str(health), topology=topology)
+    return device, bytes(pb.ListAndWatchResponse(devices=[device]))

@@ -1,0 +1,72 @@
+"""A frame is encoded once for all streams, and of it only what kubelet was not told before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuactors.core.model import Advertised, DeviceId, Frame, Health, PciAddress
+from gpuactors.kubelet import frame_messages
+from gpuactors.kubelet.frame_messages import FrameMessages
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+
+
+def entry(device: str, health: Health = Health.HEALTHY, numa_node: int | None = None) -> Advertised:
+    return Advertised(DeviceId(device), PciAddress(device), health, numa_node, "free")
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The IDs of the devices that were encoded."""
+    ids: list[str] = []
+    real = frame_messages._device
+
+    def device(device_id: DeviceId, health: Health, numa_node: int | None) -> tuple[pb.Device, bytes]:
+        ids.append(device_id)
+        return real(device_id, health, numa_node)
+
+    monkeypatch.setattr(frame_messages, "_device", device)
+    return ids
+
+
+FRAMES = st.lists(
+    st.builds(entry, st.text(max_size=5), st.sampled_from(Health), st.none() | st.integers(0, 300)),
+    unique_by=lambda a: a.id,
+    max_size=6,
+).map(tuple)
+
+
+@given(st.lists(FRAMES, min_size=1, max_size=4))
+def test_the_bytes_are_those_of_the_whole_message(frames: list[Frame]) -> None:
+    messages = FrameMessages()
+    for frame in frames:
+        message = messages.of(frame)
+        assert message.SerializeToString() == bytes(pb.ListAndWatchResponse(devices=message.devices))
+        nodes = [[n.id for n in d.topology.nodes] if d.topology else None for d in message.devices]
+        assert nodes == [None if a.numa_node is None else [a.numa_node] for a in frame]
+        assert [(d.id, d.health) for d in message.devices] == [(a.id, str(a.health)) for a in frame]
+
+
+def test_only_what_changed_is_encoded(encoded: list[str]) -> None:
+    messages = FrameMessages()
+    frame = tuple(entry(f"{n:03}") for n in range(500))
+    first = messages.of(frame)
+    assert len(encoded) == 500
+    encoded.clear()
+    assert messages.of(frame) is first
+    assert messages.of(tuple(replace(a, reason="another") for a in frame)) is first, "no field has the reason"
+    assert encoded == []
+    changed = (*frame[:7], replace(frame[7], health=Health.UNHEALTHY), *frame[8:], entry("new"))
+    assert messages.of(changed) is not first
+    assert encoded == ["007", "new"]
+
+
+def test_nothing_is_kept_of_what_is_listed_no_more(encoded: list[str]) -> None:
+    messages = FrameMessages()
+    messages.of((entry("a"), entry("b")))
+    messages.of((entry("b"),))
+    messages.of((entry("a"), entry("b")))
+    assert encoded == ["a", "b", "a"]

@@ -20,6 +20,7 @@ from gpuactors.core.events import (
     PreferenceAsked,
     PreferenceRequest,
     PreStartAsked,
+    Ticked,
 )
 from gpuactors.core.inventory import functions_of
 from gpuactors.core.model import (
@@ -368,3 +369,17 @@ def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_de
 def test_a_name_that_was_served_and_that_no_pod_has_anything_of_is_forgotten() -> None:
     core = restarted(renewed(A), served=ResourceName("nvidia.com/OLD"))
     assert core.state.served == {NEW}
+
+
+def test_a_kubelet_that_may_not_know_its_pods_yet_takes_no_name_away() -> None:
+    """What its file does not name either may be listed as soon as the API server is back."""
+    old = ResourceName("nvidia.com/OLD")
+    core = Core(served=(old,))
+    core.silent = True
+    core.feed(HostScanned(1, (gpu(B),)))
+    for settling, served in ((True, {old}), (False, set())):
+        read = core.state.ledger.outstanding
+        assert read is not None
+        core.feed(LedgerRead(read, "PodResources and the file", (), (), settling=settling))
+        assert core.state.served == served
+        core.feed(Ticked(), after_s=limits.LEDGER_QUIET_S)

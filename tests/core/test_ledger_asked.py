@@ -346,6 +346,19 @@ def test_a_node_that_is_no_gpus_any_more_is_said_so() -> None:
     assert "/dev/vfio/9 is no GPU's any more; 0000:01:00.0 is behind /dev/vfio/82 now" in answer.reason
 
 
+def test_a_device_whose_node_is_in_no_answer_is_named() -> None:
+    """Nothing in the answers is another GPU's, and the container would come up with one GPU of two."""
+    core = node(*GROUP_82, ledger={A: "vm-1", B: "vm-1"})
+    kept(core, a=("/dev/vfio/82",), b=("/dev/vfio/82",))
+    (answer,) = restarted(core, A, B)
+    assert isinstance(answer, Refused)
+    assert (
+        f"node's restart, or before the device was bound anew; {B} is behind /dev/vfio/81 now"
+        in answer.reason
+    )
+    assert restarted(core, A) == [Ready()]
+
+
 def test_a_cdev_that_is_another_gpus_now_is_refused_as_well() -> None:
     core = node(gpu(A, 1, cdev=4), gpu(B, 2, cdev=3), ledger={A: "vm-1"})
     kept(core, a=("/dev/iommu", "/dev/vfio/1", "/dev/vfio/devices/vfio3"))

@@ -9,9 +9,19 @@ from hypothesis import strategies as st
 
 from gpuactors import limits
 from gpuactors.core.effects import Answer, Refused, Say
-from gpuactors.core.events import AllocateAsked, KubeletAppeared, LedgerRead, PreStartAsked
-from gpuactors.core.model import ClaimedDevice, DeviceId, Holder, LedgerEntry, Pod, ResourceName, Token
+from gpuactors.core.events import AllocateAsked, FunctionInspected, KubeletAppeared, LedgerRead, PreStartAsked
+from gpuactors.core.model import (
+    CachedAnswer,
+    ClaimedDevice,
+    DeviceId,
+    Holder,
+    LedgerEntry,
+    Pod,
+    ResourceName,
+    Token,
+)
 from gpuactors.core.quote import first_of, printable, quoted, quoted_ids
+from gpuactors.core.snapshot import report
 from tests.core.builders import H100, Core, gpu
 
 ODD = "\x1b[2J\x00\r\n\x7f\x9b\u202e\u2066\u2028\u2029\ufeff"
@@ -60,6 +70,7 @@ def assert_fit(core: Core, answers: list[Answer]) -> None:
     """Every sentence that came out is printable, and none is long."""
     reasons = [a.reason for a in answers if isinstance(a, Refused)]
     reasons += [a.reason for frame in core.state.frames.values() for a in frame]
+    reasons += [device.reason for device in report(core.state)]
     fields = [e.fields for e in core.effects if isinstance(e, Say)]
     for field in (f for each in fields for f in each.values()):
         reasons += [field] if isinstance(field, str) else list(field) if isinstance(field, tuple) else []
@@ -98,6 +109,39 @@ def test_names_in_kubelets_ledger_are_quoted_where_a_reason_has_them() -> None:
     core.feed(LedgerRead(core.state.ledger.outstanding, "PodResources", entries, claims))
     assert "allocated to pod" in core.reason("0000:01:00.0")
     assert_fit(core, [])
+
+
+def test_odd_ids_that_come_into_kubelets_ledger_and_leave_it_are_quoted_in_the_log() -> None:
+    core = Core(gpu("01:00.0"))
+    for odd in (ODD, "x" * 5000):
+        for there in (True, False):
+            core.ledger = {odd: "vm"} if there else {}
+            core.feed(KubeletAppeared(f"socket {odd[:1]} {there}"))
+            assert (odd in core.frame()) is there
+    said = [effect.name for effect in core.effects if isinstance(effect, Say)]
+    assert {"device.changed", "device.gone"} <= set(said)
+    assert_fit(core, [])
+
+
+def test_of_many_who_have_one_device_the_first_are_named() -> None:
+    core = Core(gpu("01:00.0"))
+    core.others = {(f"example.com/{n:03}", "0000:01:00.0"): "vm" for n in range(40)}
+    core.feed(KubeletAppeared("socket"))
+    assert core.reason("0000:01:00.0").endswith("and 24 more")
+    assert_fit(core, core.answers(AllocateAsked(Token(1), H100, ((DeviceId("0000:01:00.0"),),))))
+
+
+def test_nodes_in_kubelets_file_are_quoted() -> None:
+    """What Allocate answered is read from a file that others write."""
+    for node in (f"/dev/vfio/{ODD}", "/dev/vfio/" + "9" * 5000):
+        core = Core(gpu("01:00.0"))
+        device = DeviceId("0000:01:00.0")
+        core.ledger, core.cached = {device: "vm"}, (CachedAnswer(H100, device, (node,)),)
+        core.feed(PreStartAsked(Token(1), H100, (device,)), after_s=1)
+        ((address, look),) = core.state.looks.functions.items()
+        answers = core.answers(FunctionInspected(look, address, (gpu("01:00.0"),)))
+        assert [type(a) for a in answers] == [Refused]
+        assert_fit(core, answers)
 
 
 def test_a_drivers_name_is_quoted() -> None:

@@ -7,11 +7,14 @@ import os
 import socket
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import trio
 
+from gpuactors.app import node_of
+from gpuactors.config import Config
 from gpuactors.control.served import ServedFile
 from gpuactors.core.model import PciAddress
 from gpuactors.core.selector import parse_selector
@@ -189,3 +192,11 @@ async def test_names_beside_kubelets_socket(tmp_path: Path) -> None:
 def test_resources_that_were_served(tmp_path: Path) -> None:
     (tmp_path / "served.json").write_text('{"resources": ["nvidia.com/\\ud800"]}')
     written(tuple(ServedFile(str(tmp_path)).read()))
+
+
+def test_the_hosts_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the node's where no other is given: in each file of the journal, and in each answer of `Status`."""
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=os.fsdecode(b"gpu-" + ODD)))
+    name = node_of(Config())
+    assert name.startswith(r"gpu-\xff")
+    written(name)

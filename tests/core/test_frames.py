@@ -231,6 +231,21 @@ def test_a_list_of_many_odd_ids_is_not_searched_for_each_of_them() -> None:
         assert _CountedId.compared < 50 * 1000
 
 
+def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_history() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.effects = []
+    look(core, A)
+    look(core, B, gpu(B, driver="nvidia"))
+    why = {
+        A: "the PCI function is gone from this node",
+        B: "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
+    }
+    gone = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.gone"]
+    assert gone == [{"resource": H100, "device": a, "reason": reason} for a, reason in why.items()]
+    for address, reason in why.items():
+        assert core.state.history[pci_address(address)][-1].reason == f"no longer listed: {reason}"
+
+
 def test_stopping_ends_every_plugin() -> None:
     core = Core(gpu(A), a100(B))
     core.feed(ShutdownRequested())
@@ -311,6 +326,15 @@ def test_in_production_what_a_pod_has_is_listed_even_if_that_was_forgotten(
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
     assert core.frame() == {A: "Unhealthy"}
     assert "allocated to pod default/vm-1 but not listed" in core.reason(A)
+
+
+def test_an_odd_id_in_a_broken_rule_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_listed", lambda *_: {H100: {}})
+    core = Core(settings=replace(SETTINGS, strict=False))
+    core.ledger = {"\x1b[2J": "vm-1"}
+    core.feed(HostScanned(1, (gpu(A),)))
+    (said,) = broken_rules(core.effects)
+    assert said["device"] == r"\x1b[2J"
 
 
 def broken_rules(effects: list[Effect]) -> list[Mapping[str, Field]]:

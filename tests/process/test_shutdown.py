@@ -167,9 +167,10 @@ def _importing(directory: Path, *around: str) -> Iterator[tuple[subprocess.Popen
     ready = directory / "ready"
     # A module that is imported by each command, found before the real one.
     (directory / "trio.py").write_text(f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(600)\n")
+    path = os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         [*around, sys.executable, "-m", "gpuactors", "run"],
-        env=clean_environment({"PYTHONPATH": str(directory)}), stdin=subprocess.DEVNULL,
+        env=clean_environment({"PYTHONPATH": path}), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:

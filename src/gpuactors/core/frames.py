@@ -377,7 +377,7 @@ def _sound(
         )
         aside[resource][entry.id] = replace(entry, health=Health.UNHEALTHY, reason=reason)
         if aside[resource][entry.id] not in state.frames.get(resource, ()):
-            fields = {"resource": resource, "device": entry.id, "reason": reason}
+            fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
             effects.append(Say(Level.ERROR, "rule.broken", fields))
     return {r: tuple(sorted(entries.values(), key=lambda a: a.id)) for r, entries in aside.items()}
 

@@ -37,6 +37,9 @@ from gpuactors.ports import KubeletError, LedgerContents
 from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"
+ODD = "\x1b[2J\x9b\u202e"
+"""A terminal's control sequences, and a mark that turns the direction of writing."""
+
 WITHIN_S = patient(10.0)
 BOTH = f"{POD_RESOURCES} and {CHECKPOINT}"
 
@@ -344,6 +347,17 @@ async def test_a_kubelet_that_refuses_is_a_failed_read_and_no_reason_to_believe_
 
 
 @pytest.mark.trio
+async def test_what_kubelet_says_of_its_refusal_is_quoted(node: Node) -> None:
+    lister = Lister(error=GRPCError(Status.INTERNAL, ODD + "x" * 5000))
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister):
+            with pytest.raises(KubeletError) as failed:
+                await node.ledger().read()
+    assert str(failed.value).isprintable()
+    assert len(str(failed.value)) < 2 * limits.QUOTED_TEXT_CHARS_MAX
+
+
+@pytest.mark.trio
 async def test_a_kubelet_that_hangs_is_a_failed_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
     monkeypatch.setattr(limits, "LEDGER_DEADLINE_S", 0.1)
@@ -576,6 +590,13 @@ def test_a_damaged_answer_is_left_out_with_a_word_and_the_rest_of_the_file_count
     assert contents.damaged.startswith(
         f"in /the/file the answer to Allocate (AllocResp) for {GPU} of pod uid-1 is"
     )
+
+
+def test_whose_answer_is_damaged_is_quoted() -> None:
+    content = file_with(["a"], AllocResp="%%%", PodUID=ODD, ResourceName="x" * 5000)
+    damaged = checkpoint_contents(content, "/the/file").damaged
+    assert damaged.isprintable()
+    assert len(damaged) < 2 * limits.QUOTED_TEXT_CHARS_MAX
 
 
 @pytest.mark.parametrize("given", [None, "", "Ch8KFk5WSURJ"], ids=["null", "empty", "nothing of ours in it"])

@@ -16,6 +16,7 @@ import pytest
 import structlog
 import trio
 
+from gpuactors import limits
 from gpuactors.observe.log import FOREIGN_EVENT, configure, get_logger
 
 
@@ -53,6 +54,18 @@ def test_a_line_is_an_event_with_fields() -> None:
         "path": "/sys",
         "groups": [51, 7],
     }
+
+
+def test_no_field_takes_a_terminal_over_or_fills_a_disk() -> None:
+    """Whoever's words they are, ours or a library's, and whoever forgot to quote them."""
+    stream = io.StringIO()
+    configure("console", "info", stream=stream)
+    odd = "\x1b[2J\u202e\r"
+    get_logger().info("call.refused", reason=odd, devices=(odd, "x" * 1_000_000))
+    logging.getLogger("library").warning("%s", odd + "x" * 1_000_000)
+    shown = stream.getvalue()
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert len(shown) < 3 * limits.LOG_TEXT_MAX_CHARS
 
 
 def test_lines_below_the_level_are_not_written_and_the_last_set_up_holds() -> None:

@@ -963,6 +963,19 @@ def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
     )
 
 
+def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_driver() -> None:
+    """An unbound function is not polled any more, and the group is the pod's still: a probe would meet its open."""
+    mate = gpu("0000:01:00.2", 1)
+    core = node(gpu(A), mate, ledger={A: "vm-1"})
+    look(core, A, gpu(A, driver=None), mate)
+    core.silent = True
+    core.pass_time(limits.POLL_S)
+    assert core.state.ledger.outstanding is None, "while one is, no group is opened anyway"
+    (target,) = project(core.state).poll.targets
+    assert target.functions == (mate.address,)
+    assert not target.may_open
+
+
 def test_a_lost_device_is_listed_though_its_resource_has_no_plugin_any_more() -> None:
     """The daemon was restarted after the only bound GPU of a model was pulled from under its pod; another one is there
     and not bound."""

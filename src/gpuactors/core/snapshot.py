@@ -10,7 +10,7 @@ from gpuactors.core.books import groups_that_matter
 from gpuactors.core.frames import is_ready
 from gpuactors.core.health import not_offered, verdict
 from gpuactors.core.identity import device_ids, given_addresses
-from gpuactors.core.inventory import node_devices
+from gpuactors.core.inventory import functions_of, groups_of, node_devices
 from gpuactors.core.model import (
     DeviceId,
     Frame,
@@ -105,11 +105,13 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     knows = state.role is Role.SERVING and state.ledger.read > 0 and state.ledger.outstanding is None
     asked = {a for call in state.calls.values() for a in call.seen}
     given = asked | owners(state).keys()
+    # By all members: what a pod has may have lost its driver, and is not polled then, and its group is the pod's still.
+    groups = groups_of(functions_of(state.facts).values())
     return tuple(
         PollTarget(
             group,
             functions,
-            may_open=knows and given.isdisjoint(functions),
+            may_open=knows and given.isdisjoint(m.address for m in groups[group]),
             urgent=not asked.isdisjoint(functions),
         )
         for group, functions in sorted(groups_that_matter(state).items())

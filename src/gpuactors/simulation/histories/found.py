@@ -100,6 +100,9 @@ FOUND: Final[dict[str, Script]] = {
         "mates are released together, and one goes attribute by attribute": (
             "mates are released together@2; half gone@428"
         ),
+        "mates are released together, and the one that is given to the next pod is unbound": (
+            "mates are released together@2; unbind slowly+0.001; unbind@2"
+        ),
         "pods come in a burst on groups of two": (
             "plug a second card into the group; plug a second card into the group@1; "
             "plug a second card into the group@2+3; pods come in a burst+3"

@@ -21,7 +21,7 @@ from gpuactors.core.events import (
     StreamOpened,
     Ticked,
 )
-from gpuactors.core.listing import comparable
+from gpuactors.core.listing import comparable, healthy
 from gpuactors.core.model import DeviceId, PluginState, Token
 from gpuactors.core.registration import is_registered, order
 from gpuactors.core.snapshot import project
@@ -204,6 +204,32 @@ def test_neighbours_that_appear_as_we_register_are_no_reason_to_register_again(c
     core.pass_time(600)
     assert is_registered(plugin(core))
     assert plugin(core).bind == bind
+
+
+@pytest.mark.parametrize("stays_s", [0.3, 4.0])
+def test_a_neighbour_that_goes_while_nothing_is_healthy_leads_to_registering_again(
+    core: Core, stays_s: float
+) -> None:
+    """Kubelet's list is empty with us or without us; the next GPU that turns healthy must not meet nobody."""
+    core.enabled, core.kubelets = {ONE: 1, TWO: 1}, None
+    core.pass_time(60)
+    core.kubelets = []
+    assert healthy(core.state.frames[H100]) == ()
+    bind = plugin(core).bind
+    core.pass_time(600)
+    assert plugin(core).bind == bind, "nobody was seen"
+    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.kubelets = THEIRS
+    core.pass_time(stays_s)
+    core.feed(NeighboursSeen(()))
+    core.kubelets = []
+    core.pass_time(limits.DESERTED_MAX_S + limits.LEDGER_S)
+    assert plugin(core).bind > bind
+    bind = plugin(core).bind
+    lose_and_register(core, 2)
+    core.pass_time(600)
+    assert plugin(core).bind == bind, "once is enough"
+    assert is_registered(plugin(core))
 
 
 def test_against_a_plugin_that_registers_again_the_waits_grow_and_stay_grown(core: Core) -> None:

@@ -105,15 +105,19 @@ def _compared(
         return registration.not_told(plugin, at)
     ours, kubelets = healthy(state.frames[resource]), told.get(resource, ())
     # While we wait for whoever has it to leave, only their list is to be seen.
-    if not registration.waits_for_peace(plugin) and _agrees(plugin, ours == kubelets):
-        # Where nothing is healthy, kubelet's list is the same when it has lost us.
-        return registration.agreed(plugin, at, asked_at=state.ledger.read_at if ours else -math.inf)
+    if not registration.waits_for_peace(plugin) and _agrees(plugin, ours, kubelets):
+        return registration.agreed(plugin, at, asked_at=state.ledger.read_at)
     return registration.disputed(plugin, _why(state, ours, kubelets), at, nobody=not kubelets)
 
 
-def _agrees(plugin: PluginState, same: bool) -> bool:
+def _agrees(plugin: PluginState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> bool:
+    if not ours and registration.is_doubted(plugin):
+        # Where nothing is healthy, kubelet's list is the same when it has lost us. Registering again costs nothing
+        # then, and what turns healthy next is not offered with nobody to call.
+        return False
     # The read that speaks against us may be what our list changed for: that is later, in the same moment.
-    return same and not (plugin.listing.against and plugin.listing.changed_at >= plugin.listing.disputed_at)
+    replaced = plugin.listing.against and plugin.listing.changed_at >= plugin.listing.disputed_at
+    return ours == kubelets and not replaced
 
 
 def _sent(frame: Frame) -> tuple[tuple[object, ...], ...]:
@@ -126,6 +130,11 @@ def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId,
     others = f" (sockets of others in kubelet's directory: {_names(state.neighbours)})" * bool(
         state.neighbours
     )
+    if not (ours or kubelets):
+        return (
+            "no device of this resource is healthy, so kubelet's list does not say whether it still has ours after "
+            f"another plugin's socket has come or gone: we register again{others}"
+        )
     if not kubelets:
         return (
             f"kubelet has no healthy device of this resource, and {len(ours)} are listed as healthy: it has lost "

@@ -230,6 +230,11 @@ def _doubted(plugin: PluginState) -> PluginState:
     return replace(plugin, listing=doubted)
 
 
+def is_doubted(plugin: PluginState) -> bool:
+    """It takes a list that shows us to say that kubelet has ours."""
+    return plugin.listing.against > 0 or _is_unlooked(plugin)
+
+
 def _is_unlooked(plugin: PluginState) -> bool:
     """Something odd was seen since the stream opened, and no read has shown yet whose list kubelet has."""
     return plugin.listing.sighted_at >= plugin.stream_opened_at

@@ -8,7 +8,7 @@ within a bound of simulated time the books must be what the node is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -20,7 +20,15 @@ from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.answers import Answers
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
 from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, without_cause
-from gpuactors.simulation.histories.truth import NOT_OFFERED, UNTOLD, Told, agree, expected, given_by_us
+from gpuactors.simulation.histories.truth import (
+    HEALTHY,
+    NOT_OFFERED,
+    UNTOLD,
+    Told,
+    agree,
+    expected,
+    given_by_us,
+)
 from gpuactors.simulation.histories.world import RESYNC_S, World
 from gpuactors.simulation.kubelet_values import BooksView, Phase
 
@@ -75,17 +83,27 @@ def _is_fading(resource: str, view: BooksView) -> bool:
     return resource not in view.connected and all(row.health != "Healthy" for row in rows)
 
 
+def _is_unseen(world: World, devices: Mapping[str, str]) -> bool:
+    """A monitor dials first and nothing of the resource is Healthy. A stream that ends may have been the monitor's, or
+    kubelet's; kubelet's list has no healthy device either way, and the pods of its ledger say nothing of plugins. What
+    turns Healthy is not offered by then, and is missed in kubelet's list: it is registered before anybody can have it.
+    """
+    return bool(world.monitors) and HEALTHY not in devices.values()
+
+
 def unsettled(world: World) -> list[str]:
     """What is not yet as it should be when nothing happens any more, as sentences."""
     if world.counts[SECOND_PLUGIN[0]] and world.counts["the kubelet watcher crashes"]:
         return []  # a watcher that is not there sees nobody come and go, and kubelet's list may be ours by chance
     view, wanted, told = world.kubelet.view, expected(world), was_told(world)
+    unseen = {r for r, devices in wanted.items() if _is_unseen(world, devices)}
     unmet = [
         f"{resource}: kubelet was told {told.get(resource, {})}, the truth is {wanted.get(resource, {})}"
         for resource in sorted(wanted.keys() | told.keys())
         if not agree(told.get(resource, {}), wanted.get(resource, {}))
         and {*wanted.get(resource, {}).values()} != {UNTOLD}
         and (resource in wanted or not _is_fading(resource, view))
+        and (resource not in unseen or resource in view.connected)
     ]
     reasons = world.reasons()
     unmet += [
@@ -94,7 +112,7 @@ def unsettled(world: World) -> list[str]:
         if any(address in devices for devices in wanted.values()) and WAITS not in reasons.get(address, "")
     ]
     served = {r for r, devices in wanted.items() if not {NOT_OFFERED, UNTOLD}.issuperset(devices.values())}
-    unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - view.connected)]
+    unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - unseen - view.connected)]
     serving = [daemon.name for daemon in world.serving if daemon.is_serving]
     if len(serving) != 1:
         unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
@@ -340,8 +358,8 @@ async def _stay_calm(world: World, safety: Safety) -> None:
 
 async def make_quiet(world: World) -> None:
     """What is broken is mended, what is late comes, and both processes run."""
-    if world.second is not None and world.second.is_stubborn:
-        world.second.leave()  # nobody is to win such a fight
+    if world.second is not None and (world.second.is_stubborn or world.counts[SECOND_PLUGIN[0]] > 1):
+        world.second.leave()  # the daemon waits longer each time, and nobody is to win such a fight
     world.kubelet.find_api_server()
     world.faults.end(Fault.NO_DESCRIPTORS)
     if not world.kubelet_runs:

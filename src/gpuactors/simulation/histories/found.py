@@ -135,6 +135,23 @@ FOUND: Final[dict[str, Script]] = {
             "the next uevents are late+11; a pod is force-deleted; a second plugin takes our resource; "
             "a pod for another model comes+0.001"
         ),
+        "a second plugin comes and goes while strangers have every card": (
+            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; "
+            "a second plugin takes our resource@6+0.3; the second plugin goes+3"
+        ),
+        "a second plugin comes, is seen, and goes while strangers have every card": (
+            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; "
+            "a second plugin takes our resource@6+3; the second plugin goes+3; a stranger lets go+3"
+        ),
+        "a monitor dials first, and kubelet's stream is lost while strangers have every card": (
+            "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
+            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; a stream is lost@6+3"
+        ),
+        "a monitor dials first, and kubelet's stream is lost until a stranger lets go": (
+            "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
+            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; "
+            "a stream is lost@6+3; a stranger lets go; a pod comes+3"
+        ),
         "a monitor dials first after kubelet's restart, and kubelet's stream is lost": (
             "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
             "a stream is lost@6"

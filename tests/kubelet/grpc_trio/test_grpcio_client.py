@@ -102,6 +102,10 @@ async def test_unary_and_errors(
                 nothing(b"", timeout=5)
             assert missing.value.code() is grpc.StatusCode.UNIMPLEMENTED
             assert missing.value.details() == "unknown method: /v1beta1.DevicePlugin/Nothing"
+            longer: Callable[..., Any] = channel.unary_unary("/v1beta1.DevicePlugin/" + "x" * 5000)
+            with pytest.raises(grpc.RpcError) as missing:
+                longer(b"", timeout=5)
+            assert (missing.value.details() or "").endswith("… (5,022 characters)"), "not all of it is echoed"
             assert stub.GetDevicePluginOptions(independent.messages.Empty(), timeout=5).pre_start_required
 
     plugin.allocate_hook = refuse_b

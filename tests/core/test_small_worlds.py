@@ -61,7 +61,7 @@ def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
         return verdict(device, stand, before)
 
     monkeypatch.setattr(frames, "verdict", busy)
-    monkeypatch.setattr(frames, "_broken", lambda _state, _frames: [])
+    monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
 
 
 def _lists_shrink_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ import pytest
 import trio
 
 from gpuactors.app import node_of
+from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
 from gpuactors.control.served import ServedFile
+from gpuactors.control.unix import UnixControl
 from gpuactors.core.model import PciAddress
 from gpuactors.core.selector import parse_selector
 from gpuactors.core.snapshot import PollTarget
@@ -25,6 +27,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import hint_of, parse_datagram, unix_uevents
 from gpuactors.host.use import SysfsUse
+from gpuactors.kubelet.grpc_trio import Owner
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports import HostError, KubeletError, PortError, StateFileError
 from gpuactors.simulation.host_tree import HostTree, PciSpec
@@ -172,6 +175,19 @@ async def test_paths_in_a_problem_of_kubelet_or_the_uevents(tmp_path: Path) -> N
     for raised in (no_directory, no_socket):
         assert r"\xff" in str(raised.value)
         written(str(raised.value))
+
+
+@pytest.mark.trio
+async def test_paths_in_the_answer_to_a_successor(tmp_path: Path) -> None:
+    """What came of asking the daemon before to hand over is said in the log and kept in the journal."""
+    state_dir = odd_path(tmp_path)
+    os.mkdir(state_dir)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as no_stream, trio.fail_after(10):
+        no_stream.bind(os.fsencode(f"{state_dir}/gpuactors.sock"))  # it cannot be dialled
+        no_stream.listen()
+        answer = await UnixControl(state_dir, Latest(frozenset[Owner]()), deadline_s=0.1).ask()
+    assert r"\xff" in answer
+    written(answer)
 
 
 @pytest.mark.trio

@@ -85,6 +85,16 @@ MUTATIONS: Final = (
         "        elif False and use is not None:\n            # Kubelet",
     ),
     Mutation(
+        "a group is opened as a probe while a pod has a member of it that lost its driver",
+        "core/snapshot.py",
+        "given.isdisjoint(m.address for m in groups[group])",
+        "given.isdisjoint(functions)",
+        (
+            "tests/core/test_books.py",
+            f"{FOUND}[mates are released together, and the one that is given to the next pod is unbound]",
+        ),
+    ),
+    Mutation(
         "the gate is open: a start waits for nobody",
         "core/calls.py",
         "            return None if _held(state, call) else Ready()\n",

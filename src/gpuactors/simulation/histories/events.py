@@ -22,17 +22,9 @@ KINDS: Final[dict[str, Kind]] = {
 
 NOT_DRAWN: Final[frozenset[str]] = frozenset(
     {
-        "a card comes back in another group",
         "a monitor watches, and dials again first",
         "a second plugin takes our resource",
         "an older plugin has given a card away",
-        "descriptors run out",
-        "mates are released together",
-        "our resource has an odd ID",
-        "the API server goes away",
-        "the next daemon has another pci.ids",
-        "the next daemon selects other cards",
-        "the node reboots",
         "the second plugin goes",
         "the second plugin sends a frame",
     }

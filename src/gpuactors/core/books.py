@@ -130,10 +130,12 @@ def _left(
     state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
 ) -> dict[PciAddress, Departed]:
     """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
+    had = state.ledger.entries
+    # Of a ledger's entries most are other plugins' and mean nothing here.
+    names = sorted(name for name in state.resolved if name in had and _is_gone(had[name], entries.get(name)))
     return {
-        (address := state.resolved[name].address): Departed(pod, read, _use_of_pod(state, address))
-        for name, pod in sorted(state.ledger.entries.items(), key=lambda entry: entry[0])
-        if name in state.resolved and _is_gone(pod, entries.get(name))
+        (address := state.resolved[name].address): Departed(had[name], read, _use_of_pod(state, address))
+        for name in names
     }
 
 

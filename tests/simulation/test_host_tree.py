@@ -110,6 +110,17 @@ def test_the_driver_link_goes_before_the_first_uevent_of_an_unbind(tmp_path: Pat
     assert not (tmp_path / "dev/vfio/51").exists()
 
 
+def test_what_is_opened_as_soon_as_its_group_is_there_stays_awake(tmp_path: Path) -> None:
+    """The kernel lets a function sleep before it makes the group's node, not after."""
+    tree = HostTree(tmp_path)
+    tree.plug(replace(GPU, driver=None))
+    steps = tree.bind_steps(GPU.address, "vfio-pci")
+    next(steps)
+    tree.open_group(51, 4711)
+    assert names(tuple(steps)) == ["add vfio-dev", "bind pci"]
+    assert (tree.device_dir(GPU.address) / "power/runtime_status").read_text() == "active\n"
+
+
 def test_vfio_numbers_are_reused(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.plug(GPU)

@@ -486,6 +486,8 @@ class HostTree:
         first_of_group = self._vfio_bound_members(group) == 0
         plugged.vfio = number
         self._vfio_numbers.add(number)
+        # Before there is a node that anybody can open: vfio_pci_core_register_device, drivers/vfio/pci/vfio_pci_core.c.
+        self._set_status(plugged, "suspended")
         if first_of_group:
             directory = f"{self.root}/sys/devices/virtual/vfio/{group}"
             os.makedirs(directory)
@@ -495,7 +497,6 @@ class HostTree:
             yield self._group_uevent("add", group)
         directory = f"{self.root}/sys{plugged.devpath}/vfio-dev/vfio{number}"
         os.makedirs(directory)
-        _write(f"{self.root}/sys{plugged.devpath}/power/runtime_status", "suspended\n")
         os.symlink(
             f"../..{plugged.devpath}/vfio-dev/vfio{number}", f"{self.root}/sys/class/vfio-dev/vfio{number}"
         )

@@ -73,6 +73,9 @@ FOUND: Final[dict[str, Script]] = {
         "the machine sleeps between Allocate and the read of the ledger": (
             "a pod for two cards comes+0.001; a pod ends slowly; the clock jumps"
         ),
+        "a card is opened while it is being bound, and its pod is force-deleted": (
+            "unbind slowly+0.3; pods come in a burst; bind slowly+0.3; a pod is force-deleted@1"
+        ),
         # --- issue 10: odd neighbours, and views that are old ---
         "a claim takes a card while nothing of ours is given away": "a claim takes a card",
         "another plugin gives a card away that a pod of ours has": (

@@ -20,17 +20,9 @@ KINDS: Final[dict[str, Kind]] = {
 }
 """By name, in a fixed order."""
 
-NOT_DRAWN: Final[frozenset[str]] = frozenset(
-    {
-        "a monitor watches, and dials again first",
-        "a second plugin takes our resource",
-        "an older plugin has given a card away",
-        "the second plugin goes",
-        "the second plugin sends a frame",
-    }
-)
-"""Kinds that still find, beside others, what is not mended yet, in one history of 150 to 400. Scripts may name them,
-the histories of `found.py` do, campaigns leave them out. Should be empty."""
+NOT_DRAWN: Final[frozenset[str]] = frozenset()
+"""Kinds that find, beside others, what is not mended yet. Scripts may name them, the histories of `found.py` do,
+campaigns leave them out. Should be empty."""
 
 DRAWN: Final[dict[str, Kind]] = {name: kind for name, kind in KINDS.items() if name not in NOT_DRAWN}
 """What campaigns draw from."""

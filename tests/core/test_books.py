@@ -36,6 +36,7 @@ from gpuactors.core.model import (
     PciAddress,
     PciFunction,
     Pod,
+    ResourceName,
     Role,
     Token,
     pci_address,
@@ -974,6 +975,18 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
     (target,) = project(core.state).poll.targets
     assert target.functions == (mate.address,)
     assert not target.may_open
+
+
+def test_a_successor_keeps_the_names_that_are_served_until_it_serves() -> None:
+    """Nobody has anything of them when it starts; the daemon that serves may still give something away as that."""
+    old = ResourceName("nvidia.com/2330")
+    core = Core(settings=replace(SETTINGS, hand_over=True), served=(old,))
+    core.feed(Ticked())
+    assert core.state.ledger.read > 0
+    core.others = {(old, A): "vm-1"}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))), PredecessorGone("handed over"))
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame(old) == {A: "Healthy"}
 
 
 def test_a_lost_device_is_listed_though_its_resource_has_no_plugin_any_more() -> None:

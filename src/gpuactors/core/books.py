@@ -34,6 +34,7 @@ from gpuactors.core.model import (
     Pod,
     Polls,
     ResourceName,
+    Role,
 )
 from gpuactors.core.standing import may_be_unbinding, owners
 
@@ -120,7 +121,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
 def _still_served(state: NodeState, settling: bool) -> frozenset[ResourceName]:
     """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
     something of, which a kubelet that has just started may not know yet."""
-    if settling:
+    if settling or state.role is not Role.SERVING:  # who serves may give more of them away until we take over
         return state.served
     had = {resource for resource, _ in state.ledger.entries}
     return frozenset(r for r in state.served if r in had or r in state.frames)

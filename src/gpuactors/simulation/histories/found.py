@@ -172,6 +172,9 @@ FOUND: Final[dict[str, Script]] = {
             "pods come in a burst+3; the next daemon has another pci.ids; the node reboots+11; a pod ends+3; "
             "our resource has an odd ID+3; a pod comes+3"
         ),
+        "pci.ids is renewed, and the one who serves gives cards away while his successor cannot scan": (
+            "the next daemon has another pci.ids; a successor starts; scans fail; mates are released together"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

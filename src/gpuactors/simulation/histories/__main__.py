@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan(seed, options.histories, seconds, options.workers, options.histories is not None)
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
-    result = run_campaign(plan, _progress)
+    result = run_campaign(plan, _Progress())
     show_table = options.table or options.histories is None
     return _report(result, min_pairs=options.min_pairs, show_table=show_table, wanted=options.histories)
 
@@ -96,6 +96,21 @@ def _progress(result: Result) -> None:
         f"{100 * coverage.adjacent_share:.1f} % of pairs, {sum(result.failed.values())} failed"
     )
     print(line, file=sys.stderr, flush=True)
+
+
+class _Progress:
+    """Says every few seconds how far it is, and what failed as soon as it did, before it is made shorter."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def __call__(self, result: Result) -> None:
+        _progress(result)
+        for played in result.failures[self._told :]:
+            assert played.failure is not None
+            print(f"{played.failure.check}: {played.failure.text}", file=sys.stderr)
+            print(replay_line(played.seed, played.script), file=sys.stderr, flush=True)
+        self._told = len(result.failures)
 
 
 def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int | None = None) -> int:

@@ -247,10 +247,17 @@ class Safety:
                 )
         still = {(row.resource, row.id) for row in view.devices if row.health != "not listed"}
         for resource, device in sorted(listed - still):
+            if self._is_listed(device):
+                continue  # its pod has ended: it goes to the list of the name that it has now
             if device in self._world.waiting() and resource in view.connected:
                 raise ViolationError(
                     "a list shrank", f"{device} left the list while its unbind waits for whoever has it open"
                 )
+
+    def _is_listed(self, device: str) -> bool:
+        """A daemon lists it, under whatever name: kubelet may not have heard of it in this moment."""
+        states = (d.handle.state.value for d in self._world.daemons if d.handle is not None)
+        return any(a.id == device for state in states for frame in state.frames.values() for a in frame)
 
     def _is_known(self, resource: str, device: str) -> bool:
         """A daemon has read of this allocation in kubelet's ledger."""

@@ -175,6 +175,10 @@ FOUND: Final[dict[str, Script]] = {
         "pci.ids is renewed, and the one who serves gives cards away while his successor cannot scan": (
             "the next daemon has another pci.ids; a successor starts; scans fail; mates are released together"
         ),
+        "pci.ids is renewed under a pod that is gone, whose GPU is pulled out while its machine still has it": (
+            "the next daemon has another pci.ids; a pod comes+0.3; a pod is force-deleted; a successor starts+0.001; "
+            "unplug slowly"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -83,6 +83,13 @@ def _is_fading(resource: str, view: BooksView) -> bool:
     return resource not in view.connected and all(row.health != "Healthy" for row in rows)
 
 
+def _is_anothers(world: World, resource: str) -> bool:
+    """A second plugin took it, and since pci.ids was renewed no daemon of ours serves it: what kubelet has of it is
+    that plugin's, and stays if it was another one that kubelet disconnected when it left."""
+    frames = [d.handle.state.value.frames for d in world.serving if d.handle is not None]
+    return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in served for served in frames)
+
+
 def _is_unseen(world: World, devices: Mapping[str, str]) -> bool:
     """A monitor dials first and nothing of the resource is Healthy. A stream that ends may have been the monitor's, or
     kubelet's; kubelet's list has no healthy device either way, and the pods of its ledger say nothing of plugins. What
@@ -102,7 +109,7 @@ def unsettled(world: World) -> list[str]:
         for resource in sorted(wanted.keys() | told.keys())
         if not agree(told.get(resource, {}), wanted.get(resource, {}))
         and {*wanted.get(resource, {}).values()} != {UNTOLD}
-        and (resource in wanted or not _is_fading(resource, view))
+        and (resource in wanted or not (_is_fading(resource, view) or _is_anothers(world, resource)))
         and (resource not in unseen or resource in view.connected)
     ]
     reasons = world.reasons()
@@ -127,6 +134,8 @@ def _figures(world: World, wanted: dict[str, dict[str, str]]) -> list[str]:
     for resource, figures in world.kubelet.view.resources.items():
         devices = wanted.get(resource, {})
         if not world.is_ours(resource) or UNTOLD in devices.values():
+            continue
+        if resource not in wanted and _is_anothers(world, resource):
             continue
         healthy = {d for d, health in devices.items() if health == "Healthy"}
         free = len(healthy - given[resource]) - len(given[resource] - healthy)

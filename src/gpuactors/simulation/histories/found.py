@@ -179,6 +179,13 @@ FOUND: Final[dict[str, Script]] = {
             "the next daemon has another pci.ids; a pod comes+0.3; a pod is force-deleted; a successor starts+0.001; "
             "unplug slowly"
         ),
+        "pci.ids is renewed while another plugin serves the resource of the old name": (
+            "the daemon is told to stop; a second plugin takes our resource+0.001; the next daemon has another pci.ids"
+        ),
+        "an older plugin's pod has ended, and only kubelet's file can be read, which still has it": (
+            "the ledger is answered with nonsense; the daemon is told to stop; mates are released together; "
+            "an older plugin has given a card away@1; a virtual machine ends by itself+0.3"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

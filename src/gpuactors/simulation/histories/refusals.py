@@ -103,8 +103,9 @@ _CAUSES: Final = (
 
 _TOGETHER: Final = (
     # Until it has read the ledger once, a daemon cannot know of a pod that was there before it: what kubelet has by
-    # another ID, and nobody has open yet, is offered, and refused as soon as the ledger can be read.
-    (r"allocated to pod \S+/older-\d+\b", "an older plugin has given a card away", UNREAD),
+    # another ID, and nobody has open yet, is offered, and refused as soon as the ledger can be read. From kubelet's
+    # file only the UID of that pod is known, which may have ended since: List alone would say so.
+    (r"allocated to pod (\S+/older-\d+\b|with UID )", "an older plugin has given a card away", UNREAD),
 )
 """Events of which one alone is no cause: it takes one of the others as well."""
 

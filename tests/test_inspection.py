@@ -19,7 +19,8 @@ from gpuactors.control import client
 from gpuactors.control.unix import UnixControl
 from gpuactors.control.view import About, Change, NodeView, view_of
 from gpuactors.core.events import UeventsOpened, UeventsUnavailable
-from gpuactors.core.model import Holder, NodeState
+from gpuactors.core.model import Holder
+from gpuactors.core.state import NodeState
 from gpuactors.inspection import (
     Explained,
     Inspected,

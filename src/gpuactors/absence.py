@@ -13,7 +13,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import NodeState
+from gpuactors.core.state import NodeState
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports import HostError

@@ -42,8 +42,9 @@ from gpuactors.control.view import About, Setting
 from gpuactors.core.effects import Answer, Level, Say
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
 from gpuactors.core.frames import is_ready
-from gpuactors.core.model import NodeState, ResourceName, Settings
+from gpuactors.core.model import ResourceName, Settings
 from gpuactors.core.snapshot import project
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.text import encodable
 from gpuactors.host.pci_ids import PciIds

@@ -32,8 +32,9 @@ from gpuactors.control.view import (
     view_of,
 )
 from gpuactors.core.events import Event, GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable
-from gpuactors.core.model import NodeState, Role
+from gpuactors.core.model import Role
 from gpuactors.core.snapshot import project
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot

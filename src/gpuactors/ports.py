@@ -21,12 +21,12 @@ from gpuactors.core.model import (
     Frame,
     GroupUse,
     LedgerEntry,
-    NodeState,
     PciAddress,
     PciFunction,
     ResourceName,
 )
 from gpuactors.core.snapshot import Outputs, PollTarget
+from gpuactors.core.state import NodeState
 from gpuactors.core.text import encodable
 
 

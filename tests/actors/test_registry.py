@@ -16,8 +16,8 @@ from gpuactors.core.events import (
     KubeletAppeared,
     UeventsOpened,
 )
-from gpuactors.core.model import NodeState
 from gpuactors.core.snapshot import project
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.ports import Step
 from tests.core.builders import SETTINGS, gpu

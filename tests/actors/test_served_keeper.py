@@ -11,7 +11,8 @@ import trio.testing
 from gpuactors import limits
 from gpuactors.actors import served_keeper
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.model import NodeState, ResourceName, Role, Settings
+from gpuactors.core.model import ResourceName, Role, Settings
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.ports import StateFileError
 

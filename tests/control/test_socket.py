@@ -17,7 +17,7 @@ from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import UnixHeldControl
 from gpuactors.control.unix import UnixControl, obstacle, socket_path
-from gpuactors.core.model import NodeState
+from gpuactors.core.state import NodeState
 from gpuactors.kubelet.grpc_trio import (
     Owner,
     Server,

@@ -23,7 +23,6 @@ from gpuactors.core.model import (
     GroupUse,
     Holder,
     LedgerEntry,
-    NodeState,
     PciFunction,
     Pod,
     ResourceName,
@@ -32,6 +31,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.selector import parse_selector
 from gpuactors.core.snapshot import project
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline, step
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")

@@ -34,7 +34,6 @@ from gpuactors.core.model import (
     Health,
     Holder,
     LedgerEntry,
-    NodeState,
     PciAddress,
     PciFunction,
     Pod,
@@ -42,6 +41,7 @@ from gpuactors.core.model import (
     Token,
 )
 from gpuactors.core.snapshot import project
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline, step
 from tests.core.builders import H100, SETTINGS, gpu
 

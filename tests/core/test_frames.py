@@ -26,7 +26,6 @@ from gpuactors.core.model import (
     Advertised,
     DeviceId,
     Health,
-    NodeState,
     PciAddress,
     PciFunction,
     ResourceName,
@@ -35,6 +34,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.snapshot import project, report
 from gpuactors.core.standing import Owner, Stand, Standing, owners
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, SETTINGS, Core, gpu
 

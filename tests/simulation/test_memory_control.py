@@ -8,7 +8,8 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.model import NodeState, Settings
+from gpuactors.core.model import Settings
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.ports import ControlTakenError
 from gpuactors.simulation.faults import Fault, Faults, PlannedCrashError

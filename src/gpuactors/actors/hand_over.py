@@ -21,7 +21,8 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
-from gpuactors.core.model import NodeState, ResourceName, Role
+from gpuactors.core.model import ResourceName, Role
+from gpuactors.core.state import NodeState
 from gpuactors.ports import Control, ControlError, ControlTakenError, HeldControl
 
 T = TypeVar("T")

@@ -16,9 +16,10 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.effects import Answer, Effect, Reply, Say
 from gpuactors.core.events import Event, Ticked
-from gpuactors.core.model import Frame, NodeState, ResourceName
+from gpuactors.core.model import Frame, ResourceName
 from gpuactors.core.registration import PluginOrder
 from gpuactors.core.snapshot import LedgerWanted, LooksWanted, Outputs, PluginView, PollWanted, project
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
 from gpuactors.ports import Step
 

@@ -11,7 +11,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import NodeState, ResourceName, Role
+from gpuactors.core.model import ResourceName, Role
+from gpuactors.core.state import NodeState
 from gpuactors.ports import ServedResources, StateFileError
 
 

@@ -13,7 +13,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.control.messages import status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, view_of
-from gpuactors.core.model import NodeState
+from gpuactors.core.state import NodeState
 from gpuactors.kubelet.grpc_trio import Server, UnixListener
 
 

@@ -22,7 +22,7 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand_over
 from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.control.view import About
-from gpuactors.core.model import NodeState
+from gpuactors.core.state import NodeState
 from gpuactors.core.text import encodable
 from gpuactors.kubelet.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
 from gpuactors.ports import ControlError, ControlTakenError

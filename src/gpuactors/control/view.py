@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from gpuactors.core.inventory import Device, node_devices
-from gpuactors.core.model import Advertised, Health, Holder, NodeState, PciAddress, Transition
+from gpuactors.core.model import Advertised, Health, Holder, PciAddress, Transition
 from gpuactors.core.snapshot import DeviceReport, registered, report
 from gpuactors.core.standing import Standing, given_away, owners, stand_of
+from gpuactors.core.state import NodeState
 
 NOT_LISTED = "not listed"
 """The health of a device that is not there any more and that kubelet is told nothing of."""

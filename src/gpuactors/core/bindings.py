@@ -15,7 +15,8 @@ from typing import Final
 
 from gpuactors.core.events import HostChanged
 from gpuactors.core.inventory import is_selected
-from gpuactors.core.model import GroupUse, NodeState, PciAddress, PciFunction, Polls
+from gpuactors.core.model import GroupUse, PciAddress, PciFunction, Polls
+from gpuactors.core.state import NodeState
 
 BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
 """Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,

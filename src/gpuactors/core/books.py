@@ -27,7 +27,6 @@ from gpuactors.core.model import (
     GroupUse,
     Holder,
     Ledger,
-    NodeState,
     Observed,
     PciAddress,
     PciFunction,
@@ -37,6 +36,7 @@ from gpuactors.core.model import (
     Role,
 )
 from gpuactors.core.standing import may_be_unbinding, owners
+from gpuactors.core.state import NodeState
 
 
 def first_ledger(number: int) -> Ledger:

@@ -47,7 +47,6 @@ from gpuactors.core.model import (
     Call,
     CallKind,
     DeviceId,
-    NodeState,
     PciAddress,
     PciFunction,
     ResourceName,
@@ -57,6 +56,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, owners, stand_of
+from gpuactors.core.state import NodeState
 
 Answered = list[Effect]
 """The replies to calls, each with its one line in the log."""

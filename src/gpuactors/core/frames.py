@@ -24,7 +24,6 @@ from gpuactors.core.model import (
     DeviceId,
     Frame,
     Health,
-    NodeState,
     Observed,
     PciAddress,
     PluginState,
@@ -37,6 +36,7 @@ from gpuactors.core.model import (
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.registration import new_plugin
 from gpuactors.core.standing import Owner, Standing, given_away, is_offered, owners, stand_of
+from gpuactors.core.state import NodeState
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:

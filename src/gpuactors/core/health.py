@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from gpuactors.core.inventory import Device, named
-from gpuactors.core.model import Advertised, Health, NodeState, PciAddress, PciFunction, ResourceName
+from gpuactors.core.model import Advertised, Health, PciAddress, PciFunction, ResourceName
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.standing import Stand, Standing
+from gpuactors.core.state import NodeState
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers beside which the kernel still calls a group viable: they do no DMA of their own (`driver_managed_dma` in

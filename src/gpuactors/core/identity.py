@@ -18,14 +18,8 @@ from dataclasses import replace
 
 from gpuactors.core.inventory import Device, devices_of, ids_of, node_devices, our_resources
 from gpuactors.core.looks import ask_looks
-from gpuactors.core.model import (
-    DeviceId,
-    NodeState,
-    PciAddress,
-    Resolved,
-    ResourceName,
-    is_pci_address,
-)
+from gpuactors.core.model import DeviceId, PciAddress, Resolved, ResourceName, is_pci_address
+from gpuactors.core.state import NodeState
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
 

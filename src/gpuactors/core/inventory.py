@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.core.model import Fact, NodeState, PciAddress, PciFunction, ResourceName
+from gpuactors.core.model import Fact, PciAddress, PciFunction, ResourceName
 from gpuactors.core.naming import resource_name
 from gpuactors.core.selector import Selector, matches
+from gpuactors.core.state import NodeState
 
 COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
 """Audio, USB and the USB-C controller of a card: they share the GPU's slot and group and go along with it, but are no

@@ -24,7 +24,8 @@ from gpuactors import limits
 from gpuactors.core import registration
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.events import NeighboursSeen, StreamEnded
-from gpuactors.core.model import DeviceId, Frame, Health, NodeState, PluginState, ResourceName
+from gpuactors.core.model import DeviceId, Frame, Health, PluginState, ResourceName
+from gpuactors.core.state import NodeState
 
 SWITCH_OFF = (
     "find the other plugin of this resource (NVIDIA's sandbox device plugin, for instance) and switch it off: "

@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, InspectionFailed, ScanFailed
-from gpuactors.core.model import Fact, Looks, NodeState, PciAddress, PciFunction, Retry
+from gpuactors.core.model import Fact, Looks, PciAddress, PciFunction, Retry
+from gpuactors.core.state import NodeState
 
 
 def first_looks() -> Looks:

@@ -16,7 +16,6 @@ from gpuactors.core.model import (
     Frame,
     Health,
     Holder,
-    NodeState,
     PciAddress,
     PciFunction,
     ResourceName,
@@ -25,6 +24,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.registration import PluginOrder, is_registered, order
 from gpuactors.core.standing import is_offered, observed_use, owners, stand_of
+from gpuactors.core.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import (
-    ClaimedDevice,
-    DeviceId,
-    NodeState,
-    Observed,
-    PciAddress,
-    Pod,
-    ResourceName,
-)
+from gpuactors.core.model import ClaimedDevice, DeviceId, Observed, PciAddress, Pod, ResourceName
 from gpuactors.core.quote import first_of, quoted_id, quoted_name
+from gpuactors.core.state import NodeState
 
 
 class Standing(StrEnum):

@@ -54,15 +54,8 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.frames import publish
 from gpuactors.core.identity import resolved
-from gpuactors.core.model import (
-    NodeState,
-    PciAddress,
-    PciFunction,
-    PluginState,
-    ResourceName,
-    Role,
-    Settings,
-)
+from gpuactors.core.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
+from gpuactors.core.state import NodeState
 
 Stepped = tuple[NodeState, list[Effect]]
 

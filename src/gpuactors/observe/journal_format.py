@@ -28,8 +28,9 @@ import msgspec
 
 from gpuactors.core.effects import Effect, Level, Reply, Say
 from gpuactors.core.events import Event
-from gpuactors.core.model import Frame, NodeState, ResourceName
+from gpuactors.core.model import Frame, ResourceName
 from gpuactors.core.snapshot import Outputs
+from gpuactors.core.state import NodeState
 from gpuactors.ports import Step
 
 FORMAT: Final = 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuactors.core.model import Health, NodeState, ResourceName
+from gpuactors.core.model import Health, ResourceName
+from gpuactors.core.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import final
 
 from gpuactors.core.effects import Reply
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
-from gpuactors.core.model import Advertised, NodeState, PciAddress, Token
+from gpuactors.core.model import Advertised, PciAddress, Token
+from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import Header
 from gpuactors.replay.play import Began, Moment, Played, Resumed, wall_seconds
 from gpuactors.replay.reading import Damage, File, last_at, runs

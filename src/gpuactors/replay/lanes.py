@@ -13,9 +13,10 @@ from typing import Final, assert_never
 
 from gpuactors.core.health import not_offered
 from gpuactors.core.inventory import node_devices
-from gpuactors.core.model import Advertised, Health, NodeState, PciAddress, ResourceName, Role
+from gpuactors.core.model import Advertised, Health, PciAddress, ResourceName, Role
 from gpuactors.core.registration import is_registered
 from gpuactors.core.standing import Stand, Standing, owners, stand_of
+from gpuactors.core.state import NodeState
 from gpuactors.replay.books import books_of
 
 BANDS_MAX: Final = 5_000

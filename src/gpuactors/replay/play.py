@@ -16,8 +16,8 @@ import msgspec
 
 from gpuactors.core.effects import Effect
 from gpuactors.core.events import Event
-from gpuactors.core.model import NodeState
 from gpuactors.core.snapshot import project
+from gpuactors.core.state import NodeState
 from gpuactors.core.step import step
 from gpuactors.observe.journal_format import (
     NUMBERED,

@@ -11,7 +11,8 @@ from typing import assert_never
 import msgspec
 
 from gpuactors.core.events import GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable, Ticked
-from gpuactors.core.model import Frame, Health, NodeState
+from gpuactors.core.model import Frame, Health
+from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.books import books_of
 from gpuactors.replay.play import Began, Moment, Played, Resumed

@@ -14,7 +14,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import NodeState
+from gpuactors.core.state import NodeState
 from gpuactors.ports import ControlTakenError
 from gpuactors.simulation.faults import Fault, Faults
 

@@ -23,7 +23,8 @@ from trio.testing import wait_all_tasks_blocked
 from gpuactors import app
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.config import Config
-from gpuactors.core.model import Health, NodeState, ResourceName, Role
+from gpuactors.core.model import Health, ResourceName, Role
+from gpuactors.core.state import NodeState
 from gpuactors.simulation.expectations import Expectation, Situation
 from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.host_tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent

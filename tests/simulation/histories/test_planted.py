@@ -11,8 +11,9 @@ import trio
 from gpuactors.core import allocation, calls, frames, health
 from gpuactors.core.effects import Grant
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, DeviceId, Health, NodeState, PciAddress, ResourceName
+from gpuactors.core.model import Advertised, DeviceId, Health, PciAddress, ResourceName
 from gpuactors.core.standing import Stand, Standing
+from gpuactors.core.state import NodeState
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.frame_messages import FrameMessages
 from gpuactors.observe.log import get_logger

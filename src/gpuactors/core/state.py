@@ -1,0 +1,70 @@
+"""Everything that the daemon knows, as one frozen value.
+
+Changed by `step` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuactors.core.model import (
+    Call,
+    Departed,
+    DeviceId,
+    Fact,
+    Frame,
+    Ledger,
+    Looks,
+    PciAddress,
+    PluginState,
+    Polls,
+    Resolved,
+    ResourceName,
+    Role,
+    Settings,
+    Token,
+    Transition,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Everything that the daemon knows. Owned by the registry actor; changed by `step` only."""
+
+    settings: Settings
+    looks: Looks
+    facts: Mapping[PciAddress, Fact]
+    scanned: bool
+    """A first full scan has come back."""
+    uevents: str
+    """Why uevents are not heard, as a sentence; empty while they are."""
+    served: frozenset[ResourceName]
+    """Resources that are ours whatever is selected or named now: served by this daemon, or by one before it as its
+    state directory says, and not retired since."""
+    frames: Mapping[ResourceName, Frame]
+    """What kubelet is told, per resource that has a plugin."""
+    plugins: Mapping[ResourceName, PluginState]
+    no_shrink_until: Mapping[ResourceName, float]
+    """Until when a resource's list must not lose a device, because kubelet may be using it in a call's answer."""
+    calls: Mapping[Token, Call]
+    ledger: Ledger
+    polls: Polls
+    granted: Mapping[tuple[ResourceName, DeviceId], float]
+    """Devices handed out by Allocate that kubelet's ledger does not list yet, and until when we believe in it."""
+    resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
+    """Every device that kubelet's ledger or `granted` names, if it is known which one is meant."""
+    departed: Mapping[PciAddress, Departed]
+    history: Mapping[PciAddress, tuple[Transition, ...]]
+    """The last changes of what was said of each device, oldest first."""
+    role: Role
+    kubelet: str | None
+    """Identity of the kubelet.sock that is there now; None while there is none."""
+    kubelet_missing: str
+    """Why there is none, as a sentence."""
+    stopping: bool
+    neighbours: tuple[str, ...] = ()
+    """The sockets in kubelet's directory that are neither kubelet's nor ours."""
+    look_at: float = math.inf
+    """When kubelet's list is to be read because something odd was seen."""

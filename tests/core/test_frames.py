@@ -26,14 +26,13 @@ from gpuactors.core.model import (
     Advertised,
     DeviceId,
     Health,
-    PciAddress,
     PciFunction,
     ResourceName,
     Token,
     pci_address,
 )
 from gpuactors.core.snapshot import project, report
-from gpuactors.core.standing import Owner, Stand, Standing, owners
+from gpuactors.core.standing import Stand, Standing
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, SETTINGS, Core, gpu
@@ -163,11 +162,13 @@ def test_a_look_that_finds_what_is_known_and_a_call_that_begins_make_no_list_ane
     core.pass_time(60)
     made: list[NodeState] = []
 
-    def counted(state: NodeState) -> Mapping[PciAddress, Owner]:
-        made.append(state)
-        return owners(state)
+    view = frames._view
 
-    monkeypatch.setattr(frames, "owners", counted)
+    def counted(state: NodeState) -> object:
+        made.append(state)
+        return view(state)
+
+    monkeypatch.setattr(frames, "_view", counted)
     look(core, A, gpu(A))
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId("odd 7"),),)))
     assert made == [], "nothing was found that was not known, and nothing was given away"

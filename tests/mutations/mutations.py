@@ -51,7 +51,7 @@ MUTATIONS: Final = (
     Mutation(
         "a GPU that has lost its driver leaves the list before it is known whether it is open",
         "core/standing.py",
-        "    return may_be_unbinding(device) and _is_listed(state, device) and not _is_polled(state, device)\n",
+        "    return may_be_unbinding(device.function) and _is_listed(state, device) and not _is_polled(state, device)\n",  # noqa: E501
         "    return False\n",
     ),
     Mutation(

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from gpuactors.core.inventory import Device, node_devices
+from gpuactors.core.index import index_of
+from gpuactors.core.inventory import Device
 from gpuactors.core.model import Advertised, Health, Holder, PciAddress, Transition
 from gpuactors.core.snapshot import DeviceReport, registered, report
-from gpuactors.core.standing import Standing, given_away, owners, stand_of
+from gpuactors.core.standing import Standing, given_away, stand_of
 from gpuactors.core.state import NodeState
 
 NOT_LISTED = "not listed"
@@ -162,7 +163,7 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
 
 
 def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
-    known = {d.function.address: d for d in node_devices(state)}
+    known = index_of(state).devices
     views = [_present(state, r, known[r.function.address], at) for r in report(state)]
     views += _remembered(state, at)
     return tuple(sorted(views, key=lambda view: view.address))
@@ -195,9 +196,9 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
 
 def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that have gone: still listed because a pod has them, or known from their history."""
-    present = {d.function.address for d in node_devices(state)}
+    present = index_of(state).devices.keys()
     listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
-    owned = owners(state)
+    owned = index_of(state).owners
     for address in (listed.keys() | state.history.keys()) - present:
         resource, told = listed.get(address, ("", None))
         owner = owned.get(address)
@@ -249,7 +250,7 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
     """What to do about whose it is. What to do about its files stands in the reason itself."""
     who = " and ".join(str(holder) for holder in holders) or "its holder"
-    stand = stand_of(state, device, owners(state))
+    stand = stand_of(state, device, index_of(state).owners)
     if stand.unbinding:
         return None
     match stand.standing:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors.core.events import HostChanged
+from gpuactors.core.index import index_of
 from gpuactors.core.inventory import is_selected
 from gpuactors.core.model import GroupUse, PciAddress, PciFunction, Polls
 from gpuactors.core.state import NodeState
@@ -28,7 +29,7 @@ _LET_GO: Final = frozenset({"unbind pci", "remove pci"})
 
 def countable(state: NodeState) -> frozenset[PciAddress]:
     """The functions whose `enable` is evidence."""
-    on_vfio = {a for a, fact in state.facts.items() if fact.function is not None and fact.function.vfio_bound}
+    on_vfio = {a for a, function in index_of(state).functions.items() if function.vfio_bound}
     return state.polls.leaving | on_vfio
 
 

@@ -19,7 +19,7 @@ from gpuactors import limits
 from gpuactors.core import bindings
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import claimed_address, resolved
-from gpuactors.core.inventory import functions_of, groups_of, node_devices
+from gpuactors.core.index import index_of, indexed
 from gpuactors.core.model import (
     ClaimedDevice,
     Departed,
@@ -35,7 +35,6 @@ from gpuactors.core.model import (
     ResourceName,
     Role,
 )
-from gpuactors.core.standing import may_be_unbinding, owners
 from gpuactors.core.state import NodeState
 
 
@@ -88,12 +87,13 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     before = state.ledger
     if event.read != before.outstanding:
         return state
-    entries = {(e.resource, e.device): e.pod for e in event.entries}
+    # The very ones that are known, if they are what they were: what follows from them is then told by identity.
+    entries, claims = {(e.resource, e.device): e.pod for e in event.entries}, _claims(event.claims)
     ledger = replace(
         before,
         read=event.read,
         entries=entries if entries != before.entries else before.entries,
-        claims=_claims(event.claims),
+        claims=claims if claims != before.claims else before.claims,
         problem=None,
         tried=True,
         outstanding=None,
@@ -184,13 +184,12 @@ def _is_gone(before: Pod, now: Pod | None) -> bool:
 
 def _matters(state: NodeState) -> bool:
     """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
-    devices = node_devices(state)
-    ours = {d.function.address for d in devices}
-    given = {meant.address for meant in state.resolved.values()} | state.ledger.claims.keys()
-    in_use = any(o.in_use for o in state.polls.groups.values())
-    resources = {*state.frames, *(d.resource for d in devices)}
+    if state.granted or state.departed or any(o.in_use for o in state.polls.groups.values()):
+        return True
+    index = index_of(state)
+    resources = {*state.frames, *(d.resource for d in index.devices.values())}
     lost = any(r in resources for r, _ in state.ledger.entries)
-    return bool(ours & given or lost or in_use or state.granted or state.departed)
+    return lost or not index.devices.keys().isdisjoint(index.owners)
 
 
 def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]:
@@ -218,22 +217,6 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 # --- the use of the groups --------------------------------------------------------------------------------
 
 
-def groups_that_matter(state: NodeState) -> dict[int, tuple[PciAddress, ...]]:
-    """The groups with a device that is on a vfio driver, or may be leaving one, and what of them a virtual machine can
-    have open: the functions on a vfio driver, and those that are leaving one."""
-    wanted = {
-        d.function.iommu_group for d in node_devices(state) if d.function.vfio_bound or may_be_unbinding(d)
-    }
-    groups = groups_of(functions_of(state.facts).values())
-    counted = bindings.countable(state)
-    matter = {
-        group: tuple(f.address for f in members if f.address in counted)
-        for group, members in groups.items()
-        if group in wanted
-    }
-    return {group: functions for group, functions in matter.items() if functions}
-
-
 def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     """A poll came back. Changes lead to a read of the ledger: a release, or somebody who may be a stranger."""
     before = state.polls
@@ -243,9 +226,9 @@ def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
     uses = [bindings.only(use, counted) for use in event.uses]
     enabled = {a: n for use in uses for a, n in use.enabled.items()}
     learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
-    matter = groups_that_matter(state)
+    matter = index_of(state).polled
     groups = {g: o for g, o in before.groups.items() if g in matter}
-    whole = _whole_slots(functions_of(state.facts))
+    whole = _whole_slots(index_of(state).functions)
     for use in uses:
         groups[use.group] = _observed(
             use, event.poll, at, learned.baselines, whole, before.groups.get(use.group)
@@ -394,18 +377,18 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
     `waited_for`: a call waits for what a poll tells. Without one a release is expected soon for POLL_FAST_FOR_S after
     the last change only: a stranger who stays costs no more polls than a free group.
     """
-    state = bindings.rebound(before, state)
+    state = indexed(bindings.rebound(before, state))
     if _has_changed(before, state):
         state = replace(state, polls=replace(state.polls, fast_until=at + limits.POLL_FAST_FOR_S))
     if state.facts is not before.facts and any(
-        _is_bound(before, a) and not _is_bound(state, a) for a in owners(state)
+        _is_bound(before, a) and not _is_bound(state, a) for a in index_of(state).owners
     ):
         state = ask_ledger(state, at)
     if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and _matters(state):
         # It was read before there was anything of ours in it, at the daemon's start for instance.
         state = replace(state, ledger=replace(state.ledger, due_at=at + limits.LEDGER_S))
     if state.facts is not before.facts and state.scanned:
-        matter = groups_that_matter(state)
+        matter = index_of(state).polled
         if matter.keys() - state.polls.groups.keys() or _are_taken(before, state, matter):
             return ask_poll(state)
     fast = waited_for or (at < state.polls.fast_until and _is_wrongly_held(state))
@@ -457,7 +440,7 @@ def _is_wrongly_held(state: NodeState) -> bool:
         return True
     if not any(o.in_use for o in state.polls.groups.values()):
         return False
-    given = {state.facts[a].function for a in owners(state) if a in state.facts}
+    given = {state.facts[a].function for a in index_of(state).owners if a in state.facts}
     groups = {f.iommu_group for f in given if f is not None}
     return any(o.in_use and g not in groups for g, o in state.polls.groups.items())
 

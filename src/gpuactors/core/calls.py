@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from gpuactors import limits
 from gpuactors.core import books, looks
 from gpuactors.core.allocation import grant, prefer
-from gpuactors.core.books import groups_that_matter
 from gpuactors.core.choice import Search
 from gpuactors.core.effects import (
     Answer,
@@ -42,7 +41,8 @@ from gpuactors.core.effects import (
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.health import not_offered, obstacle, why_gone
 from gpuactors.core.identity import address_of
-from gpuactors.core.inventory import Device, functions_of, node_devices
+from gpuactors.core.index import index_of
+from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
     Call,
     CallKind,
@@ -55,7 +55,7 @@ from gpuactors.core.model import (
     is_pci_address,
 )
 from gpuactors.core.quote import first_of, quoted_id, quoted_ids
-from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, owners, stand_of
+from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, stand_of
 from gpuactors.core.state import NodeState
 
 Answered = list[Effect]
@@ -137,7 +137,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     """The answer to GetPreferredAllocation, from what is known: what could really be opened comes first, and last what
     is in a group with a device that somebody has and that kubelet does not offer (it has not had our last list yet)."""
     known = devices_by_id(state, event.resource)
-    owned = owners(state)
+    owned = index_of(state).owners
     busy = {
         i
         for i, d in known.items()
@@ -164,7 +164,7 @@ def waits_for_poll(state: NodeState) -> bool:
 def devices_by_id(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
     """The selected devices of a resource by the IDs that kubelet may use: those that are listed or given away, and the
     PCI address."""
-    devices = {d.function.address: d for d in node_devices(state) if d.resource == resource}
+    devices = {a: d for a, d in index_of(state).devices.items() if d.resource == resource}
     ids = {a.id: a.address for a in state.frames.get(resource, ())}
     ids |= {i: meant.address for (r, i), meant in state.resolved.items() if r == resource}
     by_address = {DeviceId(address): device for address, device in devices.items()}
@@ -288,10 +288,8 @@ def _shortage(state: NodeState, address: PciAddress) -> str:
 def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
     """A poll may have to leave a group out; what an earlier one saw of it does not count."""
     polled = {group for group, use in state.polls.groups.items() if use.poll > call.since}
-    wanted = {
-        a for group, members in groups_that_matter(state).items() if group not in polled for a in members
-    }
-    return sorted(call.seen.keys() & wanted)
+    wanted = index_of(state).polled
+    return sorted(a for g, members in wanted.items() if g not in polled for a in members if a in call.seen)
 
 
 def _number(state: NodeState, address: PciAddress) -> int:
@@ -349,7 +347,7 @@ def _obstacle(
     device = known.get(DeviceId(address))
     if device is None:
         return f"{address}: {not_offered(now)}"
-    reason = obstacle(device, stand_of(state, device, owners(state)))
+    reason = obstacle(device, stand_of(state, device, index_of(state).owners))
     return f"{address}: {reason}" if reason is not None else None
 
 
@@ -418,8 +416,8 @@ def _is_of_one(node: str) -> bool:
 
 def _whose_node(state: NodeState, call: Call, node: str) -> str:
     """Whose a device node is now, in words."""
-    owned = owners(state)
-    for address, function in functions_of(state.facts).items():
+    owned = index_of(state).owners
+    for address, function in index_of(state).functions.items():
         if node in function.nodes:
             said = f" ({owned[address].said(call.resource)})" if address in owned else ""
             return f"{node} is {address}'s now{said}"
@@ -429,7 +427,7 @@ def _whose_node(state: NodeState, call: Call, node: str) -> str:
 def _taken(state: NodeState, call: Call) -> list[str]:
     """Why Allocate must refuse although the files are in order: whose hands the devices are in."""
     known = devices_by_id(state, call.resource)
-    owned = owners(state)
+    owned = index_of(state).owners
     asked = {known[i].function.address: i for request in call.requests for i in request}
     taken = []
     for address in sorted(call.seen):

@@ -18,7 +18,8 @@ from gpuactors import limits
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.health import verdict, why_gone
 from gpuactors.core.identity import device_ids, is_looking
-from gpuactors.core.inventory import Device, ids_of, named, node_devices, our_resources
+from gpuactors.core.index import index_of
+from gpuactors.core.inventory import Device, ids_of, named
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
@@ -33,9 +34,10 @@ from gpuactors.core.model import (
     Transition,
     is_pci_address,
 )
+from gpuactors.core.ownership import Owner
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.registration import new_plugin
-from gpuactors.core.standing import Owner, Standing, given_away, is_offered, owners, stand_of
+from gpuactors.core.standing import Standing, given_away, is_offered, stand_of
 from gpuactors.core.state import NodeState
 
 
@@ -74,7 +76,7 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
 class _View:
     """What follows from the state and is needed in several places of one publication."""
 
-    devices: tuple[Device, ...]
+    devices: Mapping[PciAddress, Device]
     ids: Mapping[PciAddress, DeviceId]
     """As `identity.device_ids`."""
     owned: Mapping[PciAddress, Owner]
@@ -86,13 +88,13 @@ class _View:
 
 
 def _view(state: NodeState) -> _View:
-    devices = node_devices(state)
+    index = index_of(state)
     listed = [(resource, a) for resource, frame in state.frames.items() for a in frame]
     return _View(
-        devices=devices,
-        ids=device_ids(state, devices),
-        owned=owners(state),
-        given=given_away(state, our_resources(state, (d.resource for d in devices))),
+        devices=index.devices,
+        ids=device_ids(state),
+        owned=index.owners,
+        given=given_away(state, index.resources),
         listed={(resource, a.address): a for resource, a in reversed(listed)},
         listed_ids={(resource, a.id): a for resource, a in listed},
     )
@@ -176,8 +178,7 @@ def _is_decided(use: Observed, state: NodeState) -> bool:
 def _listed(state: NodeState, view: _View) -> dict[ResourceName, dict[DeviceId, Advertised]]:
     """What there is to list: offered devices, and those that are lost while a pod has them."""
     listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
-    for device in view.devices:
-        address = device.function.address
+    for address, device in view.devices.items():
         stand = stand_of(state, device, view.owned)
         if is_offered(state, device) or stand.standing is Standing.ALLOCATED:
             device_id = view.ids[address]

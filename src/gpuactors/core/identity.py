@@ -16,15 +16,14 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gpuactors.core.inventory import Device, devices_of, ids_of, node_devices, our_resources
+from gpuactors.core.index import index_of, indexed
+from gpuactors.core.inventory import ids_of
 from gpuactors.core.looks import ask_looks
 from gpuactors.core.model import DeviceId, PciAddress, Resolved, ResourceName, is_pci_address
+from gpuactors.core.ownership import Named
 from gpuactors.core.state import NodeState
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
-
-Named = tuple[ResourceName, DeviceId]
-"""A device as kubelet's ledger names it."""
 
 
 def resolved(before: NodeState, state: NodeState) -> NodeState:
@@ -46,7 +45,7 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
     unknown = sorted(n for n in unknown if n not in known)
     if unknown:
         known |= _resolved_older(state, unknown, known)
-    return _looked_for(state if known == state.resolved else replace(state, resolved=known))
+    return indexed(_looked_for(indexed(state if known == state.resolved else replace(state, resolved=known))))
 
 
 def _resolved_older(
@@ -63,9 +62,10 @@ def _resolved_older(
         if is_pci_address(a.address)
     }
     members: dict[tuple[ResourceName, str], list[PciAddress]] = {}
-    for device in devices_of(state.facts, state.settings.selectors):
-        group = (device.resource, str(device.function.iommu_group))
-        members.setdefault(group, []).append(device.function.address)
+    index = index_of(state)
+    for address, selected in index.names.items():
+        group = (selected, str(index.functions[address].iommu_group))
+        members.setdefault(group, []).append(address)
     taken = {(resource, meant.address) for (resource, _), meant in known.items()}
     found: dict[Named, Resolved] = {}
     for name in names:
@@ -81,8 +81,7 @@ def _resolved_older(
 def _looked_for(state: NodeState) -> NodeState:
     """`state` with which model every device of ours was when it was first seen since it was given away. One that no
     selector chooses is not in a scan: it is looked for."""
-    devices = devices_of(state.facts, state.settings.selectors)
-    ours = our_resources(state, (d.resource for d in devices))
+    ours = index_of(state).resources
     seen: dict[Named, Resolved] = {}
     wanted: list[PciAddress] = []
     for name, meant in state.resolved.items():
@@ -113,11 +112,9 @@ def is_looking(state: NodeState) -> bool:
     return any(m.looked_for and m.ids is None for m in state.resolved.values())
 
 
-def device_ids(state: NodeState, devices: Iterable[Device] | None = None) -> dict[PciAddress, DeviceId]:
+def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
     """The ID that every device is listed by: its PCI address, or another one if kubelet has given it away by that
     alone, or has that alone in the present list, which must not change under a call.
-
-    `devices` are the node's (`inventory.node_devices`), for whoever has them already.
     """
     named = _ids_by_device(state)
     listed: dict[tuple[ResourceName, PciAddress], list[DeviceId]] = {}
@@ -125,8 +122,7 @@ def device_ids(state: NodeState, devices: Iterable[Device] | None = None) -> dic
         for entry in state.frames[resource]:
             listed.setdefault((resource, entry.address), []).append(entry.id)
     ids: dict[PciAddress, DeviceId] = {}
-    for device in node_devices(state) if devices is None else devices:
-        address = device.function.address
+    for address, device in index_of(state).devices.items():
         name = device.resource, address
         known = named.get(name) or listed.get(name, ())
         by_address = DeviceId(address)

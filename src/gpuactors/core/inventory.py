@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from gpuactors.core.model import Fact, PciAddress, PciFunction, ResourceName
 from gpuactors.core.naming import resource_name
 from gpuactors.core.selector import Selector, matches
-from gpuactors.core.state import NodeState
 
 COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
 """Audio, USB and the USB-C controller of a card: they share the GPU's slot and group and go along with it, but are no
@@ -73,6 +73,16 @@ def ids_of(function: PciFunction) -> str:
     return f"{function.vendor}:{function.device}" if function.vendor and function.device else ""
 
 
+def may_be_unbinding(function: PciFunction) -> bool:
+    """It has no driver, and its group's node is still there: it may be open, which only a poll can tell.
+
+    The driver's link goes first in an unbind or unplug; then the kernel waits until nobody has the function open, and
+    the node goes when the last function of the group has been let go (drivers/base/dd.c, __device_release_driver;
+    drivers/vfio/vfio_main.c, vfio_unregister_group_dev).
+    """
+    return function.driver is None and function.has_node
+
+
 def named(function: PciFunction) -> ResourceName:
     """The resource that it is by its model's name."""
     return resource_name(function.vendor, function.device, function.model)
@@ -81,42 +91,29 @@ def named(function: PciFunction) -> ResourceName:
 def devices_of(facts: Mapping[PciAddress, Fact], selectors: Iterable[Selector]) -> tuple[Device, ...]:
     """Every selected function, whatever its driver, sorted by address. The resource name needs no driver."""
     functions, chosen = functions_of(facts), tuple(selectors)
-    return _devices(functions, {a: named(f) for a, f in functions.items() if is_selected(chosen, f)})
-
-
-def node_devices(state: NodeState) -> tuple[Device, ...]:
-    """Every device of this node, sorted by address: the selected functions; and whatever is selected or named now, what
-    a pod has been given is a device of the resource that it was given as, until the pod ends."""
-    functions, chosen = functions_of(state.facts), state.settings.selectors
     names = {a: named(f) for a, f in functions.items() if is_selected(chosen, f)}
-    ours = our_resources(state, names.values())
-    given: dict[PciAddress, set[ResourceName]] = {}
-    for (resource, _), meant in state.resolved.items():
-        function = functions.get(meant.address)
-        if function is not None and resource in ours and ids_of(function) in (meant.ids, ""):
-            given.setdefault(meant.address, set()).add(resource)
-    kept = {a: min(r) for a, r in given.items() if names.get(a) not in r}
-    return _devices(functions, names | kept)
+    return tuple(devices_named(names, functions, groups_of(functions.values())).values())
 
 
-def our_resources(state: NodeState, names: Iterable[ResourceName]) -> set[ResourceName]:
-    """The resources that are served here, of which `names` are those of the selected functions.
-
-    One that a daemon before this served is ours as long as a pod has something of it by an ID of ours.
-    """
-    return {*names, *state.plugins, *state.frames, *(r for r, _ in state.resolved if r in state.served)}
-
-
-def _devices(
-    functions: Mapping[PciAddress, PciFunction], resources: Mapping[PciAddress, ResourceName]
-) -> tuple[Device, ...]:
-    groups = groups_of(functions.values())
-    return tuple(
-        Device(
-            function=function,
-            resource=resources[address],
-            group=(function,) if function.iommu_group is None else groups[function.iommu_group],
+def devices_named(
+    resources: Mapping[PciAddress, ResourceName],
+    functions: Mapping[PciAddress, PciFunction],
+    groups: Mapping[int, tuple[PciFunction, ...]],
+    known: Mapping[PciAddress, Device] = MappingProxyType({}),
+) -> dict[PciAddress, Device]:
+    """The functions that have a resource as its devices, in the order of `functions`; of `known` the very ones that
+    have not changed."""
+    devices: dict[PciAddress, Device] = {}
+    for address, function in functions.items():
+        if (resource := resources.get(address)) is None:
+            continue
+        group = (function,) if function.iommu_group is None else groups[function.iommu_group]
+        old = known.get(address)
+        same = (
+            old is not None
+            and old.function is function
+            and old.resource == resource
+            and (old.group is group or old.group == group)
         )
-        for address, function in functions.items()
-        if address in resources
-    )
+        devices[address] = old if old is not None and same else Device(function, resource, group)
+    return devices

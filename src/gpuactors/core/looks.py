@@ -162,7 +162,10 @@ def _merge(
     for function in functions:
         before = merged.get(function.address)
         if before is None or before.look <= number:
-            merged[function.address] = Fact(number, _with_identity(function, before))
+            found = _with_identity(function, before)
+            # The very one that is known, if it is what it was: what follows from it is then told by identity.
+            known = before.function if before is not None else None
+            merged[function.address] = Fact(number, known if known == found else found)
     return merged
 
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuactors.core import listing
-from gpuactors.core.books import groups_that_matter
 from gpuactors.core.frames import is_ready
 from gpuactors.core.health import not_offered, verdict
 from gpuactors.core.identity import device_ids, given_addresses
-from gpuactors.core.inventory import functions_of, groups_of, node_devices
+from gpuactors.core.index import index_of
 from gpuactors.core.model import (
     DeviceId,
     Frame,
@@ -23,7 +22,7 @@ from gpuactors.core.model import (
     Transition,
 )
 from gpuactors.core.registration import PluginOrder, is_registered, order
-from gpuactors.core.standing import is_offered, observed_use, owners, stand_of
+from gpuactors.core.standing import is_offered, observed_use, stand_of
 from gpuactors.core.state import NodeState
 
 
@@ -104,17 +103,17 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     kubelet's ledger or is about to, does not know what was given and opens none."""
     knows = state.role is Role.SERVING and state.ledger.read > 0 and state.ledger.outstanding is None
     asked = {a for call in state.calls.values() for a in call.seen}
-    given = asked | owners(state).keys()
+    index = index_of(state)
     # By all members: what a pod has may have lost its driver, and is not polled then, and its group is the pod's still.
-    groups = groups_of(functions_of(state.facts).values())
+    given = asked | index.owners.keys()
     return tuple(
         PollTarget(
             group,
             functions,
-            may_open=knows and given.isdisjoint(m.address for m in groups[group]),
+            may_open=knows and given.isdisjoint(m.address for m in index.groups[group]),
             urgent=not asked.isdisjoint(functions),
         )
-        for group, functions in sorted(groups_that_matter(state).items())
+        for group, functions in index.polled.items()
     )
 
 
@@ -138,10 +137,9 @@ class DeviceReport:
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
-    owned, ids = owners(state), device_ids(state)
-    reports = []
-    for device in node_devices(state):
-        address = device.function.address
+    index, ids = index_of(state), device_ids(state)
+    owned, reports = index.owners, []
+    for address, device in index.devices.items():
         listed = next((a for a in state.frames.get(device.resource, ()) if a.address == address), None)
         if listed is not None:
             health, reason = listed.health, listed.reason

@@ -10,9 +10,9 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import ClaimedDevice, DeviceId, Observed, PciAddress, Pod, ResourceName
-from gpuactors.core.quote import first_of, quoted_id, quoted_name
+from gpuactors.core.inventory import Device, may_be_unbinding
+from gpuactors.core.model import DeviceId, Observed, PciAddress, Pod, ResourceName
+from gpuactors.core.ownership import Given, Owner
 from gpuactors.core.state import NodeState
 
 
@@ -42,70 +42,6 @@ class Stand:
     """Why it cannot be seen whether its group is in use; empty if it can."""
     short: str = ""
     """As `Fact.short`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One entry of kubelet's books that names a device: a pod has it as a resource's device, or by a DRA claim."""
-
-    resource: ResourceName | None
-    """None for a DRA claim."""
-    device: str
-    """The ID, or the name of the claim."""
-    to: Pod | ClaimedDevice | None
-    """None: handed out by our Allocate, and not in kubelet's ledger yet."""
-
-    @property
-    def said(self) -> str:
-        """`allocated to pod default/vm-1`."""
-        match self.to:
-            case None:
-                return "just handed out"
-            case Pod():
-                return f"allocated to pod {self.to}"
-            case ClaimedDevice():
-                return f"in use by the claim {quoted_name(self.to.claim)} of pod {self.to.pod}"
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """To whom kubelet has given a device. Kubelet's books may name it more than once, as every plugin and driver on the
-    node has a list of its own; the entries are sorted, whatever the order in which kubelet lists its pods."""
-
-    entries: tuple[Given, ...]
-
-    def is_counted_in(self, resource: ResourceName) -> bool:
-        """Kubelet counts it in `allocated` of that resource."""
-        return any(e.resource == resource for e in self.entries)
-
-    def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
-        """Who has it beside the pod, if any, that has that ID of that resource."""
-        others = tuple(e for e in self.entries if (e.resource, e.device) != (resource, device))
-        return Owner(others) if others else None
-
-    def said(self, resource: ResourceName | None = None) -> str:
-        """In words, for a list of `resource`: its own entries first, and of the others by which resource they are."""
-        own = [e for e in self.entries if e.resource == resource]
-        others = [e for e in self.entries if e.resource != resource]
-        words = [e.said + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
-        words += [
-            e.said + (f" as {quoted_name(e.resource)}" if e.resource and resource else "") for e in others
-        ]
-        return "; also ".join(first_of(words))
-
-
-def owners(state: NodeState) -> dict[PciAddress, Owner]:
-    """Every device that kubelet has given to somebody, under whatever ID and API."""
-    found: dict[PciAddress, list[Given]] = {}
-    for address, claim in state.ledger.claims.items():
-        found.setdefault(address, []).append(Given(None, claim.claim, claim))
-    for name, meant in state.resolved.items():
-        found.setdefault(meant.address, []).append(Given(*name, state.ledger.entries.get(name)))
-    return {a: Owner(tuple(sorted(given, key=_order))) for a, given in found.items()}
-
-
-def _order(entry: Given) -> tuple[str, str]:
-    return (entry.resource or "", entry.device)
 
 
 def given_away(
@@ -153,17 +89,7 @@ def is_offered(state: NodeState, device: Device) -> bool:
     """
     if device.function.vfio_bound or is_unbinding(state, device):
         return True
-    return may_be_unbinding(device) and _is_listed(state, device) and not _is_polled(state, device)
-
-
-def may_be_unbinding(device: Device) -> bool:
-    """It has no driver, and its group's node is still there: it may be open, which only a poll can tell.
-
-    The driver's link goes first in an unbind or unplug; then the kernel waits until nobody has the function open, and
-    the node goes when the last function of the group has been let go (drivers/base/dd.c, __device_release_driver;
-    drivers/vfio/vfio_main.c, vfio_unregister_group_dev).
-    """
-    return device.function.driver is None and device.function.has_node
+    return may_be_unbinding(device.function) and _is_listed(state, device) and not _is_polled(state, device)
 
 
 def is_unbinding(state: NodeState, device: Device) -> bool:
@@ -173,7 +99,7 @@ def is_unbinding(state: NodeState, device: Device) -> bool:
     (`bindings.py` says whose count is evidence).
     """
     use = observed_use(state, device)
-    return may_be_unbinding(device) and use is not None and device.function.address in use.open
+    return may_be_unbinding(device.function) and use is not None and device.function.address in use.open
 
 
 def _is_listed(state: NodeState, device: Device) -> bool:

@@ -1,14 +1,15 @@
 """Everything that the daemon knows, as one frozen value.
 
-Changed by `step` alone.
+Changed by `step` alone. What follows from it is derived once when what it follows from changes: see `index.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gpuactors.core.index import NO_INDEX, Index
 from gpuactors.core.model import (
     Call,
     Departed,
@@ -68,3 +69,5 @@ class NodeState:
     """The sockets in kubelet's directory that are neither kubelet's nor ours."""
     look_at: float = math.inf
     """When kubelet's list is to be read because something odd was seen."""
+    index: Index = field(default=NO_INDEX, compare=False, repr=False)
+    """What follows from the rest; see `index.py`."""

@@ -54,6 +54,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.frames import publish
 from gpuactors.core.identity import resolved
+from gpuactors.core.index import check_index, indexed
 from gpuactors.core.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
 from gpuactors.core.state import NodeState
 
@@ -130,7 +131,9 @@ def step(state: NodeState, event: Event, at: float) -> Stepped:
     after, answered = calls.completed(after, at)
     after = resolved(state, _hold_lists(state, after, answered, at))
     after, published = publish(state, after, at)
-    after = listing.kept(state, after, at)
+    after = indexed(listing.kept(state, after, at))
+    if after.settings.strict and after.index is not state.index:
+        check_index(after)
     return after, [*effects, *answered, *published]
 
 

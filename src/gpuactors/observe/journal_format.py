@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, final, get_args
+from typing import Any, Final, TypeAlias, final, get_args, get_type_hints
 
 import msgspec
 
@@ -133,6 +133,9 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(f.name for f in fields(kind)) for name, kind in _EVENTS.items()
 }
 
+_STATE: Final = {name: kind for name, kind in get_type_hints(NodeState).items() if name != "index"}
+"""What is written of a state, and its type: what follows from it is derived again."""
+
 ROUTINE: Final[Mapping[str, tuple[str, str]]] = {
     "T": ("Ticked", ""),
     "P": ("GroupsObserved", "poll"),
@@ -193,7 +196,8 @@ class LineWriter:
         waiting = self.rest()
         self._last.clear()
         self._said.clear()
-        return waiting + _encoder.encode(StateLine(at, missed, _wrapped(msgspec.to_builtins(state)))) + b"\n"
+        whole = {name: msgspec.to_builtins(getattr(state, name)) for name in _STATE}
+        return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 
     def step_line(self, step: Step) -> bytes:
         """The line of one step, and what waits before it; nothing if it can be folded."""
@@ -354,8 +358,9 @@ def _read_again(line: bytes) -> AgainLine:
 def read_state(line: StateLine) -> NodeState:
     """The state of a line. Raises `FormatError` if it is not a state as this version knows it."""
     try:
-        return msgspec.convert(_unwrapped(line.state), NodeState)
-    except (msgspec.ValidationError, TypeError, ValueError) as exc:
+        given = _unwrapped(line.state)
+        return NodeState(**{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()})
+    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise FormatError(f"its state is not one of this version's: {exc}") from None
 
 

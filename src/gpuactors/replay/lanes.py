@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from gpuactors.core.health import not_offered
-from gpuactors.core.inventory import node_devices
+from gpuactors.core.index import index_of
 from gpuactors.core.model import Advertised, Health, PciAddress, ResourceName, Role
 from gpuactors.core.registration import is_registered
-from gpuactors.core.standing import Stand, Standing, owners, stand_of
+from gpuactors.core.standing import Stand, Standing, stand_of
 from gpuactors.core.state import NodeState
 from gpuactors.replay.books import books_of
 
@@ -149,18 +149,15 @@ class Lanes:
 def standings(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
     """Each device that is there or listed, with its resource, the kind of its band, and the reason."""
     listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
-    owned = owners(state)
-    present = set()
-    for device in node_devices(state):
-        address = device.function.address
-        present.add(address)
+    index = index_of(state)
+    for address, device in index.devices.items():
         _, told = listed.get(address, (None, None))
         if told is not None:
-            yield address, device.resource, _kind(told, stand_of(state, device, owned)), told.reason
+            yield address, device.resource, _kind(told, stand_of(state, device, index.owners)), told.reason
         elif not device.function.vfio_bound:
             yield address, device.resource, "not-offered", not_offered(device.function)
     for address, (resource, told) in listed.items():
-        if address not in present:
+        if address not in index.devices:
             yield address, resource, "unhealthy", told.reason
 
 

@@ -254,7 +254,8 @@ def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, .
     """The parts of the state that differ. An order within a mapping is no difference."""
     if recorded == computed:
         return ()
-    differ = [f.name for f in fields(NodeState) if getattr(recorded, f.name) != getattr(computed, f.name)]
+    compared = [f.name for f in fields(NodeState) if f.compare]
+    differ = [name for name in compared if getattr(recorded, name) != getattr(computed, name)]
     return (f"the state in the journal has other {', '.join(differ)} than was computed",)
 
 

@@ -1,0 +1,82 @@
+"""To whom kubelet has given a device: the entries of its books, by whatever ID and API, as one owner per device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuactors.core.model import ClaimedDevice, DeviceId, PciAddress, Pod, Resolved, ResourceName
+from gpuactors.core.quote import first_of, quoted_id, quoted_name
+
+Named = tuple[ResourceName, DeviceId]
+"""A device as kubelet's ledger names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One entry of kubelet's books that names a device: a pod has it as a resource's device, or by a DRA claim."""
+
+    resource: ResourceName | None
+    """None for a DRA claim."""
+    device: str
+    """The ID, or the name of the claim."""
+    to: Pod | ClaimedDevice | None
+    """None: handed out by our Allocate, and not in kubelet's ledger yet."""
+
+    @property
+    def said(self) -> str:
+        """`allocated to pod default/vm-1`."""
+        match self.to:
+            case None:
+                return "just handed out"
+            case Pod():
+                return f"allocated to pod {self.to}"
+            case ClaimedDevice():
+                return f"in use by the claim {quoted_name(self.to.claim)} of pod {self.to.pod}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """To whom kubelet has given a device. Kubelet's books may name it more than once, as every plugin and driver on the
+    node has a list of its own; the entries are sorted, whatever the order in which kubelet lists its pods."""
+
+    entries: tuple[Given, ...]
+
+    def is_counted_in(self, resource: ResourceName) -> bool:
+        """Kubelet counts it in `allocated` of that resource."""
+        return any(e.resource == resource for e in self.entries)
+
+    def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
+        """Who has it beside the pod, if any, that has that ID of that resource."""
+        others = tuple(e for e in self.entries if (e.resource, e.device) != (resource, device))
+        return Owner(others) if others else None
+
+    def said(self, resource: ResourceName | None = None) -> str:
+        """In words, for a list of `resource`: its own entries first, and of the others by which resource they are."""
+        own = [e for e in self.entries if e.resource == resource]
+        others = [e for e in self.entries if e.resource != resource]
+        words = [e.said + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
+        words += [
+            e.said + (f" as {quoted_name(e.resource)}" if e.resource and resource else "") for e in others
+        ]
+        return "; also ".join(first_of(words))
+
+
+def owners_of(
+    addresses: Iterable[PciAddress],
+    claims: Mapping[PciAddress, ClaimedDevice],
+    resolved: Mapping[Named, Resolved],
+    entries: Mapping[Named, Pod],
+) -> dict[PciAddress, Owner]:
+    """The owners of those of `addresses` that kubelet has given to somebody."""
+    found: dict[PciAddress, list[Given]] = {address: [] for address in addresses}
+    for address in found.keys() & claims.keys():
+        found[address].append(Given(None, claims[address].claim, claims[address]))
+    for name, meant in resolved.items():
+        if (given := found.get(meant.address)) is not None:
+            given.append(Given(*name, entries.get(name)))
+    return {a: Owner(tuple(sorted(given, key=_order))) for a, given in found.items() if given}
+
+
+def _order(entry: Given) -> tuple[str, str]:
+    return (entry.resource or "", entry.device)

@@ -1,0 +1,145 @@
+"""What follows from the state is derived when what it follows from changes, and then from what has changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuactors.core import frames, index
+from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
+from gpuactors.core.index import NO_INDEX, check_index, index_of
+from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Token
+from tests.core.builders import H100, SETTINGS, Core, audio, gpu
+
+GPU, NEXT = PciAddress("0000:01:00.0"), PciAddress("0000:01:01.0")
+
+
+def address(number: int) -> PciAddress:
+    return PciAddress(f"0000:{number // 32 + 1:02x}:{number % 32:02x}.0")
+
+
+def node(gpus: int) -> Core:
+    """A node at rest. What is carried is compared by its own tests here, not at every step."""
+    settings = replace(SETTINGS, strict=False)
+    core = Core(*(gpu(address(i), 100 + i) for i in range(gpus)), settings=settings)
+    core.pass_time(60)
+    return core
+
+
+def look(core: Core, function: PciFunction, *mates: PciFunction) -> Event:
+    return FunctionInspected(
+        core.state.looks.functions[function.address], function.address, (function, *mates)
+    )
+
+
+def allocate(core: Core) -> None:
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(GPU),),)))
+    core.ledger[GPU] = "vm-1"
+    answers = core.answers(look(core, gpu(GPU, 100)))
+    assert len(answers) == 1, "granted"
+    core.pass_time(1)  # kubelet's ledger is read, which names it now
+
+
+def late_bind(core: Core) -> None:
+    core.feed(HostChanged(GPU, None, "unbind pci"))
+    core.feed(look(core, gpu(GPU, 100, driver=None)))
+    core.feed(HostChanged(GPU, None, "bind pci"))
+    core.feed(look(core, gpu(GPU, 100)))
+    assert core.frame()[GPU] == "Healthy"
+
+
+def ledger_read(core: Core) -> None:
+    """One that says what the last one said."""
+    before = core.state.ledger.done
+    core.pass_time(40)
+    assert core.state.ledger.done > before
+
+
+DERIVATIONS = ("_with_facts", "_owners", "_with_devices", "_polled")
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often each derivation ran."""
+    times: Counter[str] = Counter()
+
+    def counting(module: Any, name: str) -> None:
+        derive: Callable[..., Any] = getattr(module, name)
+
+        def wrapped(*args: Any) -> Any:
+            times[name] += 1
+            return derive(*args)
+
+        monkeypatch.setattr(module, name, wrapped)
+
+    for name in DERIVATIONS:
+        counting(index, name)
+    counting(frames, "_view")
+    yield times
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("gpus", [8, 256])
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        # The grant, which model that is, and kubelet's ledger that names it; a list more when kubelet has had
+        # time to use the answer.
+        (allocate, {"_with_facts": 1, "_owners": 3, "_with_devices": 2, "_view": 3}),
+        # The unbind and the bind.
+        (late_bind, {"_with_facts": 2, "_with_devices": 2, "_polled": 2, "_view": 2}),
+        (ledger_read, {}),
+    ],
+)
+def test_how_often_each_derivation_runs(
+    gpus: int, what: Callable[[Core], None], expected: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = node(gpus)
+    with counted(monkeypatch) as times:
+        what(core)
+    assert times == expected
+
+
+def test_a_look_that_finds_what_is_known_derives_nothing_anew() -> None:
+    core = Core(gpu(GPU), gpu(NEXT))
+    core.pass_time(60)
+    before = core.state.index
+    core.feed(HostChanged(GPU, None, "change pci"))
+    core.feed(look(core, gpu(GPU)))
+    now = core.state.index
+    assert now.facts is core.state.facts is not before.facts
+    for name in ("functions", "groups", "names", "devices", "owners", "polled"):
+        assert getattr(now, name) is getattr(before, name), name
+
+
+def test_what_has_not_changed_is_the_very_device_that_it_was() -> None:
+    core = Core(gpu(GPU, 7), audio("0000:01:00.1", 7), gpu(NEXT, 8))
+    core.pass_time(60)
+    before = core.state.index.devices
+    core.feed(HostChanged(PciAddress("0000:01:00.1"), None, "unbind pci"))
+    core.feed(look(core, audio("0000:01:00.1", 7, driver=None), gpu(GPU, 7)))
+    now = core.state.index.devices
+    assert now[NEXT] is before[NEXT]
+    assert [m.driver for m in now[GPU].group] == ["vfio-pci", None], "its group is part of it"
+
+
+def test_a_stale_index_is_a_bug_that_is_found() -> None:
+    core = Core(gpu(GPU), gpu(NEXT))
+    core.pass_time(60)
+    check_index(core.state)
+    wrong = replace(core.state.index, devices={GPU: core.state.index.devices[GPU]})
+    with pytest.raises(AssertionError, match="devices is stale"):
+        check_index(replace(core.state, index=wrong))
+
+
+def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
+    core = Core(gpu(GPU), gpu(NEXT))
+    core.pass_time(60)
+    moved = replace(core.state, facts={a: f for a, f in core.state.facts.items() if a == GPU})
+    assert list(index_of(moved).devices) == [GPU]
+    assert index_of(moved) == index_of(replace(moved, index=NO_INDEX))

@@ -90,6 +90,16 @@ def _is_anothers(world: World, resource: str) -> bool:
     return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in served for served in frames)
 
 
+def _is_hidden(world: World, told: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """A second plugin is there, and has as healthy just what we have: kubelet tells its healthy devices alone, so
+    nobody can know that kubelet's list is not ours, and lacks what we have as Unhealthy."""
+    return world.second is not None and _healthy(told) == _healthy(wanted)
+
+
+def _healthy(devices: Mapping[str, str]) -> set[str]:
+    return {device for device, health in devices.items() if health == HEALTHY}
+
+
 def _is_unseen(world: World, devices: Mapping[str, str]) -> bool:
     """A monitor dials first and nothing of the resource is Healthy. A stream that ends may have been the monitor's, or
     kubelet's; kubelet's list has no healthy device either way, and the pods of its ledger say nothing of plugins. What
@@ -109,6 +119,7 @@ def unsettled(world: World) -> list[str]:
         for resource in sorted(wanted.keys() | told.keys())
         if not agree(told.get(resource, {}), wanted.get(resource, {}))
         and {*wanted.get(resource, {}).values()} != {UNTOLD}
+        and not _is_hidden(world, told.get(resource, {}), wanted.get(resource, {}))
         and (resource in wanted or not (_is_fading(resource, view) or _is_anothers(world, resource)))
         and (resource not in unseen or resource in view.connected)
     ]
@@ -124,10 +135,10 @@ def unsettled(world: World) -> list[str]:
     if len(serving) != 1:
         unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
     unmet += [f"{daemon.name} is still about to take over" for daemon in world.serving if daemon.is_waiting]
-    return unmet + _figures(world, wanted) + _pods(world)
+    return unmet + _figures(world, wanted, told) + _pods(world)
 
 
-def _figures(world: World, wanted: dict[str, dict[str, str]]) -> list[str]:
+def _figures(world: World, wanted: Told, told: Told) -> list[str]:
     """The scheduler's arithmetic: free is what a new pod could really open, less what was really lost."""
     unmet = []
     given = _given(world)
@@ -137,12 +148,12 @@ def _figures(world: World, wanted: dict[str, dict[str, str]]) -> list[str]:
             continue
         if resource not in wanted and _is_anothers(world, resource):
             continue
-        healthy = {d for d, health in devices.items() if health == "Healthy"}
+        healthy = _healthy(devices)
         free = len(healthy - given[resource]) - len(given[resource] - healthy)
         unlisted = figures.allocated - len(given[resource])  # kubelet has lost its own ledger
         if figures.free != free - unlisted:
             unmet.append(f"{resource}: free is {figures.free}, should be {free - unlisted} ({figures})")
-        if figures.capacity < len(given[resource]):
+        if figures.capacity < len(given[resource]) and not _is_hidden(world, told.get(resource, {}), devices):
             unmet.append(f"{resource}: capacity is {figures.capacity}, allocated {sorted(given[resource])}")
     return unmet
 

@@ -186,6 +186,9 @@ FOUND: Final[dict[str, Script]] = {
             "the ledger is answered with nonsense; the daemon is told to stop; mates are released together; "
             "an older plugin has given a card away@1; a virtual machine ends by itself+0.3"
         ),
+        "a second plugin has as healthy what we have, and not the odd ID that a pod has": (
+            "our resource has an odd ID+3; a second plugin takes our resource+3"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

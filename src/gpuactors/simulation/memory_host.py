@@ -21,7 +21,7 @@ from gpuactors.core.snapshot import PollTarget
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.host.use import InlineUse
-from gpuactors.ports import Hint, HostError, UeventSource, UeventsOverflowError
+from gpuactors.ports import Hint, HostError, HostShortError, UeventSource, UeventsOverflowError
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.uevent_sender import Uevent
 
@@ -110,7 +110,7 @@ class FaultyReader:
 
     def _need_descriptor(self) -> None:
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
-            raise HostError(f"the PCI bus cannot be listed ({os.strerror(errno.EMFILE)})")
+            raise HostShortError(f"the PCI bus could not be read: {os.strerror(errno.EMFILE)}")
 
     async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
         """A slow one has read at once and answers later: the worst case, as it is out of date then."""

@@ -189,6 +189,9 @@ FOUND: Final[dict[str, Script]] = {
         "a second plugin has as healthy what we have, and not the odd ID that a pod has": (
             "our resource has an odd ID+3; a second plugin takes our resource+3"
         ),
+        "descriptors run out, and after that looks fail": (
+            "descriptors run out; looks fail; a pod comes; a look hangs+11"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -15,6 +15,7 @@ from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
     HostScanned,
+    InspectionFailed,
     KubeletAppeared,
     LedgerRead,
     PreferenceAsked,
@@ -288,6 +289,23 @@ def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> N
     assert project(core.state).looks.given == set()
     (answer,) = core.answers(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
     assert isinstance(answer, Refused), "it is not offered again"
+
+
+def test_a_look_that_fails_has_not_found_that_nothing_is_there() -> None:
+    core = Core(settings=ONLY_B, served=(H100,))
+    core.ledger, core.silent = {A: "vm"}, True
+    core.feed(HostScanned(1, (gpu(B),)))
+    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    core.feed(InspectionFailed(core.state.looks.functions[A], A, "it hangs"))
+    core.silent = False
+    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    assert core.frame()[A] == "Unhealthy", "one failed look holds up no list"
+    core.unselected = {A: gpu(A, driver=None, has_node=True)}
+    core.enabled = {A: 1}
+    core.pass_time(limits.UNSETTLED_LOOKS_S[0] + limits.POLL_S)
+    assert "its unbind or unplug waits" in core.reason(A), (
+        "it is the pod's device, and was found at the second look"
+    )
 
 
 def test_a_selection_that_leaves_nothing_of_a_resource_leaves_it_registered_until_its_last_pod_ends() -> None:

@@ -93,8 +93,8 @@ def _looked_for(state: NodeState) -> NodeState:
         elif state.scanned and not meant.looked_for:
             seen[name] = replace(meant, looked_for=True)
             wanted.append(meant.address)
-        elif state.scanned and meant.address not in state.looks.functions:
-            seen[name] = replace(meant, ids="")
+        elif state.scanned and meant.address not in {*state.looks.functions, *state.looks.retries}:
+            seen[name] = replace(meant, ids="")  # a look that failed has not found that nothing is there
     if not seen:
         return state
     return replace(
@@ -109,7 +109,8 @@ def given_addresses(state: NodeState) -> frozenset[PciAddress]:
 
 def is_looking(state: NodeState) -> bool:
     """Whether something that a pod has is there is not known yet."""
-    return any(m.looked_for and m.ids is None for m in state.resolved.values())
+    outstanding = state.looks.functions
+    return any(m.looked_for and m.ids is None and m.address in outstanding for m in state.resolved.values())
 
 
 def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:

@@ -63,7 +63,9 @@ class Answers:
     def look(self) -> None:
         """Something has happened on the node."""
         now = trio.current_time()
-        self._seen = {card: self._seen.get(card, now) for card in others_cards(self._world)}
+        # A kubelet that has just started names nobody in List before it has heard of its pods.
+        named = others_cards(self._world) if self._world.kubelet.knows_pods else {}
+        self._seen = {card: self._seen.get(card, now) for card in named}
         for asked in self._asked.values():
             asked.taken &= self._seen.keys()
             asked.free &= self._unowned(asked.call)

@@ -192,6 +192,12 @@ FOUND: Final[dict[str, Script]] = {
         "descriptors run out, and after that looks fail": (
             "descriptors run out; looks fail; a pod comes; a look hangs+11"
         ),
+        "after a reboot a card is asked for that a claim has, as soon as kubelet has heard of its pods": (
+            "a pod for two cards comes; a claim takes a card; a pod for another model comes; the node reboots"
+        ),
+        "a successor that selects other cards fails to look at one that a pod has, and that is being unbound": (
+            "the next daemon selects other cards; mates are released together; looks fail; unbind@1; a successor starts"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

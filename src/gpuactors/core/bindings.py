@@ -39,10 +39,16 @@ def rebound(before: NodeState, state: NodeState) -> NodeState:
     A daemon that starts in the middle of an unbind that waits does not know what was on vfio. So a selected function
     that is first seen on no driver, with its group's node there, counts as leaving until a poll has seen it closed.
     Its companions do not: whoever has them open has the GPU's group as well, and a count of theirs may be anybody's.
+    One that no selector chooses does as well, from the read of kubelet's ledger on that says that a pod has it.
     """
-    if state.facts is before.facts:
-        return state
     left, ended = set(state.polls.leaving), set()
+    if state.resolved is not before.resolved:
+        for meant in (m for name, m in state.resolved.items() if name not in before.resolved):
+            given = _function(state, meant.address)
+            if given is not None and given.has_node and _may_be_left(state, given):
+                left.add(meant.address)
+    if state.facts is before.facts:
+        return _forgotten(state, frozenset(left), set(), set())
     for address in before.facts.keys() | state.facts.keys():
         was, now = _function(before, address), _function(state, address)
         if was is now:

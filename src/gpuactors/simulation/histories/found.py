@@ -198,6 +198,10 @@ FOUND: Final[dict[str, Script]] = {
         "a successor that selects other cards fails to look at one that a pod has, and that is being unbound": (
             "the next daemon selects other cards; mates are released together; looks fail; unbind@1; a successor starts"
         ),
+        "a card that no selector chooses is being unplugged, and is seen before kubelet's ledger that names it": (
+            "a look hangs; pods come in a burst+0.001; mates are released together@2; the clock jumps+0.05; "
+            "the next daemon selects other cards; unplug the second card@2; a daemon crashes"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -86,7 +86,7 @@ def _is_fading(resource: str, view: BooksView) -> bool:
 def _is_anothers(world: World, resource: str) -> bool:
     """A second plugin took it, and since pci.ids was renewed no daemon of ours serves it: what kubelet has of it is
     that plugin's, and stays if it was another one that kubelet disconnected when it left."""
-    frames = [d.handle.state.value.frames for d in world.serving if d.handle is not None]
+    frames = [d.handle.state.value.frames for d in world.serving if d.is_serving and d.handle is not None]
     return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in served for served in frames)
 
 

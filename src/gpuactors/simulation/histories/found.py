@@ -202,6 +202,10 @@ FOUND: Final[dict[str, Script]] = {
             "a look hangs; pods come in a burst+0.001; mates are released together@2; the clock jumps+0.05; "
             "the next daemon selects other cards; unplug the second card@2; a daemon crashes"
         ),
+        "pci.ids is renewed, and the successor does not serve what another plugin has": (
+            "a daemon crashes; a second plugin takes our resource@155; a daemon starts; "
+            "the next daemon has another pci.ids; a successor starts"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -206,6 +206,18 @@ def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> No
     assert {a.id: a.address for a in core.state.frames[H100]} == {A: A, "7": B}
 
 
+@pytest.mark.parametrize(("first", "second"), [(A, B), (B, A)])
+def test_a_number_means_the_first_gpu_of_a_shared_group_whichever_came_first(
+    first: PciAddress, second: PciAddress
+) -> None:
+    """NVIDIA's plugin lists the group once, by its first function."""
+    core = node(gpu(first, 7))
+    look(core, second, gpu(A, 7), gpu(B, 7))
+    core.ledger = {"7": "vm-1"}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert {a.id: a.address for a in core.state.frames[H100]} == {"7": A, B: B}
+
+
 def test_a_number_of_another_plugin_is_no_group_of_ours() -> None:
     core = node(others={(OTHERS, "1"): "vm-1"})
     assert core.frame() == {A: "Healthy", B: "Healthy"}

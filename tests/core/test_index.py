@@ -137,6 +137,28 @@ def test_a_stale_index_is_a_bug_that_is_found() -> None:
         check_index(replace(core.state, index=wrong))
 
 
+@pytest.mark.parametrize(("first", "second"), [(GPU, NEXT), (NEXT, GPU)])
+def test_the_names_are_in_the_order_of_the_addresses_whichever_came_first(
+    first: PciAddress, second: PciAddress
+) -> None:
+    core = Core(gpu(first), settings=replace(SETTINGS, strict=False))
+    core.feed(HostChanged(second, None, "add pci"))
+    core.feed(look(core, gpu(second)))
+    assert list(core.state.index.names) == [GPU, NEXT]
+
+
+@pytest.mark.parametrize("name", ["functions", "names", "devices", "polled"])
+def test_an_index_that_is_in_another_order_is_a_bug_that_is_found(name: str) -> None:
+    core = Core(gpu(GPU, 7), gpu(NEXT, 8))
+    core.pass_time(60)
+    turned = dict(reversed(getattr(core.state.index, name).items()))
+    assert len(turned) == 2
+    changes: dict[str, Any] = {name: turned}
+    wrong = replace(core.state.index, **changes)
+    with pytest.raises(AssertionError, match=f"{name} is not sorted"):
+        check_index(replace(core.state, index=wrong))
+
+
 def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
     core = Core(gpu(GPU), gpu(NEXT))
     core.pass_time(60)

@@ -50,7 +50,8 @@ class Index:
     groups: Mapping[int, tuple[PciFunction, ...]]
     """By the number of their IOMMU group."""
     names: Mapping[PciAddress, ResourceName]
-    """The selected functions, by the resource that their model's name makes them."""
+    """The selected functions and the resource that their model's name makes them, sorted by address: of a group's
+    members an older plugin's ID stands for the first."""
     resources: Set[ResourceName]
     """Those that are served here: of the selected functions, of the lists, and of what a daemon before this served, as
     long as a pod has something of it by an ID of ours."""
@@ -85,6 +86,9 @@ NO_INDEX: Final = Index(
 )
 """Of a state in which nothing is known."""
 
+_SORTED: Final = ("functions", "names", "devices", "polled")
+"""By their keys. Which of several is taken must not hang on the order in which they came, nor on how they hash."""
+
 
 def index_of(state: NodeState) -> Index:
     """The index of exactly this state."""
@@ -109,11 +113,13 @@ def indexed(state: NodeState) -> NodeState:
 
 
 def check_index(state: NodeState) -> None:
-    """Raises AssertionError if what is carried is not what would be derived from nothing: a bug, which tests and
-    simulation look for after every step."""
+    """Raises AssertionError if what is carried is not what would be derived from nothing, or not in the order that it
+    has: a bug, which tests and simulation look for after every step."""
     fresh = index_of(replace(state, index=NO_INDEX))
     differ = [f.name for f in fields(Index) if getattr(state.index, f.name) != getattr(fresh, f.name)]
     assert not differ, f"of the index {', '.join(differ)} is stale"
+    unsorted = [name for name in _SORTED if list(m := getattr(state.index, name)) != sorted(m)]
+    assert not unsorted, f"of the index {', '.join(unsorted)} is not sorted"
 
 
 def _refreshed(before: Index, state: NodeState) -> Index:
@@ -150,6 +156,7 @@ def _with_facts(index: Index, state: NodeState) -> Index:
         for a in changed
         if (f := functions.get(a)) is not None and is_selected(state.settings.selectors, f)
     }
+    names = dict(sorted(names.items()))
     touched = {
         f.iommu_group for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None
     }

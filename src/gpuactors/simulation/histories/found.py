@@ -96,6 +96,9 @@ FOUND: Final[dict[str, Script]] = {
         "an older plugin's card is asked for before kubelet's ledger could be read": (
             "a daemon crashes; an older plugin has given a card away; pods come in a burst; reads of the ledger fail"
         ),
+        "an older plugin's ID stands for the first of two GPUs that share a group": (
+            "a daemon crashes; an older plugin has given a card away@1; mates are released together@1"
+        ),
         "mates are released, and one is given to the next pod at once": ("mates are released together+3"),
         "mates are released together, and one is pulled before its next pod was answered": (
             "mates are released together; unplug"

@@ -8,7 +8,7 @@ within a bound of simulated time the books must be what the node is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, final
 
 import trio
@@ -30,7 +30,7 @@ from gpuactors.simulation.histories.truth import (
     given_by_us,
 )
 from gpuactors.simulation.histories.world import RESYNC_S, World
-from gpuactors.simulation.kubelet_values import BooksView, Phase
+from gpuactors.simulation.kubelet_values import BooksView, LedgerEntry, Phase
 
 SETTLE_S: Final = 90.0
 """Every wait that may stand between an event and the truth, added up: the longest backoffs, the last repetition of a
@@ -171,22 +171,25 @@ def _pods(world: World) -> list[str]:
         if pod.phase is Phase.PENDING and size <= free:
             unmet.append(f"pod {pod.name} is Pending although {free} of {resource} are free")
         if pod.phase is Phase.STARTING and (holding := view.holdings.get((pod.name, resource))):
-            obstacles = [d for d in holding.devices if not _can_start_on(world, d, resource, holding.nodes)]
+            obstacles = [d for d in holding.devices if not _can_start_on(world, d, resource, holding)]
             if not obstacles:
                 unmet.append(f"pod {pod.name} does not start although its cards are free: {pod.message}")
     return unmet
 
 
-def _can_start_on(world: World, device: str, resource: str, nodes: Sequence[str]) -> bool:
-    """The card is there, as it was when it was handed out, and its group opens."""
+def _can_start_on(world: World, device: str, resource: str, holding: LedgerEntry) -> bool:
+    """The card is there, as it was when it was handed out, its group opens, and every node that the container gets is
+    still one of its cards' groups: the runtime makes no container with a node that has gone with a mate."""
     address = world.meaning(resource, device)
     if address is None or not world.is_bound(address):
         return False
     spec = world.tree.functions[address]
     assert spec.group is not None
+    cards = (world.meaning(resource, other) for other in holding.devices)
     return (
         world.model_of(resource) == spec.device
-        and f"/dev/vfio/{spec.group}" in nodes
+        and f"/dev/vfio/{spec.group}" in holding.nodes
+        and world.nodes_of(cards).issuperset(holding.nodes)
         and world.is_viable(spec.group)
         and world.tree.holder_of(spec.group) is None
     )
@@ -288,7 +291,7 @@ class Safety:
         """Free is not negative beyond what was really lost, and capacity is never below what was given away, from the
         first frame of a plugin on."""
         calm, self._calm = self._calm, view.registrations
-        if not view.running or calm != view.registrations:
+        if not view.running or calm != view.registrations or _is_blind(self._world):
             return
         given = _given(self._world)
         for resource in filter(self._world.is_ours, sorted(view.connected)):
@@ -302,6 +305,14 @@ class Safety:
                 raise ViolationError(
                     "capacity below allocated", f"{resource}: {figures}, given away {sorted(whole)}"
                 )
+
+
+def _is_blind(world: World) -> bool:
+    """Whoever serves was told to look after other cards than the daemon before it, or calls them otherwise, and could
+    never read kubelet's ledger: it cannot know what else the pods have that were there before it."""
+    retold = ("the next daemon selects other cards", "the next daemon has another pci.ids")
+    states = (d.handle.state.value for d in world.serving if d.is_serving and d.handle is not None)
+    return any(world.counts[kind] for kind in retold) and any(s.ledger.read == 0 for s in states)
 
 
 def _check_swap(world: World) -> None:

@@ -20,28 +20,8 @@ KINDS: Final[dict[str, Kind]] = {
 }
 """By name, in a fixed order."""
 
-NOT_DRAWN: Final[frozenset[str]] = frozenset(
-    {
-        "a card comes back in another group",
-        "a monitor watches, and dials again first",
-        "a second plugin takes our resource",
-        "an older plugin has given a card away",
-        "descriptors run out",
-        "mates are released together",
-        "our resource has an odd ID",
-        "the API server goes away",
-        "the next daemon has another pci.ids",
-        "the next daemon selects other cards",
-        "the node reboots",
-        "the second plugin goes",
-        "the second plugin sends a frame",
-    }
-)
-"""Kinds that still find, with each other, what is not mended yet, in one history of 500 to 2,000; the last are
-`a daemon crashes; an older plugin has given a card away@1; mates are released together@1` with seed 3489452256, and
-`a card comes back in another group@4; mates are released together@1; a daemon crashes@117; half gone@4+0.3; plug a
-never-seen model@4` with seed 1835169784. Scripts may name them, the histories of `found.py` do, campaigns leave them
-out. Should be empty."""
+NOT_DRAWN: Final[frozenset[str]] = frozenset()
+"""Kinds that find what is not mended yet: scripts may name them, campaigns leave them out. Should be empty."""
 
 DRAWN: Final[dict[str, Kind]] = {name: kind for name, kind in KINDS.items() if name not in NOT_DRAWN}
 """What campaigns draw from."""

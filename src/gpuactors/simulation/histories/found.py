@@ -209,6 +209,13 @@ FOUND: Final[dict[str, Script]] = {
             "a daemon crashes; a second plugin takes our resource@155; a daemon starts; "
             "the next daemon has another pci.ids; a successor starts"
         ),
+        "a container was to get the node of a mate that is unplugged": (
+            "mates are released together@1; mates are released together@1; unplug the second card@1"
+        ),
+        "a daemon that is to look after fewer cards cannot read kubelet's ledger at first": (
+            "pods come in a burst; the next daemon selects other cards+0.3; the daemon is told to stop; "
+            "the ledger is answered with nonsense+0.001"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

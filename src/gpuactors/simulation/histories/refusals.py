@@ -83,7 +83,7 @@ _CAUSES: Final = (
     ),
     (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
     (r"its unbind or unplug waits", _CHANGED),
-    (r"no selector chooses it by this name", _CHANGED),
+    (r"no selector chooses it", _CHANGED),
     (r"Device or resource busy", (*SECOND_PLUGIN, "the node reboots")),
     (
         r"IOMMU group \d+ is (still )?(held|in use)",

@@ -334,6 +334,19 @@ class World:
         """Somebody has the card's group open."""
         return self.tree.holder_of(self.group(slot)) is not None
 
+    def nodes_of(self, cards: Iterable[str | None]) -> set[str]:
+        """The device nodes that a container with these cards may have: those of their groups, and the shared ones."""
+        functions = self.tree.functions
+        found = (functions[card].group for card in cards if card is not None and card in functions)
+        groups = {group for group in found if group is not None}
+        members = [a for group in groups for a in self.tree.group_members(group)]
+        numbers = {self.tree.vfio_number(a) for a in members} - {None}
+        return (
+            {"/dev/vfio/vfio", "/dev/iommu"}
+            | {f"/dev/vfio/{group}" for group in groups}
+            | {f"/dev/vfio/devices/vfio{number}" for number in numbers}
+        )
+
     def waiting(self) -> list[str]:
         """Functions whose unbind or unplug waits for whoever has them open."""
         return [address for address in self.tree.functions if self.tree.is_waiting(address)]

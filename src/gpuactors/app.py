@@ -306,13 +306,13 @@ async def run_daemon(
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
 
 
-def _served_before(outside: Outside) -> frozenset[ResourceName]:
-    """The resources that the daemon before this served."""
+def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:
+    """The resources that the daemon before this served, and their models."""
     try:
-        return outside.served.read() if outside.served is not None else frozenset()
+        return outside.served.read() if outside.served is not None else {}
     except StateFileError as exc:
         _served_unkept(str(exc))
-        return frozenset()
+        return {}
 
 
 def _served_unkept(reason: str) -> None:

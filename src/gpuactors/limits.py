@@ -406,7 +406,7 @@ UEVENTS_AT_ONCE: Final = 256
 """Uevent messages taken from the socket before other tasks run: the inbox's size, far above one GPU's three or four."""
 
 SERVED_FILE_MAX_BYTES: Final = 1 << 20
-"""How much is read of the file of served resources: names of 63 characters, one for each model of GPU."""
+"""How much is read of the file of served resources: names of 63 characters, each with a few models of GPU."""
 
 SERVED_RETRY_S: Final = 10.0
 """After a failed write of the file of served resources, and after the next change of the state."""

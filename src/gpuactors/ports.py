@@ -6,7 +6,7 @@ import anything but the core's values and the latest-value cell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -264,14 +264,15 @@ class StateFileError(PortError):
 
 
 class ServedResources(Protocol):
-    """Which resources this node's gpuactors has served, kept from one daemon to the next."""
+    """Which resources this node's gpuactors has served, and the models (`10de:2330`) of each, kept from one daemon to
+    the next."""
 
-    def read(self) -> frozenset[ResourceName]:
+    def read(self) -> Mapping[ResourceName, frozenset[str]]:
         """Those that a daemon before this served; none if there was none. Raises `StateFileError`."""
         ...
 
-    async def write(self, names: Iterable[ResourceName]) -> None:
-        """Keeps these names in the place of all before. Raises `StateFileError`."""
+    async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
+        """Keeps these in the place of all before. Raises `StateFileError`."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 
 import trio
@@ -17,6 +17,7 @@ from gpuactors.core.step import initial_state
 from gpuactors.ports import StateFileError
 
 H100, A100 = ResourceName("nvidia.com/H100"), ResourceName("nvidia.com/A100")
+ONE = {H100: frozenset({"10de:2330"})}
 IDLE = initial_state(Settings((), 300.0, True))
 PATIENCE_S = 100.0
 
@@ -25,18 +26,18 @@ class FakeFile:
     """Implements `ports.ServedResources`; fails as often as it is told."""
 
     def __init__(self, failures: int = 0) -> None:
-        self.written: list[frozenset[ResourceName]] = []
+        self.written: list[Mapping[ResourceName, frozenset[str]]] = []
         self._failures = failures
 
-    def read(self) -> frozenset[ResourceName]:
-        return frozenset()
+    def read(self) -> Mapping[ResourceName, frozenset[str]]:
+        return {}
 
-    async def write(self, names: Iterable[ResourceName]) -> None:
+    async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         await trio.lowlevel.checkpoint()
         if self._failures:
             self._failures -= 1
             raise StateFileError("the disk is full")
-        self.written.append(frozenset(names))
+        self.written.append(served)
 
 
 async def kept(file: FakeFile, *states: NodeState, apart_s: float = 1.0) -> list[str]:
@@ -56,14 +57,23 @@ async def kept(file: FakeFile, *states: NodeState, apart_s: float = 1.0) -> list
 
 async def test_each_change_is_written_once(autojump_clock: trio.testing.MockClock) -> None:
     file = FakeFile()
-    one, two = replace(IDLE, served=frozenset({H100})), replace(IDLE, served=frozenset({H100, A100}))
+    one, two = replace(IDLE, served=ONE), replace(IDLE, served={**ONE, A100: frozenset({"10de:20b0"})})
     assert await kept(file, one, replace(one, scanned=True), two, two) == []
-    assert file.written == [{H100}, {H100, A100}]
+    assert file.written == [ONE, two.served]
+
+
+async def test_a_new_model_under_a_name_that_is_served_is_written(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    file = FakeFile()
+    more = {H100: frozenset({"10de:2330", "10de:2331"})}
+    assert await kept(file, replace(IDLE, served=ONE), replace(IDLE, served=more)) == []
+    assert file.written == [ONE, more]
 
 
 async def test_who_does_not_serve_writes_nothing(autojump_clock: trio.testing.MockClock) -> None:
     file = FakeFile()
-    waiting = replace(IDLE, served=frozenset({H100}), role=Role.TAKING_OVER)
+    waiting = replace(IDLE, served=ONE, role=Role.TAKING_OVER)
     await kept(file, waiting, replace(waiting, role=Role.HANDED_OVER))
     assert file.written == []
 
@@ -72,6 +82,6 @@ async def test_a_failure_is_said_once_and_the_write_is_tried_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     file = FakeFile(failures=2)
-    states = [replace(IDLE, served=frozenset({H100}), scanned=bool(n % 2)) for n in range(4)]
+    states = [replace(IDLE, served=ONE, scanned=bool(n % 2)) for n in range(4)]
     assert await kept(file, *states, apart_s=limits.SERVED_RETRY_S + 1) == ["the disk is full"]
-    assert file.written == [{H100}]
+    assert file.written == [ONE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -12,15 +13,18 @@ from gpuactors.core.model import ResourceName
 from gpuactors.ports import StateFileError
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
+OLD = ResourceName("nvidia.com/2330")
+SERVED = {H100: frozenset({"10de:2330"})}
 
 
 def test_before_the_first_daemon_nothing_was_served(tmp_path: Path) -> None:
-    assert ServedFile(str(tmp_path)).read() == set()
+    assert ServedFile(str(tmp_path)).read() == {}
 
 
 async def test_what_was_written_is_read(tmp_path: Path) -> None:
-    await ServedFile(str(tmp_path)).write({H100})
-    assert ServedFile(str(tmp_path)).read() == {H100}
+    served = {H100: frozenset({"10de:2330", "10de:2331"}), OLD: frozenset[str]()}
+    await ServedFile(str(tmp_path)).write(served)
+    assert ServedFile(str(tmp_path)).read() == served
     assert os.listdir(tmp_path) == [FILE_NAME], "nothing is left of how it was made"
 
 
@@ -28,7 +32,9 @@ async def test_what_was_written_is_read(tmp_path: Path) -> None:
     "content",
     [
         b"", b"\xff", b"{", b"[]", b"null", b"{}", b'{"resources": 5}', b'{"resources": [5]}', b"[" * 100_000,
-        b'{"resources": ["' + b"x" * (1 << 20) + b'"]}',
+        b'{"resources": ["nvidia.com/H100"]}', b'{"resources": {"a": null}}', b'{"resources": {"a": "10de:2330"}}',
+        b'{"resources": {"a": [5]}}', b'{"resources": {"a": ["10de:2330", "H100"]}}',
+        b'{"resources": {"' + b"x" * (1 << 20) + b'": []}}',
     ],
     ids=lambda c: ascii(c[:20]),
 )  # fmt: skip
@@ -37,14 +43,23 @@ async def test_a_file_that_is_none_of_ours_is_said_and_replaced(tmp_path: Path, 
     file = ServedFile(str(tmp_path))
     with pytest.raises(StateFileError, match="is no list of resources"):
         file.read()
-    await file.write({H100})
-    assert file.read() == {H100}
+    await file.write(SERVED)
+    assert file.read() == SERVED
 
 
 async def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     file = ServedFile(str(tmp_path / "gone"))
     with pytest.raises(StateFileError, match=r"cannot write .*served\.json: No such file or directory"):
-        await file.write({H100})
+        await file.write(SERVED)
+
+
+async def test_another_model_of_a_name_is_kept_beside_the_first(tmp_path: Path) -> None:
+    file = ServedFile(str(tmp_path))
+    await file.write(SERVED)
+    more = {H100: frozenset({"10de:2330", "10de:2331"})}
+    await file.write(more)
+    assert file.read() == more
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == {"resources": {H100: ["10de:2330", "10de:2331"]}}
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 from gpuactors.core.effects import Answer, Effect, Reply
 from gpuactors.core.events import (
@@ -35,6 +37,9 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline, step
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
+MODEL: Final = "10de:2330"
+"""What a `gpu` is unless said otherwise."""
+
 SETTINGS = Settings(
     selectors=(parse_selector("vendor=10de,class=03"), parse_selector("vendor=10de,class=0680")),
     resync_interval_s=300.0,
@@ -96,7 +101,10 @@ class Core:
     """
 
     def __init__(
-        self, *functions: PciFunction, settings: Settings = SETTINGS, served: Iterable[ResourceName] = ()
+        self,
+        *functions: PciFunction,
+        settings: Settings = SETTINGS,
+        served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({}),
     ) -> None:
         self.at = 100.0
         self.state: NodeState = initial_state(settings, served)

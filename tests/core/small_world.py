@@ -753,7 +753,7 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             polls.doubtful,
         ),
         frozenset(state.resolved.items()),
-        frozenset(state.served),
+        frozenset(state.served.items()),
         frozenset((a, until - at) for a, until in state.granted.items()),
         frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.departed.items()),
     )

@@ -43,7 +43,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.selector import Selector
 from gpuactors.core.snapshot import project, report
-from tests.core.builders import H100, SETTINGS, Core, audio, gpu
+from tests.core.builders import H100, MODEL, SETTINGS, Core, audio, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 QEMU = Holder(4711, "qemu-system-x86", None)
@@ -980,7 +980,7 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
 def test_a_successor_keeps_the_names_that_are_served_until_it_serves() -> None:
     """Nobody has anything of them when it starts; the daemon that serves may still give something away as that."""
     old = ResourceName("nvidia.com/2330")
-    core = Core(settings=replace(SETTINGS, hand_over=True), served=(old,))
+    core = Core(settings=replace(SETTINGS, hand_over=True), served={old: frozenset({MODEL})})
     core.feed(Ticked())
     assert core.state.ledger.read > 0
     core.others = {(old, A): "vm-1"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -38,7 +38,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.selector import parse_selector
 from gpuactors.core.snapshot import project, report
-from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.core.builders import H100, MODEL, SETTINGS, Core, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 OTHERS = ResourceName("devices.kubevirt.io/other")
@@ -261,6 +261,7 @@ def test_a_thousand_numbers_of_other_plugins_are_resolved_without_a_look_at_ever
 
 # --- whatever is selected or named now --------------------------------------------------------------------
 
+WAS_SERVED = {H100: frozenset({MODEL})}
 ONLY_B = replace(SETTINGS, selectors=(parse_selector(f"address={B}"),))
 NEW = ResourceName("nvidia.com/GH100_H100_SXM5_80GB_HBM3")
 ELSE = ResourceName("nvidia.com/GA100_A100_SXM4_40GB")
@@ -276,10 +277,14 @@ def swapped(address: str) -> PciFunction:
 
 
 def restarted(
-    *functions: PciFunction, served: ResourceName | None = H100, settings: Settings = SETTINGS, **pods: str
+    *functions: PciFunction,
+    served: ResourceName | None = H100,
+    models: Collection[str] = (MODEL,),
+    settings: Settings = SETTINGS,
+    **pods: str,
 ) -> Core:
-    """A daemon that starts while pods have GPUs by the old name, as `vm=A`."""
-    core = Core(settings=settings, served=() if served is None else (served,))
+    """A daemon that starts while pods have GPUs by the old name, as `vm=A`; of that name these models were served."""
+    core = Core(settings=settings, served={} if served is None else {served: frozenset(models)})
     core.ledger = {device: pod for pod, device in pods.items()}
     core.unselected = {A: gpu(A)}
     core.feed(HostScanned(1, functions))
@@ -304,7 +309,7 @@ def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> N
 
 
 def test_a_look_that_fails_has_not_found_that_nothing_is_there() -> None:
-    core = Core(settings=ONLY_B, served=(H100,))
+    core = Core(settings=ONLY_B, served=WAS_SERVED)
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
     core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
@@ -360,7 +365,7 @@ def test_a_pci_ids_that_was_renewed_leaves_a_pod_its_gpu_by_the_old_name_until_i
     core.pass_time(limits.LEDGER_S)
     assert (core.frame(), core.frame(NEW)) == ({}, {A: "Healthy", B: "Healthy"})
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S)
-    assert core.state.plugins.keys() == core.state.served == {NEW}
+    assert core.state.plugins.keys() == core.state.served.keys() == {NEW}
 
 
 def test_a_name_that_changes_under_a_running_daemon_leaves_a_pod_its_gpu_by_the_old_one() -> None:
@@ -385,8 +390,73 @@ def test_a_swapped_card_is_another_device() -> None:
     assert core.frame(ELSE) == {A: "Unhealthy"}
 
 
+def test_a_card_that_was_swapped_while_no_daemon_ran_is_another_device() -> None:
+    core = restarted(swapped(A), gpu(B), vm=A)
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.reason(A) == "allocated to pod default/vm, but another device is there now (10de:20b0)"
+    assert core.frame(ELSE) == {A: "Unhealthy"}
+    look(core, A, gpu(A))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}, "it is put back"
+    look(core, A, swapped(A))
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_S)
+    assert (core.frame(), core.frame(ELSE)) == ({B: "Healthy"}, {A: "Healthy"})
+
+
+def test_a_card_that_was_swapped_while_no_daemon_ran_is_another_device_though_no_selector_chooses_it() -> (
+    None
+):
+    core = Core(settings=ONLY_B, served=WAS_SERVED)
+    core.ledger, core.unselected = {A: "vm"}, {A: swapped(A)}
+    core.feed(HostScanned(1, (gpu(B),)))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+
+
+def test_what_was_swapped_where_the_last_card_of_its_name_was_is_another_device() -> None:
+    core = restarted(swapped(A), vm=A)
+    assert (core.frame(), core.frame(ELSE)) == ({A: "Unhealthy"}, {A: "Unhealthy"})
+    assert core.state.served == {H100: {MODEL}, ELSE: {"10de:20b0"}}, "what is there now adds nothing to it"
+
+
+def test_a_name_kept_without_models_is_believed_of_any_card() -> None:
+    core = restarted(swapped(A), models=(), vm=A)
+    assert core.frame() == {A: "Healthy"}
+
+
+def test_a_name_kept_without_the_model_that_it_is_now_is_believed_of_that() -> None:
+    """The daemon before was killed between its first list of that model and the write."""
+    core = restarted(gpu(A, device="2331"), gpu(B), vm=A)
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.state.served == {H100: {MODEL, "10de:2331"}}
+    look(core, A, replace(renewed(A), device="2331"))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}, "it is remembered as what it is"
+
+
+def test_a_card_whose_ids_cannot_be_read_at_the_start_is_judged_when_they_can_be() -> None:
+    core = Core(settings=ONLY_B, served=WAS_SERVED)
+    core.ledger, core.unselected = {A: "vm"}, {A: replace(swapped(A), device="")}
+    core.feed(HostScanned(1, (gpu(B),)))
+    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    core.unselected = {A: swapped(A)}
+    core.feed(HostChanged(A, None, "change pci"))
+    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+
+
+def test_another_model_under_a_served_name_is_served_as_well_until_the_name_retires() -> None:
+    core = node(gpu(A))
+    assert core.state.served == {H100: {MODEL}}
+    look(core, B, gpu(B, device="2331"))
+    both = core.state.served
+    assert both == {H100: {MODEL, "10de:2331"}}
+    look(core, A)
+    assert core.state.served is both, "a pod may have been given it"
+    look(core, B)
+    core.pass_time(limits.RETIRE_EMPTY_AFTER_S + 1)
+    assert core.state.served == {}
+
+
 def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_device() -> None:
-    core = Core(served=(H100,))
+    core = Core(served=WAS_SERVED)
     core.ledger = {A: "vm"}
     core.feed(HostScanned(1, (gpu(B),)))
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
@@ -398,16 +468,16 @@ def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_de
 
 def test_a_name_that_was_served_and_that_no_pod_has_anything_of_is_forgotten() -> None:
     core = restarted(renewed(A), served=ResourceName("nvidia.com/OLD"))
-    assert core.state.served == {NEW}
+    assert core.state.served == {NEW: {MODEL}}
 
 
 def test_a_kubelet_that_may_not_know_its_pods_yet_takes_no_name_away() -> None:
     """What its file does not name either may be listed as soon as the API server is back."""
     old = ResourceName("nvidia.com/OLD")
-    core = Core(served=(old,))
+    core = Core(served={old: frozenset({MODEL})})
     core.silent = True
     core.feed(HostScanned(1, (gpu(B),)))
-    for settling, served in ((True, {old}), (False, set())):
+    for settling, served in ((True, {old: {MODEL}}), (False, {})):
         read = core.state.ledger.outstanding
         assert read is not None
         core.feed(LedgerRead(read, "PodResources and the file", (), (), settling=settling))

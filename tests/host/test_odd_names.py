@@ -206,7 +206,7 @@ async def test_names_beside_kubelets_socket(tmp_path: Path) -> None:
 
 
 def test_resources_that_were_served(tmp_path: Path) -> None:
-    (tmp_path / "served.json").write_text('{"resources": ["nvidia.com/\\ud800"]}')
+    (tmp_path / "served.json").write_text('{"resources": {"nvidia.com/\\ud800": []}}')
     written(tuple(ServedFile(str(tmp_path)).read()))
 
 

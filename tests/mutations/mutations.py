@@ -85,6 +85,16 @@ MUTATIONS: Final = (
         "        elif False and use is not None:\n            # Kubelet",
     ),
     Mutation(
+        "what is at a device's address at the start is believed to be what was given away",
+        "core/identity.py",
+        "    if not ids or not known or ids in known:\n",
+        "    if True:\n",
+        (
+            "tests/core/test_identity.py",
+            f"{FOUND}[a card is swapped for another model while no daemon runs]",
+        ),
+    ),
+    Mutation(
         "a group is opened as a probe while a pod has a member of it that lost its driver",
         "core/snapshot.py",
         "given.isdisjoint(m.address for m in groups[group])",

@@ -1,11 +1,11 @@
-"""The served keeper: writes down which resources this daemon serves, for the one that comes after it.
+"""The served keeper: writes down which resources this daemon serves, and their models, for the one that comes after it.
 
 A daemon that does not serve, as another one does, writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import trio
 
@@ -20,7 +20,7 @@ async def run(
     state: LatestReader[NodeState], file: ServedResources, on_problem: Callable[[str], None]
 ) -> None:
     """Runs for ever. A problem is said once, as long as it lasts; meanwhile it is tried again."""
-    written: frozenset[ResourceName] | None = None
+    written: Mapping[ResourceName, frozenset[str]] | None = None
     said = ""
     async for now in state:
         if now.role is not Role.SERVING or now.served == written:

@@ -1,17 +1,19 @@
-"""The file `served.json` in the state directory: which resources this node's gpuactors has served. Implements
-`ports.ServedResources`.
+"""The file `served.json` in the state directory: which resources this node's gpuactors has served, and the models of
+each: `{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.ServedResources`.
 
 Only with it can a daemon that was started with other selectors, or with a newer pci.ids, know that a GPU was given away
-by the daemon before it under another name, and not by another plugin.
+by the daemon before it under another name, and not by another plugin; and that what is at a GPU's address now is not
+what was given away.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, final
+from typing import Any, Final, final
 
 import trio
 
@@ -22,6 +24,9 @@ from gpuactors.ports import StateFileError
 
 FILE_NAME: Final = "served.json"
 
+_MODEL: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+"""Vendor and device, as `core.inventory.ids_of`."""
+
 
 @final
 class ServedFile:
@@ -30,28 +35,26 @@ class ServedFile:
     def __init__(self, state_dir: str) -> None:
         self._path = os.path.join(state_dir, FILE_NAME)
 
-    def read(self) -> frozenset[ResourceName]:
+    def read(self) -> Mapping[ResourceName, frozenset[str]]:
         """As `ports.ServedResources.read`."""
         try:
             with open(self._path, "rb") as file:
                 text = file.read(limits.SERVED_FILE_MAX_BYTES + 1)
         except FileNotFoundError:
-            return frozenset()
+            return {}
         except OSError as exc:
             raise StateFileError(f"cannot read {self._path}: {exc.strerror}") from None
         try:
-            names = json.loads(text)["resources"]
-            if not all(isinstance(name, str) for name in names):
-                raise TypeError("a name that is no text")
-            return frozenset(ResourceName(encodable(name)) for name in names)
-        except (ValueError, TypeError, KeyError, RecursionError) as exc:
+            served = json.loads(text)["resources"]
+            return {ResourceName(encodable(name)): _models(found) for name, found in served.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise StateFileError(
                 f"{self._path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written anew"
             ) from None
 
-    async def write(self, names: Iterable[ResourceName]) -> None:
+    async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """As `ports.ServedResources.write`: a new file in the place of the old, so that it is whole at any moment."""
-        text = json.dumps({"resources": sorted(names)}).encode()
+        text = json.dumps({"resources": {name: sorted(served[name]) for name in sorted(served)}}).encode()
         try:
             await trio.to_thread.run_sync(self._replace, text)
         except OSError as exc:
@@ -69,3 +72,13 @@ class ServedFile:
             with suppress(OSError):
                 os.unlink(new)
             raise
+
+
+def _models(found: Any) -> frozenset[str]:
+    """The models of one resource. Raises `TypeError` or `ValueError` for anything else: it would be compared with every
+    GPU that a pod has of it."""
+    if not isinstance(found, list):
+        raise TypeError("models that are no list")
+    if not all(_MODEL.fullmatch(model) for model in found):
+        raise ValueError("a model that is not vendor and device")
+    return frozenset(found)

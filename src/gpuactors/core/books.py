@@ -118,13 +118,14 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     return ask_ledger(state, at) if before.again else state
 
 
-def _still_served(state: NodeState, settling: bool) -> frozenset[ResourceName]:
+def _still_served(state: NodeState, settling: bool) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
     something of, which a kubelet that has just started may not know yet."""
     if settling or state.role is not Role.SERVING:  # who serves may give more of them away until we take over
         return state.served
     had = {resource for resource, _ in state.ledger.entries}
-    return frozenset(r for r in state.served if r in had or r in state.frames)
+    served = {r: models for r, models in state.served.items() if r in had or r in state.frames}
+    return served if served != state.served else state.served
 
 
 def _left(

@@ -8,7 +8,7 @@ kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from operator import attrgetter
@@ -67,9 +67,20 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         effects.extend(_changes(state, view, resource, state.frames.get(resource, ()), frame))
     history = _recorded(state, view, frames, at)
     serving = state.role is Role.SERVING
-    served = (state.served | frames.keys()) - (made.keys() - frames.keys())
+    served = _served(state, frames, retired=made.keys() - frames.keys())
     plugins = plugins if serving else {}
     return replace(state, served=served, frames=frames, plugins=plugins, history=history), effects
+
+
+def _served(
+    state: NodeState, frames: Mapping[ResourceName, Frame], retired: Set[ResourceName]
+) -> Mapping[ResourceName, frozenset[str]]:
+    """The resources that are ours, with what models have been called so; the very ones if nothing changed."""
+    models = index_of(state).models
+    served = {resource: known for resource, known in state.served.items() if resource not in retired}
+    for resource in frames:
+        served[resource] = served.get(resource, frozenset()) | models.get(resource, frozenset())
+    return served if served != state.served else state.served
 
 
 @dataclass(frozen=True, slots=True)

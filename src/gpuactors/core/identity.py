@@ -19,7 +19,7 @@ from dataclasses import replace
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.inventory import ids_of
 from gpuactors.core.looks import ask_looks
-from gpuactors.core.model import DeviceId, PciAddress, Resolved, ResourceName, is_pci_address
+from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName, is_pci_address
 from gpuactors.core.ownership import Named
 from gpuactors.core.state import NodeState
 
@@ -89,7 +89,7 @@ def _looked_for(state: NodeState) -> NodeState:
             continue
         fact = state.facts.get(meant.address)
         if fact is not None and fact.function is not None:
-            seen[name] = replace(meant, ids=ids_of(fact.function) or None)
+            seen[name] = replace(meant, ids=_given_model(state, name[0], fact.function) or None)
         elif state.scanned and not meant.looked_for:
             seen[name] = replace(meant, looked_for=True)
             wanted.append(meant.address)
@@ -100,6 +100,20 @@ def _looked_for(state: NodeState) -> NodeState:
     return replace(
         state, resolved={**state.resolved, **seen}, looks=ask_looks(state.looks, sorted({*wanted}))
     )
+
+
+def _given_model(state: NodeState, resource: ResourceName, function: PciFunction) -> str:
+    """Which model was given away as `resource` at the function's address, of which this daemon sees `function` first;
+    empty if that cannot be read.
+
+    What has another name now is the same card if its model was ever called so (pci.ids was renewed). One of another
+    model has come in its place while no daemon ran.
+    """
+    ids = ids_of(function)
+    known = state.served.get(resource, frozenset()) | index_of(state).models.get(resource, frozenset())
+    if not ids or not known or ids in known:
+        return ids
+    return min(known)  # any of them: what matters is that it is another than what is there now
 
 
 def given_addresses(state: NodeState) -> frozenset[PciAddress]:

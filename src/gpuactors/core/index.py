@@ -40,6 +40,7 @@ class Index:
     entries: Mapping[Named, Pod]
     claims: Mapping[PciAddress, ClaimedDevice]
     served: frozenset[ResourceName]
+    """Without their models."""
     frames: frozenset[ResourceName]
     """The resources that have a list."""
     leaving: frozenset[PciAddress]
@@ -52,6 +53,9 @@ class Index:
     names: Mapping[PciAddress, ResourceName]
     """The selected functions and the resource that their model's name makes them, sorted by address: of a group's
     members an older plugin's ID stands for the first."""
+    models: Mapping[ResourceName, frozenset[str]]
+    """What models (`10de:2330`) the selected functions are, by the resource that their name makes them. A device that
+    is listed by a former name, as a pod has it, adds nothing to that."""
     resources: Set[ResourceName]
     """Those that are served here: of the selected functions, of the lists, and of what a daemon before this served, as
     long as a pod has something of it by an ID of ours."""
@@ -79,6 +83,7 @@ NO_INDEX: Final = Index(
     functions=_NOTHING,
     groups=_NOTHING,
     names=_NOTHING,
+    models=_NOTHING,
     resources=_NOBODY,
     devices=_NOTHING,
     owners=_NOTHING,
@@ -98,7 +103,7 @@ def index_of(state: NodeState) -> Index:
         and index.resolved is state.resolved
         and index.entries is ledger.entries
         and index.claims is ledger.claims
-        and index.served == state.served
+        and index.served == state.served.keys()
         and index.leaving == state.polls.leaving
         and index.frames == state.frames.keys()
     ):
@@ -134,7 +139,7 @@ def _refreshed(before: Index, state: NodeState) -> Index:
     if (
         index.functions is not before.functions
         or index.resolved is not state.resolved
-        or index.served != state.served
+        or index.served != state.served.keys()
         or index.frames != state.frames.keys()
     ):
         index = _with_devices(index, state)
@@ -157,12 +162,29 @@ def _with_facts(index: Index, state: NodeState) -> Index:
         if (f := functions.get(a)) is not None and is_selected(state.settings.selectors, f)
     }
     names = dict(sorted(names.items()))
+    models = _models(names, functions)
     touched = {
         f.iommu_group for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None
     }
     groups = {g: members for g, members in index.groups.items() if g not in touched}
     groups |= groups_of(f for f in functions.values() if f.iommu_group in touched)
-    return replace(index, facts=state.facts, functions=functions, groups=groups, names=names)
+    return replace(
+        index,
+        facts=state.facts,
+        functions=functions,
+        groups=groups,
+        names=names,
+        models=models if models != index.models else index.models,
+    )
+
+
+def _models(
+    names: Mapping[PciAddress, ResourceName], functions: Mapping[PciAddress, PciFunction]
+) -> dict[ResourceName, frozenset[str]]:
+    models: dict[ResourceName, set[str]] = {}
+    for address, name in names.items():
+        models.setdefault(name, set()).add(ids_of(functions[address]))
+    return {name: frozenset(of_name) for name, of_name in models.items()}
 
 
 def _with_devices(index: Index, state: NodeState) -> Index:
@@ -181,7 +203,7 @@ def _with_devices(index: Index, state: NodeState) -> Index:
     return replace(
         index,
         resolved=state.resolved,
-        served=state.served,
+        served=frozenset(state.served),
         frames=frozenset(state.frames),
         resources=resources if resources != index.resources else index.resources,
         devices=index.devices if same else devices,

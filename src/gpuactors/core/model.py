@@ -367,8 +367,9 @@ class Resolved:
 
     address: PciAddress
     ids: str | None = None
-    """Of a device of ours: vendor and device (`10de:2330`) as first seen there since the ID was given. None: not seen
-    yet; empty: there was nothing when it was first looked for."""
+    """Of a device of ours: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such model
+    was ever called by the resource's name, one that was. None: not seen yet; empty: there was nothing when it was first
+    looked for."""
     looked_for: bool = False
     """It was not in the scan, which knows the selected functions alone, and a look at it has been asked for."""
 

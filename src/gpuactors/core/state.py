@@ -41,9 +41,10 @@ class NodeState:
     """A first full scan has come back."""
     uevents: str
     """Why uevents are not heard, as a sentence; empty while they are."""
-    served: frozenset[ResourceName]
+    served: Mapping[ResourceName, frozenset[str]]
     """Resources that are ours whatever is selected or named now: served by this daemon, or by one before it as its
-    state directory says, and not retired since."""
+    state directory says, and not retired since. To each the models (`10de:2330`) that were called so meanwhile; none
+    if that is not known."""
     frames: Mapping[ResourceName, Frame]
     """What kubelet is told, per resource that has a plugin."""
     plugins: Mapping[ResourceName, PluginState]

@@ -11,8 +11,9 @@ Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import assert_never
 
 from gpuactors import limits
@@ -61,9 +62,11 @@ from gpuactors.core.state import NodeState
 Stepped = tuple[NodeState, list[Effect]]
 
 
-def initial_state(settings: Settings, served: Iterable[ResourceName] = ()) -> NodeState:
-    """Nothing known but the resources that a daemon before this `served`; a full scan and a read of kubelet's ledger
-    are wanted."""
+def initial_state(
+    settings: Settings, served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({})
+) -> NodeState:
+    """Nothing known but the resources that a daemon before this `served`, with their models; a full scan and a read of
+    kubelet's ledger are wanted."""
     wanted = looks.first_looks()
     return NodeState(
         settings=settings,
@@ -71,7 +74,7 @@ def initial_state(settings: Settings, served: Iterable[ResourceName] = ()) -> No
         facts={},
         scanned=False,
         uevents="not listened for yet",
-        served=frozenset(served),
+        served=dict(served),
         frames={},
         plugins={},
         no_shrink_until={},

@@ -1,11 +1,11 @@
-"""The names that this node's daemons have served, kept in memory as a state directory keeps them.
+"""The resources that this node's daemons have served, kept in memory as a state directory keeps them.
 
 They outlive a daemon, and a reboot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import final
 
 import trio
@@ -21,15 +21,15 @@ class MemoryServed:
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._names: frozenset[ResourceName] = frozenset()
+        self._served: Mapping[ResourceName, frozenset[str]] = {}
 
-    def read(self) -> frozenset[ResourceName]:
+    def read(self) -> Mapping[ResourceName, frozenset[str]]:
         """As `ports.ServedResources.read`."""
-        return self._names
+        return self._served
 
-    async def write(self, names: Iterable[ResourceName]) -> None:
+    async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """As `ports.ServedResources.write`."""
         await trio.lowlevel.checkpoint()
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
-            raise StateFileError("the names that were served cannot be kept: no descriptor is left")
-        self._names = frozenset(names)
+            raise StateFileError("the resources that were served cannot be kept: no descriptor is left")
+        self._served = dict(served)

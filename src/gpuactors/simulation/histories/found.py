@@ -219,6 +219,10 @@ FOUND: Final[dict[str, Script]] = {
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),
+        "a card is swapped for another model while no daemon runs": (
+            "a card comes back in another group@4; mates are released together@1; a daemon crashes@117; "
+            "half gone@4+0.3; plug a never-seen model@4"
+        ),
         "groups have other numbers after a reboot": "pods come in a burst+3; the node reboots",
         "groups have other numbers after a reboot, and one was free": (
             "a pod comes+3; the node reboots; a pod comes; a pod comes+11"

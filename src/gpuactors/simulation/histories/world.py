@@ -5,8 +5,9 @@ trio's mock clock; there is no thread, no socket and no wall clock. What can hap
 must hold is in `check.py`. Here are the parts, and what takes more than one of them: a daemon's life and death, how
 uevents come, changes that take time.
 
-Of what the daemon keeps on disk there are its journal, which a killed one leaves as a real disk would, and the names
-that it has served, which the next one reads. What it will keep besides (claims, their CDI files) belongs beside them.
+Of what the daemon keeps on disk there are its journal, which a killed one leaves as a real disk would, and the
+resources that it has served, which the next one reads. What it will keep besides (claims, their CDI files) belongs
+beside them.
 """
 
 from __future__ import annotations

@@ -216,6 +216,10 @@ FOUND: Final[dict[str, Script]] = {
             "pods come in a burst; the next daemon selects other cards+0.3; the daemon is told to stop; "
             "the ledger is answered with nonsense+0.001"
         ),
+        "pci.ids is renewed, and kubelet's ledger cannot be read while its pods have opened nothing yet": (
+            "reads of the ledger fail; pods come in a burst; a daemon crashes@115; "
+            "the ledger is answered with nonsense; the next daemon has another pci.ids; a pod comes"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

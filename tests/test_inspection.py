@@ -21,6 +21,7 @@ from gpuactors.control.view import About, Change, NodeView, view_of
 from gpuactors.core.events import UeventsOpened, UeventsUnavailable
 from gpuactors.core.model import Holder
 from gpuactors.core.state import NodeState
+from gpuactors.grpc_trio import Owner, SocketBindError
 from gpuactors.inspection import (
     Explained,
     Inspected,
@@ -35,7 +36,6 @@ from gpuactors.inspection import (
     inspect,
     inspected,
 )
-from gpuactors.kubelet.grpc_trio import Owner, SocketBindError
 from gpuactors.ports import HostError
 from gpuactors.simulation.host_tree import HostTree, PciSpec
 from tests.core.builders import Core, audio, gpu

@@ -47,13 +47,13 @@ from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.text import encodable
+from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import BOOT_ID, HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import open_uevents
 from gpuactors.host.use import SysfsUse
-from gpuactors.kubelet.grpc_trio import Owner
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin

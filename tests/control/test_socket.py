@@ -18,7 +18,7 @@ from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import UnixHeldControl
 from gpuactors.control.unix import UnixControl, obstacle, socket_path
 from gpuactors.core.state import NodeState
-from gpuactors.kubelet.grpc_trio import (
+from gpuactors.grpc_trio import (
     Owner,
     Server,
     SocketInUseError,

@@ -21,13 +21,13 @@ from gpuactors.control.unix import UnixControl
 from gpuactors.core.model import PciAddress
 from gpuactors.core.selector import parse_selector
 from gpuactors.core.snapshot import PollTarget
+from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import hint_of, parse_datagram, unix_uevents
 from gpuactors.host.use import SysfsUse
-from gpuactors.kubelet.grpc_trio import Owner
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports import HostError, KubeletError, PortError, StateFileError
 from gpuactors.simulation.host_tree import HostTree, PciSpec

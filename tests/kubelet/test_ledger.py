@@ -21,7 +21,7 @@ from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
-from gpuactors.kubelet.grpc_trio import Server, bind_unix
+from gpuactors.grpc_trio import Server, bind_unix
 from gpuactors.kubelet.ledger import (
     CHECKPOINT,
     NOTHING_YET,

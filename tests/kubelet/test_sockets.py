@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gpuactors import limits
-from gpuactors.kubelet.grpc_trio import bind_unix
+from gpuactors.grpc_trio import bind_unix
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports import Sockets
 from tests.support.patience import patient

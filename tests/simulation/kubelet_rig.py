@@ -11,7 +11,7 @@ from typing import Any
 import trio
 from grpclib import GRPCError
 
-from gpuactors.kubelet.grpc_trio import Server, TrioService, bind_unix, open_channel, open_unix_channel
+from gpuactors.grpc_trio import Server, TrioService, bind_unix, open_channel, open_unix_channel
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.pb.podresources.v1 import ListPodResourcesRequest, PodResourcesListerStub
 from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet

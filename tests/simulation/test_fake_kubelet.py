@@ -16,7 +16,7 @@ import trio
 from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
-from gpuactors.kubelet.grpc_trio import bind_unix
+from gpuactors.grpc_trio import bind_unix
 from gpuactors.kubelet.pb.podresources.v1 import AllocatableResourcesRequest
 from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, open_fake_kubelet
 from gpuactors.simulation.kubelet_books import (

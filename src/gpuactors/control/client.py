@@ -17,7 +17,7 @@ from gpuactors.control.messages import about_of, node_view
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, NodeView
 from gpuactors.core.quote import quoted
-from gpuactors.kubelet.grpc_trio import ConnectError, SocketError, open_unix_channel, owner_of
+from gpuactors.grpc_trio import ConnectError, SocketError, open_unix_channel, owner_of
 from gpuactors.ports import ControlError
 
 

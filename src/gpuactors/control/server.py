@@ -14,7 +14,7 @@ from gpuactors.control.messages import status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, view_of
 from gpuactors.core.state import NodeState
-from gpuactors.kubelet.grpc_trio import Server, UnixListener
+from gpuactors.grpc_trio import Server, UnixListener
 
 
 class ControlService(pb.ControlBase):

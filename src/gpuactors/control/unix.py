@@ -24,7 +24,7 @@ from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.control.view import About
 from gpuactors.core.state import NodeState
 from gpuactors.core.text import encodable
-from gpuactors.kubelet.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
+from gpuactors.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
 from gpuactors.ports import ControlError, ControlTakenError
 from gpuactors.shortage import shortage
 

@@ -20,9 +20,9 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.model import Frame, ResourceName
+from gpuactors.grpc_trio.service import TrioService
 from gpuactors.kubelet import translate
 from gpuactors.kubelet.frame_messages import FrameMessages
-from gpuactors.kubelet.grpc_trio.service import TrioService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.ports import Caller
 

@@ -22,8 +22,7 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.core.quote import quoted
 from gpuactors.core.text import encodable
-from gpuactors.kubelet.device_plugin import DevicePluginService, options
-from gpuactors.kubelet.grpc_trio import (
+from gpuactors.grpc_trio import (
     Channel,
     Owner,
     Server,
@@ -32,6 +31,7 @@ from gpuactors.kubelet.grpc_trio import (
     bind_unix,
     open_unix_channel,
 )
+from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.ledger import CHECKPOINT
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.ports import Caller, KubeletError, Sockets

@@ -30,8 +30,8 @@ from gpuactors import limits
 from gpuactors.core.listing import comparable
 from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.core.quote import quoted
-from gpuactors.kubelet.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
-from gpuactors.kubelet.grpc_trio.protobuf import decode
+from gpuactors.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
+from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import KubeletError, LedgerContents

@@ -23,7 +23,7 @@ from typing import Final, final
 import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
-from gpuactors.kubelet.grpc_trio import Server
+from gpuactors.grpc_trio import Server
 from gpuactors.simulation.kubelet_books import KubeletBooks
 from gpuactors.simulation.kubelet_checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet_containers import Containers, Tenancy

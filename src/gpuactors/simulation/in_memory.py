@@ -18,8 +18,8 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.model import Frame, ResourceName
+from gpuactors.grpc_trio import Server, open_channel
 from gpuactors.kubelet.device_plugin import DevicePluginService
-from gpuactors.kubelet.grpc_trio import Server, open_channel
 from gpuactors.kubelet.kubelet import is_others, register_over, socket_name
 from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over
 from gpuactors.ports import Caller, KubeletError, LedgerContents, Sockets

@@ -17,7 +17,7 @@ from typing import Final, final
 import trio
 from grpclib import GRPCError, Status
 
-from gpuactors.kubelet.grpc_trio import Channel, open_channel
+from gpuactors.grpc_trio import Channel, open_channel
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     AllocateRequest,
     AllocateResponse,

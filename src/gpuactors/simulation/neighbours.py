@@ -14,7 +14,7 @@ from typing import Final, Protocol, final
 import trio
 
 from gpuactors.concurrency.latest import Latest
-from gpuactors.kubelet.grpc_trio import Server, TrioService, open_channel
+from gpuactors.grpc_trio import Server, TrioService, open_channel
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.simulation.kubelet_plugins import API_VERSION, LIST_AND_WATCH
 from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET

@@ -11,7 +11,7 @@ from grpclib import GRPCError
 from grpclib.const import Cardinality
 
 from gpuactors.core.model import ResourceName
-from gpuactors.kubelet.grpc_trio import Channel, open_channel
+from gpuactors.grpc_trio import Channel, open_channel
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     AllocateRequest,

@@ -16,9 +16,9 @@ import trio.abc
 import trio.testing
 from grpclib import Status
 
-from gpuactors.kubelet.grpc_trio import Server
-from gpuactors.kubelet.grpc_trio.connection import Http2Connection
-from gpuactors.kubelet.grpc_trio.server import _ServerConnection
+from gpuactors.grpc_trio import Server
+from gpuactors.grpc_trio.connection import Http2Connection
+from gpuactors.grpc_trio.server import _ServerConnection
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateRequest, Device, ListAndWatchResponse
 from gpuactors.limits import (
     GRPC_CONNECTIONS_MAX,

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.kubelet.grpc_trio.primitives import Event, Queue
+from gpuactors.grpc_trio.primitives import Event, Queue
 
 
 @pytest.mark.trio

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.kubelet.grpc_trio.grpclib_names import (
+from gpuactors.grpc_trio.grpclib_names import (
     GRPCLIB_VERSION,
     PRIVATE_NAMES,
     SET_IN_INIT,
@@ -19,7 +19,7 @@ from gpuactors.kubelet.grpc_trio.grpclib_names import (
 )
 
 WHAT_TO_DO = (
-    "The adaptor in gpuactors/kubelet/grpc_trio uses private names of grpclib. Read what has changed, adjust the "
+    "The adaptor in gpuactors/grpc_trio uses private names of grpclib. Read what has changed, adjust the "
     "adaptor, run its tests, then correct grpclib_names.py."
 )
 
@@ -32,7 +32,7 @@ def test_installed_version() -> None:
 
 
 def test_pinned_version() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     pins = [
         dependency for dependency in project["project"]["dependencies"] if dependency.startswith("grpclib")
     ]

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 import trio
 
-from gpuactors.kubelet.grpc_trio import Server, bind_unix, open_unix_channel
+from gpuactors.grpc_trio import Server, bind_unix, open_unix_channel
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import DevicePluginStub, Empty, ListAndWatchResponse
 
 from .support import DRAIN_S, LIST_AND_WATCH, TEST_DEADLINE_S, Plugin, allocate_request
@@ -68,7 +68,7 @@ async def test_asyncio_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_keepalive_is_off() -> None:
     """grpclib's keepalive would call loop.call_later on the first connection."""
-    from gpuactors.kubelet.grpc_trio.http2 import _CONFIGURATION
+    from gpuactors.grpc_trio.http2 import _CONFIGURATION
 
     assert _CONFIGURATION._keepalive_time is None
     assert _CONFIGURATION.__for_server__()._keepalive_time is None

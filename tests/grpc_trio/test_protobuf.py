@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors.control.pb.control import v1 as control
-from gpuactors.kubelet.grpc_trio.protobuf import DECODABLE, decode
+from gpuactors.grpc_trio.protobuf import DECODABLE, decode
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin
 from gpuactors.kubelet.pb.podresources import v1 as pods
 from gpuactors.limits import CALL_IDS_MAX, GRPC_REQUEST_FIELDS_MAX

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 from grpclib import GRPCError, Status
 
-from gpuactors.kubelet.grpc_trio import Server, bind_unix
+from gpuactors.grpc_trio import Server, bind_unix
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateRequest, Device, ListAndWatchResponse
 from gpuactors.limits import MESSAGE_MAX_BYTES
 

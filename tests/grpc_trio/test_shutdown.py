@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from grpclib import GRPCError, Status
 
-from gpuactors.kubelet.grpc_trio import Channel, Server, TrioService, open_channel
+from gpuactors.grpc_trio import Channel, Server, TrioService, open_channel
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     AllocateRequest,
     Device,

@@ -16,7 +16,7 @@ import h2.events
 import trio
 import trio.testing
 
-from gpuactors.kubelet.grpc_trio import Channel, Server, TrioService, open_channel
+from gpuactors.grpc_trio import Channel, Server, TrioService, open_channel
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     AllocateRequest,
     AllocateResponse,

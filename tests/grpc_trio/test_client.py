@@ -17,7 +17,7 @@ import trio.testing
 from grpclib import GRPCError, Status
 from grpclib.metadata import Deadline
 
-from gpuactors.kubelet.grpc_trio import Channel, Server, open_channel
+from gpuactors.grpc_trio import Channel, Server, open_channel
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     AllocateResponse,
     Device,

@@ -16,7 +16,7 @@ import pytest
 import trio
 from grpclib import GRPCError, Status
 
-from gpuactors.kubelet.grpc_trio import open_unix_channel
+from gpuactors.grpc_trio import open_unix_channel
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     DevicePluginStub,
     Empty,

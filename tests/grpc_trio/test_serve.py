@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from grpclib import GRPCError
 
-from gpuactors.kubelet.grpc_trio import (
+from gpuactors.grpc_trio import (
     ConnectError,
     Server,
     bind_unix,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors.kubelet.grpc_trio import (
+from gpuactors.grpc_trio import (
     ConnectError,
     NotASocketError,
     SocketBindError,
@@ -278,7 +278,7 @@ def test_real_read_only_and_full_file_systems(tmp_path: Path, options: str, text
     """The kernel's own errors, in a child with its own mounts."""
     program = (
         "import ctypes, os, sys\n"
-        "from gpuactors.kubelet.grpc_trio import SocketBindError, bind_unix\n"
+        "from gpuactors.grpc_trio import SocketBindError, bind_unix\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "CLONE_NEWNS, MS_REC, MS_PRIVATE, MS_RDONLY = 0x20000, 0x4000, 0x40000, 1\n"
         "path, options = sys.argv[1:]\n"
@@ -400,7 +400,7 @@ def test_every_error_is_a_socket_error() -> None:
 
 def test_pid_of_another_pid_namespace_is_named_as_such() -> None:
     """SO_PEERCRED gives 0 then; the text must not say "process 0"."""
-    from gpuactors.kubelet.grpc_trio.unix import _in_use
+    from gpuactors.grpc_trio.unix import _in_use
 
     error = _in_use("/run/x.sock", 0)
     assert error.pid == 0

@@ -14,7 +14,7 @@ from grpc_tools import protoc
 
 from .support import IndependentStubs
 
-PROTOS = Path(__file__).parents[3] / "protos"
+PROTOS = Path(__file__).parents[2] / "protos"
 
 
 @pytest.fixture(scope="session")

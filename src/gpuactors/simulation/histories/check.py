@@ -127,7 +127,8 @@ def unsettled(world: World) -> list[str]:
     unmet += [
         f"{address}: it should be said that its unbind waits, not {reasons.get(address)!r}"
         for address in world.waiting()
-        if any(address in devices for devices in wanted.values()) and WAITS not in reasons.get(address, "")
+        if any(devices.get(address, UNTOLD) != UNTOLD for devices in wanted.values())
+        and WAITS not in reasons.get(address, "")
     ]
     served = {r for r, devices in wanted.items() if not {NOT_OFFERED, UNTOLD}.issuperset(devices.values())}
     unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - unseen - view.connected)]

@@ -220,6 +220,10 @@ FOUND: Final[dict[str, Script]] = {
             "reads of the ledger fail; pods come in a burst; a daemon crashes@115; "
             "the ledger is answered with nonsense; the next daemon has another pci.ids; a pod comes"
         ),
+        "a card that an older plugin gave away, and no selector chooses, is being unbound": (
+            "the daemon is told to stop+0.001; the next daemon selects other cards; "
+            "an older plugin has given a card away@163; unbind slowly@1"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

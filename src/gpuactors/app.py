@@ -237,7 +237,7 @@ async def run_daemon(
 
     Raises whatever the registry raises (a bug), and `ActorBrokenError` when another actor fails again and again.
     """
-    state = initial_state(settings, _served_before(outside))
+    state = initial_state(settings, await _served_before(outside))
     outputs = project(state)
     # The worst case of the inbox is reasoned in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
@@ -296,6 +296,7 @@ async def run_daemon(
                 ready=cells.take_over.subscribe(),
                 running=running.subscribe(),
                 inbox=post,
+                served=lambda: _served_before(outside),
                 on_problem=lambda reason: log.warning("control.unavailable", reason=reason),
             )
             actor("hand_over", lambda: hand_over.run(handing))
@@ -306,10 +307,10 @@ async def run_daemon(
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
 
 
-def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:
-    """The resources that the daemon before this served, and their models."""
+async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:
+    """The resources that this node's daemons have served until now, and their models."""
     try:
-        return outside.served.read() if outside.served is not None else {}
+        return await outside.served.read() if outside.served is not None else {}
     except StateFileError as exc:
         _served_unkept(str(exc))
         return {}

@@ -408,5 +408,8 @@ UEVENTS_AT_ONCE: Final = 256
 SERVED_FILE_MAX_BYTES: Final = 1 << 20
 """How much is read of the file of served resources: names of 63 characters, each with a few models of GPU."""
 
+SERVED_READ_S: Final = 2.0
+"""Reading that file, at the start and before we serve: kubelet waits for its plugin as long."""
+
 SERVED_RETRY_S: Final = 10.0
 """After a failed write of the file of served resources, and after the next change of the state."""

@@ -267,8 +267,9 @@ class ServedResources(Protocol):
     """Which resources this node's gpuactors has served, and the models (`10de:2330`) of each, kept from one daemon to
     the next."""
 
-    def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """Those that a daemon before this served; none if there was none. Raises `StateFileError`."""
+    async def read(self) -> Mapping[ResourceName, frozenset[str]]:
+        """Those that this node's daemons have served; none if there was none. Raises `StateFileError`, also where the
+        disk does not answer in time."""
         ...
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:

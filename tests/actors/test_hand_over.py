@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -91,6 +91,12 @@ class Daemon:
     running: Latest[frozenset[ResourceName]] = field(default_factory=lambda: Latest(frozenset()))
     events: list[Event] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    served: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    """What the state directory has."""
+
+    async def read(self) -> Mapping[ResourceName, frozenset[str]]:
+        await trio.lowlevel.checkpoint()
+        return self.served
 
     @property
     def role(self) -> Role:
@@ -122,6 +128,7 @@ async def daemon(control: FakeControl, *, role: Role = Role.TAKING_OVER) -> Asyn
         ready=it.ready.subscribe(),
         running=it.running.subscribe(),
         inbox=post,
+        served=it.read,
         on_problem=it.problems.append,
     )
     async with trio.open_nursery() as nursery:
@@ -233,6 +240,16 @@ async def test_a_successor_that_has_gone_is_replaced(autojump_clock: MockClock) 
         assert trio.current_time() - began <= limits.SUCCESSOR_GONE_S + 2 * limits.SUCCESSOR_LOOK_S
         assert it.events == [SuccessorLost(), PredecessorGone("none")]
         assert control.held is not None
+
+
+@pytest.mark.trio
+async def test_who_serves_again_knows_what_its_successor_served(autojump_clock: MockClock) -> None:
+    """It may have had another pci.ids: pods have GPUs by names that this daemon would not make."""
+    successors = {ResourceName("nvidia.com/H100"): frozenset({"10de:2330"})}
+    async with daemon(FakeControl(), role=Role.HANDED_OVER) as it:
+        it.served = successors
+        await it.is_in(Role.SERVING)
+        assert it.state.value.served == successors
 
 
 @pytest.mark.trio

@@ -29,7 +29,7 @@ class FakeFile:
         self.written: list[Mapping[ResourceName, frozenset[str]]] = []
         self._failures = failures
 
-    def read(self) -> Mapping[ResourceName, frozenset[str]]:
+    async def read(self) -> Mapping[ResourceName, frozenset[str]]:
         return {}
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
@@ -85,3 +85,12 @@ async def test_a_failure_is_said_once_and_the_write_is_tried_again(
     states = [replace(IDLE, served=ONE, scanned=bool(n % 2)) for n in range(4)]
     assert await kept(file, *states, apart_s=limits.SERVED_RETRY_S + 1) == ["the disk is full"]
     assert file.written == [ONE]
+
+
+async def test_who_serves_again_writes_over_what_a_successor_wrote(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    file = FakeFile()
+    serving = replace(IDLE, served=ONE)
+    await kept(file, serving, replace(serving, role=Role.HANDED_OVER), serving)
+    assert file.written == [ONE, ONE]

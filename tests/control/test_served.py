@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from gpuactors.control.served import FILE_NAME, ServedFile
 from gpuactors.core.model import ResourceName
@@ -17,14 +19,14 @@ OLD = ResourceName("nvidia.com/2330")
 SERVED = {H100: frozenset({"10de:2330"})}
 
 
-def test_before_the_first_daemon_nothing_was_served(tmp_path: Path) -> None:
-    assert ServedFile(str(tmp_path)).read() == {}
+async def test_before_the_first_daemon_nothing_was_served(tmp_path: Path) -> None:
+    assert await ServedFile(str(tmp_path)).read() == {}
 
 
 async def test_what_was_written_is_read(tmp_path: Path) -> None:
     served = {H100: frozenset({"10de:2330", "10de:2331"}), OLD: frozenset[str]()}
     await ServedFile(str(tmp_path)).write(served)
-    assert ServedFile(str(tmp_path)).read() == served
+    assert await ServedFile(str(tmp_path)).read() == served
     assert os.listdir(tmp_path) == [FILE_NAME], "nothing is left of how it was made"
 
 
@@ -42,9 +44,9 @@ async def test_a_file_that_is_none_of_ours_is_said_and_replaced(tmp_path: Path, 
     (tmp_path / FILE_NAME).write_bytes(content)
     file = ServedFile(str(tmp_path))
     with pytest.raises(StateFileError, match="is no list of resources"):
-        file.read()
+        await file.read()
     await file.write(SERVED)
-    assert file.read() == SERVED
+    assert await file.read() == SERVED
 
 
 async def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -58,11 +60,20 @@ async def test_another_model_of_a_name_is_kept_beside_the_first(tmp_path: Path) 
     await file.write(SERVED)
     more = {H100: frozenset({"10de:2330", "10de:2331"})}
     await file.write(more)
-    assert file.read() == more
+    assert await file.read() == more
     assert json.loads((tmp_path / FILE_NAME).read_text()) == {"resources": {H100: ["10de:2330", "10de:2331"]}}
 
 
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(StateFileError, match=r"cannot read .*served\.json: Is a directory"):
-        ServedFile(str(tmp_path)).read()
+        await ServedFile(str(tmp_path)).read()
+
+
+async def test_a_disk_that_hangs_stops_nobody(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)  # whoever opens it to read waits for a writer
+    try:
+        with pytest.raises(StateFileError, match=r"cannot read .*served\.json: no answer within 2 s"):
+            await ServedFile(str(tmp_path)).read()
+    finally:
+        os.close(os.open(tmp_path / FILE_NAME, os.O_RDWR))

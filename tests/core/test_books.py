@@ -1225,6 +1225,17 @@ def test_a_successor_gets_ready_and_touches_nothing_until_the_old_daemon_is_gone
     assert list(project(core.state).plugins) == [H100]
 
 
+def test_who_serves_again_lists_what_its_successor_gave_away_by_another_name() -> None:
+    core = node(gpu(A), gpu(B))
+    core.feed(HandOverRequested())
+    new = ResourceName("nvidia.com/NEW")
+    core.others = {(new, A): "vm-1"}
+    core.feed(SuccessorLost(), PredecessorGone("none", {new: frozenset({MODEL})}))
+    core.pass_time(limits.LEDGER_S)
+    assert core.frame(new) == {A: "Healthy"}
+    assert core.frame() == {B: "Healthy"}
+
+
 def test_calls_that_wait_at_a_hand_over_are_refused_in_words() -> None:
     core = node(gpu(A), gpu(B))
     core.silent = True

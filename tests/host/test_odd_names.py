@@ -147,7 +147,7 @@ def _missing_names(directory: Path) -> None:
 
 def _unreadable_file(directory: Path) -> None:
     os.makedirs(odd_path(directory) + "/served.json")
-    ServedFile(odd_path(directory)).read()
+    trio.run(ServedFile(odd_path(directory)).read)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ async def test_names_beside_kubelets_socket(tmp_path: Path) -> None:
 
 def test_resources_that_were_served(tmp_path: Path) -> None:
     (tmp_path / "served.json").write_text('{"resources": {"nvidia.com/\\ud800": []}}')
-    written(tuple(ServedFile(str(tmp_path)).read()))
+    written(tuple(trio.run(ServedFile(str(tmp_path)).read)))
 
 
 def test_the_hosts_own_name(monkeypatch: pytest.MonkeyPatch) -> None:

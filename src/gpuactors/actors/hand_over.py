@@ -12,7 +12,7 @@ been asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
@@ -39,6 +39,9 @@ class HandOverPorts:
     running: LatestReader[frozenset[ResourceName]]
     """The plugins whose streams and sockets may still be there."""
     inbox: trio.MemorySendChannel[Event]
+    served: Callable[[], Awaitable[Mapping[ResourceName, frozenset[str]]]]
+    """What this node's daemons have served until now. Whoever served last may have named it otherwise than we do, and
+    pods have it by those names."""
     on_problem: Callable[[str], None]
     """Told why the control socket cannot be had, each time the reason changes."""
 
@@ -80,7 +83,7 @@ async def _take_over(ports: HandOverPorts) -> None:
 
 
 async def _begin_to_serve(ports: HandOverPorts, how: str) -> None:
-    await ports.inbox.send(PredecessorGone(how))
+    await ports.inbox.send(PredecessorGone(how, await ports.served()))
     await _until(ports.state, lambda state: state.role is not Role.TAKING_OVER)
 
 

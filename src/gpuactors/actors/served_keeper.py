@@ -23,6 +23,8 @@ async def run(
     written: Mapping[ResourceName, frozenset[str]] | None = None
     said = ""
     async for now in state:
+        if now.role is not Role.SERVING:
+            written = None  # it is another's to write
         if now.role is not Role.SERVING or now.served == written:
             continue
         try:

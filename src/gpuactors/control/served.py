@@ -35,8 +35,13 @@ class ServedFile:
     def __init__(self, state_dir: str) -> None:
         self._path = os.path.join(state_dir, FILE_NAME)
 
-    def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """As `ports.ServedResources.read`."""
+    async def read(self) -> Mapping[ResourceName, frozenset[str]]:
+        """As `ports.ServedResources.read`: in a thread, as a disk that hangs must not stop the daemon."""
+        with trio.move_on_after(limits.SERVED_READ_S):
+            return await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+        raise StateFileError(f"cannot read {self._path}: no answer within {limits.SERVED_READ_S:g} s")
+
+    def _read(self) -> Mapping[ResourceName, frozenset[str]]:
         try:
             with open(self._path, "rb") as file:
                 text = file.read(limits.SERVED_FILE_MAX_BYTES + 1)

@@ -7,7 +7,7 @@ never a fact: it only makes the core ask for a look.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuactors.core.model import (
     CachedAnswer,
@@ -263,6 +263,9 @@ class PredecessorGone:
     """The daemon that ran before has ended its streams, or there is none; `how` says which, for the log."""
 
     how: str
+    served: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    """The resources, and the models of each, that this node's daemons have served, as their file says now: those of
+    whoever served last as well, which may have begun after us."""
 
 
 @dataclass(frozen=True, slots=True)

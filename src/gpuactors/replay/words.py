@@ -121,7 +121,7 @@ def event_words(event: Event) -> str:
             return f"call {token} was abandoned by its caller"
         case Ticked():
             return "tick"
-        case PredecessorGone(how):
+        case PredecessorGone(how, _):
             return f"begins to serve (the daemon before: {how})"
         case HandOverRequested():
             return "a successor asks for the hand-over"

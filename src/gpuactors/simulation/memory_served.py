@@ -23,8 +23,9 @@ class MemoryServed:
         self._faults = faults
         self._served: Mapping[ResourceName, frozenset[str]] = {}
 
-    def read(self) -> Mapping[ResourceName, frozenset[str]]:
+    async def read(self) -> Mapping[ResourceName, frozenset[str]]:
         """As `ports.ServedResources.read`."""
+        await trio.lowlevel.checkpoint()
         return self._served
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:

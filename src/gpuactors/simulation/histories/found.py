@@ -224,6 +224,10 @@ FOUND: Final[dict[str, Script]] = {
             "the daemon is told to stop+0.001; the next daemon selects other cards; "
             "an older plugin has given a card away@163; unbind slowly@1"
         ),
+        "a successor that names cards otherwise gives one away and goes": (
+            "the next daemon has another pci.ids; a successor starts; mates are released together+0.001; "
+            "the successor is told to stop"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -146,7 +146,7 @@ def _live(cell: Cell, artifacts: Path, life: Mapping[str, str]) -> GuestRun:
             busybox,
             (HERE / "init").read_bytes(),
             modules=(*machine.modules, *(DISK_MODULES if machine.disk_mib else ())),
-            files={"stage2": (HERE / "stage2").read_bytes(), "job": _job(cell, life)},
+            files={"stage2": (HERE / "stage2").read_bytes(), "job": _job(cell, qemu, life)},
         )
     )
     try:
@@ -223,12 +223,14 @@ def with_parameters(machine: Machine, kernel: Kernel) -> Machine:
     return replace(machine, kernel_arguments=(*machine.kernel_arguments, *parameters))
 
 
-def _job(cell: Cell, life: Mapping[str, str]) -> bytes:
+def _job(cell: Cell, qemu: Path, life: Mapping[str, str]) -> bytes:
     """Shell variables for `init` and `stage2`: in the initramfs, because a kernel command line knows no quoting."""
     variables = {
         "checkout": str(CHECKOUT),
         # Not resolved: the path inside the virtual environment is what makes Python see its packages.
         "python": sys.executable,
+        # Resolved: `init` looks below its own mount of the host's root, where a link to an absolute path leads elsewhere.
+        "qemu": str(qemu.parent.resolve()),
         "scenario": cell.scenario,
         "kernel": cell.kernel,
         "scenario_timeout_s": str(cell.machine.scenario_timeout_s),

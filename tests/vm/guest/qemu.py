@@ -16,7 +16,10 @@ from typing import Final
 
 from tests.support.patience import patient
 from tests.vm.guest.sysfs import Function
-from tests.vm.provision import qemu_path
+from tests.vm.qemu_root import starter
+
+PROGRAM: Final = starter(Path("/run/qemu"))
+"""What runs on the host as the machine, wherever it is there; `init` has mounted it."""
 
 MEMORY_MIB: Final = 64
 """Mapped for DMA as a whole while the group is open already."""
@@ -56,7 +59,7 @@ class Qemu:
         with errors.open("wb") as stream:
             process = subprocess.Popen(
                 [
-                    str(qemu_path()),
+                    str(PROGRAM),
                     *("-machine", "q35", "-accel", "tcg", "-m", f"{MEMORY_MIB}M", "-S"),
                     *("-nodefaults", "-no-user-config", "-display", "none"),
                     *("-device", f"vfio-pci,host={function.address}"),

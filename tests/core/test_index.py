@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpuactors.core import frames, index
+from gpuactors.core import calls, frames, index
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
-from gpuactors.core.index import NO_INDEX, check_index, index_of
-from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Token
+from gpuactors.core.index import NO_INDEX, check_index, index_of, indexed
+from gpuactors.core.model import Advertised, DeviceId, PciAddress, PciFunction, Token
+from gpuactors.core.snapshot import report
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 
 GPU, NEXT = PciAddress("0000:01:00.0"), PciAddress("0000:01:01.0")
@@ -60,7 +61,14 @@ def ledger_read(core: Core) -> None:
     assert core.state.ledger.done > before
 
 
-DERIVATIONS = ("_with_facts", "_owners", "_with_devices", "_polled")
+def renamed_list(core: Core) -> None:
+    """A pod has a device by an older plugin's ID: it is listed by that."""
+    core.ledger["100"] = "vm-1"
+    core.pass_time(40)
+    assert core.frame()["100"] == "Healthy"
+
+
+DERIVATIONS = ("_with_facts", "_owners", "_with_devices", "_by_id", "_polled")
 
 
 @contextmanager
@@ -90,9 +98,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     [
         # The grant, which model that is, and kubelet's ledger that names it; a list more when kubelet has had
         # time to use the answer.
-        (allocate, {"_with_facts": 1, "_owners": 3, "_with_devices": 2, "_view": 3}),
+        (allocate, {"_with_facts": 1, "_owners": 3, "_with_devices": 2, "_by_id": 2, "_view": 3}),
         # The unbind and the bind.
-        (late_bind, {"_with_facts": 2, "_with_devices": 2, "_polled": 2, "_view": 2}),
+        (late_bind, {"_with_facts": 2, "_with_devices": 2, "_by_id": 2, "_polled": 2, "_view": 2}),
+        # What the ID means, which model that is, and the list that has it.
+        (renamed_list, {"_owners": 3, "_with_devices": 2, "_by_id": 3, "_view": 1}),
         (ledger_read, {}),
     ],
 )
@@ -105,6 +115,66 @@ def test_how_often_each_derivation_runs(
     assert times == expected
 
 
+class Read(dict[Any, Any]):
+    """Counts what is read of it, by key or one after the other."""
+
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        super().__init__(values)
+        self.times = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.times += 1
+        return super().get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in super().__iter__():
+            self.times += 1
+            yield key
+
+    def items(self) -> Any:
+        return ((key, self[key]) for key in super().__iter__())
+
+
+@pytest.mark.parametrize("gpus", [16, 256])
+def test_calls_that_wait_look_at_the_groups_of_their_own_devices_alone(gpus: int) -> None:
+    core, callers = node(gpus), 16
+    core.silent = True
+    core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
+    core.feed(*(look(core, gpu(address(i), 100 + i)) for i in range(callers)))
+    wanted, seen = Read(core.state.index.polled), Read(core.state.polls.groups)
+    state = replace(
+        core.state,
+        index=replace(core.state.index, polled=wanted),
+        polls=replace(core.state.polls, groups=seen),
+    )
+    assert calls.completed(state, core.at)[1] == [], "each waits for a poll"
+    assert (wanted.times, seen.times) == (callers, callers)
+
+
+@pytest.mark.parametrize("gpus", [8, 256])
+def test_a_report_goes_through_each_list_once(gpus: int) -> None:
+    core, rounds = node(gpus), Counter[str]()
+
+    class Entries(tuple[Advertised, ...]):
+        def __iter__(self) -> Iterator[Advertised]:
+            rounds["all"] += 1
+            return super().__iter__()
+
+        def __reversed__(self) -> Iterator[Advertised]:
+            rounds["all"] += 1
+            return reversed(tuple(super().__iter__()))
+
+    state = replace(core.state, frames={r: Entries(frame) for r, frame in core.state.frames.items()})
+    state = indexed(state)
+    rounds.clear()
+    assert len(report(state)) == gpus
+    assert rounds == {"all": 1}
+
+
 def test_a_look_that_finds_what_is_known_derives_nothing_anew() -> None:
     core = Core(gpu(GPU), gpu(NEXT))
     core.pass_time(60)
@@ -113,7 +183,7 @@ def test_a_look_that_finds_what_is_known_derives_nothing_anew() -> None:
     core.feed(look(core, gpu(GPU)))
     now = core.state.index
     assert now.facts is core.state.facts is not before.facts
-    for name in ("functions", "groups", "names", "devices", "owners", "polled"):
+    for name in ("functions", "groups", "names", "devices", "by_id", "owners", "polled"):
         assert getattr(now, name) is getattr(before, name), name
 
 

@@ -229,7 +229,7 @@ def _job(cell: Cell, qemu: Path, life: Mapping[str, str]) -> bytes:
         "checkout": str(CHECKOUT),
         # Not resolved: the path inside the virtual environment is what makes Python see its packages.
         "python": sys.executable,
-        # Resolved: `init` looks below its own mount of the host's root, where a link to an absolute path leads elsewhere.
+        # Resolved: `init` looks below its own mount of the host's root, where an absolute link leads elsewhere.
         "qemu": str(qemu.parent.resolve()),
         "scenario": cell.scenario,
         "kernel": cell.kernel,

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 from gpuactors import limits
 from gpuactors.core import books, looks
@@ -57,6 +59,8 @@ from gpuactors.core.model import (
 from gpuactors.core.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, stand_of
 from gpuactors.core.state import NodeState
+
+_NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
 
 Answered = list[Effect]
 """The replies to calls, each with its one line in the log."""
@@ -161,14 +165,9 @@ def waits_for_poll(state: NodeState) -> bool:
     return any(not _unseen(state, call) for call in state.calls.values())
 
 
-def devices_by_id(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
-    """The selected devices of a resource by the IDs that kubelet may use: those that are listed or given away, and the
-    PCI address."""
-    devices = {a: d for a, d in index_of(state).devices.items() if d.resource == resource}
-    ids = {a.id: a.address for a in state.frames.get(resource, ())}
-    ids |= {i: meant.address for (r, i), meant in state.resolved.items() if r == resource}
-    by_address = {DeviceId(address): device for address, device in devices.items()}
-    return by_address | {i: devices[address] for i, address in ids.items() if address in devices}
+def devices_by_id(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
+    """As `Index.by_id`; empty if there are none of that resource."""
+    return index_of(state).by_id.get(resource, _NONE)
 
 
 def _without(state: NodeState, answered: Answered) -> NodeState:
@@ -286,10 +285,19 @@ def _shortage(state: NodeState, address: PciAddress) -> str:
 
 
 def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
-    """A poll may have to leave a group out; what an earlier one saw of it does not count."""
-    polled = {group for group, use in state.polls.groups.items() if use.poll > call.since}
-    wanted = index_of(state).polled
-    return sorted(a for g, members in wanted.items() if g not in polled for a in members if a in call.seen)
+    """Its devices whose group has not been polled since it came: a poll may have to leave a group out, and what an
+    earlier one saw of it does not count. Of a group only the device itself counts: what is gone, in no group or on no
+    vfio driver is not waited for, whatever a companion of it is on."""
+    index, unpolled = index_of(state), []
+    for address in sorted(call.seen):
+        function = index.functions.get(address)
+        group = function.iommu_group if function is not None else None
+        if group is None or address not in index.polled.get(group, ()):
+            continue
+        use = state.polls.groups.get(group)
+        if use is None or use.poll <= call.since:
+            unpolled.append(address)
+    return unpolled
 
 
 def _number(state: NodeState, address: PciAddress) -> int:

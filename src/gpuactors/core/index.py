@@ -24,7 +24,17 @@ from gpuactors.core.inventory import (
     may_be_unbinding,
     named,
 )
-from gpuactors.core.model import ClaimedDevice, Fact, PciAddress, PciFunction, Pod, Resolved, ResourceName
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    Fact,
+    Frame,
+    PciAddress,
+    PciFunction,
+    Pod,
+    Resolved,
+    ResourceName,
+)
 from gpuactors.core.ownership import Named, Owner, owners_of
 
 if TYPE_CHECKING:
@@ -41,8 +51,7 @@ class Index:
     claims: Mapping[PciAddress, ClaimedDevice]
     served: frozenset[ResourceName]
     """Without their models."""
-    frames: frozenset[ResourceName]
-    """The resources that have a list."""
+    frames: Mapping[ResourceName, Frame]
     leaving: frozenset[PciAddress]
     """As `Polls.leaving`."""
 
@@ -62,6 +71,9 @@ class Index:
     devices: Mapping[PciAddress, Device]
     """Every device of this node, sorted by address: the selected functions; and whatever is selected or named now, what
     a pod has been given is a device of the resource that it was given as, until the pod ends."""
+    by_id: Mapping[ResourceName, Mapping[DeviceId, Device]]
+    """The devices of each resource by the IDs that kubelet may use: those that are listed or given away, and the PCI
+    address."""
     owners: Mapping[PciAddress, Owner]
     """Every device that kubelet has given to somebody, under whatever ID and API."""
     polled: Mapping[int, tuple[PciAddress, ...]]
@@ -78,7 +90,7 @@ NO_INDEX: Final = Index(
     entries=_NOTHING,
     claims=_NOTHING,
     served=_NOBODY,
-    frames=_NOBODY,
+    frames=_NOTHING,
     leaving=_NOBODY,
     functions=_NOTHING,
     groups=_NOTHING,
@@ -86,6 +98,7 @@ NO_INDEX: Final = Index(
     models=_NOTHING,
     resources=_NOBODY,
     devices=_NOTHING,
+    by_id=_NOTHING,
     owners=_NOTHING,
     polled=_NOTHING,
 )
@@ -105,7 +118,7 @@ def index_of(state: NodeState) -> Index:
         and index.claims is ledger.claims
         and index.served == state.served.keys()
         and index.leaving == state.polls.leaving
-        and index.frames == state.frames.keys()
+        and index.frames is state.frames
     ):
         return index
     return _refreshed(index, state)
@@ -140,9 +153,17 @@ def _refreshed(before: Index, state: NodeState) -> Index:
         index.functions is not before.functions
         or index.resolved is not state.resolved
         or index.served != state.served.keys()
-        or index.frames != state.frames.keys()
+        or index.frames.keys() != state.frames.keys()
     ):
         index = _with_devices(index, state)
+    if index.frames is not state.frames:
+        index = replace(index, frames=state.frames)
+    if (
+        index.devices is not before.devices
+        or index.resolved is not before.resolved
+        or not _are_listed_alike(before.frames, index.frames)
+    ):
+        index = replace(index, by_id=_by_id(index))
     if index.devices is not before.devices or index.leaving != state.polls.leaving:
         index = replace(index, leaving=state.polls.leaving, polled=_polled(index, state.polls.leaving))
     return index
@@ -204,7 +225,7 @@ def _with_devices(index: Index, state: NodeState) -> Index:
         index,
         resolved=state.resolved,
         served=frozenset(state.served),
-        frames=frozenset(state.frames),
+        frames=state.frames,
         resources=resources if resources != index.resources else index.resources,
         devices=index.devices if same else devices,
     )
@@ -221,6 +242,35 @@ def _owners(index: Index, state: NodeState) -> Mapping[PciAddress, Owner]:
         return index.owners
     owners = {a: owner for a, owner in index.owners.items() if a not in touched}
     return owners | owners_of(touched, state.ledger.claims, state.resolved, state.ledger.entries)
+
+
+def _listed_otherwise(frame: Frame) -> dict[DeviceId, PciAddress]:
+    """What is listed by another ID than its PCI address."""
+    return {a.id: a.address for a in frame if a.id != DeviceId(a.address)}
+
+
+def _are_listed_alike(before: Mapping[ResourceName, Frame], now: Mapping[ResourceName, Frame]) -> bool:
+    """By the same IDs, as far as these are no PCI addresses, whatever is said of them."""
+    return all(
+        (was := before.get(r, ())) is (frame := now.get(r, ()))
+        or _listed_otherwise(was) == _listed_otherwise(frame)
+        for r in before.keys() | now.keys()
+    )
+
+
+def _by_id(index: Index) -> Mapping[ResourceName, Mapping[DeviceId, Device]]:
+    """An ID means what it was given for; only if it was not, what is listed by it."""
+    devices: dict[ResourceName, dict[DeviceId, Device]] = {}
+    for address, device in index.devices.items():
+        devices.setdefault(device.resource, {})[DeviceId(address)] = device
+    ids = {r: _listed_otherwise(index.frames.get(r, ())) for r in devices}
+    for (resource, device_id), meant in index.resolved.items():
+        if resource in ids:
+            ids[resource][device_id] = meant.address
+    return {
+        r: own | {i: own[by_address] for i, a in ids[r].items() if (by_address := DeviceId(a)) in own}
+        for r, own in devices.items()
+    }
 
 
 def _polled(index: Index, leaving: frozenset[PciAddress]) -> Mapping[int, tuple[PciAddress, ...]]:

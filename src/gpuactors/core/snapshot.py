@@ -139,8 +139,10 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
     index, ids = index_of(state), device_ids(state)
     owned, reports = index.owners, []
+    # By the first ID if there are several.
+    entries = {(r, a.address): a for r, frame in state.frames.items() for a in reversed(frame)}
     for address, device in index.devices.items():
-        listed = next((a for a in state.frames.get(device.resource, ()) if a.address == address), None)
+        listed = entries.get((device.resource, address))
         if listed is not None:
             health, reason = listed.health, listed.reason
         elif is_offered(state, device):

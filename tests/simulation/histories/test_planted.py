@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import pytest
 import trio
@@ -76,7 +76,7 @@ def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     def swapped(resource: ResourceName, devices: Sequence[Device]) -> Grant:
         return grant(resource, [others.get(d.function.address, d) for d in devices])
 
-    def remember(state: NodeState, resource: ResourceName) -> dict[DeviceId, Device]:
+    def remember(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
         found = devices_by_id(state, resource)
         devices = sorted(found.values(), key=lambda d: d.function.address)
         others.update({a.function.address: b for a, b in zip(devices, reversed(devices), strict=True)})

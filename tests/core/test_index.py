@@ -183,7 +183,7 @@ def test_a_look_that_finds_what_is_known_derives_nothing_anew() -> None:
     core.feed(look(core, gpu(GPU)))
     now = core.state.index
     assert now.facts is core.state.facts is not before.facts
-    for name in ("functions", "groups", "names", "devices", "by_id", "owners", "polled"):
+    for name in ("functions", "short", "groups", "names", "devices", "by_id", "owners", "polled"):
         assert getattr(now, name) is getattr(before, name), name
 
 

@@ -130,7 +130,7 @@ def is_ready(state: NodeState) -> bool:
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
     return (
         is_ready(before)
-        and _same_facts(before, state)
+        and _is_found_alike(before, state)
         and _held(before) <= _held(state)
         and before.ledger.entries is state.ledger.entries
         and before.ledger.claims == state.ledger.claims
@@ -145,13 +145,10 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
     )
 
 
-def _same_facts(before: NodeState, state: NodeState) -> bool:
+def _is_found_alike(before: NodeState, state: NodeState) -> bool:
     """What was found is what was known; that it was looked at again tells only the calls that wait for it."""
-    was, now = before.facts, state.facts
-    return now is was or (
-        now.keys() == was.keys()
-        and all((f.function, f.short) == (was[a].function, was[a].short) for a, f in now.items())
-    )
+    was, now = index_of(before), index_of(state)
+    return now.functions is was.functions and now.short is was.short
 
 
 def _held(state: NodeState) -> set[ResourceName]:

@@ -57,6 +57,8 @@ class Index:
 
     functions: Mapping[PciAddress, PciFunction]
     """Those that are there, sorted by address."""
+    short: Mapping[PciAddress, str]
+    """As `Fact.short`, where it is not empty."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """By the number of their IOMMU group."""
     names: Mapping[PciAddress, ResourceName]
@@ -93,6 +95,7 @@ NO_INDEX: Final = Index(
     frames=_NOTHING,
     leaving=_NOBODY,
     functions=_NOTHING,
+    short=_NOTHING,
     groups=_NOTHING,
     names=_NOTHING,
     models=_NOTHING,
@@ -170,11 +173,14 @@ def _refreshed(before: Index, state: NodeState) -> Index:
 
 
 def _with_facts(index: Index, state: NodeState) -> Index:
-    """After looks: most of them find what was known, and change nothing but the look's number."""
+    """After looks: most of them find what was known, and change nothing but the look's number. What they did not change
+    is the very object that it was."""
+    short = {a: f.short for a, f in state.facts.items() if f.short}
+    index = replace(index, facts=state.facts, short=index.short if short == index.short else short)
     there = {a: f.function for a, f in state.facts.items() if f.function is not None}
     changed = _changed(index.functions, there)
     if not changed:
-        return replace(index, facts=state.facts)
+        return index
     functions = functions_of(state.facts)
     names = {a: name for a, name in index.names.items() if a not in changed}
     names |= {
@@ -191,7 +197,6 @@ def _with_facts(index: Index, state: NodeState) -> Index:
     groups |= groups_of(f for f in functions.values() if f.iommu_group in touched)
     return replace(
         index,
-        facts=state.facts,
         functions=functions,
         groups=groups,
         names=names,
@@ -209,7 +214,7 @@ def _models(
 
 
 def _with_devices(index: Index, state: NodeState) -> Index:
-    """Last, as it follows from all the others."""
+    """After looks, reads of the ledger and lists: what they come to together."""
     of_pods = {r for r, _ in state.resolved if r in state.served}
     resources = {*index.names.values(), *state.frames, *of_pods}
     given: dict[PciAddress, set[ResourceName]] = {}

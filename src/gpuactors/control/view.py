@@ -196,12 +196,11 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
 
 def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that have gone: still listed because a pod has them, or known from their history."""
-    present = index_of(state).devices.keys()
+    index = index_of(state)
     listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
-    owned = index_of(state).owners
-    for address in (listed.keys() | state.history.keys()) - present:
+    for address in (listed.keys() | state.history.keys()) - index.devices.keys():
         resource, told = listed.get(address, ("", None))
-        owner = owned.get(address)
+        owner = index.owners.get(address)
         yield _gone(address, resource, told, owner.said() if owner is not None else None, state, at)
 
 

@@ -424,10 +424,11 @@ def _is_of_one(node: str) -> bool:
 
 def _whose_node(state: NodeState, call: Call, node: str) -> str:
     """Whose a device node is now, in words."""
-    owned = index_of(state).owners
-    for address, function in index_of(state).functions.items():
+    index = index_of(state)
+    for address, function in index.functions.items():
         if node in function.nodes:
-            said = f" ({owned[address].said(call.resource)})" if address in owned else ""
+            owner = index.owners.get(address)
+            said = f" ({owner.said(call.resource)})" if owner is not None else ""
             return f"{node} is {address}'s now{said}"
     return f"{quoted_id(node)} is no GPU's any more"
 

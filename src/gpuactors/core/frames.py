@@ -337,8 +337,8 @@ _OTHERS: Final = (
 def _worth_a_line(state: NodeState, entries: Sequence[Advertised]) -> list[Advertised]:
     """All that are functions of this node, and the first of the others."""
     others = (a for a in entries if a.address not in state.facts)
-    named = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
-    return [a for a in entries if a.id in named or a.address in state.facts]
+    first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
+    return [a for a in entries if a.id in first or a.address in state.facts]
 
 
 def _recorded(

@@ -129,8 +129,7 @@ def is_looking(state: NodeState) -> bool:
 
 def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
     """The ID that every device is listed by: its PCI address, or another one if kubelet has given it away by that
-    alone, or has that alone in the present list, which must not change under a call.
-    """
+    alone, or has that alone in the present list, which must not change under a call."""
     named = _ids_by_device(state)
     listed: dict[tuple[ResourceName, PciAddress], list[DeviceId]] = {}
     for resource in (r for r in state.frames if _is_held(state, r)):

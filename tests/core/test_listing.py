@@ -163,17 +163,22 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
     assert (plugin(core).problem or "").startswith("kubelet had another list of healthy devices until ours")
 
 
+def third_gpu_found(core: Core) -> HostScanned:
+    """What the due scan finds; kubelet takes the list with it at once."""
+    core.at = core.state.looks.scan_due_at
+    core.feed(Ticked(), after_s=0)
+    assert core.state.looks.scan is not None
+    core.kubelets = [*OURS, "0000:03:00.0"]
+    return HostScanned(core.state.looks.scan, tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0")))
+
+
 def test_a_list_that_changed_before_an_odd_sight_was_looked_at_is_no_sign_of_peace(core: Core) -> None:
     """The other came and went within the second: our new list is kubelet's, and Allocate goes to nobody."""
     core.pass_time(60)
     bind = plugin(core).bind
-    core.at = core.state.looks.scan_due_at
-    core.feed(Ticked(), after_s=0)
-    assert core.state.looks.scan is not None
+    found = third_gpu_found(core)
     core.feed(NeighboursSeen(("kubevirt-gpu.sock",)), after_s=0.1)
-    core.kubelets = [ONE, TWO, "0000:03:00.0"]
-    three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
-    core.feed(HostScanned(core.state.looks.scan, three), after_s=0.1)
+    core.feed(found, after_s=0.1)
     core.feed(NeighboursSeen(()), after_s=0.1)
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
@@ -185,12 +190,7 @@ def test_a_list_that_changed_just_before_a_neighbour_was_seen_to_go_is_no_sign_o
     core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
     core.pass_time(60)
     bind = plugin(core).bind
-    core.at = core.state.looks.scan_due_at
-    core.feed(Ticked(), after_s=0)
-    assert core.state.looks.scan is not None
-    core.kubelets = [ONE, TWO, "0000:03:00.0"]
-    three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
-    core.feed(HostScanned(core.state.looks.scan, three), after_s=0)
+    core.feed(third_gpu_found(core), after_s=0)
     core.feed(NeighboursSeen(()), after_s=0)
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])

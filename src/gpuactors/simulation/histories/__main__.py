@@ -89,15 +89,6 @@ def _commit_seed() -> int:
     return int(done.stdout[:8], 16)
 
 
-def _progress(result: Result) -> None:
-    coverage = result.coverage
-    line = (
-        f"{coverage.histories:7d} histories in {result.took_s:5.0f} s, {coverage.steps} steps, "
-        f"{100 * coverage.adjacent_share:.1f} % of pairs, {sum(result.failed.values())} failed"
-    )
-    print(line, file=sys.stderr, flush=True)
-
-
 class _Progress:
     """Says every few seconds how far it is, and what failed as soon as it did, before it is made shorter."""
 
@@ -105,7 +96,12 @@ class _Progress:
         self._told = 0
 
     def __call__(self, result: Result) -> None:
-        _progress(result)
+        coverage = result.coverage
+        line = (
+            f"{coverage.histories:7d} histories in {result.took_s:5.0f} s, {coverage.steps} steps, "
+            f"{100 * coverage.adjacent_share:.1f} % of pairs, {sum(result.failed.values())} failed"
+        )
+        print(line, file=sys.stderr, flush=True)
         for played in result.failures[self._told :]:
             assert played.failure is not None
             print(f"{played.failure.check}: {played.failure.text}", file=sys.stderr)

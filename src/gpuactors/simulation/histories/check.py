@@ -8,12 +8,13 @@ within a bound of simulated time the books must be what the node is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, final
 
 import trio
 
 from gpuactors import limits
+from gpuactors.core.state import NodeState
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.faults import Fault
@@ -280,13 +281,15 @@ class Safety:
 
     def _is_listed(self, device: str) -> bool:
         """A daemon lists it, under whatever name: kubelet may not have heard of it in this moment."""
-        states = (d.handle.state.value for d in self._world.daemons if d.handle is not None)
-        return any(a.id == device for state in states for frame in state.frames.values() for a in frame)
+        return any(a.id == device for state in self._states() for f in state.frames.values() for a in f)
 
     def _is_known(self, resource: str, device: str) -> bool:
         """A daemon has read of this allocation in kubelet's ledger."""
-        states = (d.handle.state.value for d in self._world.daemons if d.handle is not None)
-        return any((resource, device) in state.ledger.entries for state in states)
+        return any((resource, device) in state.ledger.entries for state in self._states())
+
+    def _states(self) -> Iterator[NodeState]:
+        """What each daemon that runs knows."""
+        return (d.handle.state.value for d in self._world.daemons if d.handle is not None)
 
     def _check_figures(self, view: BooksView) -> None:
         """Free is not negative beyond what was really lost, and capacity is never below what was given away, from the

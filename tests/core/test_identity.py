@@ -325,6 +325,19 @@ def test_a_look_that_fails_has_not_found_that_nothing_is_there() -> None:
     )
 
 
+def test_what_no_selector_chooses_is_waited_for_from_the_ledger_on_that_names_it() -> None:
+    """It is known before that read, as it shares a group: it was on no driver when this daemon first saw it."""
+    core = Core(settings=ONLY_B, served=WAS_SERVED)
+    core.ledger, core.enabled, core.silent = {A: "vm"}, {A: 1}, True
+    core.feed(HostScanned(1, (gpu(A, 7, driver=None, has_node=True), gpu(B, 7))))
+    assert not core.state.polls.leaving, "nobody is known to have been offered it"
+    core.silent = False
+    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    assert core.state.polls.leaving == {A}
+    assert core.frame()[A] == "Unhealthy"
+    assert "its unbind or unplug waits" in core.reason(A)
+
+
 def test_a_selection_that_leaves_nothing_of_a_resource_leaves_it_registered_until_its_last_pod_ends() -> None:
     core = restarted(settings=ONLY_B, vm=A)
     assert core.frame() == {A: "Healthy"}

@@ -40,7 +40,7 @@ from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
-from gpuactors.ports import ControlError, KubeletError, LedgerReader, UseReader
+from gpuactors.ports import ControlError, LedgerError, LedgerReader, UseReader
 
 NO_DEVICES: Final = "No PCI function on this node is chosen by the selectors (see gpuactors config show)."
 
@@ -174,8 +174,8 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
     if wanted.ledger.read is not None:
         try:
             contents = await ledger.read()
-        except KubeletError as exc:
-            return LedgerUnreadable(wanted.ledger.read, str(exc))
+        except LedgerError as exc:
+            return LedgerUnreadable(wanted.ledger.read, str(exc), exc.cached, exc.damaged)
         return LedgerRead(
             wanted.ledger.read,
             contents.source,

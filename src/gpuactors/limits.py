@@ -173,7 +173,11 @@ LEDGER_RETRY_S: Final = 5.0
 """After a failed read of kubelet's ledger; kubelet's appearing leads to a read at once."""
 
 LEDGER_DEADLINE_S: Final = 5.0
-"""One read of kubelet's ledger; List answers within milliseconds."""
+"""One read of kubelet's ledger, PodResources and the file."""
+
+LEDGER_LIST_DEADLINE_S: Final = 3.0
+"""PodResources' part of it; List answers within milliseconds. The rest is for the file, which alone has what Allocate
+answered: a List that hangs must not keep a read from that."""
 
 assert 2 * max(LOOK_DEADLINE_S, LEDGER_DEADLINE_S) < CALL_DEADLINE_S
 
@@ -383,6 +387,8 @@ MESSAGE_MAX_BYTES have room for two million."""
 
 GRPC_CLOSE_S: Final = 0.5
 """A client that closes its connection waits so long for its last bytes to leave; the peer sees the end either way."""
+
+assert LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + CHECKPOINT_DEADLINE_S < LEDGER_DEADLINE_S
 
 GRPC_STATUS_TEXT_MAX_CHARS: Final = 2000
 """An error's text travels in a header; grpcio refuses headers beyond 8 KiB (percent-encoding may triple a text)."""

@@ -82,7 +82,7 @@ class LedgerReader(Protocol):
         """All of it, from PodResources or else from the checkpoint file; and what kubelet itself has as healthy of
         `resources`, if there are any and it says so.
 
-        Raises `KubeletError` if neither can be read.
+        Raises `LedgerError` if neither can be read, or if a kubelet that runs does not answer PodResources.
         """
         ...
 
@@ -136,6 +136,16 @@ OpenUevents = Callable[[], AbstractAsyncContextManager[UeventSource]]
 
 class KubeletError(PortError):
     """Kubelet or our endpoint for it failed; the text says what, where and what to do."""
+
+
+class LedgerError(KubeletError):
+    """It is not known who has what: a read of kubelet's ledger failed."""
+
+    def __init__(self, text: str, cached: tuple[CachedAnswer, ...] | None = None, damaged: str = "") -> None:
+        """`cached` and `damaged` are as in `LedgerUnreadable`."""
+        super().__init__(text)
+        self.cached = cached
+        self.damaged = damaged
 
 
 class Caller(Protocol):

@@ -12,14 +12,15 @@ from trio.testing import wait_all_tasks_blocked
 from gpuactors.actors import pod_resources
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
-from gpuactors.core.model import DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.core.model import CachedAnswer, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.core.snapshot import LedgerWanted
-from gpuactors.ports import KubeletError, LedgerContents
+from gpuactors.ports import LedgerContents, LedgerError
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)
 RESOURCE = ResourceName("nvidia.com/X")
 ENTRY = LedgerEntry(RESOURCE, DeviceId("gpu0"), Pod("default", "vm", ""))
+ANSWER = CachedAnswer(RESOURCE, DeviceId("gpu0"), ("/dev/vfio/81",))
 CONTENTS = LedgerContents("PodResources", (ENTRY,), ())
 LIST = {RESOURCE: (DeviceId("gpu0"),)}
 
@@ -28,7 +29,7 @@ LIST = {RESOURCE: (DeviceId("gpu0"),)}
 class Ledger:
     """A ledger whose reads wait for `go`."""
 
-    answers: list[LedgerContents | KubeletError | ZeroDivisionError] = field(default_factory=list)
+    answers: list[LedgerContents | LedgerError | ZeroDivisionError] = field(default_factory=list)
     go: trio.Event = field(default_factory=trio.Event)
     reads: int = 0
     asked: list[tuple[ResourceName, ...]] = field(default_factory=list)
@@ -47,7 +48,14 @@ class Ledger:
 async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
     wanted: Latest[LedgerWanted] = Latest(LedgerWanted(None))
     send, receive = trio.open_memory_channel[Event](8)
-    ledger = Ledger(answers=[CONTENTS, KubeletError("not today"), replace(CONTENTS, healthy=LIST)])
+    ledger = Ledger(
+        answers=[
+            CONTENTS,
+            LedgerError("not today"),
+            replace(CONTENTS, healthy=LIST),
+            LedgerError("not today", (ANSWER,), "one is damaged"),
+        ]
+    )
     ledger.go.set()
     nursery.start_soon(pod_resources.run, wanted.subscribe(), ledger, send)
     with trio.fail_after(WITHIN_S):
@@ -57,6 +65,7 @@ async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
             (1, LedgerRead(1, "PodResources", (ENTRY,), ())),
             (4, LedgerUnreadable(4, "not today")),
             (5, LedgerRead(5, "PodResources", (ENTRY,), (), healthy=LIST)),
+            (6, LedgerUnreadable(6, "not today", (ANSWER,), "one is damaged")),
         ):
             wanted.set(LedgerWanted(number, (RESOURCE,)))
             assert await receive.receive() == answer
@@ -65,8 +74,8 @@ async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
             await wait_all_tasks_blocked()
             wanted.set(LedgerWanted(number, (RESOURCE,)))
             await wait_all_tasks_blocked()
-        assert ledger.reads == 3
-        assert ledger.asked == [(RESOURCE,)] * 3
+        assert ledger.reads == 4
+        assert ledger.asked == [(RESOURCE,)] * 4
     assert receive.statistics().current_buffer_used == 0
 
 

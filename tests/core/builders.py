@@ -117,6 +117,8 @@ class Core:
         self.kubelets: list[str] | None = None
         """What kubelet has as healthy; None while it does not say."""
         self.cached: tuple[CachedAnswer, ...] = ()
+        self.file_readable = True
+        """Where `ledger_problem` is set; a read that succeeds has the file's answers in any case."""
         self.damaged = ""
         self.enabled: dict[str, int] = {}
         self.awake: set[str] = set()
@@ -155,7 +157,9 @@ class Core:
     def ledger_event(self, read: int) -> Event:
         """What kubelet's ledger says now."""
         if self.ledger_problem is not None:
-            return LedgerUnreadable(read, self.ledger_problem)
+            return LedgerUnreadable(
+                read, self.ledger_problem, self.cached if self.file_readable else None, self.damaged
+            )
         entries = tuple(
             LedgerEntry(H100, DeviceId(device), Pod("default", pod, ""))
             for device, pod in self.ledger.items()

@@ -395,8 +395,72 @@ def test_an_answer_that_was_kept_for_the_pod_before_does_not_refuse() -> None:
     assert core.answers(FunctionInspected(number, A, GROUP_82)) == [Ready()]
 
 
-def test_what_is_damaged_in_kubelets_file_is_said_once() -> None:
+LIMIT = "kubelet did not tell its ledger (PodResources List: RESOURCE_EXHAUSTED)"
+
+
+def test_what_kubelets_file_holds_counts_where_list_fails() -> None:
+    """Another client has used kubelet's rate limit up after the reboot, and no read of this daemon has succeeded."""
+    core = Core()
+    core.ledger_problem = LIMIT
+    kept(core, a=("/dev/vfio/81",))
+    core.feed(HostScanned(1, GROUP_82))
+    (answer,) = restarted(core, A)
+    assert isinstance(answer, Refused)
+    assert answer.reason.startswith("the container would get /dev/vfio/81: kubelet has kept that")
+    assert f"/dev/vfio/81 is {B}'s now" in answer.reason
+    assert (core.state.ledger.problem, core.state.ledger.read) == (LIMIT, 0)
+
+
+def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_that_fails() -> None:
+    core = node(*GROUP_82, ledger={A: "vm-1"})
+    core.at += 1
+    core.silent = True
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    assert core.answers(FunctionInspected(core.state.looks.functions[A], A, GROUP_82)) == []
+    cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
+    (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, cached))
+    assert isinstance(answer, Refused)
+    assert f"/dev/vfio/81 is {B}'s now" in answer.reason
+
+
+def test_an_older_answer_is_asked_for_again_before_a_refusal_and_a_failed_read_may_clear_it() -> None:
+    """The read that is fresh enough was before the Allocate; the next one cannot ask List, and reads the file."""
+    core = node(*GROUP_82)
+    kept(core, a=("/dev/vfio/81",))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    kept(core, a=("/dev/vfio/82",))
+    core.ledger_problem = LIMIT
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    assert core.state.ledger.done <= core.state.calls[T].since
+    assert core.answers(FunctionInspected(core.state.looks.functions[A], A, GROUP_82)) == [Ready()]
+
+
+def test_a_file_that_cannot_be_read_either_leaves_the_answers_that_were_known() -> None:
+    core = node(*GROUP_82, ledger={A: "vm-1"})
+    kept(core, a=("/dev/vfio/81",))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    kept(core)
+    core.ledger_problem, core.file_readable = LIMIT, False
+    assert isinstance(restarted(core, A)[0], Refused)
+    core.file_readable = True
+    assert restarted(core, A) == [Ready()]
+
+
+def test_a_failed_read_gives_nobody_a_device_and_takes_none() -> None:
+    core = node(*GROUP_82, ledger={A: "vm-1"})
+    entries = core.state.ledger.entries
+    core.ledger_problem = LIMIT
+    kept(core, b=("/dev/vfio/81",))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert core.state.ledger.cached == {(H100, DeviceId(B)): ("/dev/vfio/81",)}
+    assert core.state.ledger.entries is entries
+
+
+@pytest.mark.parametrize("problem", [None, LIMIT])
+def test_what_is_damaged_in_kubelets_file_is_said_once(problem: str | None) -> None:
     core = node(*ALONE)
+    core.ledger_problem = problem
     core.damaged = "in the file an answer is damaged"
     said = [e for e in core.pass_time(limits.LEDGER_QUIET_S * 3) if isinstance(e, Say)]
     assert [e.fields for e in said if e.name == "ledger.damaged"] == [{"reason": core.damaged}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from grpclib import GRPCError, Status
 from gpuactors import limits
 from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.grpc_trio import Server, bind_unix
+from gpuactors.kubelet import ledger as ledger_module
 from gpuactors.kubelet.ledger import (
     CHECKPOINT,
     NOTHING_YET,
@@ -33,7 +35,7 @@ from gpuactors.kubelet.ledger import (
 )
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.ports import KubeletError, LedgerContents
+from gpuactors.ports import KubeletError, LedgerContents, LedgerError
 from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"
@@ -360,14 +362,14 @@ async def test_what_kubelet_says_of_its_refusal_is_quoted(node: Node) -> None:
 @pytest.mark.trio
 async def test_a_kubelet_that_hangs_is_a_failed_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
-    monkeypatch.setattr(limits, "LEDGER_DEADLINE_S", 0.1)
+    monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.1)
     lister = Lister([*DAEMONS], hang=True)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
             with pytest.raises(KubeletError, match=r"did not answer PodResources List on .* within 0\.1 s"):
                 await node.ledger().read()
             lister.hang = False
-            monkeypatch.setattr(limits, "LEDGER_DEADLINE_S", WITHIN_S)
+            monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", WITHIN_S)
             assert (await node.ledger().read()).source == POD_RESOURCES
 
 
@@ -569,6 +571,100 @@ async def test_what_allocate_answered_is_read_beside_list(node: Node) -> None:
     nodes = ("/dev/vfio/81", "/dev/vfio/vfio")
     assert contents.cached == tuple(CachedAnswer(ResourceName(GPU), DeviceId(d), nodes) for d in ("a", "b"))
     assert (contents.source, contents.damaged) == (POD_RESOURCES, "")
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A way for List to fail, and what the error says of it."""
+
+    words: str
+    error: GRPCError | None = None
+
+
+LIMITED = Failing("rejected by rate limit", GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit"))
+HANGING = Failing("did not answer PodResources List on .* look whether kubelet hangs")
+
+
+async def failed_read(node: Node, how: Failing) -> LedgerError:
+    """What a read raises where List fails so."""
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister(error=how.error, hang=how.error is None)):
+            with pytest.raises(LedgerError, match=how.words) as failed:
+                await node.ledger().read()
+    return failed.value
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("how", [LIMITED, HANGING], ids=["refused", "hangs"])
+async def test_what_allocate_answered_is_read_where_list_fails(
+    node: Node, monkeypatch: pytest.MonkeyPatch, how: Failing
+) -> None:
+    """After a reboot this is all that tells what a container would get, and kubelet's rate limit is for all clients
+    together."""
+    if how is HANGING:
+        monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.5)
+    node.file.write_bytes(file_with(["a"], AllocResp=answered("/dev/vfio/81")))
+    failed = await failed_read(node, how)
+    assert failed.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
+    assert failed.damaged == ""
+
+
+@pytest.mark.trio
+async def test_where_list_fails_a_damaged_answer_is_told_and_a_damaged_file_says_nothing(node: Node) -> None:
+    assert (await failed_read(node, LIMITED)).cached == (), "no file: nothing was ever answered"
+    node.file.write_bytes(file_with(["a"], AllocResp="%%%"))
+    failed = await failed_read(node, LIMITED)
+    assert failed.cached == ()
+    assert "the answer to Allocate (AllocResp)" in failed.damaged
+    node.file.write_bytes(b"{")
+    failed = await failed_read(node, LIMITED)
+    assert (failed.cached, failed.damaged) == (None, "")
+
+
+@pytest.mark.trio
+async def test_what_allocate_answered_is_read_where_no_descriptor_was_left_for_list(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.file.write_bytes(file_with(["a"], AllocResp=answered("/dev/vfio/81")))
+
+    def short(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(ledger_module, "open_unix_channel", short)
+    with trio.fail_after(WITHIN_S), pytest.raises(LedgerError, match="no file descriptors left") as failed:
+        await node.ledger().read()
+    assert failed.value.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
+
+
+@pytest.mark.trio
+async def test_list_and_a_disk_that_hang_together_are_a_failed_read_that_names_list(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.1)
+    monkeypatch.setattr(limits, "CHECKPOINT_DEADLINE_S", 0.1)
+    go = threading.Event()
+    ledger = node.ledger()
+    monkeypatch.setattr(ledger, "_read_file", go.wait)
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister(hang=True)):
+            with pytest.raises(LedgerError, match=HANGING.words) as failed:
+                await ledger.read()
+            go.set()
+    assert failed.value.cached is None
+
+
+@pytest.mark.trio
+async def test_without_a_kubelet_a_disk_that_hangs_is_what_the_error_names(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEDGER_DEADLINE_S", 0.1)
+    go = threading.Event()
+    ledger = node.ledger()
+    monkeypatch.setattr(ledger, "_read_file", go.wait)
+    with trio.fail_after(WITHIN_S):
+        with pytest.raises(LedgerError, match=rf"^{node.file} could not be read within 0\.1 s"):
+            await ledger.read()
+        go.set()
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from gpuactors.core.events import (
     UeventsUnavailable,
 )
 from gpuactors.core.model import (
+    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     GroupUse,
@@ -106,6 +107,7 @@ EVENTS: tuple[Event, ...] = (
         {H100: (ID,)},
     ),
     LedgerUnreadable(7, "refused"),
+    LedgerUnreadable(8, "refused", (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"),
     KubeletAppeared("1:2:3"),
     KubeletGone("kubelet.sock does not exist"),
     NeighboursSeen(("kubevirt-gpu.sock",)),
@@ -141,6 +143,14 @@ def test_every_event_comes_out_as_it_went_in() -> None:
         assert isinstance(line, StepLine)
         assert line.at == at + 0.1
         assert reader.event(line) == event
+
+
+def test_a_failed_read_of_an_older_journal_says_nothing_of_the_file() -> None:
+    line = read_line(
+        b'{"at":1.0,"event":"LedgerUnreadable","fields":{"read":7,"reason":"refused"},"digest":"x"}'
+    )
+    assert isinstance(line, StepLine)
+    assert EventReader().event(line) == LedgerUnreadable(7, "refused")
 
 
 def test_every_effect_is_in_the_line() -> None:

@@ -12,7 +12,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
 from gpuactors.core.model import ResourceName
 from gpuactors.core.snapshot import LedgerWanted
-from gpuactors.ports import KubeletError, LedgerReader
+from gpuactors.ports import LedgerError, LedgerReader
 
 
 async def run(
@@ -34,8 +34,8 @@ async def _read(
 ) -> None:
     try:
         contents = await ledger.read(resources)
-    except KubeletError as exc:
-        await inbox.send(LedgerUnreadable(number, str(exc)))
+    except LedgerError as exc:
+        await inbox.send(LedgerUnreadable(number, str(exc), exc.cached, exc.damaged))
     else:
         await inbox.send(
             LedgerRead(

@@ -21,6 +21,7 @@ from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.model import (
+    CachedAnswer,
     ClaimedDevice,
     Departed,
     DeviceId,
@@ -100,7 +101,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         again=False,
         read_at=before.asked_at,
         done=event.read,
-        cached={(answer.resource, answer.device): answer.nodes for answer in event.cached},
+        cached=_by_device(event.cached),
         damaged=event.damaged,
     )
     after = replace(state, ledger=ledger)
@@ -193,12 +194,18 @@ def _matters(state: NodeState) -> bool:
     return lost or not index.devices.keys().isdisjoint(index.owners)
 
 
+def _by_device(
+    cached: Iterable[CachedAnswer],
+) -> dict[tuple[ResourceName, DeviceId], tuple[str, ...]]:
+    return {(answer.resource, answer.device): answer.nodes for answer in cached}
+
+
 def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]:
     return {address: c for c in claimed if (address := claimed_address(c.device)) is not None}
 
 
 def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
-    """What was known last stays known."""
+    """What was known last stays known; what the file says of Allocate's answers is known anew if it could be read."""
     if event.read != state.ledger.outstanding:
         return state
     again = state.ledger.again
@@ -211,6 +218,8 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
         due_at=at + limits.LEDGER_RETRY_S,
         done=event.read,
     )
+    if event.cached is not None:
+        ledger = replace(ledger, cached=_by_device(event.cached), damaged=event.damaged)
     state = replace(state, ledger=ledger)
     return ask_ledger(state, at) if again else state
 

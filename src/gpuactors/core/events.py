@@ -124,10 +124,16 @@ class LedgerRead:
 
 @dataclass(frozen=True, slots=True)
 class LedgerUnreadable:
-    """Read number `read` failed: neither PodResources nor the checkpoint file could be read."""
+    """Read number `read` failed: PodResources did not answer, and its file does not tell who has what while kubelet
+    runs, or could not be read either."""
 
     read: int
     reason: str
+    cached: tuple[CachedAnswer, ...] | None = None
+    """As `LedgerRead.cached`: what Allocate answered is the file's to tell, whether PodResources answers or not. None
+    if the file could not be read either."""
+    damaged: str = ""
+    """As `Ledger.damaged`; says nothing if `cached` is None."""
 
 
 # --- kubelet ----------------------------------------------------------------------------------------------

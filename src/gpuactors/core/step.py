@@ -215,16 +215,20 @@ def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadab
                 "devices": len(event.entries),
                 "claims": len(event.claims),
             }
-            said: list[Effect] = [Say(level, "ledger.read", fields), *contested]
-            if event.damaged and event.damaged != state.ledger.damaged:
-                said.append(Say(Level.WARNING, "ledger.damaged", {"reason": event.damaged}))
+            said = [Say(level, "ledger.read", fields), *contested, *_damaged(state, event.damaged)]
             return after, said
         case LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING
+            said = [Say(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
             state = books.ledger_unreadable(state, event, at)
-            return listing.compared(state, event.read, None, at)[0], [
-                Say(level, "ledger.unreadable", {"reason": reason})
-            ]
+            return listing.compared(state, event.read, None, at)[0], said
+
+
+def _damaged(before: NodeState, damaged: str) -> list[Effect]:
+    """What of kubelet's ledger file is damaged now, if it was not before."""
+    if not damaged or damaged == before.ledger.damaged:
+        return []
+    return [Say(Level.WARNING, "ledger.damaged", {"reason": damaged})]
 
 
 def _daemon(

@@ -3,8 +3,9 @@
 PodResources is asked first, because only it notices that a pod has ended; the ledger *file* is rewritten by a frame or
 an allocation alone and names ended pods until then. The file counts where kubelet does not run (no socket, or nobody
 behind it), and beside PodResources after a kubelet's start, as long as it answers without knowing its pods. A kubelet
-that runs and cannot answer (rate limit, timeout) is a failed read and never a reason to believe the file. The file
-alone has what Allocate answered, which kubelet gives every container that it makes.
+that runs and cannot answer (rate limit, timeout) is a failed read and never a reason to believe who has what by the
+file. The file alone has what Allocate answered, which kubelet gives every container that it makes: that counts beside
+PodResources and beside its failure.
 
 Must not decide what an entry means for a device: that is the core's.
 """
@@ -34,7 +35,7 @@ from gpuactors.grpc_trio import Channel, ConnectError, SocketError, open_unix_ch
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.ports import KubeletError, LedgerContents
+from gpuactors.ports import LedgerContents, LedgerError
 from gpuactors.shortage import shortage
 
 POD_RESOURCES: Final = "PodResources"
@@ -71,25 +72,26 @@ class KubeletLedger:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
                 return await self._read(resources)
         except (OSError, RuntimeError) as exc:
-            if (problem := shortage(exc)) is None:
-                raise
-            raise KubeletError(f"kubelet's ledger cannot be read: {problem}") from exc
-        except trio.TooSlowError as exc:
-            raise KubeletError(
-                f"kubelet did not answer PodResources List on {self._socket} within "
-                f"{limits.LEDGER_DEADLINE_S:g} s; what was read last still counts: look whether kubelet hangs"
+            raise _of_shortage(exc) from exc
+        except trio.TooSlowError as exc:  # List has a deadline of its own, and the file beside it
+            raise LedgerError(
+                f"{self._file} could not be read within {limits.LEDGER_DEADLINE_S:g} s; what was read last still "
+                "counts: look at that disk"
             ) from exc
 
     async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
         kubelet, age_s = self._identity()
-        listed = await self._list(resources)
+        try:
+            listed = await self._list(resources)
+        except LedgerError as exc:
+            raise with_answers(exc, await self._beside()) from exc
         if listed is None:
             return await self._checkpoint()
         return self._young.complete(kubelet, age_s, listed, await self._beside())
 
     async def _beside(self) -> LedgerContents | None:
         """The file beside List. One that cannot be read, or not soon, says nothing then."""
-        with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S), suppress(KubeletError):
+        with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S), suppress(LedgerError):
             return await self._checkpoint()
         return None
 
@@ -107,16 +109,24 @@ class KubeletLedger:
     async def _list(self, resources: Collection[ResourceName]) -> LedgerContents | None:
         """None if no kubelet is there to ask."""
         try:
-            async with open_unix_channel(
-                self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S
-            ) as channel:
-                return await list_over(channel, resources)
+            with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
+                async with open_unix_channel(
+                    self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S
+                ) as channel:
+                    return await list_over(channel, resources)
+        except trio.TooSlowError as exc:
+            raise LedgerError(
+                f"kubelet did not answer PodResources List on {self._socket} within "
+                f"{limits.LEDGER_LIST_DEADLINE_S:g} s; what was read last still counts: look whether kubelet hangs"
+            ) from exc
         except ConnectError as exc:
             if _nobody_there(exc):
                 return None
-            raise KubeletError(f"cannot ask kubelet for its ledger: {exc}") from exc
+            raise LedgerError(f"cannot ask kubelet for its ledger: {exc}") from exc
         except SocketError as exc:
-            raise KubeletError(f"cannot ask kubelet for its ledger: {exc}") from exc
+            raise LedgerError(f"cannot ask kubelet for its ledger: {exc}") from exc
+        except (OSError, RuntimeError) as exc:
+            raise _of_shortage(exc) from exc
 
     # --- the file -----------------------------------------------------------------------------------------
 
@@ -140,18 +150,18 @@ class KubeletLedger:
         except (FileNotFoundError, NotADirectoryError) as exc:
             if os.path.isdir(self._directory):
                 return None
-            raise KubeletError(
+            raise LedgerError(
                 f"no kubelet answers on {self._socket}, and the directory {self._directory} does not exist: "
                 "is kubelet installed, and is --kubelet-dir its directory?"
             ) from exc
         except PermissionError as exc:
-            raise KubeletError(f"may not read {self._file} ({exc.strerror}): run as root") from exc
+            raise LedgerError(f"may not read {self._file} ({exc.strerror}): run as root") from exc
         except OSError as exc:
             if shortage(exc) is not None:
                 raise
-            raise KubeletError(f"cannot read {self._file} ({exc.strerror}): look at that disk") from exc
+            raise LedgerError(f"cannot read {self._file} ({exc.strerror}): look at that disk") from exc
         if len(content) > limits.CHECKPOINT_MAX_BYTES:
-            raise KubeletError(
+            raise LedgerError(
                 f"{self._file} has more than {limits.CHECKPOINT_MAX_BYTES} bytes, so it is not kubelet's ledger: "
                 "is --kubelet-dir kubelet's directory?"
             )
@@ -218,13 +228,21 @@ def _are_from_api(pods: Collection[str]) -> bool:
     return len(pods) > 1 and "-" not in {letters[0] for letters in shared}
 
 
+def with_answers(failure: LedgerError, checkpoint: LedgerContents | None) -> LedgerError:
+    """List's failure, with what Allocate answered by the file beside it. Who has what is not taken from there: the
+    file still names pods that have ended."""
+    if checkpoint is None:
+        return LedgerError(str(failure))
+    return LedgerError(str(failure), checkpoint.cached, checkpoint.damaged)
+
+
 async def list_over(channel: Channel, resources: Collection[ResourceName] = ()) -> LedgerContents:
     """Calls List over an open channel to kubelet, and asks it for its own list of `resources` if there are any. Raises
-    `KubeletError` if kubelet refuses List."""
+    `LedgerError` if kubelet refuses List."""
     try:
         response = await pb.PodResourcesListerStub(channel).list(pb.ListPodResourcesRequest())
     except GRPCError as exc:
-        raise KubeletError(_refusal(exc)) from exc
+        raise LedgerError(_refusal(exc)) from exc
     contents = listed_contents(response)
     return replace(contents, healthy=await _healthy(channel, resources)) if resources else contents
 
@@ -309,12 +327,12 @@ class _Checkpoint(msgspec.Struct):
 def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
     """What the ledger file says. Unknown fields and the checksum are not looked at; of a pod only the UID is known.
 
-    Raises `KubeletError`, which names `path`, for what kubelet cannot have written.
+    Raises `LedgerError`, which names `path`, for what kubelet cannot have written.
     """
     try:
         checkpoint = msgspec.json.decode(content, type=_Checkpoint)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise KubeletError(
+        raise LedgerError(
             f"{path} is damaged ({quoted(str(exc))}), so it is not known which pods have which GPUs: start kubelet, "
             "which tells it over PodResources and writes the file anew; if it is damaged while kubelet runs, look at "
             "that disk"
@@ -370,6 +388,13 @@ def _ids(entry: _Entry) -> Iterable[str]:
     if isinstance(entry.device_ids, dict):
         return (device for ids in entry.device_ids.values() for device in ids or ())
     return entry.device_ids or ()
+
+
+def _of_shortage(error: OSError | RuntimeError) -> LedgerError:
+    """Raises `error` itself if there was no shortage."""
+    if (problem := shortage(error)) is None:
+        raise error
+    return LedgerError(f"kubelet's ledger cannot be read: {problem}")
 
 
 def _nobody_there(error: ConnectError) -> bool:

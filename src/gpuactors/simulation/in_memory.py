@@ -21,8 +21,8 @@ from gpuactors.core.model import Frame, ResourceName
 from gpuactors.grpc_trio import Server, open_channel
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.kubelet import is_others, register_over, socket_name
-from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over
-from gpuactors.ports import Caller, KubeletError, LedgerContents, Sockets
+from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over, with_answers
+from gpuactors.ports import Caller, KubeletError, LedgerContents, LedgerError, Sockets
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet_transport import (
     CHECKPOINT_FILE,
@@ -177,9 +177,9 @@ class MemoryLedger:
         """As `ports.LedgerReader.read`."""
         self._faults.crash(Fault.LEDGER_CRASHES)
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
-            raise KubeletError(f"cannot ask kubelet for its ledger: {os.strerror(errno.EMFILE)}")
+            raise LedgerError(f"cannot ask kubelet for its ledger: {os.strerror(errno.EMFILE)}")
         if self._faults.strikes(Fault.READ_FAILS):
-            raise KubeletError("the read of kubelet's ledger was told to fail")
+            raise with_answers(LedgerError("the read of kubelet's ledger was told to fail"), self._beside())
         contents = await self._read(resources)
         if self._faults.strikes(Fault.READ_SLOW):  # it was read at once, and is told later
             await trio.sleep(SLOW_S)
@@ -191,18 +191,21 @@ class MemoryLedger:
             await trio.lowlevel.checkpoint()
             return self._checkpoint()
         kubelet, since = found
-        listed = await self._list(resources)
+        try:
+            listed = await self._list(resources)
+        except LedgerError as exc:
+            raise with_answers(exc, self._beside()) from exc
         return self._young.complete(kubelet, trio.current_time() - since, listed, self._beside())
 
     async def _list(self, resources: Collection[ResourceName]) -> LedgerContents:
         try:
-            with trio.fail_after(limits.LEDGER_DEADLINE_S):
+            with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
                 async with open_channel(await self._dial()) as channel:
                     return await list_over(channel, resources)
-        except KubeletError:
+        except LedgerError:
             raise
         except Exception as exc:  # kubelet stops just now
-            raise KubeletError(f"kubelet did not answer PodResources List: {exc!r}") from exc
+            raise LedgerError(f"kubelet did not answer PodResources List: {exc!r}") from exc
 
     async def _dial(self) -> trio.abc.Stream:
         if self._faults.strikes(Fault.READ_MALFORMED):
@@ -213,7 +216,7 @@ class MemoryLedger:
         """The file beside List. One that cannot be read says nothing then."""
         try:
             return self._checkpoint()
-        except KubeletError:
+        except LedgerError:
             return None
 
     def _checkpoint(self) -> LedgerContents:

@@ -236,6 +236,10 @@ FOUND: Final[dict[str, Script]] = {
             "half gone@4+0.3; plug a never-seen model@4"
         ),
         "groups have other numbers after a reboot": "pods come in a burst+3; the node reboots",
+        "groups have other numbers after a reboot, and List is answered with nonsense": (
+            "pods come in a burst+0.001; the ledger is answered with nonsense; the node reboots@561; "
+            "the next List is cut"
+        ),
         "groups have other numbers after a reboot, and one was free": (
             "a pod comes+3; the node reboots; a pod comes; a pod comes+11"
         ),

@@ -23,6 +23,7 @@ from gpuactors.core.events import (
     PreStartAsked,
     Ticked,
 )
+from gpuactors.core.health import why_gone
 from gpuactors.core.inventory import functions_of
 from gpuactors.core.model import (
     DeviceId,
@@ -392,6 +393,14 @@ def test_without_a_name_from_the_daemon_before_the_old_name_is_another_plugins()
     core = restarted(renewed(A), renewed(B), served=None, vm=A)
     assert core.frame(NEW) == {A: "Unhealthy", B: "Healthy"}
     assert core.state.plugins.keys() == {NEW}
+
+
+def test_a_gpu_that_is_called_otherwise_now_is_not_said_to_be_another_one() -> None:
+    core = restarted(renewed(A), swapped(B), vm=A)
+    assert (why_gone(core.state, H100, A), why_gone(core.state, H100, B)) == (
+        "no selector chooses it by this name any more (--select, pci.ids)",
+        "another device is there now (10de:20b0)",
+    )
 
 
 def test_a_swapped_card_is_another_device() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from gpuactors.core.inventory import Device, named
+from gpuactors.core.inventory import Device, ids_of, named
 from gpuactors.core.model import Advertised, Health, PciAddress, PciFunction, ResourceName
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.standing import Stand, Standing
@@ -48,7 +48,7 @@ def why_gone(state: NodeState, resource: ResourceName, address: PciAddress) -> s
         return "the PCI function is gone from this node"
     if fact.function.vfio_bound and named(fact.function) == resource:
         return "no selector chooses it any more (--select)"
-    if fact.function.vfio_bound:
+    if fact.function.vfio_bound and ids_of(fact.function) not in state.served.get(resource, ()):
         return f"another device is there now ({fact.function.vendor}:{fact.function.device})"
     return not_offered(fact.function)
 

@@ -13,7 +13,8 @@ from gpuactors.simulation.histories import campaign, found
 from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
 from gpuactors.simulation.histories.coverage import Coverage, summary, table
 from gpuactors.simulation.histories.draw import Guide, drawn
-from gpuactors.simulation.histories.events import DRAWN, PAIRS
+from gpuactors.simulation.histories.events import DRAWN, KINDS, PAIRS
+from gpuactors.simulation.histories.kinds import that_can_happen
 from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
 from gpuactors.simulation.histories.shrink import shrink
@@ -45,6 +46,50 @@ def test_only_what_can_never_follow_is_left_out_of_the_pairs() -> None:
     assert ("kubelet starts", "kubelet starts") in left_out
     assert ("the daemon is told to stop", "a daemon starts") in PAIRS
     assert len(left_out) < len(PAIRS) / 100
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "can"),
+    [
+        # What it needs and does not change is so after it.
+        ("an older plugin has given a card away", "a successor starts", False),
+        ("a claim takes a card", "kubelet starts", False),
+        ("kubelet stops", "a claim takes a card", False),
+        # It may come of it.
+        ("the second plugin goes", "a second plugin takes our resource", True),
+        ("the second plugin goes", "the second plugin sends a frame", True),
+        ("a daemon crashes", "a daemon starts", True),
+        ("a daemon crashes", "a successor starts", True),
+    ],
+)
+def test_what_can_follow(before: str, after: str, can: bool) -> None:
+    assert ((before, after) in PAIRS) is can
+
+
+@pytest.mark.parametrize(
+    ("never", "then_neither"),
+    [
+        (set(), set()),
+        ({"the API server goes away"}, {"the API server is back"}),
+        ({"kubelet stops"}, {"kubelet starts"}),
+        ({"the next uevents are late"}, {"late uevents come"}),
+        (
+            {"a second plugin takes our resource"},
+            {"the second plugin sends a frame", "the second plugin goes"},
+        ),
+        # A daemon may also crash; without either there is always one.
+        ({"the daemon is told to stop"}, set()),
+        (
+            {"the daemon is told to stop", "a daemon crashes"},
+            {"a daemon starts", "an older plugin has given a card away"},
+        ),
+    ],
+)
+def test_what_no_kind_that_is_drawn_brings_about_is_not_drawn(
+    never: set[str], then_neither: set[str]
+) -> None:
+    drawn_kinds = {kind.name for kind in that_can_happen(k for k in KINDS.values() if k.name not in never)}
+    assert KINDS.keys() - drawn_kinds == never | then_neither
 
 
 def test_what_is_left_out_really_never_happens() -> None:

@@ -86,6 +86,7 @@ DAEMON_KINDS: Final = (
         lambda w, _s: bool(w.daemons),
         _crash,
         leaves={Flag.TWO_SERVE: False},
+        may_bring={Flag.ONE_SERVES: False},
     ),
     crash("the hand-over crashes", Fault.HAND_OVER_CRASHES),
     Kind(

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuactors.simulation.histories.daemon_events import DAEMON_KINDS
 from gpuactors.simulation.histories.host_events import HOST_KINDS
-from gpuactors.simulation.histories.kinds import Kind, can_follow
+from gpuactors.simulation.histories.kinds import Kind, can_follow, that_can_happen
 from gpuactors.simulation.histories.kubelet_events import KUBELET_KINDS
 from gpuactors.simulation.histories.ledger_events import LEDGER_KINDS
 from gpuactors.simulation.histories.neighbour_events import NEIGHBOUR_KINDS
@@ -23,7 +23,9 @@ KINDS: Final[dict[str, Kind]] = {
 NOT_DRAWN: Final[frozenset[str]] = frozenset()
 """Kinds that find what is not mended yet: scripts may name them, campaigns leave them out. Should be empty."""
 
-DRAWN: Final[dict[str, Kind]] = {name: kind for name, kind in KINDS.items() if name not in NOT_DRAWN}
+DRAWN: Final[dict[str, Kind]] = {
+    kind.name: kind for kind in that_can_happen(k for k in KINDS.values() if k.name not in NOT_DRAWN)
+}
 """What campaigns draw from."""
 
 Pair = tuple[str, str]

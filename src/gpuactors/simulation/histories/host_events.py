@@ -283,6 +283,7 @@ HOST_KINDS: Final = (
             _next_uevents(mode),
             needs={Flag.MODE_IS_SET: False},
             leaves={Flag.MODE_IS_SET: True},
+            may_bring={Flag.UEVENTS_ARE_LATE: True} if mode == "late" else {},
         )
         for mode in ("lost", "doubled", "late", "reversed")
     ),

@@ -5,7 +5,7 @@ The table is in `events.py`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -37,6 +37,10 @@ class Flag(StrEnum):
     FILE_IS_DAMAGED = "kubelet's ledger file is damaged"
 
 
+AT_FIRST: Final = dict.fromkeys(Flag, False) | {Flag.KUBELET_RUNS: True, Flag.ONE_SERVES: True}
+"""What a history begins with (`world.open_world`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of event."""
@@ -46,9 +50,11 @@ class Kind:
     enabled: Enabled
     act: Act
     needs: Mapping[Flag, bool] = field(default_factory=dict)
-    """What `enabled` wants of the whole node."""
+    """What `enabled` wants of the whole node. It stays so, unless another is left or may come of it."""
     leaves: Mapping[Flag, bool] = field(default_factory=dict)
     """What the node is like right after it, whatever it was before."""
+    may_bring: Mapping[Flag, bool] = field(default_factory=dict)
+    """What may come of it besides, then or later."""
 
 
 def card_of(slot: int) -> int:
@@ -62,11 +68,27 @@ def detail_of(slot: int) -> int:
 
 
 def can_follow(before: Kind, after: Kind) -> bool:
-    """Whether `after` can be the very next event: nothing that it needs is ruled out by what `before` leaves.
+    """Whether `after` can be the very next event: nothing that it needs is ruled out by what `before` needs or leaves.
 
-    Everything else that a kind wants is about one card or one pod, of which there are several.
+    Everything else that a kind wants is about one card or one pod, of which there are several. That kubelet crashes by
+    itself, which a second plugin alone can bring about, is not reckoned with.
     """
-    return all(before.leaves.get(flag, wanted) == wanted for flag, wanted in after.needs.items())
+    known = {**before.needs, **before.leaves}
+    return all(
+        wanted in (known.get(flag, wanted), before.may_bring.get(flag))
+        for flag, wanted in after.needs.items()
+    )
+
+
+def that_can_happen(kinds: Iterable[Kind]) -> list[Kind]:
+    """Those of `kinds` for which nothing need have happened but others of them, in their order."""
+    kinds, known = tuple(kinds), set(AT_FIRST.items())
+    while True:
+        possible = [kind for kind in kinds if known.issuperset(kind.needs.items())]
+        brought = {item for kind in possible for item in (*kind.leaves.items(), *kind.may_bring.items())}
+        if brought <= known:
+            return possible
+        known |= brought
 
 
 def always(_world: World, _slot: int) -> bool:

@@ -348,7 +348,7 @@ KUBELET_KINDS: Final = (
     Kind("a pod for two cards comes", _room, _submit(2)),
     Kind("a pod for another model comes", _room, _submit_other),
     Kind("pods come in a burst", _room, _burst),
-    Kind("mates are released together", _can_have_mates, _release_mates),
+    Kind("mates are released together", _can_have_mates, _release_mates, needs={Flag.KUBELET_RUNS: True}),
     Kind("a pod ends", _has_pods, _delete(0.0)),
     Kind("a pod ends slowly", _has_pods, _delete(4.0)),
     Kind("a pod is force-deleted", _has_pods, _force_delete(None)),

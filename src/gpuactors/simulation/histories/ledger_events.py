@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuactors.simulation.histories.kinds import Kind, detail_of
+from gpuactors.simulation.histories.kinds import Flag, Kind, detail_of
 from gpuactors.simulation.histories.truth import given_by_us
 from gpuactors.simulation.histories.world import MODEL, SECOND, World
 from gpuactors.simulation.kubelet_values import Claim, Phase
@@ -103,11 +103,13 @@ def _ends(world: World, slot: int) -> None:
     world.kubelet.delete(names[slot % len(names)])
 
 
+_RUNS: Final = {Flag.KUBELET_RUNS: True}
+
 LEDGER_KINDS: Final = (
-    Kind("another plugin gives a card away", _has_room, _takes_a_card),
-    Kind("another plugin has odd IDs", _has_room, _odd_ids),
-    Kind("our resource has an odd ID", _is_served, _odd_ids_of_ours),
-    Kind("a claim takes a card", _has_room, _claim),
+    Kind("another plugin gives a card away", _has_room, _takes_a_card, needs=_RUNS),
+    Kind("another plugin has odd IDs", _has_room, _odd_ids, needs=_RUNS),
+    Kind("our resource has an odd ID", _is_served, _odd_ids_of_ours, needs=_RUNS),
+    Kind("a claim takes a card", _has_room, _claim, needs=_RUNS),
     Kind("a pod of another plugin ends", lambda w, _s: bool(_others(w)), _ends),
 )
 """Every kind of event in kubelet's ledger that is not ours."""

@@ -71,7 +71,13 @@ NEIGHBOUR_KINDS: Final = (
         leaves=_THERE,
     ),
     Kind(SECOND_PLUGIN[1], lambda w, _s: w.second is not None, _sends, needs=_THERE, leaves=_THERE),
-    Kind(SECOND_PLUGIN[2], lambda w, _s: w.second is not None, _goes, needs=_THERE),
+    Kind(
+        SECOND_PLUGIN[2],
+        lambda w, _s: w.second is not None,
+        _goes,
+        needs=_THERE,
+        may_bring={Flag.SECOND_PLUGIN: False},
+    ),
     Kind("a monitor watches, and dials again first", lambda w, _s: w.monitors < 2, _watches),
 )
 """Every kind of event that is a neighbour's doing."""

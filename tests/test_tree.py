@@ -154,8 +154,9 @@ def test_the_requirements_have_all_that_the_project_depends_on() -> None:
             assert package in pinned, f"{package} is not in requirements/{name}.txt: run 'just lock'"
 
 
-def test_every_bound_gives_its_reason() -> None:
-    tree = ast.parse((ROOT / "src/gpuactors/limits.py").read_text())
+@pytest.mark.parametrize("path", ["src/gpuactors/limits.py", "src/gpuactors/grpc_trio/limits.py"])
+def test_every_bound_gives_its_reason(path: str) -> None:
+    tree = ast.parse((ROOT / path).read_text())
     bounds: list[str] = []
     undescribed: list[str] = []
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
@@ -170,7 +171,7 @@ def test_every_bound_gives_its_reason() -> None:
                     node.target.id
                 )  # one text may stand for a group of bounds, after its last one
             case _:
-                pytest.fail(f"limits.{node.target.id} has no text that gives its reason")
+                pytest.fail(f"{path}: {node.target.id} has no text that gives its reason")
     assert not undescribed
     assert len(bounds) > 10
 

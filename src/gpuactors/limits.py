@@ -1,4 +1,5 @@
-"""Every bound of the program, in one place: name, unit and the reason for the number.
+"""Every bound of the program, in one place, but for those of gRPC itself (`grpc_trio/limits.py`): name, unit and the
+reason for the number.
 
 Must not hold settings: what an operator may change is in `config.py`; what is here follows from kubelet, the
 kernel or arithmetic, and a change needs a reason, not a preference.
@@ -41,9 +42,6 @@ SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 SOCKET_PATH_MAX_BYTES: Final = 107
 """sockaddr_un.sun_path is 108 bytes with its terminating NUL (linux/un.h)."""
-
-MESSAGE_MAX_BYTES: Final = 4 * 1024 * 1024
-"""grpc-go's default limit for a received message; kubelet does not raise it."""
 
 RESOURCE_NAME_MAX_CHARS: Final = 63
 """The part after the slash: a Kubernetes label value."""
@@ -301,7 +299,8 @@ QUOTED_NAME_CHARS_MAX: Final = 253
 """Characters of a pod's, namespace's, claim's or resource's name in a sentence: as many as Kubernetes allows."""
 
 QUOTED_TEXT_CHARS_MAX: Final = 1000
-"""Characters of somebody's error text in a sentence; half of GRPC_STATUS_TEXT_MAX_CHARS."""
+"""Characters of somebody's error text in a sentence; half of what gRPC carries of one
+(GRPC_STATUS_TEXT_MAX_CHARS in `grpc_trio/limits.py`)."""
 
 LOG_TEXT_MAX_CHARS: Final = 8192
 """One string in a line of the log, tracebacks apart: a refusal of QUOTED_ITEMS_MAX devices with a reason each."""
@@ -354,47 +353,7 @@ a socket's buffer is full) must be found at some time, and a scan of 4,096 funct
 CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
 """A configuration file has a few hundred bytes; a device or a log named by mistake must not be read for ever."""
 
-# --- gRPC -------------------------------------------------------------------------------------------------
-
-GRPC_OUTGOING_HIGH_BYTES: Final = 64 * 1024
-"""Bytes that wait for a peer to read before the handlers of its connection wait too (asyncio's own default)."""
-
-GRPC_OUTGOING_LOW_BYTES: Final = 16 * 1024
-"""Handlers go on when no more than this waits: one HTTP/2 frame of the default size."""
-
-GRPC_OUTGOING_MAX_BYTES: Final = 1024 * 1024
-"""Beyond this the connection is dropped. Handlers stop at the high mark, so only a peer that floods us with PING or
-SETTINGS frames and reads no answer (CVE-2019-9512, -9515) gets here."""
-
-GRPC_CONNECTION_WINDOW_BYTES: Final = 1024 * 1024
-"""What a peer may send on one connection before our handlers have read it: sixteen calls' stream windows (65,535
-bytes, HTTP/2's default), so that one call that does not read holds up no other."""
-
-GRPC_CONNECTIONS_MAX: Final = 64
-"""Connections to one endpoint. Kubelet has one, and a second for a moment when it re-dials."""
-
-GRPC_HANDSHAKE_DEADLINE_S: Final = 10.0
-"""From accept to the peer's HTTP/2 preface and SETTINGS; grpc-go sends both at once."""
-
-GRPC_REQUEST_DEADLINE_S: Final = 10.0
-"""From a call's headers to its whole request message (at most MESSAGE_MAX_BYTES over a unix socket: milliseconds). A
-peer that stops in the middle must not hold a call for ever."""
-
-GRPC_REQUEST_FIELDS_MAX: Final = 20 * 1024
-"""Protobuf fields in one request, nested and unknown ones included: CALL_IDS_MAX IDs of CALL_DEVICES_MAX containers,
-each of which counts as nine. Decoding takes about a microsecond for each, in which the daemon does nothing else;
-MESSAGE_MAX_BYTES have room for two million."""
-
-GRPC_CLOSE_S: Final = 0.5
-"""A client that closes its connection waits so long for its last bytes to leave; the peer sees the end either way."""
-
-assert LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + CHECKPOINT_DEADLINE_S < LEDGER_DEADLINE_S
-
-GRPC_STATUS_TEXT_MAX_CHARS: Final = 2000
-"""An error's text travels in a header; grpcio refuses headers beyond 8 KiB (percent-encoding may triple a text)."""
-
-ACCEPT_RETRY_S: Final = 0.1
-"""Wait after accept() failed for want of descriptors or memory (trio's own number)."""
+# --- the edges of the process ----------------------------------------------------------------------------
 
 UEVENTS_RETRY_S: Final = 10.0
 """How often to try again where uevents cannot be had (no netlink socket allowed); the periodic scan works meanwhile."""

@@ -22,12 +22,13 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.quote import first_of, printable, quoted, quoted_ids
 from gpuactors.core.snapshot import report
+from gpuactors.grpc_trio.limits import GRPC_STATUS_TEXT_MAX_CHARS
 from tests.core.builders import H100, Core, gpu
 
 ODD = "\x1b[2J\x00\r\n\x7f\x9b\u202e\u2066\u2028\u2029\ufeff"
 """A terminal's control sequences, in C0 and C1; direction marks; line separators; a byte order mark."""
 
-SENTENCE_MAX_CHARS = 2 * limits.GRPC_STATUS_TEXT_MAX_CHARS
+SENTENCE_MAX_CHARS = 2 * GRPC_STATUS_TEXT_MAX_CHARS
 
 
 def test_what_is_not_printable_is_shown_as_an_escape() -> None:

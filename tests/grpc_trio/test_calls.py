@@ -11,8 +11,8 @@ import trio.testing
 from grpclib import GRPCError, Status
 
 from gpuactors.grpc_trio import Server
+from gpuactors.grpc_trio.limits import GRPC_REQUEST_DEADLINE_S, GRPC_STATUS_TEXT_MAX_CHARS, MESSAGE_MAX_BYTES
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateRequest, DevicePluginStub, Empty
-from gpuactors.limits import GRPC_REQUEST_DEADLINE_S, GRPC_STATUS_TEXT_MAX_CHARS, MESSAGE_MAX_BYTES
 
 from .support import (
     ALLOCATE,

@@ -18,6 +18,7 @@ from grpclib import GRPCError, Status
 from grpclib.metadata import Deadline
 
 from gpuactors.grpc_trio import Channel, Server, open_channel
+from gpuactors.grpc_trio.limits import GRPC_CLOSE_S, MESSAGE_MAX_BYTES
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     AllocateResponse,
     Device,
@@ -25,7 +26,6 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     Empty,
     ListAndWatchResponse,
 )
-from gpuactors.limits import GRPC_CLOSE_S, MESSAGE_MAX_BYTES
 
 from .support import (
     DRAIN_S,

@@ -15,8 +15,8 @@ import trio.testing
 from grpclib import GRPCError, Status
 
 from gpuactors.grpc_trio import Server, bind_unix
+from gpuactors.grpc_trio.limits import MESSAGE_MAX_BYTES
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateRequest, Device, ListAndWatchResponse
-from gpuactors.limits import MESSAGE_MAX_BYTES
 
 from .support import DRAIN_S, TEST_DEADLINE_S, IndependentStubs, Plugin
 

@@ -17,12 +17,12 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors.grpc_trio import open_unix_channel
+from gpuactors.grpc_trio.limits import MESSAGE_MAX_BYTES
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     DevicePluginStub,
     Empty,
     ListAndWatchResponse,
 )
-from gpuactors.limits import MESSAGE_MAX_BYTES
 
 from .support import LIST_AND_WATCH, TEST_DEADLINE_S, IndependentStubs, allocate_request
 

@@ -18,14 +18,14 @@ from grpclib import Status
 
 from gpuactors.grpc_trio import Server
 from gpuactors.grpc_trio.connection import Http2Connection
-from gpuactors.grpc_trio.server import _ServerConnection
-from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateRequest, Device, ListAndWatchResponse
-from gpuactors.limits import (
+from gpuactors.grpc_trio.limits import (
     GRPC_CONNECTIONS_MAX,
     GRPC_HANDSHAKE_DEADLINE_S,
     GRPC_OUTGOING_HIGH_BYTES,
     GRPC_OUTGOING_MAX_BYTES,
 )
+from gpuactors.grpc_trio.server import _ServerConnection
+from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateRequest, Device, ListAndWatchResponse
 
 from .support import (
     DRAIN_S,

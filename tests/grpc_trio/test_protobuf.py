@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors.control.pb.control import v1 as control
+from gpuactors.grpc_trio.limits import GRPC_REQUEST_FIELDS_MAX
 from gpuactors.grpc_trio.protobuf import DECODABLE, decode
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin
 from gpuactors.kubelet.pb.podresources import v1 as pods
-from gpuactors.limits import CALL_IDS_MAX, GRPC_REQUEST_FIELDS_MAX
+from gpuactors.limits import CALL_IDS_MAX
 from tests.support.grpcio_proto import ProtoFile
 
 FILES = {

@@ -22,8 +22,8 @@ from gpuactors.grpc_trio import (
     connect_unix,
     open_unix_channel,
 )
+from gpuactors.grpc_trio.limits import ACCEPT_RETRY_S
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import DevicePluginStub, Empty
-from gpuactors.limits import ACCEPT_RETRY_S
 
 from .support import DRAIN_S, TEST_DEADLINE_S, Plugin, allocate_request
 

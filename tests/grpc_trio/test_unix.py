@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from gpuactors import limits
 from gpuactors.grpc_trio import (
     ConnectError,
     NotASocketError,
@@ -25,7 +26,7 @@ from gpuactors.grpc_trio import (
     connect_unix,
     open_unix_channel,
 )
-from gpuactors.limits import SOCKET_PATH_MAX_BYTES
+from gpuactors.grpc_trio.limits import SOCKET_PATH_MAX_BYTES
 
 from .support import TEST_DEADLINE_S
 
@@ -180,6 +181,10 @@ def test_dangling_link_is_left_alone(tmp_path: Path) -> None:
 
 
 # --- length -------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_of_a_path_is_the_one_that_configuration_is_checked_against() -> None:
+    assert SOCKET_PATH_MAX_BYTES == limits.SOCKET_PATH_MAX_BYTES
 
 
 def path_of(tmp_path: Path, length_bytes: int, base: str = "s") -> Path:

@@ -25,6 +25,7 @@ from gpuactors.control.view import About
 from gpuactors.core.state import NodeState
 from gpuactors.core.text import encodable
 from gpuactors.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
+from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.ports import ControlError, ControlTakenError
 from gpuactors.shortage import shortage
 
@@ -123,7 +124,7 @@ class UnixControl:
         except (SocketError, OSError) as exc:
             raise ControlError(f"no control socket: {shortage(exc) or exc}") from exc
         service = ControlService(state, self._about)
-        server = Server([service], drain_s=limits.GRPC_CLOSE_S)
+        server = Server([service], drain_s=GRPC_CLOSE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, listener)
             yield UnixHeldControl(listener, server, service)

@@ -23,9 +23,12 @@ from grpclib.metadata import decode_metadata, decode_timeout, encode_grpc_messag
 from grpclib.protocol import Stream as Http2Stream
 from h2.exceptions import ProtocolError as Http2ProtocolError
 
-from gpuactors.core.quote import quoted_name
-from gpuactors.limits import GRPC_REQUEST_DEADLINE_S, GRPC_REQUEST_FIELDS_MAX, GRPC_STATUS_TEXT_MAX_CHARS
-
+from .limits import (
+    GRPC_ECHO_MAX_CHARS,
+    GRPC_REQUEST_DEADLINE_S,
+    GRPC_REQUEST_FIELDS_MAX,
+    GRPC_STATUS_TEXT_MAX_CHARS,
+)
 from .messages import frame_message, read_message
 
 log = logging.getLogger(__name__)
@@ -128,16 +131,14 @@ class Call:
             text = "content-type must be application/grpc or application/grpc+proto"
             return await self._refuse(Status.UNKNOWN, text, http_status=415)
         if self._method is None:
-            return await self._refuse(
-                Status.UNIMPLEMENTED, f"unknown method: {quoted_name(self.path) or '(none)'}"
-            )
+            return await self._refuse(Status.UNIMPLEMENTED, f"unknown method: {_echo(self.path) or '(none)'}")
         if not self._accepting:
             return await self._refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
         try:
             timeout_s = _timeout_s(self._headers.get("grpc-timeout"))
             metadata = decode_metadata(self._raw_headers)
         except ValueError as error:
-            return await self._refuse(Status.INTERNAL, f"malformed header: {quoted_name(str(error))}")
+            return await self._refuse(Status.INTERNAL, f"malformed header: {_echo(str(error))}")
         reply = self._open_reply(self._method)
         reply.metadata = metadata
         return await self._serve(reply, self._method, timeout_s)
@@ -226,6 +227,17 @@ def _timeout_s(value: str | None) -> float:
     if len(value) > _TIMEOUT_MAX_CHARS:
         raise ValueError("grpc-timeout has more than 8 digits")
     return decode_timeout(value)
+
+
+def _echo(text: str) -> str:
+    """What the peer sent, as a part of a sentence of ours: printable, and no more of it than a reader reads."""
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in text[: GRPC_ECHO_MAX_CHARS + 1]
+    )
+    if len(shown) <= GRPC_ECHO_MAX_CHARS:
+        return shown
+    return f"{shown[:GRPC_ECHO_MAX_CHARS]}… ({len(text):,} characters)"
 
 
 def _status_text(text: str) -> str:

@@ -29,10 +29,9 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError as Http2ProtocolError
 from multidict import MultiDict
 
-from gpuactors.limits import GRPC_CLOSE_S
-
 from .connection import Http2Connection
 from .http2 import Http2Stream
+from .limits import GRPC_CLOSE_S
 from .messages import frame_message, read_message
 from .unix import ConnectError, connect_unix
 

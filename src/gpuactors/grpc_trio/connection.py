@@ -15,9 +15,8 @@ import trio
 from grpclib.protocol import AbstractHandler
 from h2.exceptions import ProtocolError
 
-from gpuactors.limits import GRPC_CLOSE_S, GRPC_HANDSHAKE_DEADLINE_S, GRPC_OUTGOING_MAX_BYTES
-
 from .http2 import make_protocol
+from .limits import GRPC_CLOSE_S, GRPC_HANDSHAKE_DEADLINE_S, GRPC_OUTGOING_MAX_BYTES
 from .transport import STREAM_GONE, Transport
 
 if TYPE_CHECKING:

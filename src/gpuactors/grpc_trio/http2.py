@@ -21,8 +21,7 @@ from h2.events import Event as H2Event
 from h2.events import RemoteSettingsChanged, StreamReset
 from h2.exceptions import FrameTooLargeError, ProtocolError, StreamClosedError
 
-from gpuactors.limits import GRPC_CONNECTION_WINDOW_BYTES
-
+from .limits import GRPC_CONNECTION_WINDOW_BYTES
 from .primitives import Event, Queue
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from grpclib import GRPCError, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.protocol import Stream as Http2Stream
 
-from gpuactors.limits import MESSAGE_MAX_BYTES
-
+from .limits import MESSAGE_MAX_BYTES
 from .protobuf import M, TooManyFieldsError, decode
 
 _PREFIX_BYTES: Final = 5  # compressed flag (1), length (4, big endian)

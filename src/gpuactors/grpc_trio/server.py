@@ -18,10 +18,9 @@ from grpclib.protocol import AbstractHandler
 from grpclib.protocol import Stream as Http2Stream
 from h2.errors import ErrorCodes
 
-from gpuactors.limits import ACCEPT_RETRY_S, GRPC_CONNECTIONS_MAX
-
 from .call import Call, Headers
 from .connection import Http2Connection
+from .limits import ACCEPT_RETRY_S, GRPC_CONNECTIONS_MAX
 from .service import TrioService
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from typing import Any
 
 import trio
 
-from gpuactors.limits import GRPC_OUTGOING_HIGH_BYTES, GRPC_OUTGOING_LOW_BYTES
-
+from .limits import GRPC_OUTGOING_HIGH_BYTES, GRPC_OUTGOING_LOW_BYTES
 from .primitives import Event
 
 # What a trio stream raises when the other side, or we ourselves, have closed it. OSError: streams that are not

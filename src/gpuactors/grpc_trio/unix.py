@@ -19,7 +19,7 @@ from typing import Final
 
 import trio
 
-from gpuactors.limits import SOCKET_PATH_MAX_BYTES
+from .limits import SOCKET_PATH_MAX_BYTES
 
 _BACKLOG: Final = 128
 _DIAL_RETRY_S: Final = 0.01  # the listener's backlog was full: it has that long to accept some

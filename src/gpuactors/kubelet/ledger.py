@@ -32,6 +32,7 @@ from gpuactors.core.listing import comparable
 from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.core.quote import quoted
 from gpuactors.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
+from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
@@ -52,6 +53,9 @@ _VFIO: Final = b"/dev/vfio/"
 
 _DAMAGED_MAX: Final = 4
 """So many are named."""
+
+# A List that hangs, its connection's end, and the file after it fit into one read.
+assert limits.LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + limits.CHECKPOINT_DEADLINE_S < limits.LEDGER_DEADLINE_S
 
 
 @final

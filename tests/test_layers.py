@@ -1,0 +1,91 @@
+"""The rules of who may import whom (`pyproject.toml`, import-linter) find what breaks them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PLANTED = (
+    ("core.model", "concurrency.replies"),
+    ("core.step", "grpc_trio.messages"),
+    ("core.text", "ports"),
+    ("core.naming", "shortage"),
+    ("core.selector", "yaml"),
+    ("limits", "core.model"),
+    ("limits", "trio"),
+    ("concurrency.latest", "limits"),
+    ("concurrency.replies", "core.model"),
+    ("concurrency.supervise", "ports"),
+    ("grpc_trio.call", "core.quote"),
+    ("grpc_trio.client", "limits"),
+    ("grpc_trio.server", "concurrency.latest"),
+    ("grpc_trio.unix", "kubelet.translate"),
+    ("ports", "host.root"),
+    ("ports", "config"),
+    ("actors.caller", "kubelet.translate"),
+    ("actors.plugin", "grpc_trio.unix"),
+    ("actors.registry", "observe.journal"),
+    ("actors.registry", "config"),
+    ("host.sysfs", "observe.log"),
+    ("host.sysfs", "actors.udev_watcher"),
+    ("host.uevents", "grpc_trio.unix"),
+    ("kubelet.kubelet", "host.root"),
+    ("kubelet.ledger", "config"),
+    ("control.server", "kubelet.translate"),
+    ("control.server", "app"),
+    ("observe.log", "control.view"),
+    ("observe.journal", "replay.reading"),
+    ("config", "ports"),
+    ("config", "concurrency.latest"),
+    ("config", "host.root"),
+    ("replay.run", "actors.registry"),
+    ("replay.run", "app"),
+    ("replay.run", "simulation.script"),
+    ("replay.reading", "control.client"),
+    ("app", "replay.run"),
+    ("app", "simulation.script"),
+    ("inspection", "replay.run"),
+    ("inspection", "cli"),
+)
+"""Importer and imported, below `gpuactors` unless it is somebody else's package."""
+
+
+def test_an_import_against_the_rules_is_found_and_so_is_a_package_without_a_place(tmp_path: Path) -> None:
+    shutil.copytree(
+        ROOT / "src/gpuactors", tmp_path / "gpuactors", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert linted(tmp_path)[0] == 0, "the rules are kept as things are"
+
+    (tmp_path / "gpuactors/newcomer.py").touch()
+    wanted = set()
+    for importer, imported in PLANTED:
+        full = imported if imported in {"trio", "yaml"} else f"gpuactors.{imported}"
+        with (tmp_path / "gpuactors" / f"{importer.replace('.', '/')}.py").open("a") as file:
+            file.write(f"\n\nimport {full}\n")
+        wanted.add((f"gpuactors.{importer}", full))
+    status, said = linted(tmp_path)
+    assert status == 1
+    # A chain is told one import a line.
+    found = set(re.findall(r"([\w.]+)\s+->\s+([\w.]+)\s+\(l\.", said))
+    assert wanted <= found, f"not found: {sorted(wanted - found)}"
+    assert "- gpuactors.newcomer" in said
+
+
+def linted(directory: Path) -> tuple[int, str]:
+    """What lint-imports returns and says there, unwrapped."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        check=False,
+        cwd=directory,
+        env={"COLUMNS": "500", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout + done.stderr

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+INDEX: Final = "tests/core/test_index.py"
+
 FOUND: Final = "tests/simulation/histories/test_histories.py::test_a_found_history_stays_found"
 """Histories by name: what a planted bug breaks at once may take a campaign some thousands of others to come upon."""
 
@@ -97,7 +99,7 @@ MUTATIONS: Final = (
     Mutation(
         "a group is opened as a probe while a pod has a member of it that lost its driver",
         "core/snapshot.py",
-        "given.isdisjoint(m.address for m in groups[group])",
+        "given.isdisjoint(m.address for m in index.groups[group])",
         "given.isdisjoint(functions)",
         (
             "tests/core/test_books.py",
@@ -119,8 +121,8 @@ MUTATIONS: Final = (
     Mutation(
         "any other text in the ledger is another pod",
         "core/books.py",
-        "        if name in state.resolved and _is_gone(pod, entries.get(name))\n",
-        "        if name in state.resolved and entries.get(name) != pod\n",
+        "if name in had and _is_gone(had[name], entries.get(name)))\n",
+        "if name in had and entries.get(name) != had[name])\n",
         tests=("tests/core/test_books.py",),
     ),
     Mutation(
@@ -146,7 +148,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a device that another resource gives away as well is not counted in ours",
-        "core/standing.py",
+        "core/ownership.py",
         "        return any(e.resource == resource for e in self.entries)\n",
         "        return all(e.resource == resource for e in self.entries)\n",
     ),
@@ -324,6 +326,62 @@ MUTATIONS: Final = (
         "listing.compared(after, event.read, event.healthy, at)",
         "listing.compared(after, event.read, None, at)",
         tests=(f"{FOUND}[a second plugin on our resource comes, and goes]",),
+    ),
+    # --- the index: what is derived once, and carried along -------------------------------------------------
+    Mutation(
+        "an owner is as it was before the last read of the ledger",
+        "core/index.py",
+        "    names = _changed(index.resolved, state.resolved) | _changed(index.entries, state.ledger.entries)\n",
+        "    names = _changed(index.resolved, state.resolved)\n",
+        tests=(INDEX,),
+    ),
+    Mutation(
+        "a claim that has ended is an owner for ever",
+        "core/index.py",
+        "    touched = _changed(index.claims, state.ledger.claims)\n",
+        "    touched = {*state.ledger.claims.keys() - index.claims.keys()}\n",
+        tests=(INDEX,),
+    ),
+    Mutation(
+        "a function that moves to another IOMMU group stays a member of the one before as well",
+        "core/index.py",
+        "f.iommu_group for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None",
+        "f.iommu_group for a in changed for f in (functions.get(a),) if f is not None",
+        tests=(INDEX,),
+    ),
+    Mutation(
+        "a device keeps the group that it had, whoever has come into it",
+        "core/inventory.py",
+        "            and (old.group is group or old.group == group)\n",
+        "",
+        tests=(INDEX,),
+    ),
+    Mutation(
+        "a function that has turned into another model keeps its name",
+        "core/index.py",
+        "    names = {a: name for a, name in index.names.items() if a not in changed}\n    names |= {\n"
+        "        a: named(f)\n"
+        "        for a in changed\n",
+        "    names = dict(index.names)\n    names |= {\n        a: named(f)\n        for a in changed - names.keys()\n",
+        tests=(INDEX,),
+    ),
+    Mutation(
+        "a function that begins to leave its driver is polled as before",
+        "core/index.py",
+        "    if index.devices is not before.devices or index.leaving != state.polls.leaving:\n"
+        "        index = replace(index, leaving=state.polls.leaving, polled=_polled(index, state.polls.leaving))\n",
+        "    if index.devices is not before.devices:\n"
+        "        index = replace(index, polled=_polled(index, state.polls.leaving))\n"
+        "    index = replace(index, leaving=state.polls.leaving)\n",
+        tests=(INDEX,),
+    ),
+    Mutation(
+        "an ID is not known before something else changes",
+        "core/index.py",
+        "        or index.resolved is not before.resolved\n"
+        "        or not _are_listed_alike(before.frames, index.frames)\n",
+        "        or not _are_listed_alike(before.frames, index.frames)\n",
+        tests=(INDEX,),
     ),
     # --- actors and their tools -----------------------------------------------------------------------------
     Mutation(

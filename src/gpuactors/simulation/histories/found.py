@@ -228,6 +228,10 @@ FOUND: Final[dict[str, Script]] = {
             "the next daemon has another pci.ids; a successor starts; mates are released together+0.001; "
             "the successor is told to stop"
         ),
+        "pci.ids is renewed, and pods have nothing by the old name but what cannot be known": (
+            "the daemon is told to stop; our resource has an odd ID+0.001; an older plugin has given a card away; "
+            "the next daemon has another pci.ids"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -112,8 +112,9 @@ def expected(world: World) -> Told:
             told[g.resource][g.device] = UNTOLD
     nothing = {g.device for g in given if g.card is None}
     for devices in told.values():
-        # For IDs alone that mean nothing, or cards that are counted under another name, nobody need serve a resource.
-        if all(device in nothing or health == NOT_OFFERED for device, health in devices.items()):
+        # Nobody need serve a resource for IDs alone that mean nothing, or nothing that can be known, or for cards
+        # that are counted under another name.
+        if all(device in nothing or health in (NOT_OFFERED, UNTOLD) for device, health in devices.items()):
             devices.update(dict.fromkeys(nothing & devices.keys(), UNTOLD))
     return told
 

@@ -98,7 +98,7 @@ class LedgerContents:
     """As `LedgerRead.settling`."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """As `LedgerRead.healthy`."""
-    cached: tuple[CachedAnswer, ...] = ()
+    cached: tuple[CachedAnswer, ...] | None = None
     """As `LedgerRead.cached`."""
     damaged: str = ""
     """As `Ledger.damaged`."""

@@ -173,7 +173,13 @@ class Core:
         )
         healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
         return LedgerRead(
-            read, "PodResources", entries, claims, healthy=healthy, cached=self.cached, damaged=self.damaged
+            read,
+            "PodResources",
+            entries,
+            claims,
+            healthy=healthy,
+            cached=self.cached if self.file_readable else None,
+            damaged=self.damaged,
         )
 
     def poll_event(self, poll: int) -> Event:

@@ -447,6 +447,25 @@ def test_a_file_that_cannot_be_read_either_leaves_the_answers_that_were_known() 
     assert restarted(core, A) == [Ready()]
 
 
+def test_a_file_that_cannot_be_read_beside_list_leaves_the_answers_that_were_known() -> None:
+    core = node(*GROUP_82, ledger={A: "vm-1"})
+    kept(core, a=("/dev/vfio/81",))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    kept(core)
+    core.file_readable = False
+    assert isinstance(restarted(core, A)[0], Refused)
+
+
+def test_an_answer_that_was_known_is_not_that_of_what_we_hand_out_since() -> None:
+    """Its pod has ended, and kubelet's file cannot be read any more."""
+    core = node(*GROUP_82)
+    kept(core, a=("/dev/vfio/81",))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.file_readable = False
+    assert isinstance(ask(core, A, token=Token(7))[0], Granted)
+    assert restarted(core, A) == [Ready()]
+
+
 def test_a_failed_read_gives_nobody_a_device_and_takes_none() -> None:
     core = node(*GROUP_82, ledger={A: "vm-1"})
     entries = core.state.ledger.entries

@@ -21,7 +21,6 @@ from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.model import (
-    CachedAnswer,
     ClaimedDevice,
     Departed,
     DeviceId,
@@ -101,10 +100,8 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         again=False,
         read_at=before.asked_at,
         done=event.read,
-        cached=_by_device(event.cached),
-        damaged=event.damaged,
     )
-    after = replace(state, ledger=ledger)
+    after = replace(state, ledger=_with_answers(ledger, event))
     after = resolved(state, replace(after, granted=_still_granted(after, event, at)))
     left = _left(state, entries, event.read)
     state = replace(
@@ -194,10 +191,12 @@ def _matters(state: NodeState) -> bool:
     return lost or not index.devices.keys().isdisjoint(index.owners)
 
 
-def _by_device(
-    cached: Iterable[CachedAnswer],
-) -> dict[tuple[ResourceName, DeviceId], tuple[str, ...]]:
-    return {(answer.resource, answer.device): answer.nodes for answer in cached}
+def _with_answers(ledger: Ledger, event: LedgerRead | LedgerUnreadable) -> Ledger:
+    """What kubelet's file says of Allocate's answers; what it said last, if it could not be read."""
+    if event.cached is None:
+        return ledger
+    cached = {(answer.resource, answer.device): answer.nodes for answer in event.cached}
+    return replace(ledger, cached=cached, damaged=event.damaged)
 
 
 def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]:
@@ -218,9 +217,7 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
         due_at=at + limits.LEDGER_RETRY_S,
         done=event.read,
     )
-    if event.cached is not None:
-        ledger = replace(ledger, cached=_by_device(event.cached), damaged=event.damaged)
-    state = replace(state, ledger=ledger)
+    state = replace(state, ledger=_with_answers(ledger, event))
     return ask_ledger(state, at) if again else state
 
 

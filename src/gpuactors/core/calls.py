@@ -181,7 +181,10 @@ def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
     """Until kubelet's ledger lists it, what was handed out counts as allocated. It is read for that (`books.due`)."""
     ids = [(call.resource, device) for request in call.requests for device in request]
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
-    return replace(state, granted={**state.granted, **until})
+    # What kubelet kept of an Allocate before is another pod's, and its file may not be readable soon.
+    cached = {name: nodes for name, nodes in state.ledger.cached.items() if name not in until}
+    ledger = replace(state.ledger, cached=cached)
+    return replace(state, granted={**state.granted, **until}, ledger=ledger)
 
 
 def _answered(

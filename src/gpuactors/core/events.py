@@ -116,10 +116,10 @@ class LedgerRead:
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """Kubelet's own list: what it has as healthy of each resource that was asked about, as `listing.comparable` puts
     it; one without a healthy device is not in here. None if kubelet did not say."""
-    cached: tuple[CachedAnswer, ...] = ()
-    """What Allocate answered, by kubelet's ledger file; none where there is no file to be read."""
+    cached: tuple[CachedAnswer, ...] | None = None
+    """What Allocate answered, by kubelet's ledger file; empty where there is none, None if it could not be read."""
     damaged: str = ""
-    """As `Ledger.damaged`."""
+    """As `Ledger.damaged`; says nothing if `cached` is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,9 @@ class LedgerUnreadable:
     read: int
     reason: str
     cached: tuple[CachedAnswer, ...] | None = None
-    """As `LedgerRead.cached`: what Allocate answered is the file's to tell, whether PodResources answers or not. None
-    if the file could not be read either."""
+    """As `LedgerRead.cached`: what Allocate answered is the file's to tell, whether PodResources answers or not."""
     damaged: str = ""
-    """As `Ledger.damaged`; says nothing if `cached` is None."""
+    """As `LedgerRead.damaged`."""
 
 
 # --- kubelet ----------------------------------------------------------------------------------------------

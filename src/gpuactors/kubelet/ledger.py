@@ -143,7 +143,7 @@ class KubeletLedger:
     def _read_checkpoint(self) -> LedgerContents:
         content = self._read_file()
         if content is None:
-            return LedgerContents(NOTHING_YET, (), ())
+            return LedgerContents(NOTHING_YET, (), (), cached=())
         return checkpoint_contents(content, self._file)
 
     def _read_file(self) -> bytes | None:

@@ -222,7 +222,7 @@ class MemoryLedger:
     def _checkpoint(self) -> LedgerContents:
         content = self._transport.checkpoint_file()
         if content is None:
-            return LedgerContents(NOTHING_YET, (), ())
+            return LedgerContents(NOTHING_YET, (), (), cached=())
         return checkpoint_contents(content, CHECKPOINT_FILE)
 
 

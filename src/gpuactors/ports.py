@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.effects import Answer, Effect
 from gpuactors.core.events import Event, PreferenceRequest
 from gpuactors.core.model import (
@@ -211,9 +211,10 @@ class Kubelet(Protocol):
         ...
 
     def serve(
-        self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
+        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
     ) -> AbstractAsyncContextManager[Endpoint]:
-        """Serves the device plugin API for `resource` as long as the context is open.
+        """Serves the device plugin API for `resource` as long as the context is open; each stream gets a read end of
+        its own of `frames`.
 
         Raises `KubeletError` if the socket cannot be made. If the socket's file disappears later that is found out by
         `Endpoint.still_there`, not here.

@@ -11,8 +11,8 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import plugin
-from gpuactors.actors.registry import PluginCells
-from gpuactors.concurrency.latest import Latest
+from gpuactors.actors.registry import PluginReaders
+from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event, RegisterSucceeded
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.core.registration import PluginOrder
@@ -54,7 +54,7 @@ class FakeKubelet:
 
     @asynccontextmanager
     async def serve(
-        self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
+        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
     ) -> AsyncIterator[OldConnection]:
         yield self.endpoint
 
@@ -70,12 +70,13 @@ class NoCaller:
 @asynccontextmanager
 async def plugin_told_to_register() -> AsyncIterator[tuple[FakeKubelet, trio.MemoryReceiveChannel[Event]]]:
     kubelet = FakeKubelet()
-    cells = PluginCells(Latest[Frame](()), Latest(PluginOrder(bind=1, register=1, renew=False)))
+    order = Latest(PluginOrder(bind=1, register=1, renew=False))
+    reads = PluginReaders(Latest[Frame](()).subscribe(), order.subscribe())
     post, inbox = trio.open_memory_channel[Event](8)
     ports = plugin.PluginPorts(kubelet, NoCaller(), post, True, lambda _name, error: pytest.fail(repr(error)))  # type: ignore[arg-type]
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(plugin.run, RESOURCE, cells, ports, trio.Event())
+            nursery.start_soon(plugin.run, RESOURCE, reads, ports, trio.Event())
             yield kubelet, inbox
             nursery.cancel_scope.cancel()
 

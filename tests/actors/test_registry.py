@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import trio
 import trio.testing
@@ -16,11 +18,12 @@ from gpuactors.core.events import (
     KubeletAppeared,
     UeventsOpened,
 )
+from gpuactors.core.model import ResourceName
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.ports import Step
-from tests.core.builders import SETTINGS, gpu
+from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.support.patience import patient
 
 EVENTS: tuple[Event, ...] = (UeventsOpened(), HostScanned(1, (gpu("23:00.0"),)), KubeletAppeared("1"))
@@ -32,6 +35,7 @@ class Recorded:
     def __init__(self) -> None:
         self.initial: NodeState = initial_state(SETTINGS)
         self.steps: list[Step] = []
+        self.plugins: Latest[Mapping[ResourceName, registry.PluginReaders]] = Latest({})
 
     async def run(self) -> None:
         outputs = project(self.initial)
@@ -40,7 +44,7 @@ class Recorded:
             poll=Latest(outputs.poll),
             ledger=Latest(outputs.ledger),
             take_over=Latest(outputs.take_over),
-            plugins=Latest({}),
+            plugins=self.plugins,
             state=Latest(self.initial),
         )
         replies: Replies[Answer] = Replies()
@@ -65,6 +69,22 @@ async def test_every_step_is_recorded() -> None:
         assert taken.before == state
         state, effects = step(state, taken.event, taken.at)
         assert (taken.effects, taken.outputs, taken.failure) == (effects, project(state), "")
+
+
+async def test_a_plugin_is_given_read_ends() -> None:
+    """It streams and carries out; what there is to stream and to do is the registry's to say (issue 11, item 5)."""
+    recorded = Recorded()
+    recorded.initial = Core(gpu("23:00.0")).state
+    await recorded.run()
+    outputs = recorded.steps[-1].outputs
+    assert outputs is not None
+    readers = recorded.plugins.value[H100]
+    assert (readers.frame.value, readers.order.value) == (
+        outputs.plugins[H100].frame,
+        outputs.plugins[H100].order,
+    )
+    for reader in (readers.frame, readers.order):
+        assert not hasattr(reader, "set")
 
 
 async def test_the_step_that_raises_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,18 @@ async def test_a_new_reader_gets_the_present_value_at_once() -> None:
         assert await cell.subscribe().receive() == 2
 
 
+async def test_a_reader_gives_others_a_place_of_their_own() -> None:
+    cell = Latest("first")
+    reader = cell.subscribe()
+    assert await reader.receive() == "first"
+    with trio.fail_after(1):
+        assert await reader.subscribe().receive() == "first", "not had by this one"
+    cell.set("second")
+    assert reader.version == cell.version > reader.seen
+    with trio.fail_after(1):
+        assert await reader.receive() == "second", "nothing was had in its place"
+
+
 async def test_every_reader_gets_each_value_that_it_waits_for(autojump_clock: MockClock) -> None:
     cell = Latest(0)
     got: list[list[int]] = [[], []]

@@ -53,7 +53,7 @@ class Core:
 
 def service(next_frame: Frame) -> DevicePluginService:
     frames = Latest(frame())
-    return DevicePluginService(H100, frames, Core(frames, next_frame), pre_start=True)
+    return DevicePluginService(H100, frames.subscribe(), Core(frames, next_frame), pre_start=True)
 
 
 Stream = AsyncGenerator[pb.ListAndWatchResponse, None]

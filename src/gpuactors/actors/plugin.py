@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from gpuactors import limits
-from gpuactors.actors.registry import PluginCells
+from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event, RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
 from gpuactors.core.model import ResourceName
@@ -37,7 +37,7 @@ class PluginPorts:
 
 
 async def run_all(
-    plugins: LatestReader[Mapping[ResourceName, PluginCells]],
+    plugins: LatestReader[Mapping[ResourceName, PluginReaders]],
     ports: PluginPorts,
     running: Latest[frozenset[ResourceName]] | None = None,
 ) -> None:
@@ -48,9 +48,9 @@ async def run_all(
     stops: dict[ResourceName, trio.Event] = {}
     count = _Running(running)
 
-    async def run_counted(resource: ResourceName, cells: PluginCells, stop: trio.Event) -> None:
+    async def run_counted(resource: ResourceName, reads: PluginReaders, stop: trio.Event) -> None:
         try:
-            await run(resource, cells, ports, stop)
+            await run(resource, reads, ports, stop)
         finally:
             count.ended(resource)
 
@@ -58,11 +58,11 @@ async def run_all(
         async for wanted in plugins:
             for resource in stops.keys() - wanted.keys():
                 stops.pop(resource).set()
-            for resource, cells in wanted.items():
+            for resource, reads in wanted.items():
                 if resource not in stops:
                     stop = stops[resource] = trio.Event()
                     count.began(resource)
-                    nursery.start_soon(run_counted, resource, cells, stop)
+                    nursery.start_soon(run_counted, resource, reads, stop)
         for stop in stops.values():
             stop.set()
 
@@ -87,15 +87,15 @@ class _Running:
             self._names.set(frozenset(r for r, tasks in self._tasks.items() if tasks > 0))
 
 
-async def run(resource: ResourceName, cells: PluginCells, ports: PluginPorts, stop: trio.Event) -> None:
+async def run(resource: ResourceName, reads: PluginReaders, ports: PluginPorts, stop: trio.Event) -> None:
     """Makes one endpoint after the other, whenever a bind order says so, until `stop` is set."""
-    orders = _Orders(cells.order.subscribe(), stop)
+    orders = _Orders(reads.order.subscribe(), stop)
     registered = _Counter()
     order = await orders.next()
     while order is not None:
         try:
             async with ports.kubelet.serve(
-                resource, cells.frame, ports.caller, pre_start=ports.pre_start
+                resource, reads.frame, ports.caller, pre_start=ports.pre_start
             ) as endpoint:
                 bind = order.bind
                 await ports.inbox.send(SocketBound(resource, bind))

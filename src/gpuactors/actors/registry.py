@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-from gpuactors.concurrency.latest import Latest
+from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.effects import Answer, Effect, Reply, Say
 from gpuactors.core.events import Event, Ticked
@@ -25,23 +25,23 @@ from gpuactors.ports import Step
 
 
 @dataclass(frozen=True, slots=True)
-class PluginCells:
-    """One plugin's two cells: what it streams, and what it is to do."""
+class PluginReaders:
+    """What one plugin reads: what it streams, and what it is to do."""
 
-    frame: Latest[Frame]
-    order: Latest[PluginOrder]
+    frame: LatestReader[Frame]
+    order: LatestReader[PluginOrder]
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Every standing output of the registry, made in the composition root. `plugins` is closed when the daemon is
-    to stop."""
+    """Every standing output of the registry, made in the composition root, which gives the read ends to whoever needs
+    them. `plugins` is closed when the daemon is to stop."""
 
     looks: Latest[LooksWanted]
     poll: Latest[PollWanted]
     ledger: Latest[LedgerWanted]
     take_over: Latest[bool]
-    plugins: Latest[Mapping[ResourceName, PluginCells]]
+    plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
 
 
@@ -58,7 +58,8 @@ async def run(
     `record` is given every step, the one that raised as well.
     """
     state = initial
-    _show(project(state), cells)
+    published = _Published(cells)
+    published.show(project(state))
     while True:
         event: Event = Ticked()
         with trio.move_on_at(next_deadline(state)):
@@ -74,7 +75,7 @@ async def run(
         if record is not None:
             record(Step(before, event, at, effects, outputs))
         cells.state.set(state)
-        _show(outputs, cells)
+        published.show(outputs)
         for effect in effects:
             _interpret(effect, replies, say)
 
@@ -87,25 +88,39 @@ def _interpret(effect: Effect, replies: Replies[Answer], say: Callable[[Say], No
             say(effect)
 
 
-def _show(outputs: Outputs, cells: Cells) -> None:
-    """Puts each output into its cell; an equal value wakes nobody."""
-    cells.looks.set(outputs.looks)
-    cells.poll.set(outputs.poll)
-    cells.ledger.set(outputs.ledger)
-    cells.take_over.set(outputs.take_over)
-    if cells.plugins.is_closed:
-        return
-    if outputs.stopping:
-        cells.plugins.close()
-        return
-    known = cells.plugins.value
-    if known.keys() != outputs.plugins.keys():
-        cells.plugins.set({r: known.get(r) or _new_cells(v) for r, v in outputs.plugins.items()})
-    for resource, view in outputs.plugins.items():
-        plugin = cells.plugins.value[resource]
-        plugin.frame.set(view.frame)
-        plugin.order.set(view.order)
+class _Published:
+    """The writing ends. Those of a plugin are made here, when there is one."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._plugins: dict[ResourceName, _PluginCells] = {}
+
+    def show(self, outputs: Outputs) -> None:
+        """Puts each output into its cell; an equal value wakes nobody."""
+        cells = self._cells
+        cells.looks.set(outputs.looks)
+        cells.poll.set(outputs.poll)
+        cells.ledger.set(outputs.ledger)
+        cells.take_over.set(outputs.take_over)
+        if cells.plugins.is_closed:
+            return
+        if outputs.stopping:
+            cells.plugins.close()
+            return
+        if self._plugins.keys() != outputs.plugins.keys():
+            known = self._plugins
+            self._plugins = {r: known.get(r) or _PluginCells(v) for r, v in outputs.plugins.items()}
+            cells.plugins.set({r: plugin.readers for r, plugin in self._plugins.items()})
+        for resource, view in outputs.plugins.items():
+            plugin = self._plugins[resource]
+            plugin.frame.set(view.frame)
+            plugin.order.set(view.order)
 
 
-def _new_cells(view: PluginView) -> PluginCells:
-    return PluginCells(Latest(view.frame), Latest(view.order))
+class _PluginCells:
+    """One plugin's two cells."""
+
+    def __init__(self, view: PluginView) -> None:
+        self.frame = Latest(view.frame)
+        self.order = Latest(view.order)
+        self.readers = PluginReaders(self.frame.subscribe(), self.order.subscribe())

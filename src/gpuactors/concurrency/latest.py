@@ -64,7 +64,10 @@ class Latest(Generic[T]):
 
 @final
 class LatestReader(Generic[T]):
-    """One reader's place in the sequence of values. An asynchronous iterator that ends when the cell is closed."""
+    """One reader's place in the sequence of values. An asynchronous iterator that ends when the cell is closed.
+
+    Whoever has it can read the cell, and give others a place of their own, but cannot write.
+    """
 
     def __init__(self, latest: Latest[T]) -> None:
         self._latest = latest
@@ -76,9 +79,18 @@ class LatestReader(Generic[T]):
         return self._latest.value
 
     @property
+    def version(self) -> int:
+        """The version of the newest value, without counting as having had it."""
+        return self._latest.version
+
+    @property
     def seen(self) -> int:
         """The version of the value that was received last; -1 before the first one."""
         return self._seen
+
+    def subscribe(self) -> LatestReader[T]:
+        """Another read end of the same cell, as `Latest.subscribe`."""
+        return self._latest.subscribe()
 
     async def receive(self) -> T:
         """The newest value, once there is one that this reader has not had yet.

@@ -18,7 +18,7 @@ from typing import final
 import trio
 
 from gpuactors import limits
-from gpuactors.concurrency.latest import Latest
+from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.grpc_trio.service import TrioService
 from gpuactors.kubelet import translate
@@ -31,7 +31,7 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
     """Serves one resource's frames and answers kubelet's calls about it."""
 
     def __init__(
-        self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
+        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
     ) -> None:
         self._resource = resource
         self._frames = frames

@@ -18,7 +18,7 @@ from grpclib import GRPCError
 from inotify_simple import INotify, flags
 
 from gpuactors import limits
-from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.core.quote import quoted
 from gpuactors.core.text import encodable
@@ -174,7 +174,7 @@ class UnixKubelet:
 
     @asynccontextmanager
     async def serve(
-        self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
+        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
     ) -> AsyncIterator[UnixEndpoint]:
         """The socket lies directly in kubelet's directory, where operators look for it."""
         name = socket_name(resource, self._directory)

@@ -16,7 +16,7 @@ from typing import Final, final
 import trio
 
 from gpuactors import limits
-from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.model import Frame, ResourceName
 from gpuactors.grpc_trio import Server, open_channel
 from gpuactors.kubelet.device_plugin import DevicePluginService
@@ -68,7 +68,7 @@ class MemoryKubelet:
 
     @asynccontextmanager
     async def serve(
-        self, resource: ResourceName, frames: Latest[Frame], caller: Caller, *, pre_start: bool
+        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
     ) -> AsyncIterator[MemoryEndpoint]:
         """As `ports.Kubelet.serve`."""
         self._faults.crash(Fault.PLUGIN_CRASHES)

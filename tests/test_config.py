@@ -18,7 +18,6 @@ from gpuactors.config import (
     NoUevents,
     SocketUevents,
     as_dict,
-    describe,
     load,
     resolve,
     schema,
@@ -298,12 +297,6 @@ def test_what_kubernetes_says_about_a_service_of_our_name_is_passed_over() -> No
     assert load({}, environ) == Config()
 
 
-def test_no_key_can_be_mistaken_for_what_kubernetes_says_about_a_service() -> None:
-    for key in KEYS:
-        assert "PORT" not in key.upper().split("_"), f"{key}: its variable would be passed over"
-        assert "SERVICE" not in key.upper().split("_")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -369,5 +362,3 @@ def test_the_schema_describes_every_key_with_its_default() -> None:
     assert described["additionalProperties"] is False
     assert described["properties"]["select"]["default"] == list(DEFAULT_SELECTORS)
     assert {key: value["default"] for key, value in described["properties"].items()} == as_dict(Config())
-    for key in KEYS:
-        assert describe(key).endswith("."), f"{key} is not described"

@@ -12,15 +12,14 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import click
 import trio
 
 from gpuactors import allocator
-from gpuactors.config import Config, ConfigError, Resolved, describe, resolve, schema
+from gpuactors.config import DECLARATIONS, Config, ConfigError, Declaration, Resolved, resolve, schema
 from gpuactors.observe import log, stdout
 from gpuactors.ports import HostError
 
@@ -30,41 +29,25 @@ EX_SOFTWARE: Final = 70
 EX_CANTCREAT: Final = 73
 EX_CONFIG: Final = 78
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+def _option(setting: Declaration) -> click.Option:
+    """The flag of a setting. Its value is taken as it is written: whether it is right is the configuration's to say."""
+    return click.Option(
+        [f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag, setting.key],
+        metavar=None if setting.is_switch else setting.metavar,
+        default=None,
+        multiple=setting.is_list,
+        help=setting.described.description,
+    )
 
 
-def _option(flag: str, metavar: str, **kwargs: Any) -> Callable[[F], F]:
-    """An option of the configuration; its help is the key's description, its checks are the configuration's."""
-    key = flag.removeprefix("--").replace("-", "_")
-    return click.option(flag, key, metavar=metavar, default=None, help=describe(key), **kwargs)
+class Configured(click.Command):
+    """A command that takes every setting as a flag."""
 
-
-def configured(command: F) -> F:
-    """Adds every key of the configuration as a flag."""
-    options = [
-        click.option("--config", metavar="FILE", default=None, help="Configuration file, .toml or .yaml."),
-        _option("--host-root", "DIR"),
-        _option("--kubelet-dir", "DIR"),
-        _option("--state-dir", "DIR"),
-        _option("--pci-ids", "FILE"),
-        _option("--uevents", "kernel|off|unix:PATH"),
-        _option("--resync-interval-s", "N"),
-        _option("--select", "KEY=VALUE,…", multiple=True),
-        click.option(
-            "--pre-start-gate/--no-pre-start-gate",
-            "pre_start_gate",
-            default=None,
-            help=describe("pre_start_gate"),
-        ),
-        _option("--holders", "passive|proc|open"),
-        click.option("--journal/--no-journal", "journal", default=None, help=describe("journal")),
-        _option("--node-name", "NAME"),
-        _option("--log-format", "json|console"),
-        _option("--log-level", "LEVEL"),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    def __init__(self, name: str | None, *, params: list[click.Parameter], **kwargs: Any) -> None:
+        file = click.Option(["--config"], metavar="FILE", help="Configuration file, .toml or .yaml.")
+        settings = map(_option, DECLARATIONS.values())
+        super().__init__(name, params=[*params, file, *settings], **kwargs)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -77,8 +60,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
-@configured
+@cli.command(cls=Configured)
 def run(**flags: object) -> None:
     """Run the daemon."""
     resolved = _resolved(flags)
@@ -104,8 +86,7 @@ def run(**flags: object) -> None:
         _fail(f"internal error, please report it: {cause!r}", EX_SOFTWARE)
 
 
-@cli.command()
-@configured
+@cli.command(cls=Configured)
 @click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def inspect(output: str, **flags: object) -> None:
     """Show the GPUs of this node, what kubelet would be told about each, and why."""
@@ -119,9 +100,8 @@ def inspect(output: str, **flags: object) -> None:
     click.echo(inspection.as_json(found) if output == "json" else inspection.as_table(found))
 
 
-@cli.command()
+@cli.command(cls=Configured)
 @click.argument("address")
-@configured
 @click.option("-o", "output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def explain(address: str, output: str, **flags: object) -> None:
     """Explain one GPU: whose it is, who holds it, why kubelet is told what it is told, and what happened to it.
@@ -255,8 +235,7 @@ def config_group() -> None:
     """The configuration: what is set and from where, and what can be set."""
 
 
-@config_group.command()
-@configured
+@config_group.command(cls=Configured)
 @click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def show(output: str, **flags: object) -> None:
     """Show every key, its value, and where the value came from.

@@ -1,7 +1,7 @@
 """Every bound of the program, in one place, but for those of gRPC itself (`grpc_trio/limits.py`): name, unit and the
 reason for the number.
 
-Must not hold settings: what an operator may change is in `config.py`; what is here follows from kubelet, the
+Must not hold settings: what an operator may change is in `config/settings.py`; what is here follows from kubelet, the
 kernel or arithmetic, and a change needs a reason, not a preference.
 """
 

@@ -1,0 +1,173 @@
+"""How a setting is declared: once, as a field of a struct, `key: Annotated[TYPE, Described(…)] = DEFAULT`.
+
+Everything else that names the setting is made of that: its flag and its variable, its lines in `--help`, its property
+in the schema, its row in the README, and the sentence that refuses a value. Must not know any setting (they are in
+`settings.py`) and must not read a value (`sources.py` does).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+import msgspec
+
+ENVIRONMENT_PREFIX: Final = "GPUACTORS_"
+
+CONFIG_FILE_KEY: Final = "config"
+"""Of the flag and the variable that name the configuration file, which is no setting: a file cannot name itself."""
+
+LIST_SEPARATOR: Final = ";"
+"""Between the values of a list that is written as one text (a variable, or a file's text instead of a list)."""
+
+_KEY: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+_OF_SERVICES: Final = frozenset({"port", "service"})
+"""Words in the variables with which kubelet describes a Service: a setting's own could be mistaken for one of them."""
+
+
+def flag_of(key: str) -> str:
+    """`host_root` is `--host-root`."""
+    return "--" + key.replace("_", "-")
+
+
+def variable_of(key: str) -> str:
+    """`host_root` is `GPUACTORS_HOST_ROOT`."""
+    return ENVIRONMENT_PREFIX + key.upper()
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the type of a setting does not say."""
+
+    description: str
+    """What it means: one sentence or more, Markdown."""
+    metavar: str = ""
+    """What stands for a value in the help. A switch and a choice show their values."""
+    must_be: str = ""
+    """What a value must be: the end of the sentence that refuses another one. A switch and a choice name theirs."""
+    default: str = ""
+    """What the default means, where its value does not say it (`None`, an empty text)."""
+    check: Callable[[Any], object] | None = None
+    """Takes a value of the right type and returns it as it is kept. Raises ValueError."""
+    fallback_variable: str = ""
+    """A variable without our prefix that is read where no flag, no variable of ours and no file has the setting."""
+    yaml_off: bool = False
+    """Whether `off` is one of its values: YAML 1.1 reads a bare one as false."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One setting. Making one that lacks a part raises TypeError, with what it lacks."""
+
+    key: str
+    """Its name in a configuration file."""
+    type: Any
+    default: object
+    described: Described
+
+    def __post_init__(self) -> None:
+        words = self.key.split("_")
+        description = self.described.description
+        parts = {
+            "a key in snake_case": _KEY.fullmatch(self.key),
+            f"a key other than {CONFIG_FILE_KEY}, which names the file": self.key != CONFIG_FILE_KEY,
+            f"a key without {' and '.join(sorted(_OF_SERVICES))}": _OF_SERVICES.isdisjoint(words),
+            "a description that ends with a full stop": description.strip(" .") and description.endswith("."),
+            "a metavar": self.metavar,
+            "what a value must be": self.must_be,
+            "a default": self.default is not msgspec.NODEFAULT,
+            "what its default means": self.default is msgspec.NODEFAULT or self.default_text,
+        }
+        if missing := [part for part, there in parts.items() if not there]:
+            raise TypeError(f"the setting {self.key!r} needs {' and '.join(missing)}")
+
+    @property
+    def flag(self) -> str:
+        """Its flag on the command line; a switch has `--no-…` besides."""
+        return flag_of(self.key)
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return variable_of(self.key)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, with a flag for each."""
+        return _plain(self.type) is bool
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it has several values: its flag may be repeated, and one text holds several."""
+        return get_origin(_plain(self.type)) is tuple
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value: `DIR`, `json|console`."""
+        return self.described.metavar or "|".join(self._choices)
+
+    @property
+    def must_be(self) -> str:
+        """What a value must be, in words: `json or console`."""
+        return self.described.must_be or _or(self._choices)
+
+    @property
+    def default_values(self) -> tuple[str, ...]:
+        """The default as an operator would write it, each value of a list apart; none for `None` and an empty text."""
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        return tuple(filter(None, map(_written, values)))
+
+    @property
+    def default_text(self) -> str:
+        """The default for people: its meaning where the value says nothing."""
+        text = self.described.default or " and ".join(self.default_values)
+        instead = self.described.fallback_variable
+        return f"{instead}, else {text}" if instead and text else text
+
+    @property
+    def _choices(self) -> tuple[str, ...]:
+        plain = _plain(self.type)
+        if plain is bool:
+            return ("true", "false")
+        return get_args(plain) if get_origin(plain) is Literal else ()
+
+
+def declared(struct: type[msgspec.Struct]) -> Mapping[str, Declaration]:
+    """The settings that the fields of a struct declare, by key and in order. Raises TypeError for a field that is no
+    whole declaration."""
+    return MappingProxyType({f.name: _declaration(f) for f in msgspec.structs.fields(struct)})
+
+
+def _declaration(field: msgspec.structs.FieldInfo) -> Declaration:
+    notes = field.type.__metadata__ if get_origin(field.type) is Annotated else ()
+    described = [note for note in notes if isinstance(note, Described)]
+    if len(described) != 1:
+        raise TypeError(f"the setting {field.name!r} needs one Described(…) in its annotation")
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    return Declaration(field.name, field.type, default, described[0])
+
+
+def _plain(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _written(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def _or(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -1,0 +1,44 @@
+"""The settings as JSON holds them, and the JSON Schema of a configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .declaration import LIST_SEPARATOR
+from .settings import DECLARATIONS, Config
+
+
+def as_dict(config: Config) -> dict[str, object]:
+    """The settings as JSON would hold them; a file with this content gives the same Config."""
+    return msgspec.json.decode(msgspec.json.encode(config, enc_hook=_encode), type=dict[str, object])
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a configuration file, with the defaults."""
+    (_, components) = msgspec.json.schema_components([Config], schema_hook=_path_schema)
+    body = components["Config"]
+    defaults = as_dict(Config())
+    for key, declaration in DECLARATIONS.items():
+        values = body["properties"][key]
+        values.pop("default", None)
+        if declaration.is_list:
+            one_text = {"type": "string", "description": f"Several are separated by `{LIST_SEPARATOR}`."}
+            values = {"anyOf": [values, one_text]}
+        described = {"description": declaration.described.description}
+        body["properties"][key] = {**described, **values, "default": defaults[key]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"no setting is of the type {type(value)}")
+
+
+def _path_schema(kind: type) -> dict[str, object]:
+    if kind is not Path:
+        raise NotImplementedError(f"no setting is of the type {kind}")
+    return {"type": "string", "minLength": 1}

@@ -1,0 +1,227 @@
+"""The settings. Each is written once, here: key, type, default, and what is said of it.
+
+Must not hold bounds (they are in `limits.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from gpuactors.core.selector import Selector, parse_selector
+from gpuactors.limits import JOURNAL_MAX_BYTES, RESYNC_INTERVAL_MAX_S, SOCKET_PATH_MAX_BYTES
+
+from .declaration import Declaration, Described, declared
+
+DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
+"""NVIDIA's display controllers, and its NVSwitch bridges."""
+
+Holders: TypeAlias = Literal["passive", "proc", "open"]
+LogFormat: TypeAlias = Literal["json", "console"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUevents:
+    """Uevents come from the kernel's netlink multicast group."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoUevents:
+    """No uevents: what changes is found by the periodic scan alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketUevents:
+    """Uevents, in the kernel's own format, come as datagrams to a unix socket that the daemon binds at
+    `path`."""
+
+    path: Path
+
+
+UeventSource: TypeAlias = KernelUevents | NoUevents | SocketUevents
+
+
+# --- checks that a type cannot make -----------------------------------------------------------------------
+
+
+def _checked_selectors(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """As they are written out. Selectors that only leave out leave out of the default, which is written out as well."""
+    selectors = tuple(parse_selector(text) for text in texts)
+    chosen = () if any(not selector.exclude for selector in selectors) else DEFAULT_SELECTORS
+    return (*chosen, *map(str, selectors))
+
+
+_NODE_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+
+def _checked_node_name(text: str) -> str:
+    # A Kubernetes node's name is a DNS subdomain. The host's own name may be anything, and is not checked here.
+    if text and not _NODE_NAME.fullmatch(text):
+        raise ValueError("it is a DNS name, as kubectl get nodes shows it")
+    return text
+
+
+def _checked_uevents(text: str) -> str:
+    _uevent_source(text)
+    return text
+
+
+def _uevent_source(text: str) -> UeventSource:
+    scheme, _, path = text.partition(":")
+    match scheme:
+        case "kernel" if text == scheme:
+            return KernelUevents()
+        case "off" if text == scheme:
+            return NoUevents()
+        case "unix" if path:
+            if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
+                raise ValueError(f"the path has {len(os.fsencode(path))} bytes")
+            if "\0" in path:
+                raise ValueError("the path holds a NUL character")
+            return SocketUevents(Path(path))
+        case _:
+            raise ValueError(f"{text!r} is none of these")
+
+
+# --- the settings -----------------------------------------------------------------------------------------
+
+_A_PATH: Final = "a path, not empty and without NUL"
+
+
+def _path(default: str) -> Any:
+    # A factory, because msgspec cannot write a Path into a schema as a default; `schema` puts it there as
+    # text.
+    return msgspec.field(default_factory=lambda: Path(default))
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The settings of gpuactors. Units are in the names (`_s`: seconds)."""
+
+    host_root: Annotated[
+        Path,
+        Described(
+            "Prefix under which the host's /sys, /dev and /proc are read.",
+            metavar="DIR",
+            must_be=_A_PATH,
+        ),
+    ] = _path("/")
+    kubelet_dir: Annotated[
+        Path,
+        Described(
+            "Kubelet's directory; holds `device-plugins/` and `pod-resources/`.",
+            metavar="DIR",
+            must_be=_A_PATH,
+        ),
+    ] = _path("/var/lib/kubelet")
+    state_dir: Annotated[
+        Path,
+        Described(
+            "Where the daemon keeps what must outlive it.",
+            metavar="DIR",
+            must_be=_A_PATH,
+        ),
+    ] = _path("/var/lib/gpuactors")
+    pci_ids: Annotated[
+        Path | None,
+        Described(
+            "The pci.ids file that names the models; else the shipped one, never the host's.",
+            metavar="FILE",
+            must_be="the path of a pci.ids file, not empty and without NUL",
+            default="the shipped one",
+        ),
+    ] = None
+    uevents: Annotated[
+        str,
+        Described(
+            "Where uevents come from: `kernel`, `off` (periodic scan only), or `unix:PATH` "
+            "(a datagram socket bound at PATH, for test rigs).",
+            metavar="kernel|off|unix:PATH",
+            must_be=f"kernel, off or unix:PATH, with a PATH of at most {SOCKET_PATH_MAX_BYTES} bytes",
+            check=_checked_uevents,
+            yaml_off=True,
+        ),
+        Meta(pattern="^(kernel|off|unix:.+)$"),
+    ] = "kernel"
+    resync_interval_s: Annotated[
+        float,
+        Described(
+            "Seconds between two full scans that nothing asked for; at most "
+            f"{RESYNC_INTERVAL_MAX_S:.0f}, a day.",
+            metavar="N",
+            must_be=f"a number of seconds above 0, and at most {RESYNC_INTERVAL_MAX_S:.0f} (a day)",
+        ),
+        Meta(gt=0, le=RESYNC_INTERVAL_MAX_S),
+    ] = 300.0
+    select: Annotated[
+        tuple[str, ...],
+        Described(
+            "Which PCI functions are looked at, each `KEY=VALUE,…` with the keys vendor, device, class "
+            "(the start of the class code) and address. A function that meets one of them is chosen, unless it "
+            "meets one that begins with `!`. Where all begin so, they leave out of the default.",
+            metavar="KEY=VALUE,…",
+            must_be="one or more selectors KEY=VALUE,… or !KEY=VALUE,… with the keys vendor, device, class and address",
+            check=_checked_selectors,
+        ),
+        Meta(min_length=1),
+    ] = DEFAULT_SELECTORS
+    pre_start_gate: Annotated[
+        bool,
+        Described("Whether kubelet is asked to call PreStartContainer before a container starts."),
+    ] = True
+    holders: Annotated[
+        Holders,
+        Described(
+            "How it is found out whether a GPU is in use, and by whom: `passive` (`enable` and "
+            "`power/runtime_status` in sysfs; opens nothing), `proc` (also /proc/*/fd, which names the process; "
+            "needs the host's PID namespace, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE), or `open` (as `passive`, "
+            "and as a last resort opens the IOMMU group of a GPU that nobody was given).",
+        ),
+    ] = "passive"
+    journal: Annotated[
+        bool,
+        Described(
+            "Whether everything that happens is recorded in `state_dir`, for `gpuactors replay`: "
+            f"the last {JOURNAL_MAX_BYTES >> 20} MiB of it.",
+        ),
+    ] = True
+    node_name: Annotated[
+        str,
+        Described(
+            "The node's name, in the log, the journal and what `inspect` and `explain` print; else the variable "
+            "NODE_NAME, else the host's own name.",
+            metavar="NAME",
+            must_be="a node's name of at most 253 letters, digits, `-` and `.`",
+            default="the host's own name",
+            check=_checked_node_name,
+            # What manifests commonly call the node's name where the downward API gives it (`spec.nodeName`).
+            fallback_variable="NODE_NAME",
+        ),
+    ] = ""
+    log_format: Annotated[LogFormat, Described("How log lines look: `json` or `console`.")] = "json"
+    log_level: Annotated[
+        LogLevel, Described("The least level that is logged: `debug`, `info`, `warning` or `error`.")
+    ] = "info"
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        """`select`, parsed. Raises ValueError only for a Config that was not made by `load`."""
+        return tuple(parse_selector(text) for text in self.select)
+
+    @property
+    def uevent_source(self) -> UeventSource:
+        """`uevents`, parsed. Raises ValueError only for a Config that was not made by `load`."""
+        return _uevent_source(self.uevents)
+
+
+DECLARATIONS: Final[Mapping[str, Declaration]] = declared(Config)
+"""Every setting by its key, in the order in which they are shown."""
+
+KEYS: Final[tuple[str, ...]] = tuple(DECLARATIONS)

@@ -1,0 +1,245 @@
+"""Where the values come from: flags, the environment, a configuration file; each checked, with words for what is wrong.
+
+Must not know what any setting means: that is in its declaration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import reprlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from gpuactors.limits import CONFIG_FILE_MAX_BYTES
+
+from .declaration import (
+    CONFIG_FILE_KEY,
+    ENVIRONMENT_PREFIX,
+    LIST_SEPARATOR,
+    Declaration,
+    flag_of,
+    variable_of,
+)
+from .settings import DECLARATIONS, Config
+
+CONFIG_FILE_VARIABLE: Final = variable_of(CONFIG_FILE_KEY)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text says which key, from where, and what would be right.
+
+    The command line ends with code 78 (EX_CONFIG, sysexits.h) on it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a value came from: `kind`, and `name` of the flag, variable or file (empty for a default)."""
+
+    kind: Literal["flag", "environment", "file", "default"]
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A Config and, for each of its keys, where the value came from."""
+
+    config: Config
+    provenance: Mapping[str, Provenance]
+
+
+def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> Config:
+    """The configuration from all sources; `resolve` says where each value came from. Raises ConfigError."""
+    return resolve(flags, environ).config
+
+
+def resolve(flags: Mapping[str, object], environ: Mapping[str, str]) -> Resolved:
+    """The configuration from all sources, with the provenance of each key.
+
+    `flags` has the keys' names, and `config` for the file; a flag that is None or an empty tuple was not
+    given (as click hands them over). `environ` is usually `os.environ`. Paths are taken as they are written,
+    relative ones from the working directory. Raises ConfigError for an unknown key, a bad value or an
+    unreadable file.
+    """
+    given_flags = {name: value for name, value in flags.items() if value is not None and value != ()}
+    if unknown := given_flags.keys() - DECLARATIONS.keys() - {CONFIG_FILE_KEY}:
+        raise ConfigError(f"there is no setting for the flag {flag_of(min(unknown))}")
+    variables = _variables(environ)
+    from_file, file_source = _file(
+        given_flags.pop(CONFIG_FILE_KEY, None), variables.pop(CONFIG_FILE_KEY, None)
+    )
+
+    values: dict[str, object] = {}
+    provenance: dict[str, Provenance] = {}
+    for key, setting in DECLARATIONS.items():
+        if key in given_flags:
+            raw, source = given_flags[key], Provenance("flag", setting.flag)
+        elif key in variables:
+            raw, source = variables[key], Provenance("environment", setting.variable)
+        elif key in from_file:
+            raw, source = from_file[key], file_source
+        elif instead := environ.get(setting.described.fallback_variable):
+            raw, source = instead, Provenance("environment", setting.described.fallback_variable)
+        else:
+            provenance[key] = Provenance("default")
+            continue
+        values[key] = _value(setting, raw, source)
+        provenance[key] = source
+    return Resolved(config=Config(**values), provenance=provenance)  # type: ignore[arg-type]
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def _value(setting: Declaration, raw: object, source: Provenance) -> object:
+    """One value, checked. In a flag or a variable a number is still text; a file has types."""
+    try:
+        value = msgspec.convert(
+            _untyped(setting, raw, source), setting.type, strict=source.kind == "file", dec_hook=_decode
+        )
+        check = setting.described.check
+        return value if check is None else check(value)
+    except (msgspec.ValidationError, ValueError) as error:
+        # msgspec's words ("Expected `float` > 0.0") are for programmers; what our own checks say is for
+        # operators.
+        detail = "" if isinstance(error, msgspec.ValidationError) else f" ({error})"
+        raise ConfigError(
+            f"{setting.key} is {_shown(raw)} ({source}), but must be {setting.must_be}{detail}"
+        ) from None
+
+
+def _untyped(setting: Declaration, raw: object, source: Provenance) -> object:
+    """The value in the shape in which a file would hold it."""
+    match raw:
+        case os.PathLike():
+            return os.fspath(raw)
+        case str() if setting.is_list:
+            return [part.strip() for part in raw.split(LIST_SEPARATOR) if part.strip()]
+        case False if setting.described.yaml_off and source.kind == "file":
+            return "off"
+        case _:
+            return raw
+
+
+def _decode(kind: type, raw: object) -> object:
+    if kind is not Path:
+        raise NotImplementedError(f"no setting is of the type {kind}")
+    if not isinstance(raw, str):
+        raise ValueError(f"a {type(raw).__name__} is not a path")  # noqa: TRY004 - msgspec wraps ValueError alone
+    if not raw or "\0" in raw:
+        raise ValueError("a path is neither empty nor does it hold a NUL character")
+    return Path(raw)
+
+
+def _shown(raw: object) -> str:
+    """The value for an error message: short, whatever a file holds (YAML's aliases can make a short text
+    huge)."""
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 2, 200, 200
+    return brief.repr(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
+
+
+# --- environment ------------------------------------------------------------------------------------------
+
+# Kubernetes describes every Service of the namespace to each container in variables that begin with the
+# Service's name (kubelet pkg/kubelet/envvars/envvars.go: FromServices, makeLinkVariables). A Service called
+# gpuactors, or gpuactors-something, must not stop the daemon, so variables of exactly these shapes are passed
+# over.
+_SERVICE_VARIABLE = re.compile(
+    r"GPUACTORS_(?:\w+_)?(?:"
+    r"SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?"
+    r")"
+)
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings in the environment by key, and `config` for the file. Raises ConfigError for an unknown
+    one."""
+    found: dict[str, str] = {}
+    known = {setting.variable: key for key, setting in DECLARATIONS.items()}
+    known[CONFIG_FILE_VARIABLE] = CONFIG_FILE_KEY
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if name in known:
+            found[known[name]] = environ[name]
+        elif not _SERVICE_VARIABLE.fullmatch(name):
+            raise ConfigError(f"unknown variable {name} in the environment{_instead(name, known)}")
+    return found
+
+
+# --- file -------------------------------------------------------------------------------------------------
+
+
+def _file(flag: object | None, variable: str | None) -> tuple[dict[str, object], Provenance]:
+    """What the configuration file holds, if there is one. Raises ConfigError."""
+    name = flag if flag is not None else variable
+    if name is None:
+        return {}, Provenance("default")
+    path = Path(str(name))
+    origin = flag_of(CONFIG_FILE_KEY) if flag is not None else CONFIG_FILE_VARIABLE
+    values = _parsed(path, origin, _read(path, origin))
+    for key in values:
+        if key not in DECLARATIONS:
+            raise ConfigError(f"unknown key {key!r} in file {path}{_instead(str(key), DECLARATIONS)}")
+    return values, Provenance("file", str(path))
+
+
+def _read(path: Path, origin: str) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(CONFIG_FILE_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration file {str(path)!r} ({origin}): {error.strerror}"
+        ) from None
+    if len(content) > CONFIG_FILE_MAX_BYTES:
+        raise ConfigError(
+            f"the configuration file {path} ({origin}) has more than "
+            f"{CONFIG_FILE_MAX_BYTES} bytes; is it the right one?"
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration file {path} ({origin}) is not UTF-8: {error}") from None
+
+
+def _parsed(path: Path, origin: str, text: str) -> dict[str, object]:
+    try:
+        match path.suffix:
+            case ".toml":
+                values: object = tomllib.loads(text)
+            case ".yaml" | ".yml":
+                from . import strict_yaml  # 20 ms that only a YAML file is worth
+
+                values = strict_yaml.load(text)
+                values = {} if values is None else values
+            case _:
+                raise ConfigError(
+                    f"the configuration file {path} ({origin}) must end in .toml, .yaml or .yml, "
+                    "so that its language is known"
+                )
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the configuration file {path} ({origin}) cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"the configuration file {path} ({origin}) must hold keys with values")
+    return values
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    """What may have been meant; else everything there is. The prefix would make all variables look alike."""
+    names = {full.removeprefix(ENVIRONMENT_PREFIX): full for full in known}
+    close = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), names, n=2, cutoff=0.7)
+    if close:
+        return f"; did you mean {' or '.join(names[short] for short in close)}?"
+    return f"; there is {', '.join(names.values())}"

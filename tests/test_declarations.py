@@ -1,0 +1,137 @@
+"""A setting is written once: what follows from its declaration, and that no part of one can be left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import msgspec
+import pytest
+
+from gpuactors.cli import Configured, cli
+from gpuactors.config import DECLARATIONS, KEYS, Config, ConfigError, Declaration, load, resolve, schema
+from gpuactors.config.declaration import LIST_SEPARATOR, Described, declared
+
+each_setting = pytest.mark.parametrize("setting", DECLARATIONS.values(), ids=KEYS)
+
+
+def configured_commands() -> Mapping[str, click.Command]:
+    """The commands that take the settings, by the words that call them."""
+
+    def below(group: click.Group, words: str) -> dict[str, click.Command]:
+        found: dict[str, click.Command] = {}
+        for name, command in group.commands.items():
+            if isinstance(command, click.Group):
+                found |= below(command, f"{words}{name} ")
+            elif isinstance(command, Configured):
+                found[f"{words}{name}"] = command
+        return found
+
+    return below(cli, "")
+
+
+def test_these_commands_take_the_settings() -> None:
+    assert list(configured_commands()) == ["run", "inspect", "explain", "config show"]
+
+
+def test_every_field_of_the_configuration_is_a_declared_setting() -> None:
+    assert Config.__struct_fields__ == KEYS
+    assert tuple(schema()["properties"]) == KEYS
+
+
+@each_setting
+def test_every_setting_is_a_flag_of_each_command_that_takes_the_settings(setting: Declaration) -> None:
+    for name, command in configured_commands().items():
+        flags = {flag for parameter in command.params for flag in parameter.opts}
+        assert setting.flag in flags, name
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [setting for setting in DECLARATIONS.values() if setting.default_values],
+    ids=lambda setting: setting.key,
+)
+def test_a_default_that_is_written_out_is_the_default(setting: Declaration, tmp_path: Path) -> None:
+    written = LIST_SEPARATOR.join(setting.default_values)
+    file = tmp_path / "c.yaml"
+    file.write_text(json.dumps({setting.key: schema()["properties"][setting.key]["default"]}))
+    for resolved in (resolve({}, {setting.variable: written}), resolve({"config": file}, {})):
+        assert resolved.provenance[setting.key].kind != "default"
+        assert resolved.config == Config()
+
+
+@each_setting
+def test_every_refusal_says_what_the_value_must_be(setting: Declaration) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({}, {setting.variable: "\0"})
+    start = f"{setting.key} is '\\x00' (environment {setting.variable}), but must be {setting.must_be}"
+    assert str(caught.value).startswith(start)
+
+
+# --- a declaration ----------------------------------------------------------------------------------------
+
+
+def declare(annotation: Any, key: str = "key", **default: Any) -> Declaration:
+    """The declaration `key: annotation = default`."""
+    field = (key, annotation, default["default"]) if default else (key, annotation)
+    return declared(msgspec.defstruct("Settings", [field], kw_only=True))[key]
+
+
+def text(description: str = "What it is.", **words: Any) -> Any:
+    said: dict[str, Any] = {"metavar": "TEXT", "must_be": "a text", **words}
+    return Annotated[str, Described(description, **said)]
+
+
+def test_a_declaration_names_everything_that_follows_from_it() -> None:
+    setting = declare(text(), "some_text_s", default="x")
+    assert (setting.flag, setting.variable) == ("--some-text-s", "GPUACTORS_SOME_TEXT_S")
+    assert (setting.metavar, setting.must_be, setting.default_text) == ("TEXT", "a text", "x")
+
+
+def test_a_switch_and_a_choice_name_their_values_themselves() -> None:
+    switch = declare(Annotated[bool, Described("Whether.")], default=False)
+    assert (switch.metavar, switch.must_be, switch.default_text) == ("true|false", "true or false", "false")
+    choice = declare(Annotated[Literal["c", "a", "b"], Described("Which.")], default="a")
+    assert (choice.metavar, choice.must_be, choice.default_text) == ("c|a|b", "c, a or b", "a")
+
+
+def test_a_default_that_says_nothing_has_words() -> None:
+    assert declare(text(default="none"), default="").default_text == "none"
+    instead = text(default="none", fallback_variable="OTHER")
+    assert declare(instead, default="").default_text == "OTHER, else none"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "lacks"),
+    [
+        (str, "x", r"one Described\(…\)"),
+        (Annotated[str, "a description"], "x", r"one Described\(…\)"),
+        (text(""), "x", "a description"),
+        (text("."), "x", "a description"),
+        (text("Without an end"), "x", "a description that ends with a full stop"),
+        (text(metavar=""), "x", "a metavar"),
+        (text(must_be=""), "x", "what a value must be"),
+        (text(), "", "what its default means"),
+        (text(fallback_variable="OTHER"), "", "what its default means"),
+        (text(), None, "what its default means"),
+        (text(), msgspec.NODEFAULT, "a default"),
+    ],
+)
+def test_a_declaration_that_lacks_a_part_cannot_be_made(annotation: Any, default: Any, lacks: str) -> None:
+    with pytest.raises(TypeError, match=f"the setting 'key' needs {lacks}"):
+        declare(annotation, **({} if default is msgspec.NODEFAULT else {"default": default}))
+
+
+@pytest.mark.parametrize("key", ["Key", "key_", "key__s", "config", "port", "metrics_port", "service_name"])
+def test_a_key_that_would_be_another_ones_name_cannot_be_declared(key: str) -> None:
+    """GPUACTORS_PORT is how kubelet describes a Service called gpuactors; GPUACTORS_CONFIG names the file."""
+    with pytest.raises(TypeError, match=f"the setting '{key}' needs a key "):
+        declare(text(), key, default="x")
+
+
+def test_a_setting_needs_a_description_to_be_written_at_all() -> None:
+    with pytest.raises(TypeError, match="description"):
+        Described()  # type: ignore[call-arg]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,27 +11,39 @@ from typing import Annotated, Any, Literal
 import click
 import msgspec
 import pytest
+from click.testing import CliRunner
 
-from gpuactors.cli import Configured, cli
-from gpuactors.config import DECLARATIONS, KEYS, Config, ConfigError, Declaration, load, resolve, schema
+from gpuactors.cli import cli
+from gpuactors.config import (
+    CONFIG_FILE_VARIABLE,
+    DECLARATIONS,
+    KEYS,
+    Config,
+    ConfigError,
+    Declaration,
+    load,
+    resolve,
+    schema,
+)
 from gpuactors.config.declaration import LIST_SEPARATOR, Described, declared
+from gpuactors.config.options import Configured
 
 each_setting = pytest.mark.parametrize("setting", DECLARATIONS.values(), ids=KEYS)
 
 
+def all_commands(group: click.Group = cli, words: str = "") -> Mapping[str, click.Command]:
+    """Every command, and group of commands, by the words that call it."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        found[f"{words}{name}"] = command
+        if isinstance(command, click.Group):
+            found |= all_commands(command, f"{words}{name} ")
+    return found
+
+
 def configured_commands() -> Mapping[str, click.Command]:
     """The commands that take the settings, by the words that call them."""
-
-    def below(group: click.Group, words: str) -> dict[str, click.Command]:
-        found: dict[str, click.Command] = {}
-        for name, command in group.commands.items():
-            if isinstance(command, click.Group):
-                found |= below(command, f"{words}{name} ")
-            elif isinstance(command, Configured):
-                found[f"{words}{name}"] = command
-        return found
-
-    return below(cli, "")
+    return {words: command for words, command in all_commands().items() if isinstance(command, Configured)}
 
 
 def test_these_commands_take_the_settings() -> None:
@@ -69,6 +82,48 @@ def test_every_refusal_says_what_the_value_must_be(setting: Declaration) -> None
         load({}, {setting.variable: "\0"})
     start = f"{setting.key} is '\\x00' (environment {setting.variable}), but must be {setting.must_be}"
     assert str(caught.value).startswith(start)
+
+
+# --- help -------------------------------------------------------------------------------------------------
+
+at_each_width = pytest.mark.parametrize("columns", [80, 100])
+
+
+def help_of(words: str, columns: int) -> str:
+    """What `--help` prints in a terminal of so many columns (click leaves two of them free)."""
+    done = CliRunner().invoke(cli, [*words.split(), "--help"], terminal_width=columns - 2)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@at_each_width
+@pytest.mark.parametrize("words", configured_commands())
+def test_help_shows_flag_variable_and_default_of_every_setting(words: str, columns: int) -> None:
+    text = " ".join(help_of(words, columns).split())
+    for setting in DECLARATIONS.values():
+        shown = re.search(
+            rf" {setting.flag} (?P<values>.*?) \[env var: (?P<variable>\w+); default: (?P<default>.*?)\]",
+            text,
+        )
+        assert shown, setting.flag
+        assert (shown["variable"], shown["default"]) == (setting.variable, setting.default_text)
+        assert setting.described.description in shown["values"]
+    assert f"[env var: {CONFIG_FILE_VARIABLE}]" in text
+
+
+@at_each_width
+@pytest.mark.parametrize("words", ["", *all_commands()])
+def test_help_fits_the_terminal_and_breaks_no_word(words: str, columns: int) -> None:
+    for line in help_of(words, columns).splitlines():
+        assert len(line) <= columns - 2
+        assert not re.search(r"\w-$", line), "a word is broken at its hyphen"
+        assert not line.endswith("...") or line.startswith("Usage:"), "a command's line is cut short"
+
+
+def test_every_option_has_a_text_in_the_help() -> None:
+    for words, command in all_commands().items():
+        for option in command.params:
+            assert not isinstance(option, click.Option) or option.help, f"{words}: {option.opts}"
 
 
 # --- a declaration ----------------------------------------------------------------------------------------

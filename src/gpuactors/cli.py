@@ -12,14 +12,16 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 import trio
 
 from gpuactors import allocator
-from gpuactors.config import DECLARATIONS, Config, ConfigError, Declaration, Resolved, resolve, schema
+from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
+from gpuactors.config.options import Configured
 from gpuactors.observe import log, stdout
 from gpuactors.ports import HostError
 
@@ -29,40 +31,28 @@ EX_SOFTWARE: Final = 70
 EX_CANTCREAT: Final = 73
 EX_CONFIG: Final = 78
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def _option(setting: Declaration) -> click.Option:
-    """The flag of a setting. Its value is taken as it is written: whether it is right is the configuration's to say."""
-    return click.Option(
-        [f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag, setting.key],
-        metavar=None if setting.is_switch else setting.metavar,
-        default=None,
-        multiple=setting.is_list,
-        help=setting.described.description,
+
+def _output(default: str) -> Callable[[F], F]:
+    formats = click.Choice([default, "json"])
+    return click.option(
+        "-o", "output", type=formats, default=default, show_default=True, help="Output format."
     )
-
-
-class Configured(click.Command):
-    """A command that takes every setting as a flag."""
-
-    def __init__(self, name: str | None, *, params: list[click.Parameter], **kwargs: Any) -> None:
-        file = click.Option(["--config"], metavar="FILE", help="Configuration file, .toml or .yaml.")
-        settings = map(_option, DECLARATIONS.values())
-        super().__init__(name, params=[*params, file, *settings], **kwargs)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="gpuactors", prog_name="gpuactors")
 def cli() -> None:
-    """Tells kubelet the truth about every GPU of this node that is passed through to virtual machines.
+    """Device plugin for GPUs that are passed through to virtual machines.
 
-    Every flag is also a variable GPUACTORS_… and a key of the configuration file. A flag wins over the
-    environment, the environment over the file, the file over the default.
+    Each setting is a flag, an environment variable GPUACTORS_… and a key of the configuration file.
     """
 
 
 @cli.command(cls=Configured)
 def run(**flags: object) -> None:
-    """Run the daemon."""
+    """Run the device plugin until a signal stops it."""
     resolved = _resolved(flags)
     config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
     from gpuactors import app  # what only the daemon needs is not loaded for the other commands
@@ -87,9 +77,13 @@ def run(**flags: object) -> None:
 
 
 @cli.command(cls=Configured)
-@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@_output("table")
 def inspect(output: str, **flags: object) -> None:
-    """Show the GPUs of this node, what kubelet would be told about each, and why."""
+    """Show the GPUs of this node: driver, IOMMU group, health and why.
+
+    The running daemon is asked. Without one this command reads the node itself, and shows what a daemon with these
+    settings would list.
+    """
     from gpuactors import inspection
 
     config = _config(flags)
@@ -102,12 +96,12 @@ def inspect(output: str, **flags: object) -> None:
 
 @cli.command(cls=Configured)
 @click.argument("address")
-@click.option("-o", "output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_output("text")
 def explain(address: str, output: str, **flags: object) -> None:
-    """Explain one GPU: whose it is, who holds it, why kubelet is told what it is told, and what happened to it.
+    """Explain one GPU: owner, holders, health and why, history.
 
-    ADDRESS is its PCI address; the domain may be left out (23:00.0). The running daemon is asked; without one
-    this command looks for itself, and knows no history.
+    ADDRESS is its PCI address; the domain may be left out (23:00.0). The running daemon is asked. Without one this
+    command reads the node itself, and has no history.
     """
     from gpuactors import inspection
 
@@ -123,27 +117,30 @@ def explain(address: str, output: str, **flags: object) -> None:
 
 @cli.command()
 @click.option(
-    "--scenario", default="incident", show_default=True, metavar="NAME", help="Which story to play."
+    "--scenario", default="incident", show_default=True, metavar="NAME", help="Which scenario to play."
 )
-@click.option("--list", "list_only", is_flag=True, help="List the scenarios and end.")
-@click.option("--seed", default=0, show_default=True, help="Seed of everything that comes in no fixed order.")
-@click.option("--speed", default=1.0, show_default=True, help="How fast the story runs on a terminal.")
+@click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random choices.")
+@click.option("--speed", default=1.0, show_default=True, help="Speed on a terminal; 2 is twice as fast.")
 @click.option(
-    "--json", "json_lines", is_flag=True, help="One JSON object per step instead of the live table."
+    "--json", "json_lines", is_flag=True, help="Print one JSON object per step instead of the live table."
 )
 @click.option(
     "--script",
     default=None,
     metavar="'KIND@SLOT+WAIT; …'",
-    help="Play this order of events instead of a story, in simulated time, with the books after each.",
+    help="Play this order of events instead of a scenario; show kubelet's counts after each.",
 )
 def simulate(
     scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool, script: str | None
 ) -> None:
-    """Play a story: the real daemon against a fake node and a fake kubelet, over real sockets. Needs no root.
+    """Play a scenario: the real daemon on a fake node. Needs no root.
 
-    Ends with exit code 1 if what kubelet was told was not what it should have been. With --script it plays one
-    order of events in memory and in simulated time: the line that `just fuzz` prints of what it found.
+    The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. Exit code 1: the
+    device lists that kubelet received were not what they should have been.
+
+    With --script one order of events is played instead, in memory and in simulated time. `just fuzz` prints such a
+    command for each failure that it finds.
     """
     if script is not None:
         sys.exit(_replay_script(script, seed, json_lines=json_lines))
@@ -180,17 +177,20 @@ def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
     "--since",
     metavar="T",
     default=None,
-    help="From so many seconds after the beginning on, or a time (ISO 8601).",
+    help="Begin here: seconds after the start of the journal, or a time (ISO 8601).",
 )
-@click.option("--until", metavar="T", default=None, help="Up to such a time.")
-@click.option("--device", metavar="ADDRESS", default=None, help="Only what concerns this PCI device.")
+@click.option("--until", metavar="T", default=None, help="End here, written as for --since.")
+@click.option("--device", metavar="ADDRESS", default=None, help="Show only what concerns this PCI device.")
 @click.option(
     "--diff", "only_differences", is_flag=True, help="Show only what differs from what was recorded."
 )
 @click.option(
-    "--html", metavar="FILE", default=None, help="Write one page with the timeline of every device instead."
+    "--html",
+    metavar="FILE",
+    default=None,
+    help="Write a page with the timeline of each device to FILE instead.",
 )
-@click.option("-o", "output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_output("text")
 def replay(
     journal: str,
     since: str | None,
@@ -200,10 +200,10 @@ def replay(
     html: str | None,
     output: str,
 ) -> None:
-    """Replay what the daemon recorded: feed its events to the core again, and show what followed.
+    """Replay a journal, and show what differs from what was recorded.
 
-    FILE is one file of a journal, DIR a directory of them, or the state directory of the daemon. Ends with exit
-    code 1 if anything differs from what was recorded.
+    The recorded events are given to the same core again. FILE is one file of a journal; DIR is a directory of such
+    files, or the daemon's state directory. Exit code 1: something differs.
     """
     from gpuactors.replay import reading, run
 
@@ -232,16 +232,16 @@ def replay(
 
 @cli.group(name="config")
 def config_group() -> None:
-    """The configuration: what is set and from where, and what can be set."""
+    """Show the settings, or the schema of the configuration file."""
 
 
 @config_group.command(cls=Configured)
-@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@_output("table")
 def show(output: str, **flags: object) -> None:
-    """Show every key, its value, and where the value came from.
+    """Show each setting: key, value, and where the value came from.
 
-    The running daemon is asked for its own, wherever it got them from. If none runs with this --state-dir, or any other
-    flag is given, this shows what a daemon would have that is started now with the same flags and environment.
+    The running daemon is asked for its settings. If no daemon runs with this --state-dir, or if any other flag is
+    given, the settings are those of a daemon that is started now with the same flags and environment.
     """
     from gpuactors import inspection
 
@@ -263,7 +263,7 @@ def show(output: str, **flags: object) -> None:
 
 @config_group.command(name="schema")
 def show_schema() -> None:
-    """Print the JSON schema of the configuration file."""
+    """Print the JSON Schema of the configuration file."""
     click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
 
 

@@ -1,0 +1,66 @@
+"""The settings as options of the command line: the flags, and their lines in `--help`.
+
+Must not read the environment, nor judge a value: `sources.py` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from .declaration import LIST_SEPARATOR, Declaration
+from .settings import DECLARATIONS
+from .sources import CONFIG_FILE_VARIABLE
+
+PRECEDENCE: Final = (
+    "A flag wins over the environment, the environment over the configuration file, the file over the default. "
+    "The file is TOML (.toml) or YAML (.yaml, .yml); in it, --host-root is the key host_root."
+)
+"""What the help says before the settings."""
+
+SEVERAL: Final = f"The flag may be repeated. In the variable, {LIST_SEPARATOR} separates values."
+"""What it says of a setting with several values."""
+
+
+class Configured(click.Command):
+    """A command that takes every setting as a flag."""
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter], **kwargs: Any) -> None:
+        settings = map(_option, DECLARATIONS.values())
+        super().__init__(name, params=[*params, _config_file(), *settings], **kwargs)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command's own options as click has them, then each setting with its variable and default."""
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        shown = {option.name: record for option in options if (record := option.get_help_record(ctx))}
+        with formatter.section("Options"):
+            formatter.write_dl([record for name, record in shown.items() if name not in DECLARATIONS])
+        with formatter.section("Settings"):
+            formatter.write_text(PRECEDENCE)
+            for key, setting in DECLARATIONS.items():
+                formatter.write_paragraph()
+                formatter.write_text(shown[key][0])
+                with formatter.indentation(), formatter.indentation():
+                    formatter.write_text(setting.described.description)
+                    if setting.is_list:
+                        formatter.write_text(SEVERAL)
+                    formatter.write_text(f"[env var: {setting.variable}; default: {setting.default_text}]")
+
+
+def _config_file() -> click.Option:
+    # click would read the variable itself if it knew it, and not say where a value came from.
+    return click.Option(
+        ["--config"], metavar="FILE", help=f"Configuration file.  [env var: {CONFIG_FILE_VARIABLE}]"
+    )
+
+
+def _option(setting: Declaration) -> click.Option:
+    """The flag of a setting. Its value is taken as it is written: whether it is right is the configuration's to say."""
+    return click.Option(
+        [f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag, setting.key],
+        metavar=None if setting.is_switch else setting.metavar,
+        default=None,
+        multiple=setting.is_list,
+        help=setting.described.description,
+    )

@@ -14,17 +14,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.replies import Replies
+from gpuactors.core import events
 from gpuactors.core.effects import Answer
-from gpuactors.core.events import (
-    AllocateAsked,
-    CallAbandoned,
-    Event,
-    PreferenceAsked,
-    PreferenceRequest,
-    PreStartAsked,
-    StreamEnded,
-    StreamOpened,
-)
 from gpuactors.core.model import DeviceId, ResourceName, Token
 
 
@@ -32,40 +23,40 @@ from gpuactors.core.model import DeviceId, ResourceName, Token
 class InboxCaller:
     """Posts calls and streams into the registry's inbox. Implements `ports.Caller`."""
 
-    def __init__(self, inbox: trio.MemorySendChannel[Event], replies: Replies[Answer]) -> None:
+    def __init__(self, inbox: trio.MemorySendChannel[events.Event], replies: Replies[Answer]) -> None:
         self._inbox = inbox
         self._replies = replies
         self._streams = count(1)
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
-        return await self._ask(lambda token: AllocateAsked(token, resource, requests))
+        return await self._ask(lambda token: events.AllocateAsked(token, resource, requests))
 
     async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
-        return await self._ask(lambda token: PreStartAsked(token, resource, devices))
+        return await self._ask(lambda token: events.PreStartAsked(token, resource, devices))
 
-    async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer:
-        return await self._ask(lambda token: PreferenceAsked(token, resource, requests))
+    async def prefer(self, resource: ResourceName, requests: tuple[events.PreferenceRequest, ...]) -> Answer:
+        return await self._ask(lambda token: events.PreferenceAsked(token, resource, requests))
 
     @asynccontextmanager
     async def stream(self, resource: ResourceName) -> AsyncIterator[None]:
         number = next(self._streams)
-        await self._inbox.send(StreamOpened(resource, number))
+        await self._inbox.send(events.StreamOpened(resource, number))
         try:
             yield
         finally:
-            await self._tell(StreamEnded(resource, number))
+            await self._tell(events.StreamEnded(resource, number))
 
-    async def _ask(self, event: Callable[[Token], Event]) -> Answer:
+    async def _ask(self, event: Callable[[Token], events.Event]) -> Answer:
         with self._replies.ask() as pending:
             token = Token(pending.token)
             await self._inbox.send(event(token))
             try:
                 return await pending.answer()
             except trio.Cancelled:
-                await self._tell(CallAbandoned(token))
+                await self._tell(events.CallAbandoned(token))
                 raise
 
-    async def _tell(self, event: Event) -> None:
+    async def _tell(self, event: events.Event) -> None:
         """Posts an event even while this task is being cancelled; gives up if the registry does not listen."""
         with trio.move_on_after(limits.STREAM_END_POST_S, shield=True):
             try:

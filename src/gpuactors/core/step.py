@@ -17,42 +17,8 @@ from types import MappingProxyType
 from typing import assert_never
 
 from gpuactors import limits
-from gpuactors.core import bindings, books, calls, listing, looks, registration
+from gpuactors.core import bindings, books, calls, events, listing, looks, registration
 from gpuactors.core.effects import Effect, Field, Level, Reply, Say
-from gpuactors.core.events import (
-    AllocateAsked,
-    CallAbandoned,
-    CallEvent,
-    Event,
-    FunctionInspected,
-    GroupsObserved,
-    HandOverRequested,
-    HostChanged,
-    HostEvent,
-    HostScanned,
-    InspectionFailed,
-    KubeletAppeared,
-    KubeletGone,
-    LedgerRead,
-    LedgerUnreadable,
-    NeighboursSeen,
-    PredecessorGone,
-    PreferenceAsked,
-    PreStartAsked,
-    RegisterFailed,
-    RegisterSucceeded,
-    ScanFailed,
-    ShutdownRequested,
-    SocketBound,
-    SocketFailed,
-    StreamEnded,
-    StreamOpened,
-    SuccessorLost,
-    Ticked,
-    UeventsLost,
-    UeventsOpened,
-    UeventsUnavailable,
-)
 from gpuactors.core.frames import publish
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
@@ -92,40 +58,50 @@ def initial_state(
     )
 
 
-def step(state: NodeState, event: Event, at: float) -> Stepped:
+def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     """The state after `event`, which happened at `at`, and what is to be done once."""
     match event:
         case (
-            HostChanged()
-            | UeventsOpened()
-            | UeventsLost()
-            | UeventsUnavailable()
-            | HostScanned()
-            | ScanFailed()
-            | FunctionInspected()
-            | InspectionFailed()
+            events.HostChanged()
+            | events.UeventsOpened()
+            | events.UeventsLost()
+            | events.UeventsUnavailable()
+            | events.HostScanned()
+            | events.ScanFailed()
+            | events.FunctionInspected()
+            | events.InspectionFailed()
         ):
             after, effects = _host(state, event, at)
-        case KubeletAppeared() | KubeletGone():
+        case events.KubeletAppeared() | events.KubeletGone():
             after, effects = _kubelet(state, event, at)
-        case NeighboursSeen():
+        case events.NeighboursSeen():
             after, effects = listing.neighbours_seen(state, event, at), []
         case (
-            SocketBound()
-            | SocketFailed()
-            | RegisterSucceeded()
-            | RegisterFailed()
-            | StreamOpened()
-            | StreamEnded()
+            events.SocketBound()
+            | events.SocketFailed()
+            | events.RegisterSucceeded()
+            | events.RegisterFailed()
+            | events.StreamOpened()
+            | events.StreamEnded()
         ):
             after, effects = _plugin(state, event, at)
-        case AllocateAsked() | PreStartAsked() | PreferenceAsked() | CallAbandoned():
+        case (
+            events.AllocateAsked()
+            | events.PreStartAsked()
+            | events.PreferenceAsked()
+            | events.CallAbandoned()
+        ):
             after, effects = _call(state, event, at)
-        case Ticked():
+        case events.Ticked():
             after, effects = _ticked(state, at)
-        case GroupsObserved() | LedgerRead() | LedgerUnreadable():
+        case events.GroupsObserved() | events.LedgerRead() | events.LedgerUnreadable():
             after, effects = _books(state, event, at)
-        case PredecessorGone() | HandOverRequested() | SuccessorLost() | ShutdownRequested():
+        case (
+            events.PredecessorGone()
+            | events.HandOverRequested()
+            | events.SuccessorLost()
+            | events.ShutdownRequested()
+        ):
             after, effects = _daemon(state, event, at)
         case _:
             assert_never(event)
@@ -159,35 +135,35 @@ def next_deadline(state: NodeState) -> float:
     )
 
 
-def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
+def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
     match event:
-        case HostChanged():
+        case events.HostChanged():
             wanted = looks.ask_looks(state.looks, sorted(looks.hinted(state, event)))
             return bindings.let_go(replace(state, looks=wanted), event), []
-        case UeventsOpened():
+        case events.UeventsOpened():
             return replace(state, looks=looks.ask_scan(state.looks), uevents=""), [
                 Say(Level.INFO, "uevents.opened", {})
             ]
-        case UeventsLost(reason):
+        case events.UeventsLost(reason):
             return replace(state, looks=looks.ask_scan(state.looks)), [
                 Say(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
             ]
-        case UeventsUnavailable(reason):
+        case events.UeventsUnavailable(reason):
             level = Level.DEBUG if reason == state.uevents else Level.WARNING
             return replace(state, looks=looks.ask_scan(state.looks), uevents=reason), [
                 Say(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
-        case HostScanned():
+        case events.HostScanned():
             found = len(event.functions)
             return looks.scanned(state, event, at), [
                 Say(Level.DEBUG if state.scanned else Level.INFO, "host.scanned", {"functions": found}),
                 *_unreadable(state, event.functions),
             ]
-        case ScanFailed(_, reason):
+        case events.ScanFailed(_, reason):
             return looks.scan_failed(state, event, at), [Say(Level.ERROR, "scan.failed", {"reason": reason})]
-        case FunctionInspected():
+        case events.FunctionInspected():
             return looks.inspected(state, event, at), _unreadable(state, event.functions)
-        case InspectionFailed(_, address, reason):
+        case events.InspectionFailed(_, address, reason):
             fact = state.facts.get(address)
             told = event.shortage and fact is not None and fact.short == reason
             return looks.inspection_failed(state, event, at), [
@@ -199,11 +175,11 @@ def _host(state: NodeState, event: HostEvent, at: float) -> Stepped:
             ]
 
 
-def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadable, at: float) -> Stepped:
+def _books(state: NodeState, event: events.BooksEvent, at: float) -> Stepped:
     match event:
-        case GroupsObserved():
+        case events.GroupsObserved():
             return books.observed(state, event, at), []
-        case LedgerRead(_, source):
+        case events.LedgerRead(_, source):
             after = books.ledger_read(state, event, at)
             contested: list[Effect] = []
             if event.read == state.ledger.outstanding:
@@ -217,7 +193,7 @@ def _books(state: NodeState, event: GroupsObserved | LedgerRead | LedgerUnreadab
             }
             said = [Say(level, "ledger.read", fields), *contested, *_damaged(state, event.damaged)]
             return after, said
-        case LedgerUnreadable(_, reason):
+        case events.LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING
             said = [Say(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
             state = books.ledger_unreadable(state, event, at)
@@ -231,13 +207,9 @@ def _damaged(before: NodeState, damaged: str) -> list[Effect]:
     return [Say(Level.WARNING, "ledger.damaged", {"reason": damaged})]
 
 
-def _daemon(
-    state: NodeState,
-    event: PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested,
-    at: float,
-) -> Stepped:
+def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
     match event:
-        case PredecessorGone(how, before):
+        case events.PredecessorGone(how, before):
             if state.role is Role.SERVING:
                 return state, []
             # What the predecessor handed out last is in kubelet's ledger, and was in its memory alone.
@@ -248,17 +220,17 @@ def _daemon(
             return replace(state, role=Role.SERVING, ledger=unread, served=served), [
                 Say(Level.INFO, "daemon.serving", {"predecessor": how})
             ]
-        case HandOverRequested():
+        case events.HandOverRequested():
             state, refused = calls.given_up(state)
             return replace(state, role=Role.HANDED_OVER), [
                 Say(Level.INFO, "daemon.handed_over", {}),
                 *refused,
             ]
-        case SuccessorLost():
+        case events.SuccessorLost():
             if state.role is not Role.HANDED_OVER:
                 return state, []
             return replace(state, role=Role.TAKING_OVER), [Say(Level.WARNING, "daemon.successor_lost", {})]
-        case ShutdownRequested():
+        case events.ShutdownRequested():
             return replace(state, stopping=True), [Say(Level.INFO, "daemon.stopping", {})]
 
 
@@ -285,9 +257,9 @@ def _known_fault(state: NodeState, address: PciAddress) -> str | None:
     return fact.function.fault if fact is not None and fact.function is not None else None
 
 
-def _kubelet(state: NodeState, event: KubeletAppeared | KubeletGone, at: float) -> Stepped:
+def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGone, at: float) -> Stepped:
     match event:
-        case KubeletAppeared(socket):
+        case events.KubeletAppeared(socket):
             if socket == state.kubelet:
                 return state, []
             plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.plugins.items()}
@@ -295,7 +267,7 @@ def _kubelet(state: NodeState, event: KubeletAppeared | KubeletGone, at: float) 
             return replace(state, kubelet=socket, kubelet_missing="", plugins=plugins), [
                 Say(Level.INFO, "kubelet.appeared", {})
             ]
-        case KubeletGone(reason):
+        case events.KubeletGone(reason):
             if state.kubelet is None and state.kubelet_missing == reason:
                 return state, []
             plugins = {r: registration.kubelet_gone(p, reason) for r, p in state.plugins.items()}
@@ -304,7 +276,14 @@ def _kubelet(state: NodeState, event: KubeletAppeared | KubeletGone, at: float) 
             ]
 
 
-_PluginEvent = SocketBound | SocketFailed | RegisterSucceeded | RegisterFailed | StreamOpened | StreamEnded
+_PluginEvent = (
+    events.SocketBound
+    | events.SocketFailed
+    | events.RegisterSucceeded
+    | events.RegisterFailed
+    | events.StreamOpened
+    | events.StreamEnded
+)
 
 
 def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
@@ -315,20 +294,20 @@ def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
         None if state.kubelet is not None else state.kubelet_missing or "kubelet has not been looked for yet"
     )
     match event:
-        case SocketBound(_, bind):
+        case events.SocketBound(_, bind):
             after = registration.socket_bound(before, bind, absence)
-        case SocketFailed(_, bind, reason):
+        case events.SocketFailed(_, bind, reason):
             after = registration.socket_failed(before, bind, reason, at)
-        case RegisterSucceeded(_, register):
+        case events.RegisterSucceeded(_, register):
             after = registration.register_succeeded(before, register, at)
-        case RegisterFailed(_, register, reason):
+        case events.RegisterFailed(_, register, reason):
             after = registration.register_failed(before, register, reason, at)
-        case StreamOpened(_, stream):
+        case events.StreamOpened(_, stream):
             after = registration.stream_opened(before, stream, at)
-        case StreamEnded(_, stream):
+        case events.StreamEnded(_, stream):
             after = registration.stream_ended(before, stream, absence, at)
     state = replace(state, plugins={**state.plugins, event.resource: after})
-    if isinstance(event, StreamEnded):
+    if isinstance(event, events.StreamEnded):
         state = listing.stream_ended(before, state, event, at)
     return state, _standing(event.resource, before, after)
 
@@ -349,14 +328,14 @@ def _standing(resource: ResourceName, before: PluginState, after: PluginState) -
     return []
 
 
-def _call(state: NodeState, event: CallEvent, at: float) -> Stepped:
+def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
     match event:
-        case AllocateAsked() | PreStartAsked():
+        case events.AllocateAsked() | events.PreStartAsked():
             return calls.asked(state, event, at)
-        case PreferenceAsked():
+        case events.PreferenceAsked():
             until = {**state.no_shrink_until, event.resource: at + limits.CALL_SETTLE_S}
             return replace(state, no_shrink_until=until), [calls.preferred(state, event)]
-        case CallAbandoned(token):
+        case events.CallAbandoned(token):
             return calls.abandoned(state, token), []
 
 

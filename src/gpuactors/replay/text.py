@@ -10,7 +10,7 @@ from typing import assert_never
 
 import msgspec
 
-from gpuactors.core.events import GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable, Ticked
+from gpuactors.core import events
 from gpuactors.core.model import Frame, Health
 from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import encoded_effects
@@ -19,7 +19,13 @@ from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
 from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
 
-_ROUTINE = (Ticked, GroupsObserved, LedgerRead, LedgerUnreadable, HostScanned)
+_ROUTINE = (
+    events.Ticked,
+    events.GroupsObserved,
+    events.LedgerRead,
+    events.LedgerUnreadable,
+    events.HostScanned,
+)
 """What goes on all the time. Without any consequence it is counted, not shown."""
 
 
@@ -158,11 +164,11 @@ class Text:
 
 def _kind(played: Played) -> str:
     match played.event:
-        case Ticked():
+        case events.Ticked():
             return "tick"
-        case GroupsObserved():
+        case events.GroupsObserved():
             return "poll"
-        case HostScanned():
+        case events.HostScanned():
             return "scan"
         case _:
             return "look at the ledger"

@@ -6,39 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import assert_never
 
-from gpuactors.core.effects import Effect, Field, Granted, Level, Preferred, Ready, Refused, Reply, Say
-from gpuactors.core.events import (
-    AllocateAsked,
-    CallAbandoned,
-    Event,
-    FunctionInspected,
-    GroupsObserved,
-    HandOverRequested,
-    HostChanged,
-    HostScanned,
-    InspectionFailed,
-    KubeletAppeared,
-    KubeletGone,
-    LedgerRead,
-    LedgerUnreadable,
-    NeighboursSeen,
-    PredecessorGone,
-    PreferenceAsked,
-    PreStartAsked,
-    RegisterFailed,
-    RegisterSucceeded,
-    ScanFailed,
-    ShutdownRequested,
-    SocketBound,
-    SocketFailed,
-    StreamEnded,
-    StreamOpened,
-    SuccessorLost,
-    Ticked,
-    UeventsLost,
-    UeventsOpened,
-    UeventsUnavailable,
-)
+from gpuactors.core import effects, events
 from gpuactors.core.model import GroupUse, PciFunction
 from gpuactors.observe.journal_format import Header
 
@@ -64,90 +32,90 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def event_words(event: Event) -> str:
+def event_words(event: events.Event) -> str:
     """What happened."""
     match event:
-        case HostChanged(address, group, cause):
+        case events.HostChanged(address, group, cause):
             return f"uevent {cause}: {address or f'IOMMU group {group}'}"
-        case UeventsOpened():
+        case events.UeventsOpened():
             return "uevents are heard"
-        case UeventsLost(reason):
+        case events.UeventsLost(reason):
             return f"uevents were lost: {reason}"
-        case UeventsUnavailable(reason):
+        case events.UeventsUnavailable(reason):
             return f"uevents cannot be had: {reason}"
-        case HostScanned(look, functions):
+        case events.HostScanned(look, functions):
             return f"scan {look} found {count(len(functions), 'function')}"
-        case ScanFailed(look, reason):
+        case events.ScanFailed(look, reason):
             return f"scan {look} failed: {reason}"
-        case FunctionInspected(look, address, functions):
+        case events.FunctionInspected(look, address, functions):
             return f"look {look} at {address}: {_found(address, functions)}"
-        case InspectionFailed(look, address, reason):
+        case events.InspectionFailed(look, address, reason):
             return f"look {look} at {address} failed: {reason}"
-        case GroupsObserved(poll, uses):
+        case events.GroupsObserved(poll, uses):
             return f"poll {poll}: {_used(uses)}"
-        case LedgerRead(read, source, entries, claims):
+        case events.LedgerRead(read, source, entries, claims):
             given = f"{count(len(entries), 'device')} given to pods"
             return f"read {read} of kubelet's ledger ({source}): {given}" + (
                 f", {len(claims)} claimed" if claims else ""
             )
-        case LedgerUnreadable(read, reason):
+        case events.LedgerUnreadable(read, reason):
             return f"read {read} of kubelet's ledger failed: {reason}"
-        case KubeletAppeared():
+        case events.KubeletAppeared():
             return "kubelet.sock appeared"
-        case KubeletGone(reason):
+        case events.KubeletGone(reason):
             return f"kubelet.sock is gone: {reason}"
-        case NeighboursSeen(sockets):
+        case events.NeighboursSeen(sockets):
             return f"sockets of others beside kubelet's: {', '.join(map(repr, sockets)) or 'none'}"
-        case SocketBound(resource, bind):
+        case events.SocketBound(resource, bind):
             return f"{resource}: endpoint {bind} serves"
-        case SocketFailed(resource, bind, reason):
+        case events.SocketFailed(resource, bind, reason):
             return f"{resource}: endpoint {bind} failed: {reason}"
-        case RegisterSucceeded(resource, register):
+        case events.RegisterSucceeded(resource, register):
             return f"{resource}: kubelet accepted registration {register}"
-        case RegisterFailed(resource, register, reason):
+        case events.RegisterFailed(resource, register, reason):
             return f"{resource}: registration {register} failed: {reason}"
-        case StreamOpened(resource, stream):
+        case events.StreamOpened(resource, stream):
             return f"{resource}: ListAndWatch stream {stream} opened"
-        case StreamEnded(resource, stream):
+        case events.StreamEnded(resource, stream):
             return f"{resource}: ListAndWatch stream {stream} ended"
-        case AllocateAsked(token, resource, requests):
+        case events.AllocateAsked(token, resource, requests):
             return f"call {token}: Allocate {resource}: {_ids(requests)}"
-        case PreStartAsked(token, resource, devices):
+        case events.PreStartAsked(token, resource, devices):
             return f"call {token}: PreStartContainer {resource}: {', '.join(devices)}"
-        case PreferenceAsked(token, resource, requests):
+        case events.PreferenceAsked(token, resource, requests):
             wanted = ", ".join(f"{r.size} of {len(r.available)}" for r in requests)
             return f"call {token}: GetPreferredAllocation {resource}: {wanted}"
-        case CallAbandoned(token):
+        case events.CallAbandoned(token):
             return f"call {token} was abandoned by its caller"
-        case Ticked():
+        case events.Ticked():
             return "tick"
-        case PredecessorGone(how, _):
+        case events.PredecessorGone(how, _):
             return f"begins to serve (the daemon before: {how})"
-        case HandOverRequested():
+        case events.HandOverRequested():
             return "a successor asks for the hand-over"
-        case SuccessorLost():
+        case events.SuccessorLost():
             return "the successor is gone"
-        case ShutdownRequested():
+        case events.ShutdownRequested():
             return "asked to stop"
         case _:
             assert_never(event)
 
 
-def effect_words(effect: Effect) -> str:
+def effect_words(effect: effects.Effect) -> str:
     """What the daemon did about it: an answer, or a line in its log."""
     match effect:
-        case Say(level, name, fields):
+        case effects.Say(level, name, fields):
             return f"{level.upper():<7} {name}{_fields(fields)}"
-        case Reply(token, answer):
+        case effects.Reply(token, answer):
             match answer:
-                case Granted(containers):
+                case effects.Granted(containers):
                     nodes = ", ".join(sorted({node for c in containers for node in c.nodes}))
                     return f"answer  call {token}: granted {nodes}"
-                case Preferred(containers):
+                case effects.Preferred(containers):
                     return f"answer  call {token}: preferred {_ids(containers)}"
-                case Ready():
+                case effects.Ready():
                     return f"answer  call {token}: ready"
-                case Refused(status, reason):
+                case effects.Refused(status, reason):
                     return f"answer  call {token}: refused, {status}: {reason}"
                 case _:
                     assert_never(answer)
@@ -155,9 +123,9 @@ def effect_words(effect: Effect) -> str:
             assert_never(effect)
 
 
-def is_worth_reading(effect: Effect) -> bool:
+def is_worth_reading(effect: effects.Effect) -> bool:
     """An answer, or a log line above debug."""
-    return isinstance(effect, Reply) or effect.level is not Level.DEBUG
+    return isinstance(effect, effects.Reply) or effect.level is not effects.Level.DEBUG
 
 
 def _found(address: str, functions: Iterable[PciFunction]) -> str:
@@ -178,7 +146,7 @@ def _ids(requests: Iterable[Iterable[str]]) -> str:
     return "; ".join(", ".join(ids) for ids in requests)
 
 
-def _fields(fields: Mapping[str, Field]) -> str:
+def _fields(fields: Mapping[str, effects.Field]) -> str:
     shown = (
         f" {key}={','.join(value) if isinstance(value, tuple) else value!r}" for key, value in fields.items()
     )

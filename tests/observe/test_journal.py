@@ -15,40 +15,7 @@ import trio
 import trio.testing
 
 from gpuactors import limits
-from gpuactors.core.effects import Grant, Granted, Level, Preferred, Ready, Refusal, Refused, Reply, Say
-from gpuactors.core.events import (
-    AllocateAsked,
-    CallAbandoned,
-    Event,
-    FunctionInspected,
-    GroupsObserved,
-    HandOverRequested,
-    HostChanged,
-    HostScanned,
-    InspectionFailed,
-    KubeletAppeared,
-    KubeletGone,
-    LedgerRead,
-    LedgerUnreadable,
-    NeighboursSeen,
-    PredecessorGone,
-    PreferenceAsked,
-    PreferenceRequest,
-    PreStartAsked,
-    RegisterFailed,
-    RegisterSucceeded,
-    ScanFailed,
-    ShutdownRequested,
-    SocketBound,
-    SocketFailed,
-    StreamEnded,
-    StreamOpened,
-    SuccessorLost,
-    Ticked,
-    UeventsLost,
-    UeventsOpened,
-    UeventsUnavailable,
-)
+from gpuactors.core import effects, events
 from gpuactors.core.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -87,18 +54,20 @@ USE = GroupUse(
     35, {GPU: 1}, frozenset({GPU}), (Holder(4711, 'qemu \N{RADIOACTIVE SIGN} \\ "x"', None),), None
 )
 
-EVENTS: tuple[Event, ...] = (
-    HostChanged(GPU, None, "bind pci"),
-    HostChanged(None, 35, "add vfio"),
-    UeventsOpened(),
-    UeventsLost("overflow"),
-    UeventsUnavailable("no netlink"),
-    HostScanned(1, (gpu("23:00.0", numa_node=1), gpu("24:00.0", driver=None, fault="class is unreadable"))),
-    ScanFailed(2, "no /sys"),
-    FunctionInspected(3, GPU, ()),
-    InspectionFailed(4, GPU, "hangs"),
-    GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
-    LedgerRead(
+EVENTS: tuple[events.Event, ...] = (
+    events.HostChanged(GPU, None, "bind pci"),
+    events.HostChanged(None, 35, "add vfio"),
+    events.UeventsOpened(),
+    events.UeventsLost("overflow"),
+    events.UeventsUnavailable("no netlink"),
+    events.HostScanned(
+        1, (gpu("23:00.0", numa_node=1), gpu("24:00.0", driver=None, fault="class is unreadable"))
+    ),
+    events.ScanFailed(2, "no /sys"),
+    events.FunctionInspected(3, GPU, ()),
+    events.InspectionFailed(4, GPU, "hangs"),
+    events.GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
+    events.LedgerRead(
         6,
         "PodResources",
         (LedgerEntry(H100, ID, POD),),
@@ -106,39 +75,39 @@ EVENTS: tuple[Event, ...] = (
         True,
         {H100: (ID,)},
     ),
-    LedgerUnreadable(7, "refused"),
-    LedgerUnreadable(8, "refused", (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"),
-    KubeletAppeared("1:2:3"),
-    KubeletGone("kubelet.sock does not exist"),
-    NeighboursSeen(("kubevirt-gpu.sock",)),
-    SocketBound(H100, 1),
-    SocketFailed(H100, 2, "read-only"),
-    RegisterSucceeded(H100, 1),
-    RegisterFailed(H100, 2, "refused"),
-    StreamOpened(H100, 1),
-    StreamEnded(H100, 1),
-    AllocateAsked(Token(1), H100, ((ID,), (ID, DeviceId("36")))),
-    PreStartAsked(Token(2), H100, (ID,)),
-    PreferenceAsked(Token(3), H100, (PreferenceRequest((ID,), (), 1),)),
-    CallAbandoned(Token(3)),
-    Ticked(),
-    PredecessorGone("none"),
-    HandOverRequested(),
-    SuccessorLost(),
-    ShutdownRequested(),
+    events.LedgerUnreadable(7, "refused"),
+    events.LedgerUnreadable(8, "refused", (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"),
+    events.KubeletAppeared("1:2:3"),
+    events.KubeletGone("kubelet.sock does not exist"),
+    events.NeighboursSeen(("kubevirt-gpu.sock",)),
+    events.SocketBound(H100, 1),
+    events.SocketFailed(H100, 2, "read-only"),
+    events.RegisterSucceeded(H100, 1),
+    events.RegisterFailed(H100, 2, "refused"),
+    events.StreamOpened(H100, 1),
+    events.StreamEnded(H100, 1),
+    events.AllocateAsked(Token(1), H100, ((ID,), (ID, DeviceId("36")))),
+    events.PreStartAsked(Token(2), H100, (ID,)),
+    events.PreferenceAsked(Token(3), H100, (events.PreferenceRequest((ID,), (), 1),)),
+    events.CallAbandoned(Token(3)),
+    events.Ticked(),
+    events.PredecessorGone("none"),
+    events.HandOverRequested(),
+    events.SuccessorLost(),
+    events.ShutdownRequested(),
 )
 
 # --- lines ------------------------------------------------------------------------------------------------
 
 
 def test_every_event_comes_out_as_it_went_in() -> None:
-    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert {type(event) for event in EVENTS} == set(get_args(events.Event))
     state = story().state
     writer, reader = LineWriter(), EventReader()
     for at, event in enumerate(
         [*EVENTS, *EVENTS, *reversed(EVENTS)]
     ):  # what is left out the second time comes back
-        news = (Say(Level.INFO, "what.happened", {}),)
+        news = (effects.Say(effects.Level.INFO, "what.happened", {}),)
         line = read_line(writer.step_line(Step(state, event, at + 0.1, news, project(state))))
         assert isinstance(line, StepLine)
         assert line.at == at + 0.1
@@ -150,18 +119,22 @@ def test_a_failed_read_of_an_older_journal_says_nothing_of_the_file() -> None:
         b'{"at":1.0,"event":"LedgerUnreadable","fields":{"read":7,"reason":"refused"},"digest":"x"}'
     )
     assert isinstance(line, StepLine)
-    assert EventReader().event(line) == LedgerUnreadable(7, "refused")
+    assert EventReader().event(line) == events.LedgerUnreadable(7, "refused")
 
 
 def test_every_effect_is_in_the_line() -> None:
-    effects = (
-        Say(Level.WARNING, "call.refused", {"devices": ("a", "b"), "n": 1, "x": None, "at": 0.5, "ok": True}),
-        Reply(Token(1), Granted((Grant((("A", "1"),), ("/dev/vfio/35",)),))),
-        Reply(Token(2), Preferred(((ID,),))),
-        Reply(Token(3), Ready()),
-        Reply(Token(4), Refused(Refusal.NOT_FOUND, "no such device")),
+    written = (
+        effects.Say(
+            effects.Level.WARNING,
+            "call.refused",
+            {"devices": ("a", "b"), "n": 1, "x": None, "at": 0.5, "ok": True},
+        ),
+        effects.Reply(Token(1), effects.Granted((effects.Grant((("A", "1"),), ("/dev/vfio/35",)),))),
+        effects.Reply(Token(2), effects.Preferred(((ID,),))),
+        effects.Reply(Token(3), effects.Ready()),
+        effects.Reply(Token(4), effects.Refused(effects.Refusal.NOT_FOUND, "no such device")),
     )
-    assert json.loads(encoded_effects(effects)) == [
+    assert json.loads(encoded_effects(written)) == [
         {
             "say": "call.refused",
             "level": "warning",
@@ -188,14 +161,15 @@ def test_every_state_comes_out_as_it_went_in() -> None:
 
 def test_a_poll_that_says_what_the_last_one_said_is_its_number() -> None:
     steps = story().steps
-    polls = [step for step in steps if isinstance(step.event, GroupsObserved)]
+    polls = [step for step in steps if isinstance(step.event, events.GroupsObserved)]
     writer = LineWriter()
-    writer.step_line(replace(polls[0], event=GroupsObserved(1, (USE,))))
-    again = json.loads(writer.step_line(replace(polls[0], event=GroupsObserved(2, (USE,)))))
+    writer.step_line(replace(polls[0], event=events.GroupsObserved(1, (USE,))))
+    again = json.loads(writer.step_line(replace(polls[0], event=events.GroupsObserved(2, (USE,)))))
     assert again["fields"] == {"poll": 2}, "no poll with this number was asked for"
     writer.state_line(polls[0].before, 1.0, 0)
     assert (
-        "uses" in json.loads(writer.step_line(replace(polls[0], event=GroupsObserved(3, (USE,)))))["fields"]
+        "uses"
+        in json.loads(writer.step_line(replace(polls[0], event=events.GroupsObserved(3, (USE,)))))["fields"]
     )
 
 
@@ -212,7 +186,7 @@ def test_steps_that_change_nothing_are_one_line_and_come_out_one_by_one() -> Non
     written = b"".join([*map(writer.step_line, node.steps), writer.rest()]).splitlines()
     assert len(node.steps) > 60
     assert len(written) <= 2 * len({type(step.event) for step in node.steps})
-    found: list[tuple[float, Event]] = []
+    found: list[tuple[float, events.Event]] = []
     for line in map(read_line, written):
         if isinstance(line, StepLine):
             found.append((line.at, reader.event(line)))
@@ -225,14 +199,14 @@ def test_steps_that_change_nothing_are_one_line_and_come_out_one_by_one() -> Non
 @pytest.mark.parametrize("what", ["another use", "another answer to it", "another number", "a bug"])
 def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(what: str) -> None:
     node = QuietNode("one in foreign hands")
-    polls = [step for step in node.steps if isinstance(step.event, GroupsObserved)]
+    polls = [step for step in node.steps if isinstance(step.event, events.GroupsObserved)]
     poll = polls[-1]
-    assert isinstance(poll.event, GroupsObserved)
+    assert isinstance(poll.event, events.GroupsObserved)
     match what:
         case "another use":
             other = replace(poll, event=replace(poll.event, uses=poll.event.uses[1:]))
         case "another answer to it":
-            other = replace(poll, effects=(Say(Level.DEBUG, "never.said", {}),))
+            other = replace(poll, effects=(effects.Say(effects.Level.DEBUG, "never.said", {}),))
         case "another number":
             other = replace(poll, event=replace(poll.event, poll=poll.event.poll + 1))
         case _:
@@ -401,7 +375,7 @@ def test_routine_waits_and_news_does_not(tmp_path: Path) -> None:
     """On the mock clock: the write happens at the time that the bounds name."""
     steps = story(events=100).steps
     journal, clock = recorder(tmp_path), trio.testing.MockClock()
-    routine = next(s for s in steps if isinstance(s.event, Ticked) and not s.effects)
+    routine = next(s for s in steps if isinstance(s.event, events.Ticked) and not s.effects)
     news = next(s for s in steps if s.effects)
     written: list[float] = []
 
@@ -483,9 +457,9 @@ async def test_a_directory_that_cannot_be_had_is_said_once(
                 journal.record(steps[4])
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-    events = [line["event"] for line in said()]
-    assert events.count("journal.failed") == 1
-    assert "journal.resumed" in events
+    names = [line["event"] for line in said()]
+    assert names.count("journal.failed") == 1
+    assert "journal.resumed" in names
     reason = next(line["reason"] for line in said() if line["event"] == "journal.failed")
     assert str(directory) in reason
     assert "--state-dir" in reason

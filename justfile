@@ -117,6 +117,10 @@ _generate TO:
         find "$to" -name py.typed -delete
     done
 
+# Write the tables of the documents that follow from the code: the README's settings.
+tables:
+    python -m tests.tables
+
 # Resolve the requirements anew: exact versions with hashes, for every Python from 3.11 on.
 lock: _uv (_lock "runtime" "pyproject.toml") (_lock "build" "--group build") (_lock "dev" "pyproject.toml --extra live --group dev")
 

@@ -106,7 +106,7 @@ def test_help_shows_flag_variable_and_default_of_every_setting(words: str, colum
             text,
         )
         assert shown, setting.flag
-        assert (shown["variable"], shown["default"]) == (setting.variable, setting.default_text)
+        assert (shown["variable"], shown["default"]) == (setting.variable, setting.default_text())
         assert setting.described.description in shown["values"]
     assert f"[env var: {CONFIG_FILE_VARIABLE}]" in text
 
@@ -143,20 +143,20 @@ def text(description: str = "What it is.", **words: Any) -> Any:
 def test_a_declaration_names_everything_that_follows_from_it() -> None:
     setting = declare(text(), "some_text_s", default="x")
     assert (setting.flag, setting.variable) == ("--some-text-s", "GPUACTORS_SOME_TEXT_S")
-    assert (setting.metavar, setting.must_be, setting.default_text) == ("TEXT", "a text", "x")
+    assert (setting.metavar, setting.must_be, setting.default_text()) == ("TEXT", "a text", "x")
 
 
 def test_a_switch_and_a_choice_name_their_values_themselves() -> None:
     switch = declare(Annotated[bool, Described("Whether.")], default=False)
-    assert (switch.metavar, switch.must_be, switch.default_text) == ("true|false", "true or false", "false")
+    assert (switch.metavar, switch.must_be, switch.default_text()) == ("true|false", "true or false", "false")
     choice = declare(Annotated[Literal["c", "a", "b"], Described("Which.")], default="a")
-    assert (choice.metavar, choice.must_be, choice.default_text) == ("c|a|b", "c, a or b", "a")
+    assert (choice.metavar, choice.must_be, choice.default_text()) == ("c|a|b", "c, a or b", "a")
 
 
 def test_a_default_that_says_nothing_has_words() -> None:
-    assert declare(text(default="none"), default="").default_text == "none"
+    assert declare(text(default="none"), default="").default_text() == "none"
     instead = text(default="none", fallback_variable="OTHER")
-    assert declare(instead, default="").default_text == "OTHER, else none"
+    assert declare(instead, default="").default_text() == "OTHER, else none"
 
 
 @pytest.mark.parametrize(

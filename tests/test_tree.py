@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.config import KEYS, schema
+from gpuactors.config import KEYS
+from tests.tables import TABLES, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -226,22 +227,14 @@ def readme_table(heading: str) -> list[list[str]]:
     return rows[2:]
 
 
-def test_the_readme_lists_every_setting_as_it_is() -> None:
-    properties = schema()["properties"]
-    rows = readme_table("Configuration")
-    assert [row[0].strip("`") for row in rows] == list(KEYS)
-    for key, default, meaning in rows:
-        described = properties[key.strip("`")]
-        value = described["default"]
-        expected = " and ".join(f"`{v}`" for v in value) if isinstance(value, list) else f"`{value}`"
-        if value is None:
-            expected = ""
-        if isinstance(value, bool):
-            expected = f"`{str(value).lower()}`"
-        if isinstance(value, float):
-            expected = f"`{value:g}`"
-        assert default == expected, f"README: the default of {key}"
-        assert meaning == described["description"], f"README: what {key} means"
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_a_table_that_follows_from_the_code_is_as_the_recipe_writes_it(table: Table) -> None:
+    path, text, written = table.put()
+    assert text == written, f"{path.name}: run 'just tables' and commit the result"
+
+
+def test_every_setting_has_a_row_in_the_readme() -> None:
+    assert tuple(row[0].strip("`") for row in readme_table("Configuration")) == KEYS
 
 
 def test_the_readme_lists_every_command() -> None:

@@ -12,12 +12,13 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
+from tests.support.markdown import put_into, table
 from tests.vm.boot import logs_dir
 from tests.vm.kernels import KERNELS
 from tests.vm.machine import Machine
@@ -28,7 +29,6 @@ from tests.vm.results import NOT_RUN, PASSED, Result, load
 DOCUMENT: Final = CHECKOUT / "docs" / "virtual-machine.md"
 
 BEGIN: Final = "<!-- written by `just vm-table` from here -->"
-END: Final = "<!-- to here -->"
 
 HIGHLIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "Bind to frame, median of 30, ms": ("binding.rebind_to_frame_p50_ms",),
@@ -82,15 +82,6 @@ def render(rows: Sequence[Row]) -> str:
     return "\n".join([*_header(rows), "", *_verdicts(rows), "", *_highlights(rows), "", *_all_figures(rows)])
 
 
-def put_into(document: str, tables: str) -> str:
-    """The document with the tables between its two marks. Raises ValueError where it has none."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the document needs a line {BEGIN!r} and below it a line {END!r}")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
-
-
 def unmatched(rows: Sequence[Row]) -> list[str]:
     """Those of HIGHLIGHTS that no figure of any run meets: a figure was renamed, or its scenario has not run."""
     figures = [figure for row in rows for figure in _figure_names(row)]
@@ -115,7 +106,7 @@ def _header(rows: Sequence[Row]) -> list[str]:
 def _verdicts(rows: Sequence[Row]) -> list[str]:
     heads = [f"{kernel}{_releases(rows, kernel)}" for kernel in KERNELS]
     lines = [[f"`{row.name}`", row.shows, *(_verdict(row, kernel) for kernel in KERNELS)] for row in rows]
-    return _markdown(["Scenario", "What it shows", *heads], lines)
+    return table(["Scenario", "What it shows", *heads], lines)
 
 
 def _releases(rows: Sequence[Row], kernel: str) -> str:
@@ -139,7 +130,7 @@ def _highlights(rows: Sequence[Row]) -> list[str]:
     for label, patterns in HIGHLIGHTS.items():
         cells = [_range(_meeting(rows, kernel, patterns)) for kernel in KERNELS]
         lines.append([label, *cells])
-    return _markdown(["What", *KERNELS], lines)
+    return table(["What", *KERNELS], lines)
 
 
 def _meeting(rows: Sequence[Row], kernel: str, patterns: Sequence[str]) -> list[float]:
@@ -169,7 +160,7 @@ def _all_figures(rows: Sequence[Row]) -> list[str]:
             ]
             lines.append([f"`{name}`", *(NOTHING if value is None else _short(value) for value in values)])
     summary = "<details><summary>Every figure by its name</summary>"
-    return [summary, "", *_markdown(["Figure", *KERNELS], lines), "", "</details>"]
+    return [summary, "", *table(["Figure", *KERNELS], lines), "", "</details>"]
 
 
 def _figure_names(row: Row) -> list[str]:
@@ -188,10 +179,6 @@ def _short(value: object) -> str:
         return "none"
     text = " ".join(", ".join(str(item) for item in items).split()).replace("|", "\\|")
     return text if len(text) <= WHY_MAX else text[: WHY_MAX - 2] + " …"
-
-
-def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)]
 
 
 def rows_from(logs: Path) -> list[Row]:
@@ -222,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.stdout:
         print(tables)
     else:
-        DOCUMENT.write_text(put_into(DOCUMENT.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        DOCUMENT.write_text(put_into(DOCUMENT.read_text(encoding="utf-8"), BEGIN, tables), encoding="utf-8")
     return 0
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.markdown import put_into
 from tests.vm import results
 from tests.vm.kernels import CDEV, KERNELS
 from tests.vm.machine import Machine
 from tests.vm.matrix import SCENARIOS
 from tests.vm.results import Result
-from tests.vm.table import BEGIN, DOCUMENT, END, Row, first_sentence, put_into, render, rows_from, unmatched
+from tests.vm.table import BEGIN, DOCUMENT, Row, first_sentence, render, rows_from, unmatched
 
 MACHINE = Machine(ports=())
 
@@ -98,14 +99,8 @@ def test_what_a_scenario_shows(docstring: str, sentence: str) -> None:
     assert first_sentence(docstring) == sentence
 
 
-def test_only_what_is_between_the_marks_is_written() -> None:
-    document = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    once = put_into(document, "new")
-    assert once == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    assert put_into(once, "new") == once
-    with pytest.raises(ValueError, match="needs a line"):
-        put_into("nothing", "new")
-    put_into(DOCUMENT.read_text(encoding="utf-8"), "new")
+def test_the_document_has_a_place_for_the_tables() -> None:
+    put_into(DOCUMENT.read_text(encoding="utf-8"), BEGIN, "new")
 
 
 def test_every_scenario_is_a_row_with_a_description(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Declaration:
             "a metavar": self.metavar,
             "what a value must be": self.must_be,
             "a default": self.default is not msgspec.NODEFAULT,
-            "what its default means": self.default is msgspec.NODEFAULT or self.default_text,
+            "what its default means": self.default is msgspec.NODEFAULT or self.default_text(),
         }
         if missing := [part for part, there in parts.items() if not there]:
             raise TypeError(f"the setting {self.key!r} needs {' and '.join(missing)}")
@@ -121,12 +121,11 @@ class Declaration:
         values = self.default if isinstance(self.default, tuple) else (self.default,)
         return tuple(filter(None, map(_written, values)))
 
-    @property
-    def default_text(self) -> str:
-        """The default for people: its meaning where the value says nothing."""
-        text = self.described.default or " and ".join(self.default_values)
+    def default_text(self, form: str = "{}") -> str:
+        """The default for people, each value in `form`; its meaning where a value says nothing."""
+        text = self.described.default or " and ".join(map(form.format, self.default_values))
         instead = self.described.fallback_variable
-        return f"{instead}, else {text}" if instead and text else text
+        return f"{form.format(instead)}, else {text}" if instead and text else text
 
     @property
     def _choices(self) -> tuple[str, ...]:

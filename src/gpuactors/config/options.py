@@ -45,7 +45,7 @@ class Configured(click.Command):
                     formatter.write_text(setting.described.description)
                     if setting.is_list:
                         formatter.write_text(SEVERAL)
-                    formatter.write_text(f"[env var: {setting.variable}; default: {setting.default_text}]")
+                    formatter.write_text(f"[env var: {setting.variable}; default: {setting.default_text()}]")
 
 
 def _config_file() -> click.Option:

@@ -155,7 +155,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Described(
             "Seconds between two full scans that nothing asked for; at most "
             f"{RESYNC_INTERVAL_MAX_S:.0f}, a day.",
-            metavar="N",
+            metavar="SECONDS",
             must_be=f"a number of seconds above 0, and at most {RESYNC_INTERVAL_MAX_S:.0f} (a day)",
         ),
         Meta(gt=0, le=RESYNC_INTERVAL_MAX_S),

@@ -80,6 +80,10 @@ fmt:
 kustomize DIR="deploy/base":
     @kubectl kustomize {{ DIR }}
 
+# Write docs/causes.md again from the table of causes in core/assessment/cause.py.
+causes:
+    python -m gpuactors.core.assessment.cause > docs/causes.md
+
 # Generate the protobuf code of protos/ again.
 gen: (_generate "src/gpuactors")
 

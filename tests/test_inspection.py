@@ -43,7 +43,7 @@ from tests.core.builders import Core, audio, gpu
 GPU = "0000:23:00.0"
 KEYS = [
     "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
-    "resource", "listed", "health", "reason", "owner", "holders",
+    "resource", "listed", "health", "cause", "reason", "owner", "holders",
 ]  # fmt: skip
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
 
@@ -113,6 +113,7 @@ def test_without_a_daemon_it_looks_for_itself(config: Config) -> None:
         "resource": "nvidia.com/GH100_H100_SXM5_80GB",
         "listed": True,
         "health": "Healthy",
+        "cause": "Free",
         "reason": "free",
         "owner": None,
         "holders": [],
@@ -336,6 +337,7 @@ def test_the_explanation_as_json() -> None:
     ]
     assert (known["health"], known["registered"], known["source"]) == ("Unhealthy", False, "daemon")
     assert known["history"][-1]["reason"] == known["reason"]
+    assert known["history"][-1]["cause"] == known["cause"] == "HeldByOther"
     assert known["history"][-1]["time"].startswith("2026-11-21T21:59:")
     assert (known["node"], known["listed"]) == ("gpu-17", True)
     assert known["remedy"]
@@ -348,7 +350,7 @@ def test_a_device_that_is_not_there_any_more() -> None:
         present=False,
         listed=False,
         resource="",
-        history=(Change(5.0, None, "no longer listed"),),
+        history=(Change(5.0, None, "no longer listed", "Gone"),),
     )
     text = explanation(Explained(device, found))
     assert text.startswith(f"{GPU}  (not on this node any more)")

@@ -266,6 +266,7 @@ def _as_dict(device: DeviceView) -> dict[str, object]:
         "resource": device.resource,
         "listed": device.listed,
         "health": device.health,
+        "cause": device.cause or None,
         "reason": device.reason,
         "owner": device.owner,
         "holders": [{"pid": h.pid, "command": h.command, "pod_uid": h.pod_uid} for h in device.holders],
@@ -379,6 +380,7 @@ def explanation_json(explained: Explained) -> str:
                 "time": _time(explained.inspected.wall - c.age_s),
                 "age_s": round(c.age_s, 1),
                 "health": c.health,
+                "cause": c.cause or None,
                 "reason": c.reason,
             }
             for c in device.history

@@ -63,7 +63,8 @@ def test_a_stranger_is_named_and_what_to_do_about_it() -> None:
     core = Core(gpu("23:00.0"))
     held(core, QEMU)
     view = device(core)
-    assert view.health == "Unhealthy"
+    assert (view.health, view.cause) == ("Unhealthy", "HeldByOther")
+    assert [change.cause for change in view.history] == ["Free", "HolderUnknown", "HeldByOther"]
     assert view.holders == (QEMU,)
     assert view.remedy is not None
     assert "end process 4711 (qemu-system-x86)" in view.remedy

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS
 from gpuactors.core.effects import Effect, Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
@@ -517,6 +518,9 @@ def check_always(node: Node) -> None:
     """After every event: what kubelet has given away is listed, and counted once."""
     o = node.outside
     frame = {a.id: a.health for a in node.state.frames.get(H100, ())}
+    for entry in (a for entries in node.state.frames.values() for a in entries):
+        if MEANINGS[entry.cause].health not in (entry.health, AS_BEFORE):
+            raise WrongError(f"{entry.id} is {entry.health}, and its cause is {entry.cause}")
     if not node.state.frames:
         return
     known = {device for resource, device in node.state.ledger.entries if resource == H100}

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.effects import Granted, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
@@ -1243,7 +1244,7 @@ def test_calls_that_wait_at_a_hand_over_are_refused_in_words() -> None:
     core.feed(PreStartAsked(Token(2), H100, (DeviceId(B),)))
     answers = core.answers(HandOverRequested())
     reason = "gpuactors is handing over to its successor: ask again"
-    assert answers == [Refused(Refusal.UNAVAILABLE, reason)] * 2
+    assert answers == [Refused(Refusal.UNAVAILABLE, reason, (Cause.NOT_SERVING,))] * 2
     assert core.state.calls == {}
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.effects import Grant, Granted, Preferred, Ready, Refusal, Refused, Say
 from gpuactors.core.events import (
     AllocateAsked,
@@ -109,7 +110,7 @@ def test_a_shortage_that_lasts_is_why_a_call_is_refused() -> None:
     core.feed(short(core, A))
     core.silent = True
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
-    assert answer == Refused(Refusal.UNAVAILABLE, f"{A}: no file descriptors left")
+    assert answer == Refused(Refusal.UNAVAILABLE, f"{A}: no file descriptors left", (Cause.SHORTAGE,))
     assert core.frame() == {A: "Healthy", B: "Healthy"}
 
 

@@ -9,6 +9,9 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core import frames
+from gpuactors.core.assessment import assess
+from gpuactors.core.assessment.ownership import Ownership
+from gpuactors.core.assessment.status import Blocker, DeviceStatus
 from gpuactors.core.effects import Effect, Field, Say
 from gpuactors.core.events import (
     AllocateAsked,
@@ -20,19 +23,18 @@ from gpuactors.core.events import (
     Ticked,
     UeventsLost,
 )
-from gpuactors.core.health import verdict
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
     Health,
+    Observed,
     PciFunction,
     ResourceName,
     Token,
     pci_address,
 )
 from gpuactors.core.snapshot import project, report
-from gpuactors.core.standing import Stand, Standing
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, SETTINGS, Core, gpu
@@ -242,7 +244,10 @@ def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_histor
         B: "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
     }
     gone = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.gone"]
-    assert gone == [{"resource": H100, "device": a, "reason": reason} for a, reason in why.items()]
+    causes = {A: "Gone", B: "NotBound"}
+    assert gone == [
+        {"resource": H100, "device": a, "cause": causes[a], "reason": reason} for a, reason in why.items()
+    ]
     for address, reason in why.items():
         assert core.state.history[pci_address(address)][-1].reason == f"no longer listed: {reason}"
 
@@ -267,19 +272,28 @@ def test_the_report_names_every_selected_function_offered_or_not() -> None:
 # --- a rule that does not hold ----------------------------------------------------------------------------
 
 
-def _unhealthy(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
-    """A verdict that is wrong for an allocated device."""
-    health, reason = verdict(device, stand, before)
-    return (Health.UNHEALTHY, "planted") if stand.standing is Standing.ALLOCATED else (health, reason)
+right = assess.assess
 
 
-def _twice(device_id: DeviceId, device: Device, health: Health, reason: str) -> Advertised:
+def _unhealthy(
+    device: Device,
+    ownership: Ownership,
+    blocker: Blocker | None,
+    use: Observed | None,
+    listed: Health | None,
+) -> DeviceStatus:
+    """A status that is wrong for an allocated device."""
+    status = right(device, ownership, blocker, use, listed)
+    return replace(status, health=Health.UNHEALTHY, message="planted") if ownership.is_allocated else status
+
+
+def _twice(device_id: DeviceId, device: Device, status: DeviceStatus) -> Advertised:
     """Every device of a list is said to be the first one."""
-    return Advertised(device_id, A, health, device.function.numa_node, reason)
+    return Advertised(device_id, A, status.health, device.function.numa_node, status.message, status.cause)
 
 
 def test_a_rule_that_does_not_hold_ends_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "verdict", _unhealthy)
+    monkeypatch.setattr(assess, "assess", _unhealthy)
     core = Core()
     core.ledger = {A: "vm-1"}
     with pytest.raises(
@@ -288,13 +302,13 @@ def test_a_rule_that_does_not_hold_ends_a_test(monkeypatch: pytest.MonkeyPatch) 
         core.feed(HostScanned(1, (gpu(A), gpu(B))))
 
 
-def test_in_production_a_wrong_verdict_is_said_once_and_the_rest_is_served(
+def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core(settings=replace(SETTINGS, strict=False))
     core.ledger = {A: "vm-1"}
     with monkeypatch.context() as patch:
-        patch.setattr(frames, "verdict", _unhealthy)
+        patch.setattr(assess, "assess", _unhealthy)
         said = broken_rules(core.feed(HostScanned(1, (gpu(A), gpu(B)))))
         reason = (
             "set aside, the rest is served: it is allocated to pod default/vm-1 but Unhealthy (planted); "

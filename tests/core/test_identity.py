@@ -9,6 +9,8 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core import inventory
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.presence import not_listed
 from gpuactors.core.effects import Granted, Ready, Refusal, Refused
 from gpuactors.core.events import (
     AllocateAsked,
@@ -23,7 +25,6 @@ from gpuactors.core.events import (
     PreStartAsked,
     Ticked,
 )
-from gpuactors.core.health import why_gone
 from gpuactors.core.inventory import functions_of
 from gpuactors.core.model import (
     DeviceId,
@@ -198,7 +199,9 @@ def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address()
     core = node(ledger={"1": "vm-1"})
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
     (answer,) = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
-    assert answer == Refused(Refusal.FAILED_PRECONDITION, f"{A}: allocated to pod default/vm-1")
+    assert answer == Refused(
+        Refusal.FAILED_PRECONDITION, f"{A}: allocated to pod default/vm-1", (Cause.ALLOCATED,)
+    )
 
 
 def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> None:
@@ -397,10 +400,10 @@ def test_without_a_name_from_the_daemon_before_the_old_name_is_another_plugins()
 
 def test_a_gpu_that_is_called_otherwise_now_is_not_said_to_be_another_one() -> None:
     core = restarted(renewed(A), swapped(B), vm=A)
-    assert (why_gone(core.state, H100, A), why_gone(core.state, H100, B)) == (
+    assert [not_listed(core.state, H100, a).message for a in (A, B)] == [
         "no selector chooses it by this name any more (--select, pci.ids)",
         "another device is there now (10de:20b0)",
-    )
+    ]
 
 
 def test_a_swapped_card_is_another_device() -> None:

@@ -7,13 +7,16 @@ the first scan, a lost device without a plugin, a stranger on what a pod had jus
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from gpuactors.core import frames, health, looks
+from gpuactors.core import frames, looks
+from gpuactors.core.assessment import assess
+from gpuactors.core.assessment.ownership import Ownership
+from gpuactors.core.assessment.status import Blocker, DeviceStatus
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, Health
-from gpuactors.core.standing import Stand, Standing
+from gpuactors.core.model import Health, Observed
 from tests.core.small_world import STRANGER, Outside, WrongError, every_order
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
@@ -53,14 +56,21 @@ def test_the_books_balance_after_every_order(name: str) -> None:
 
 def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The field's own: busy is Unhealthy, whoever holds it."""
-    verdict = health.verdict
+    right = assess.assess
 
-    def busy(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
-        if stand.standing is Standing.ALLOCATED:
-            return Health.UNHEALTHY, "busy"
-        return verdict(device, stand, before)
+    def busy(
+        device: Device,
+        ownership: Ownership,
+        blocker: Blocker | None,
+        use: Observed | None,
+        listed: Health | None,
+    ) -> DeviceStatus:
+        status = right(device, ownership, blocker, use, listed)
+        if ownership.is_allocated:
+            return replace(status, health=Health.UNHEALTHY, message="busy")
+        return status
 
-    monkeypatch.setattr(frames, "verdict", busy)
+    monkeypatch.setattr(assess, "assess", busy)
     monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
 
 

@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.effects import Answer, Grant, Granted
 from gpuactors.core.events import PreferenceRequest
 from gpuactors.core.model import Advertised, DeviceId, Frame, Health, ResourceName, pci_address
@@ -26,7 +27,7 @@ A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 
 def frame(**health: Health) -> Frame:
     a, b = health.get("a", Health.HEALTHY), health.get("b", Health.HEALTHY)
-    return tuple(Advertised(DeviceId(d), d, h, None, "") for d, h in ((A, a), (B, b)))
+    return tuple(Advertised(DeviceId(d), d, h, None, "", Cause.FREE) for d, h in ((A, a), (B, b)))
 
 
 @dataclass
@@ -130,7 +131,12 @@ async def test_a_stream_that_ends_meanwhile_is_not_waited_for(autojump_clock: Mo
 
 @pytest.mark.trio
 async def test_a_change_that_kubelet_has_no_field_for_is_not_waited_for(autojump_clock: MockClock) -> None:
-    plugin = service(tuple(Advertised(a.id, a.address, a.health, None, "just handed out") for a in frame()))
+    plugin = service(
+        tuple(
+            Advertised(a.id, a.address, a.health, None, "just handed out", Cause.JUST_ALLOCATED)
+            for a in frame()
+        )
+    )
     sent = []
 
     async def read(listened: Stream) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import Advertised, DeviceId, Frame, Health, PciAddress
 from gpuactors.kubelet import frame_messages
 from gpuactors.kubelet.frame_messages import FrameMessages
@@ -15,7 +16,7 @@ from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 
 def entry(device: str, health: Health = Health.HEALTHY, numa_node: int | None = None) -> Advertised:
-    return Advertised(DeviceId(device), PciAddress(device), health, numa_node, "free")
+    return Advertised(DeviceId(device), PciAddress(device), health, numa_node, "free", Cause.FREE)
 
 
 @pytest.fixture

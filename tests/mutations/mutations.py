@@ -33,10 +33,11 @@ MUTATIONS: Final = (
     # --- the books ------------------------------------------------------------------------------------------
     Mutation(
         "an allocated GPU that is held is Unhealthy",
-        "core/health.py",
-        "        if function.vfio_bound:\n            return Health.HEALTHY, stand.reason\n",
-        "        if function.vfio_bound and 'held' not in stand.reason:\n"
-        "            return (Health.HEALTHY if before is None else Health.UNHEALTHY), stand.reason\n",
+        "core/assessment/assess.py",
+        "        if device.function.vfio_bound:\n            return Health.HEALTHY, ownership.cause",
+        "        if device.function.vfio_bound:\n"
+        "            busy = listed is not None and use is not None and use.in_use\n"
+        "            return (Health.UNHEALTHY if busy else Health.HEALTHY), ownership.cause",
     ),
     Mutation(
         "no tombstone: a GPU that is gone under its pod leaves the list",
@@ -46,13 +47,13 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a GPU whose unbind waits leaves the list while somebody has it open",
-        "core/standing.py",
-        "    if device.function.vfio_bound or is_unbinding(state, device):\n",
+        "core/assessment/ownership.py",
+        "    if device.function.vfio_bound or is_unbinding(device.function, observed_use(state, device)):\n",
         "    if device.function.vfio_bound:\n",
     ),
     Mutation(
         "a GPU that has lost its driver leaves the list before it is known whether it is open",
-        "core/standing.py",
+        "core/assessment/ownership.py",
         "    return may_be_unbinding(device.function) and _is_listed(state, device) and not _is_polled(state, device)\n",  # noqa: E501
         "    return False\n",
     ),
@@ -76,15 +77,15 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a group's other members are not asked for an owner",
-        "core/standing.py",
+        "core/assessment/ownership.py",
         "    for member in device.group:\n        if (mate",
         "    for member in ():\n        if (mate",
     ),
     Mutation(
         "a stranger's GPU is handed out",
         "core/calls.py",
-        "        elif use is not None and use.in_use:\n            # Kubelet",
-        "        elif False and use is not None:\n            # Kubelet",
+        "    if use is None or not use.in_use:\n        return None\n    # Kubelet",
+        "    if True:\n        return None\n    # Kubelet",
     ),
     Mutation(
         "what is at a device's address at the start is believed to be what was given away",
@@ -142,13 +143,13 @@ MUTATIONS: Final = (
     Mutation(
         "another resource's pod is no owner at Allocate",
         "core/calls.py",
-        "        others = owner.besides(call.resource, asked[address]) if owner is not None else None\n",
-        "        others = None\n",
+        "    if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:\n",
+        "    if False and (others := owner):\n",
         tests=(f"{FOUND}[another takes a card just before it is asked for]",),
     ),
     Mutation(
         "a device that another resource gives away as well is not counted in ours",
-        "core/ownership.py",
+        "core/assessment/owner.py",
         "        return any(e.resource == resource for e in self.entries)\n",
         "        return all(e.resource == resource for e in self.entries)\n",
     ),
@@ -169,8 +170,8 @@ MUTATIONS: Final = (
     Mutation(
         "Allocate is refused for an owner in a ledger from before the call",
         "core/calls.py",
-        "                if state.ledger.done <= call.since:\n",
-        "                if False:\n",
+        "            if taken := _taken(state, call):\n                if state.ledger.done <= call.since:\n",
+        "            if taken := _taken(state, call):\n                if False:\n",
         tests=(f"{FOUND}[mates are released, and one is given to the next pod at once]",),
     ),
     Mutation(

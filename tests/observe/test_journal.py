@@ -16,6 +16,7 @@ import trio.testing
 
 from gpuactors import limits
 from gpuactors.core import effects, events
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -132,7 +133,9 @@ def test_every_effect_is_in_the_line() -> None:
         effects.Reply(Token(1), effects.Granted((effects.Grant((("A", "1"),), ("/dev/vfio/35",)),))),
         effects.Reply(Token(2), effects.Preferred(((ID,),))),
         effects.Reply(Token(3), effects.Ready()),
-        effects.Reply(Token(4), effects.Refused(effects.Refusal.NOT_FOUND, "no such device")),
+        effects.Reply(
+            Token(4), effects.Refused(effects.Refusal.NOT_FOUND, "no such device", (Cause.UNKNOWN_ID,))
+        ),
     )
     assert json.loads(encoded_effects(written)) == [
         {
@@ -147,7 +150,11 @@ def test_every_effect_is_in_the_line() -> None:
         },
         {"reply": 2, "answer": "Preferred", "fields": {"containers": [["0000:23:00.0"]]}},
         {"reply": 3, "answer": "Ready", "fields": {}},
-        {"reply": 4, "answer": "Refused", "fields": {"status": "NOT_FOUND", "reason": "no such device"}},
+        {
+            "reply": 4,
+            "answer": "Refused",
+            "fields": {"status": "NOT_FOUND", "reason": "no such device", "causes": ["UnknownId"]},
+        },
     ]
 
 

@@ -9,19 +9,18 @@ from tests.process.node import H100, HEALTHY, UNHEALTHY, address, open_node
 
 GIVEN, FREE, LATER = (address(slot) for slot in (0x23, 0x24, 0x25))
 
-WRONG_VERDICT: Final = """
-from gpuactors.core import frames
+WRONG_STATUS: Final = """
+from dataclasses import replace
+from gpuactors.core.assessment import assess
 from gpuactors.core.model import Health
-from gpuactors.core.standing import Standing
 
-right = frames.verdict
+right = assess.assess
 
-def wrong(device, stand, before):
-    if stand.standing is Standing.ALLOCATED:
-        return Health.UNHEALTHY, "planted"
-    return right(device, stand, before)
+def wrong(device, ownership, *rest):
+    status = right(device, ownership, *rest)
+    return replace(status, health=Health.UNHEALTHY, message="planted") if ownership.is_allocated else status
 
-frames.verdict = wrong
+assess.assess = wrong
 """
 """Whoever has a GPU has it Unhealthy: kubelet would subtract it twice."""
 
@@ -30,7 +29,7 @@ def test_a_rule_that_does_not_hold_ends_no_daemon() -> None:
     with open_node() as node:
         for slot in (0x23, 0x24):
             node.plug(slot, "2330", driver="vfio-pci")
-        with node.daemon(tolerated={"rule.broken"}, planted=WRONG_VERDICT) as daemon:
+        with node.daemon(tolerated={"rule.broken"}, planted=WRONG_STATUS) as daemon:
             node.wait_books({H100: {GIVEN: HEALTHY, FREE: HEALTHY}})
             node.kubelet.allocate(H100, [GIVEN], pod="vm")
             rule = "it is allocated to pod default/vm but Unhealthy (planted)"

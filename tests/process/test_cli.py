@@ -284,21 +284,21 @@ def test_inspect_shows_what_is_there_and_why(tmp_path: Path) -> None:
         assert shown["source"] == "look"
         assert shown["devices"] == [
                 _device(
-                    0x23, "2330", "vfio-pci", "GH100 [H100 SXM5 80GB]", H100, "Healthy", "free",
+                    0x23, "2330", "vfio-pci", "GH100 [H100 SXM5 80GB]", H100, "Healthy", "Free", "free",
                     numa_node=1, group_members=[address(0x23), address(0x23, 1)],
                 ),
                 _device(
-                    0x24, "2330", "nvidia", "GH100 [H100 SXM5 80GB]", H100, "Unhealthy",
+                    0x24, "2330", "nvidia", "GH100 [H100 SXM5 80GB]", H100, "Unhealthy", "NotBound",
                     "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
                 ),
                 _device(
-                    0x31, "20b0", "vfio-pci", "GA100 [A100 SXM4 40GB]", A100, "Unhealthy",
+                    0x31, "20b0", "vfio-pci", "GA100 [A100 SXM4 40GB]", A100, "Unhealthy", "GroupNotViable",
                     "IOMMU group 49 is not viable: 0000:31:00.1 is bound to snd_hda_intel; "
                     "bind it to vfio-pci or to no driver",
                     group_members=[address(0x31), address(0x31, 1)],
                 ),
                 _device(
-                    0x41, "29ff", None, None, "nvidia.com/29ff", "Unhealthy",
+                    0x41, "29ff", None, None, "nvidia.com/29ff", "Unhealthy", "NotBound",
                     "bound to no driver; bind it to vfio-pci to offer it",
                 ),
         ]  # fmt: skip
@@ -334,8 +334,8 @@ def test_inspect_shows_what_is_there_and_why(tmp_path: Path) -> None:
 
 
 def _device(
-    slot: int, device: str, driver: str | None, model: str | None, resource: str, health: str, reason: str,
-    *, numa_node: int | None = None, group_members: list[str] | None = None,
+    slot: int, device: str, driver: str | None, model: str | None, resource: str, health: str, cause: str,
+    reason: str, *, numa_node: int | None = None, group_members: list[str] | None = None,
 ) -> dict[str, object]:  # fmt: skip
     return {
         "address": address(slot),
@@ -350,6 +350,7 @@ def _device(
         "resource": resource,
         "listed": not reason.startswith("bound to"),
         "health": health,
+        "cause": cause,
         "reason": reason,
         "owner": None,
         "holders": [],

@@ -15,7 +15,7 @@ import pytest
 from gpuactors.core.events import HandOverRequested, HostScanned, PredecessorGone
 from gpuactors.core.model import PciAddress
 from gpuactors.observe.journal import Bounds, Missed
-from gpuactors.replay.lanes import standings
+from gpuactors.replay.lanes import statuses
 from gpuactors.replay.page import EVENTS_MAX, KINDS, Page
 from gpuactors.replay.play import Played, play
 from gpuactors.replay.reading import files_to_read
@@ -119,7 +119,7 @@ def test_the_bands_are_what_the_daemon_knew(large: Written) -> None:
     assert len(lasting) > 500
     for step in lasting[:: len(lasting) // 100]:
         at = step.wall - data["began"] + 1e-3
-        now = {address: (kind, said) for address, _, kind, said in standings(step.state)}
+        now = {address: (kind, said) for address, _, kind, said in statuses(step.state)}
         for address in map(PciAddress, rows):
             shown = [
                 (band[2], data["texts"][band[3]])

@@ -185,13 +185,14 @@ def test_another_snapshot_after_folded_steps_differs(tmp_path: Path) -> None:
     assert "DIFFERS: the snapshot was 0123456789abcdef, and is " in shown.text
 
 
-def test_a_journal_of_format_1_is_still_replayed(tmp_path: Path) -> None:
-    """Each step has a line of its own there."""
-    steps = story().steps[:3]
-    (path,) = write(tmp_path, *steps)
-    assert b',"again":"' not in path.read_bytes()
-    path.write_bytes(path.read_bytes().replace(b'{"journal":2', b'{"journal":1', 1))
-    assert Replayed(tmp_path).code == 0
+@pytest.mark.parametrize("older", [1, 2])
+def test_a_journal_of_an_older_format_is_told_in_a_sentence(older: int, tmp_path: Path) -> None:
+    """Neither has causes."""
+    (path,) = write(tmp_path, *story().steps[:3])
+    path.write_bytes(path.read_bytes().replace(b'{"journal":3', b'{"journal":%d' % older, 1))
+    said = f"a journal of format {older}, and this gpuactors reads format 3; replay it with the version that wrote it"
+    with pytest.raises(JournalError, match=said):
+        Replayed(tmp_path)
 
 
 def test_another_order_of_effects_differs(tmp_path: Path) -> None:
@@ -304,10 +305,10 @@ def test_an_empty_file_beside_others_is_said(tmp_path: Path) -> None:
         (b"PK\x03\x04", "it is no line of a journal"),
         (b'{"name": "a JSON file of somebody else"}\n', "it is no line of a journal"),
         (
-            b'{"journal":1,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
+            b'{"journal":3,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
             "does not begin with a journal's header",
         ),
-        (b'{"journal":3,"anything":1}\n', "a journal of format 3, and this gpuactors reads format 2"),
+        (b'{"journal":4,"anything":1}\n', "a journal of format 4, and this gpuactors reads format 3"),
     ],
 )
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path, content: bytes, said: str) -> None:

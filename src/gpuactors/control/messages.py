@@ -68,10 +68,13 @@ def _device_message(device: DeviceView) -> pb.Device:
         model=device.model,
         resource=device.resource,
         health=device.health,
+        cause=device.cause,
         reason=device.reason,
         owner=device.owner,
         holders=[pb.Holder(pid=h.pid, command=h.command, pod_uid=h.pod_uid) for h in device.holders],
-        history=[pb.Change(age_s=c.age_s, health=c.health, reason=c.reason) for c in device.history],
+        history=[
+            pb.Change(age_s=c.age_s, health=c.health, reason=c.reason, cause=c.cause) for c in device.history
+        ],
         remedy=device.remedy,
         listed=device.listed,
     )
@@ -92,10 +95,11 @@ def _device_view(message: pb.Device) -> DeviceView:
         model=message.model,
         resource=message.resource,
         health=message.health,
+        cause=message.cause,
         reason=message.reason,
         owner=message.owner,
         holders=tuple(Holder(h.pid, h.command, h.pod_uid) for h in message.holders),
-        history=tuple(Change(c.age_s, c.health, c.reason) for c in message.history),
+        history=tuple(Change(c.age_s, c.health, c.reason, c.cause) for c in message.history),
         remedy=message.remedy,
         listed=message.listed,
     )

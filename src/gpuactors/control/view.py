@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import assert_never
 
+from gpuactors.core.assessment.assess import assessment_of
+from gpuactors.core.assessment.blockers import is_unbinding
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.ownership import given_away, observed_use
+from gpuactors.core.assessment.presence import GONE
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import Advertised, Health, Holder, PciAddress, Transition
 from gpuactors.core.snapshot import DeviceReport, registered, report
-from gpuactors.core.standing import Standing, given_away, stand_of
 from gpuactors.core.state import NodeState
 
 NOT_LISTED = "not listed"
@@ -39,6 +42,7 @@ class Change:
     health: str | None
     """None when it left the list."""
     reason: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class DeviceView:
     model: str | None
     resource: str
     health: str
+    cause: str
+    """Why it is so, as a word for programs: a `Cause`. Empty if a daemon of an older version was asked."""
     reason: str
     owner: str | None
     """To whom kubelet has given it."""
@@ -185,6 +191,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         model=function.model,
         resource=found.resource,
         health=str(found.health),
+        cause=str(found.cause),
         reason=found.reason,
         owner=found.owner,
         holders=found.holders,
@@ -226,7 +233,8 @@ def _gone(
         model=None,
         resource=resource,
         health=str(told.health) if told is not None else NOT_LISTED,
-        reason=told.reason if told is not None else "the PCI function is gone from this node",
+        cause=str(told.cause if told is not None else GONE.cause),
+        reason=told.reason if told is not None else GONE.message,
         owner=owner,
         holders=(),
         history=_changes(state.history.get(address, ()), at),
@@ -241,6 +249,7 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
             max(0.0, at - change.at),
             str(change.health) if change.health is not None else None,
             change.reason,
+            str(change.cause),
         )
         for change in history
     )
@@ -249,22 +258,19 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
     """What to do about whose it is. What to do about its files stands in the reason itself."""
     who = " and ".join(str(holder) for holder in holders) or "its holder"
-    stand = stand_of(state, device, index_of(state).owners)
-    if stand.unbinding:
+    if is_unbinding(device.function, observed_use(state, device)):
         return None
-    match stand.standing:
-        case Standing.FREE | Standing.ALLOCATED | Standing.CLAIMED:
-            return None
-        case Standing.GROUP_IN_USE:
+    match assessment_of(state, device, index_of(state).owners, None).ownership.cause:
+        case Cause.GROUP_IN_USE:
             return "nothing: an IOMMU group goes to one VM as a whole, and is free when that one has ended"
-        case Standing.LEFT_HELD:
+        case Cause.ORPHANED:
             return f"wait until {who} has ended, or end it; the GPU is offered again as soon as it is let go"
-        case Standing.FOREIGN:
+        case Cause.HELD_BY_OTHER:
             ask = "" if holders else " (--holders proc tells who it is)"
             return (
                 f"end {who}{ask} if it should not have the GPU; it is offered again as soon as it is let go"
             )
-        case Standing.UNDECIDED:
+        case Cause.HOLDER_UNKNOWN:
             return "nothing while it lasts a moment; if it stays, make kubelet's ledger readable"
-        case other:
-            assert_never(other)
+        case _:
+            return None

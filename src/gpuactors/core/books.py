@@ -6,7 +6,7 @@ that leaves the ledger is remembered as departed until a later poll finds its gr
 ledger within milliseconds while the process lives on. A group that is found in use and that nobody was given leads to
 another read of the ledger before anybody is called a stranger.
 
-Must not judge: what these facts mean for a device is decided in `standing.py`.
+Must not judge: what these facts mean for a device is decided in `assessment/`.
 """
 
 from __future__ import annotations

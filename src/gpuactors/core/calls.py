@@ -20,12 +20,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
 from gpuactors import limits
 from gpuactors.core import books, looks
 from gpuactors.core.allocation import grant, prefer
+from gpuactors.core.assessment.assess import Assessment, assessment_of
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.ownership import departed_pod, may_be_a_pods, observed_use
+from gpuactors.core.assessment.presence import changed, function_at, not_listed, not_offered
+from gpuactors.core.assessment.status import Blocker, causes_of
 from gpuactors.core.choice import Search
 from gpuactors.core.effects import (
     Answer,
@@ -41,7 +47,6 @@ from gpuactors.core.effects import (
     Say,
 )
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
-from gpuactors.core.health import not_offered, obstacle, why_gone
 from gpuactors.core.identity import address_of
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device
@@ -57,7 +62,6 @@ from gpuactors.core.model import (
     is_pci_address,
 )
 from gpuactors.core.quote import first_of, quoted_id, quoted_ids
-from gpuactors.core.standing import departed_pod, may_be_a_pods, observed_use, stand_of
 from gpuactors.core.state import NodeState
 
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
@@ -118,14 +122,16 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     answered: Answered = []
     for token, call in state.calls.items():
         if call.deadline <= at:
-            refused = Refused(Refusal.UNAVAILABLE, _late(state, call))
-            answered += _answered(token, call.kind, call.resource, call.requests, refused)
+            answered += _answered(token, call.kind, call.resource, call.requests, _late(state, call))
     return _without(state, answered), answered
 
 
 def given_up(state: NodeState) -> tuple[NodeState, Answered]:
     """Refuses every call that still waits: a successor is to serve. Kubelet asks it for a PreStartContainer again."""
-    refused = Refused(Refusal.UNAVAILABLE, "gpuactors is handing over to its successor: ask again")
+    refused = _refused(
+        Refusal.UNAVAILABLE,
+        Blocker(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
+    )
     answered: Answered = []
     for token, call in state.calls.items():
         answered += _answered(token, call.kind, call.resource, call.requests, refused)
@@ -200,48 +206,56 @@ def _answered(
         "devices": quoted_ids([i for ids in requests for i in ids]),
     }
     if isinstance(answer, Refused):
-        line = Say(
-            Level.WARNING, "call.refused", fields | {"status": str(answer.status), "reason": answer.reason}
-        )
+        fields |= {
+            "status": str(answer.status),
+            "causes": tuple(map(str, answer.causes)),
+            "reason": answer.reason,
+        }
+        line = Say(Level.WARNING, "call.refused", fields)
     else:
         line = Say(Level.INFO, "call.granted", fields)
     return [Reply(token, answer), line]
+
+
+def _refused(status: Refusal, *why: Blocker) -> Refused:
+    """For all of these; the first of them in words."""
+    return Refused(status, "; ".join(first_of([blocker.message for blocker in why])), causes_of(why))
 
 
 def _refused_at_once(
     state: NodeState, resource: ResourceName, ids: list[DeviceId], known: Mapping[DeviceId, Device]
 ) -> Refused | None:
     if state.stopping or state.role is not Role.SERVING:
-        return Refused(Refusal.UNAVAILABLE, "gpuactors is stopping")
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.NOT_SERVING, "gpuactors is stopping"))
     if not ids:
-        return Refused(Refusal.INVALID_ARGUMENT, f"no device of {resource} was asked for")
+        nothing = Blocker(Cause.INVALID_REQUEST, f"no device of {resource} was asked for")
+        return _refused(Refusal.INVALID_ARGUMENT, nothing)
     if len({known[i].function.address if i in known else i for i in ids}) != len(ids):
         twice = sorted(i for i, times in Counter(ids).items() if times > 1) or sorted(ids)
-        return Refused(
-            Refusal.INVALID_ARGUMENT, f"asked for twice in one call: {', '.join(quoted_ids(twice))}"
-        )
+        said = f"asked for twice in one call: {', '.join(quoted_ids(twice))}"
+        return _refused(Refusal.INVALID_ARGUMENT, Blocker(Cause.INVALID_REQUEST, said))
     unknown = [i for i in ids if i not in known]
     if not unknown:
         return None
     # The rest is only counted: why it is unknown takes a look at every list.
-    named = [
-        f"{quoted_id(i)}: {_why_unknown(state, resource, i)}" for i in unknown[: limits.QUOTED_ITEMS_MAX]
-    ]
-    return Refused(Refusal.NOT_FOUND, "; ".join(first_of([*named, *unknown[len(named) :]])))
+    why = {i: _why_unknown(state, resource, i) for i in unknown[: limits.QUOTED_ITEMS_MAX]}
+    named = [f"{quoted_id(i)}: {blocker.message}" for i, blocker in why.items()]
+    reason = "; ".join(first_of([*named, *unknown[len(named) :]]))
+    return Refused(Refusal.NOT_FOUND, reason, causes_of(why.values()))
 
 
-def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> str:
+def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Blocker:
     address = address_of(state, resource, device)
-    fact = state.facts.get(address) if address is not None else None
-    if fact is not None and fact.function is not None and fact.function.fault is not None:
-        return fact.function.fault
+    function = function_at(state, address) if address is not None else None
+    if function is not None and function.fault is not None:
+        return Blocker(Cause.UNREADABLE, function.fault)
     listed = {a.id: a for a in state.frames.get(resource, ())}
     if device not in listed:
-        return f"no such device of {resource} on this node"
+        return Blocker(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
     if address is None or not is_pci_address(address):
-        return f"no device of {resource} on this node is known by this ID"
+        return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
     # Not the listed reason, which may name a pod: kubelet has given it to the one that it asks for.
-    return why_gone(state, resource, address)
+    return not_listed(state, resource, address)
 
 
 def _missing(state: NodeState, call: Call) -> bool:
@@ -316,17 +330,15 @@ class _Doubted:
 def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
     """The answer; None if it is worth waiting: for a holder to let go, or to know whose holder it is."""
     known = devices_by_id(state, call.resource)
-    obstacles = [o for address, seen in call.seen.items() if (o := _obstacle(known, state, address, seen))]
-    if obstacles:
-        return Refused(Refusal.FAILED_PRECONDITION, "; ".join(first_of(sorted(obstacles))))
+    blockers = [b for address, seen in call.seen.items() if (b := _blocker(known, state, address, seen))]
+    if blockers:
+        return _refused(Refusal.FAILED_PRECONDITION, *sorted(blockers, key=attrgetter("message")))
     match call.kind:
         case CallKind.PRE_START:
             if stale := _stale(state, call, known):
-                return (
-                    Refused(Refusal.FAILED_PRECONDITION, stale)
-                    if state.ledger.done > call.since
-                    else _Doubted()
-                )
+                if state.ledger.done <= call.since:
+                    return _Doubted()
+                return _refused(Refusal.FAILED_PRECONDITION, Blocker(Cause.STALE_NODES, stale))
             return None if _held(state, call) else Ready()
         case CallKind.ALLOCATE:
             if _is_undecided(state, known, call):
@@ -336,30 +348,28 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
                     return _Doubted()
                 if _may_be_back(state, known, call):
                     return None
-                return Refused(Refusal.FAILED_PRECONDITION, "; ".join(first_of(taken)))
+                return _refused(Refusal.FAILED_PRECONDITION, *taken)
             return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
 
 
-def _obstacle(
+def _blocker(
     known: Mapping[DeviceId, Device], state: NodeState, address: PciAddress, seen: PciFunction
-) -> str | None:
-    """What of its files forbids handing it out, in one sentence; None if nothing."""
-    fact = state.facts.get(address)
-    now = fact.function if fact is not None else None
-    if now is None:
-        return f"{address}: the PCI function is gone from this node"
-    if now.fault is not None and not (now.vendor and now.device):
-        return f"{address}: {now.fault}"
-    if (now.vendor, now.device) != (seen.vendor, seen.device):
-        was, there = f"{seen.vendor}:{seen.device}", f"{now.vendor}:{now.device}"
-        return f"{address}: another device is there now ({there}, not {was})"
-    if now.iommu_group != seen.iommu_group:
-        return f"{address}: its IOMMU group changed from {seen.iommu_group} to {now.iommu_group}; ask again"
-    device = known.get(DeviceId(address))
-    if device is None:
-        return f"{address}: {not_offered(now)}"
-    reason = obstacle(device, stand_of(state, device, index_of(state).owners))
-    return f"{address}: {reason}" if reason is not None else None
+) -> Blocker | None:
+    """What of its files forbids handing it out, named by its address; None if nothing."""
+    now = function_at(state, address)
+    found = changed(seen, now)
+    if found is None and now is not None:
+        device = known.get(DeviceId(address))
+        found = not_offered(now) if device is None else _assessed(state, device).blocker
+    return _of(address, found) if found is not None else None
+
+
+def _assessed(state: NodeState, device: Device) -> Assessment:
+    return assessment_of(state, device, index_of(state).owners, None)
+
+
+def _of(address: PciAddress, blocker: Blocker) -> Blocker:
+    return replace(blocker, message=f"{address}: {blocker.message}")
 
 
 def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
@@ -436,32 +446,41 @@ def _whose_node(state: NodeState, call: Call, node: str) -> str:
     return f"{quoted_id(node)} is no GPU's any more"
 
 
-def _taken(state: NodeState, call: Call) -> list[str]:
+def _taken(state: NodeState, call: Call) -> list[Blocker]:
     """Why Allocate must refuse although the files are in order: whose hands the devices are in."""
     known = devices_by_id(state, call.resource)
-    owned = index_of(state).owners
     asked = {known[i].function.address: i for request in call.requests for i in request}
-    taken = []
-    for address in sorted(call.seen):
-        device = known[DeviceId(address)]
-        owner = owned.get(address)
-        mates = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
-        use = observed_use(state, device)
-        others = owner.besides(call.resource, asked[address]) if owner is not None else None
-        if others is not None:
-            taken.append(f"{address}: {others.said()}")
-        elif mates:
-            group = device.function.iommu_group
-            taken.append(f"{address}: IOMMU group {group} is in use: {mates[0]} is {owned[mates[0]].said()}")
-        elif use is not None and use.in_use:
-            # Kubelet gives away what its ledger has free: whoever we still know as its owner has just left.
-            left = departed_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
-            if not (left and state.settings.pre_start_gate):
-                taken.append(f"{address}: IOMMU group {device.function.iommu_group} is {use.evidence}")
-    return taken
+    found = ((a, _taken_by(state, call, known[DeviceId(a)], asked[a])) for a in sorted(call.seen))
+    return [_of(address, blocker) for address, blocker in found if blocker is not None]
 
 
-def _held(state: NodeState, call: Call) -> list[str]:
+def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) -> Blocker | None:
+    owned, group = index_of(state).owners, f"IOMMU group {device.function.iommu_group}"
+    owner = owned.get(device.function.address)
+    if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:
+        return Blocker(others.cause(call.resource), others.said())
+    mates = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
+    if mates:
+        return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {mates[0]} is {owned[mates[0]].said()}")
+    use = observed_use(state, device)
+    if use is None or not use.in_use:
+        return None
+    # Kubelet gives away what its ledger has free: whoever we still know as its owner has just left.
+    left = departed_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
+    if left and state.settings.pre_start_gate:
+        return None
+    return Blocker(_held_by(state, device, left=left), f"{group} is {use.evidence}")
+
+
+def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
+    """Who holds its group, which the pod that asks for it is not."""
+    if left:
+        return Cause.ORPHANED
+    cause = _assessed(state, device).ownership.cause
+    return cause if cause is Cause.HOLDER_UNKNOWN else Cause.HELD_BY_OTHER
+
+
+def _held(state: NodeState, call: Call) -> list[Blocker]:
     """The call's devices whose group somebody holds, each with who does."""
     known = devices_by_id(state, call.resource)
     held = []
@@ -471,17 +490,24 @@ def _held(state: NodeState, call: Call) -> list[str]:
         if device is not None and use is not None and use.in_use:
             pod = departed_pod(state, device)
             gone = f", by pod {pod} that is gone from kubelet's books" if pod is not None else ""
-            held.append(f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}")
+            said = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
+            held.append(Blocker(_held_by(state, device, left=pod is not None), said))
     return held
 
 
-def _late(state: NodeState, call: Call) -> str:
-    if short := [f"{a}: {why}" for a in sorted(call.seen) if (why := _shortage(state, a))]:
-        return "; ".join(first_of(short))
+def _late(state: NodeState, call: Call) -> Refused:
+    """Why a call could not be answered in time."""
+    if short := [
+        Blocker(Cause.SHORTAGE, f"{a}: {why}") for a in sorted(call.seen) if (why := _shortage(state, a))
+    ]:
+        return _refused(Refusal.UNAVAILABLE, *short)
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):
-        return f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
+        said = f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.INSPECTION_LATE, said))
     if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):
-        return f"it could not be found out in time who uses {unpolled}; can its `enable` be read in sysfs?"
+        said = f"it could not be found out in time who uses {unpolled}; can its `enable` be read in sysfs?"
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.USE_LATE, said))
     if _is_unread(state, call):
-        return "kubelet did not tell its ledger (PodResources List) in time; look whether kubelet hangs"
-    return "; ".join(first_of(_held(state, call) or _taken(state, call)))
+        said = "kubelet did not tell its ledger (PodResources List) in time; look whether kubelet hangs"
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, said))
+    return _refused(Refusal.UNAVAILABLE, *(_held(state, call) or _taken(state, call)))

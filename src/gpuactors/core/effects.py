@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import DeviceId, Token
 
 
@@ -57,6 +58,8 @@ class Refused:
 
     status: Refusal
     reason: str
+    causes: tuple[Cause, ...]
+    """What for, each once, sorted. Sent nowhere: for the log."""
 
 
 Answer = Granted | Preferred | Ready | Refused

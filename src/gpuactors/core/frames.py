@@ -15,11 +15,16 @@ from operator import attrgetter
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.assessment.assess import assessment_of
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.owner import Given, Named, Owner
+from gpuactors.core.assessment.ownership import given_away, is_offered
+from gpuactors.core.assessment.presence import lost, not_listed
+from gpuactors.core.assessment.status import Blocker, DeviceStatus
 from gpuactors.core.effects import Effect, Level, Say
-from gpuactors.core.health import verdict, why_gone
 from gpuactors.core.identity import device_ids, is_looking
 from gpuactors.core.index import index_of
-from gpuactors.core.inventory import Device, ids_of, named
+from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
@@ -28,16 +33,13 @@ from gpuactors.core.model import (
     Observed,
     PciAddress,
     PluginState,
-    Resolved,
     ResourceName,
     Role,
     Transition,
     is_pci_address,
 )
-from gpuactors.core.ownership import Owner
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.registration import new_plugin
-from gpuactors.core.standing import Standing, given_away, is_offered, stand_of
 from gpuactors.core.state import NodeState
 
 
@@ -91,8 +93,8 @@ class _View:
     ids: Mapping[PciAddress, DeviceId]
     """As `identity.device_ids`."""
     owned: Mapping[PciAddress, Owner]
-    given: Mapping[tuple[ResourceName, DeviceId], str]
-    """As `standing.given_away`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
+    given: Mapping[Named, Given]
+    """As `ownership.given_away`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
     listed: Mapping[tuple[ResourceName, PciAddress], Advertised]
     """What is listed now, by address; by the first ID if there are several."""
     listed_ids: Mapping[tuple[ResourceName, DeviceId], Advertised]
@@ -187,52 +189,41 @@ def _listed(state: NodeState, view: _View) -> dict[ResourceName, dict[DeviceId, 
     """What there is to list: offered devices, and those that are lost while a pod has them."""
     listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
     for address, device in view.devices.items():
-        stand = stand_of(state, device, view.owned)
-        if is_offered(state, device) or stand.standing is Standing.ALLOCATED:
+        old = view.listed.get((device.resource, address))
+        found = assessment_of(state, device, view.owned, old.health if old is not None else None)
+        if is_offered(state, device) or found.ownership.is_allocated:
             device_id = view.ids[address]
-            health, reason = verdict(device, stand, view.listed.get((device.resource, address)))
-            listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, health, reason)
-    for (resource, device_id), said in view.given.items():
+            listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, found.status)
+    for (resource, device_id), given in view.given.items():
         of_resource = listed.setdefault(resource, {})
         if device_id not in of_resource:
-            of_resource[device_id] = _tombstone(state, view, resource, device_id, said)
+            of_resource[device_id] = _tombstone(state, view, resource, device_id, given)
     return listed
 
 
-def _advertised(device_id: DeviceId, device: Device, health: Health, reason: str) -> Advertised:
-    return Advertised(device_id, device.function.address, health, device.function.numa_node, reason)
+def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> Advertised:
+    function = device.function
+    return Advertised(
+        device_id, function.address, status.health, function.numa_node, status.message, status.cause
+    )
 
 
 def _tombstone(
-    state: NodeState, view: _View, resource: ResourceName, device_id: DeviceId, said: str
+    state: NodeState, view: _View, resource: ResourceName, device_id: DeviceId, given: Given
 ) -> Advertised:
     """What kubelet has given to a pod by an ID that is listed for nothing else: a device that is not offered any more,
     or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated."""
     meant = state.resolved.get((resource, device_id))
-    if meant is None:
-        reason = f"{said}, but no device of {resource} on this node is known by this ID"
-        return Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, reason)
-    old = view.listed_ids.get((resource, device_id))
+    address = meant.address if meant is not None else PciAddress(device_id)
+    old = view.listed_ids.get((resource, device_id)) if meant is not None else None
     numa_node = old.numa_node if old is not None else None
-    if _is_lost(state, resource, meant):
-        reason = f"{said}, but {why_gone(state, resource, meant.address)}"
-        return Advertised(device_id, meant.address, Health.UNHEALTHY, numa_node, reason)
-    if (listed := view.ids.get(meant.address)) is not None:
-        said += f"; it is listed as {listed} too"
-    return Advertised(device_id, meant.address, Health.HEALTHY, numa_node, said)
-
-
-def _is_lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> bool:
-    """A pod cannot have that device of that resource any more: it is gone, unbound, or another model's.
-
-    One whose ids could never be read is not: which model it is was known when it was given away. Nor is one that is
-    what it was and has another name, as pci.ids was renewed.
-    """
-    fact = state.facts.get(meant.address) if meant is not None else None
-    function = fact.function if fact is not None else None
-    if meant is None or function is None or not function.vfio_bound:
-        return True
-    return ids_of(function) not in ("", meant.ids) and named(function) != resource
+    if (why := lost(state, resource, meant)) is not None:
+        reason = f"{given.said}, but {why.message}"
+        return Advertised(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
+    reason = given.said
+    if (listed := view.ids.get(address)) is not None:
+        reason += f"; it is listed as {listed} too"
+    return Advertised(device_id, address, Health.HEALTHY, numa_node, reason, given.cause)
 
 
 def _frame(
@@ -253,15 +244,19 @@ def _frame(
                 continue
             other = listed_as.get(entry.address)
             why = (
-                f"it is listed as {other} now"
+                Blocker(Cause.LISTED_AS_OTHER, f"it is listed as {other} now")
                 if other is not None
-                else why_gone(state, resource, entry.address)
+                else not_listed(state, resource, entry.address)
             )
-            frame[entry.id] = replace(entry, health=Health.UNHEALTHY, reason=why)
+            frame[entry.id] = _unhealthy(entry, why)
     before = {a.id: a for a in listed}
     made = sorted(frame.values(), key=attrgetter("id"))
     kept = tuple(old if (old := before.get(a.id)) is not None and old == a else a for a in made)
     return listed if kept == listed else kept
+
+
+def _unhealthy(entry: Advertised, why: Blocker) -> Advertised:
+    return replace(entry, health=Health.UNHEALTHY, reason=why.message, cause=why.cause)
 
 
 def _may_be_in_a_call(entry: Advertised) -> bool:
@@ -269,11 +264,11 @@ def _may_be_in_a_call(entry: Advertised) -> bool:
     return is_pci_address(entry.address)
 
 
-def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: Advertised) -> str:
+def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: Advertised) -> Blocker:
     """Why a device that was listed is not any more: what is at its address now."""
     if listed.id != view.ids.get(listed.address, listed.address) or not is_pci_address(listed.id):
-        return "no pod has it by this ID any more"
-    return why_gone(state, resource, listed.address)
+        return Blocker(Cause.ID_RELEASED, "no pod has it by this ID any more")
+    return not_listed(state, resource, listed.address)
 
 
 def _aged(plugin: PluginState | None, frame: Frame, at: float) -> PluginState | None:
@@ -293,7 +288,7 @@ def _is_over(plugin: PluginState, at: float) -> bool:
 def _changes(
     state: NodeState, view: _View, resource: ResourceName, before: Frame, after: Frame
 ) -> list[Effect]:
-    """One log line per device whose verdict changed, in the words that everybody else uses. Of IDs that mean no
+    """One log line per device whose status changed, in the words that everybody else uses. Of IDs that mean no
     function of this node a few have lines of their own, and the others one together: kubelet's ledger may have any
     number of them."""
     if after is before:
@@ -308,8 +303,13 @@ def _changes(
     ]
     said: list[Effect] = []
     for entry in _worth_a_line(state, gone):
-        reason = _why_unlisted(state, view, resource, entry)
-        fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
+        why = _why_unlisted(state, view, resource, entry)
+        fields = {
+            "resource": resource,
+            "device": quoted_id(entry.id),
+            "cause": str(why.cause),
+            "reason": why.message,
+        }
         said.append(Say(Level.INFO, "device.gone", dict(fields)))
     for entry in (told := _worth_a_line(state, changed)):
         level = Level.INFO if entry.health is Health.HEALTHY else Level.WARNING
@@ -317,6 +317,7 @@ def _changes(
             "resource": resource,
             "device": quoted_id(entry.id),
             "health": str(entry.health),
+            "cause": str(entry.cause),
             "reason": entry.reason,
         }
         said.append(Say(level, "device.changed", dict(fields)))
@@ -357,9 +358,9 @@ def _recorded(
             continue
         if now is None:
             why = _why_unlisted(state, view, resource_of[address], old[address])
-            change = Transition(at, None, f"no longer listed: {why}")
+            change = Transition(at, None, f"no longer listed: {why.message}", why.cause)
         elif was is None or (was.health, was.reason) != (now.health, now.reason):
-            change = Transition(at, now.health, now.reason)
+            change = Transition(at, now.health, now.reason, now.cause)
         else:
             continue
         history[address] = (*history.pop(address, ()), change)[-limits.HISTORY_ENTRIES :]
@@ -384,7 +385,7 @@ def _sound(
         reason = (
             f"set aside, the rest is served: {rule}; that is a bug in gpuactors, report it with its journal"
         )
-        aside[resource][entry.id] = replace(entry, health=Health.UNHEALTHY, reason=reason)
+        aside[resource][entry.id] = _unhealthy(entry, Blocker(Cause.SET_ASIDE, reason))
         if aside[resource][entry.id] not in state.frames.get(resource, ()):
             fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
             effects.append(Say(Level.ERROR, "rule.broken", fields))
@@ -413,13 +414,16 @@ def _broken(
                 broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
             described.add(entry.address)
     entries = {(resource, a.id): a for resource, frame in frames.items() for a in frame}
-    for (resource, device_id), said in given.items():
-        listed = entries.get((resource, device_id))
+    for (resource, device_id), entry_of in given.items():
+        said, listed = entry_of.said, entries.get((resource, device_id))
         if listed is None:
-            nobody = Advertised(device_id, PciAddress(device_id), Health.UNHEALTHY, None, said)
+            nobody = Advertised(
+                device_id, PciAddress(device_id), Health.UNHEALTHY, None, said, Cause.SET_ASIDE
+            )
             broken.append((resource, nobody, f"it is {said} but not listed"))
-        elif listed.health is not Health.HEALTHY and not _is_lost(
-            state, resource, state.resolved.get((resource, device_id))
+        elif (
+            listed.health is not Health.HEALTHY
+            and lost(state, resource, state.resolved.get((resource, device_id))) is None
         ):
             broken.append((resource, listed, f"it is {said} but Unhealthy ({listed.reason})"))
     return broken

@@ -16,11 +16,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from gpuactors.core.assessment.owner import Named
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.inventory import ids_of
 from gpuactors.core.looks import ask_looks
 from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName, is_pci_address
-from gpuactors.core.ownership import Named
 from gpuactors.core.state import NodeState
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")

@@ -4,7 +4,7 @@ An index is carried in the state (`NodeState.index`) with the very objects that 
 this state is told by identity, and nobody can read one that is stale: `index_of` brings it up to date, from what has
 changed and not from what exists.
 
-Must not judge: whose a device is, and how it is, is decided in `standing.py` and `health.py`.
+Must not judge: whose a device is, and how it is, is decided in `assessment/`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gpuactors.core.assessment.owner import Named, Owner, owners_of
 from gpuactors.core.inventory import (
     Device,
     devices_named,
@@ -35,7 +36,6 @@ from gpuactors.core.model import (
     Resolved,
     ResourceName,
 )
-from gpuactors.core.ownership import Named, Owner, owners_of
 
 if TYPE_CHECKING:
     from gpuactors.core.state import NodeState

@@ -1,6 +1,6 @@
 """From facts to devices: which functions kubelet is told about, under which resource, and what stands around them.
 
-Must not judge a device's health (`health.py`) and must not remember anything: everything here is read off the facts.
+Must not judge a device's health (`assessment/`) and must not remember anything: everything here is read off the facts.
 """
 
 from __future__ import annotations

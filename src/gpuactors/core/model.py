@@ -1,7 +1,7 @@
 """The values that the node's state is made of.
 
 Every value is frozen. Mappings are plain dictionaries that nobody changes after they were put into a state: a
-transition builds new ones. What these values mean for kubelet is decided in `inventory.py` and `health.py`, not here.
+transition builds new ones. What these values mean for kubelet is decided in `inventory.py` and `assessment/`, not here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.quote import quoted_id, quoted_name
 from gpuactors.core.selector import Selector
 
@@ -141,6 +142,8 @@ class Advertised:
     health: Health
     numa_node: int | None
     reason: str
+    cause: Cause
+    """Sent nowhere: for the log, `inspect` and the history."""
 
 
 Frame = tuple[Advertised, ...]
@@ -392,6 +395,7 @@ class Transition:
     health: Health | None
     """None when it left the list."""
     reason: str
+    cause: Cause
 
 
 class CallKind(StrEnum):

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuactors.core import listing
+from gpuactors.core.assessment.assess import assessment_of
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.ownership import is_offered
+from gpuactors.core.assessment.presence import not_offered
 from gpuactors.core.frames import is_ready
-from gpuactors.core.health import not_offered, verdict
 from gpuactors.core.identity import device_ids, given_addresses
 from gpuactors.core.index import index_of
 from gpuactors.core.model import (
@@ -22,7 +25,6 @@ from gpuactors.core.model import (
     Transition,
 )
 from gpuactors.core.registration import PluginOrder, is_registered, order
-from gpuactors.core.standing import is_offered, observed_use, stand_of
 from gpuactors.core.state import NodeState
 
 
@@ -126,6 +128,7 @@ class DeviceReport:
     group_members: tuple[PciAddress, ...]
     resource: ResourceName
     health: Health
+    cause: Cause
     reason: str
     owner: str | None
     """To whom kubelet has given it."""
@@ -143,14 +146,14 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
     entries = {(r, a.address): a for r, frame in state.frames.items() for a in reversed(frame)}
     for address, device in index.devices.items():
         listed = entries.get((device.resource, address))
+        status = assessment_of(state, device, owned, None).status
         if listed is not None:
-            health, reason = listed.health, listed.reason
+            health, cause, reason = listed.health, listed.cause, listed.reason
         elif is_offered(state, device):
-            health, reason = verdict(device, stand_of(state, device, owned), None)
+            health, cause, reason = status.health, status.cause, status.message
         else:
-            health, reason = Health.UNHEALTHY, not_offered(device.function)
-        use = observed_use(state, device)
-        owner = owned.get(address)
+            why = not_offered(device.function)
+            health, cause, reason = Health.UNHEALTHY, why.cause, why.message
         reports.append(
             DeviceReport(
                 id=ids[address],
@@ -158,9 +161,10 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 group_members=tuple(m.address for m in device.group),
                 resource=device.resource,
                 health=health,
+                cause=cause,
                 reason=reason,
-                owner=owner.said(device.resource) if owner is not None else None,
-                holders=use.holders if use is not None else (),
+                owner=status.owner.said(device.resource) if status.owner is not None else None,
+                holders=status.holders,
                 history=state.history.get(address, ()),
                 listed=listed is not None,
             )

@@ -3,7 +3,7 @@
 A file is one header, then a state, then one line per step; another state follows wherever steps are missing. So every
 file can be replayed by itself, from its first state on:
 
-    {"journal":1,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
+    {"journal":3,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
     {"at":12.5,"missed":0,"state":{…}}
     {"at":12.6,"event":"HostScanned","fields":{"look":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
@@ -33,11 +33,8 @@ from gpuactors.core.snapshot import Outputs
 from gpuactors.core.state import NodeState
 from gpuactors.ports import Step
 
-FORMAT: Final = 2
-"""Raised when a reader of the last format would misread the next."""
-
-_READABLE: Final = (1, FORMAT)
-"""Format 1 has no folded steps, and is the same otherwise."""
+FORMAT: Final = 3
+"""Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes."""
 
 
 class FormatError(ValueError):
@@ -335,7 +332,7 @@ def read_line(line: bytes) -> Line:
     try:
         kind = _as_kind.decode(line)
         if kind.journal is not msgspec.UNSET:
-            if kind.journal not in _READABLE:
+            if kind.journal != FORMAT:
                 raise FormatError(
                     f"it is a journal of format {kind.journal}, and this gpuactors reads format {FORMAT}; "
                     "replay it with the version that wrote it"

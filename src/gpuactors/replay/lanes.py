@@ -7,20 +7,36 @@ know how they are drawn: that is `page.py`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
-from gpuactors.core.health import not_offered
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.presence import not_offered
 from gpuactors.core.index import index_of
-from gpuactors.core.model import Advertised, Health, PciAddress, ResourceName, Role
+from gpuactors.core.model import PciAddress, ResourceName, Role
 from gpuactors.core.registration import is_registered
-from gpuactors.core.standing import Stand, Standing, stand_of
 from gpuactors.core.state import NodeState
 from gpuactors.replay.books import books_of
 
 BANDS_MAX: Final = 5_000
 """Of one lane; of one that changes more often, the last ones are kept."""
+
+
+UNHEALTHY: Final = "unhealthy"
+"""The kind of a device that something of its files or of its list makes Unhealthy, whosever it is."""
+
+KINDS: Final[Mapping[Cause, str]] = {
+    Cause.FREE: "free",
+    Cause.ALLOCATED: "allocated",
+    Cause.JUST_ALLOCATED: "allocated",
+    Cause.CLAIMED_ELSEWHERE: "claimed",
+    Cause.GROUP_IN_USE: "group-in-use",
+    Cause.ORPHANED: "orphaned",
+    Cause.HELD_BY_OTHER: "external",
+    Cause.HOLDER_UNKNOWN: "unknown",
+}
+"""The kind of a device's band, by the causes that say whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +150,7 @@ class Lanes:
 
     def _devices(self, state: NodeState, at: float) -> None:
         now = (
-            {a: (r, kind, said) for a, r, kind, said in standings(state)}
-            if state.role is Role.SERVING
-            else {}
+            {a: (r, kind, said) for a, r, kind, said in statuses(state)} if state.role is Role.SERVING else {}
         )
         for address, (resource, kind, said) in now.items():
             self.devices.setdefault(address, Lane(address)).is_now(at, kind, said)
@@ -146,41 +160,19 @@ class Lanes:
                 lane.ends(at)
 
 
-def standings(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
+def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
     """Each device that is there or listed, with its resource, the kind of its band, and the reason."""
     listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
-    index = index_of(state)
-    for address, device in index.devices.items():
+    devices = index_of(state).devices
+    for address, device in devices.items():
         _, told = listed.get(address, (None, None))
         if told is not None:
-            yield address, device.resource, _kind(told, stand_of(state, device, index.owners)), told.reason
+            yield address, device.resource, KINDS.get(told.cause, UNHEALTHY), told.reason
         elif not device.function.vfio_bound:
-            yield address, device.resource, "not-offered", not_offered(device.function)
+            yield address, device.resource, "not-offered", not_offered(device.function).message
     for address, (resource, told) in listed.items():
-        if address not in index.devices:
-            yield address, resource, "unhealthy", told.reason
-
-
-def _kind(told: Advertised, stand: Stand) -> str:
-    if told.reason != stand.reason:  # something of its files is in the way, whosever it is
-        return "unhealthy" if told.health is Health.UNHEALTHY else "undecided"
-    match stand.standing:
-        case Standing.FREE:
-            return "free"
-        case Standing.ALLOCATED:
-            return "allocated"
-        case Standing.CLAIMED:
-            return "claimed"
-        case Standing.GROUP_IN_USE:
-            return "group-in-use"
-        case Standing.LEFT_HELD:
-            return "left-held"
-        case Standing.FOREIGN:
-            return "foreign"
-        case Standing.UNDECIDED:
-            return "undecided"
-        case _:
-            assert_never(stand.standing)
+        if address not in devices:
+            yield address, resource, UNHEALTHY, told.reason
 
 
 def _daemon(state: NodeState) -> tuple[str, str]:

@@ -35,10 +35,10 @@ KINDS: Final = {
     "allocated": "allocated to a pod",
     "claimed": "claimed, or given under another name",
     "group-in-use": "its IOMMU group is in use",
-    "left-held": "held by a pod that is gone",
-    "foreign": "in foreign hands",
+    "orphaned": "held by a pod that is gone",
+    "external": "in foreign hands",
     "unhealthy": "unhealthy otherwise",
-    "undecided": "undecided",
+    "unknown": "in use, and not known by whom",
     "not-offered": "not on a vfio driver",
 }
 """The kinds of a device's bands, in the words of the legend."""

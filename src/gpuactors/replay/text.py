@@ -200,7 +200,7 @@ def as_json(moment: Moment, first_wall: float) -> str:
             return _line({"resumed": missed, "t_s": _s(wall - first_wall), "differences": differences})
         case Played():
             frames = {
-                resource: {a.id: {"health": a.health, "reason": a.reason} for a in frame}
+                resource: {a.id: {"health": a.health, "cause": a.cause, "reason": a.reason} for a in frame}
                 for resource, frame in moment.state.frames.items()
                 if moment.before.frames.get(resource) != frame
             }

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import trio
 
-from gpuactors.core import allocation, calls, frames, health
+from gpuactors.core import allocation, calls, frames
+from gpuactors.core.assessment import assess
+from gpuactors.core.assessment.ownership import Ownership
+from gpuactors.core.assessment.status import Blocker, DeviceStatus
 from gpuactors.core.effects import Grant
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, DeviceId, Health, PciAddress, ResourceName
-from gpuactors.core.standing import Stand, Standing
+from gpuactors.core.model import Advertised, DeviceId, Health, Observed, PciAddress, ResourceName
 from gpuactors.core.state import NodeState
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.frame_messages import FrameMessages
@@ -56,14 +59,21 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork v2b: busy GPUs are Unhealthy, whoever holds them."""
-    verdict = health.verdict
+    right = assess.assess
 
-    def busy_is_unhealthy(device: Device, stand: Stand, before: Advertised | None) -> tuple[Health, str]:
-        if stand.standing is Standing.ALLOCATED:
-            return Health.UNHEALTHY, "busy"
-        return verdict(device, stand, before)
+    def busy_is_unhealthy(
+        device: Device,
+        ownership: Ownership,
+        blocker: Blocker | None,
+        use: Observed | None,
+        listed: Health | None,
+    ) -> DeviceStatus:
+        status = right(device, ownership, blocker, use, listed)
+        if ownership.is_allocated:
+            return replace(status, health=Health.UNHEALTHY, message="busy")
+        return status
 
-    monkeypatch.setattr(frames, "verdict", busy_is_unhealthy)
+    monkeypatch.setattr(assess, "assess", busy_is_unhealthy)
     monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
 
 

@@ -50,6 +50,11 @@ class Change(betterproto2.Message):
 
     reason: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
 
+    cause: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    as of a device
+    """
+
 
 default_message_pool.register_message("v1", "Change", Change)
 
@@ -113,6 +118,11 @@ class Device(betterproto2.Message):
     listed: "bool" = betterproto2.field(19, betterproto2.TYPE_BOOL)
     """
     kubelet is told of it
+    """
+
+    cause: "str" = betterproto2.field(20, betterproto2.TYPE_STRING)
+    """
+    why it has this health, as a word for programs: see docs/causes.md
     """
 
 

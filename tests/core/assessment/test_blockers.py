@@ -1,4 +1,4 @@
-"""Which functions are devices, and what is said of each."""
+"""Which functions are devices, and what of their files forbids them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core import health
+from gpuactors.core.assessment.assess import assess
+from gpuactors.core.assessment.blockers import blocker_of
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.ownership import Ownership
 from gpuactors.core.inventory import Device, devices_of
 from gpuactors.core.model import Fact, Health, PciFunction, Settings, pci_address
 from gpuactors.core.selector import parse_selector
-from gpuactors.core.standing import Stand, Standing
 from tests.core.builders import SETTINGS, audio, gpu
 
 
@@ -18,24 +20,26 @@ def devices(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Dev
     return devices_of({f.address: Fact(1, f) for f in functions}, settings.selectors)
 
 
-def verdict(device: Device) -> tuple[Health, str]:
-    return health.verdict(device, Stand(Standing.FREE, "free"), None)
+def decided(device: Device) -> tuple[Health, str]:
+    free = Ownership(Cause.FREE, "free")
+    status = assess(device, free, blocker_of(device, free, None), None, None)
+    return status.health, status.message
 
 
 def test_a_bound_gpu_with_its_node_is_healthy() -> None:
     (device,) = devices(gpu("01:00.0"))
-    assert verdict(device) == (Health.HEALTHY, "free")
+    assert decided(device) == (Health.HEALTHY, "free")
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", None, "pci-stub", "pcieport"])
 def test_a_group_is_viable_beside_these_drivers(driver: str | None) -> None:
     (device,) = devices(gpu("01:00.0", 7), audio("01:00.1", 7, driver=driver))
-    assert verdict(device)[0] is Health.HEALTHY
+    assert decided(device)[0] is Health.HEALTHY
 
 
 def test_a_function_on_a_host_driver_makes_the_group_not_viable_and_is_named() -> None:
     (device,) = devices(gpu("01:00.0", 7), audio("01:00.1", 7, driver="snd_hda_intel"))
-    word, reason = verdict(device)
+    word, reason = decided(device)
     assert word is Health.UNHEALTHY
     assert reason == (
         "IOMMU group 7 is not viable: 0000:01:00.1 is bound to snd_hda_intel; bind it to vfio-pci or to no driver"
@@ -44,7 +48,7 @@ def test_a_function_on_a_host_driver_makes_the_group_not_viable_and_is_named() -
 
 def test_a_host_driver_in_another_group_does_not_matter() -> None:
     (device,) = devices(gpu("01:00.0", 7), audio("01:00.1", 8, driver="snd_hda_intel"))
-    assert verdict(device)[0] is Health.HEALTHY
+    assert decided(device)[0] is Health.HEALTHY
 
 
 def test_no_iommu_group_names_the_kernel_command_line() -> None:
@@ -52,7 +56,7 @@ def test_no_iommu_group_names_the_kernel_command_line() -> None:
     (device,) = devices(
         PciFunction(**{f: getattr(function, f) for f in function.__slots__} | {"iommu_group": None})
     )
-    word, reason = verdict(device)
+    word, reason = decided(device)
     assert word is Health.UNHEALTHY
     assert "intel_iommu=on" in reason
 
@@ -60,7 +64,7 @@ def test_no_iommu_group_names_the_kernel_command_line() -> None:
 def test_no_iommu_mode_is_said_and_never_offered() -> None:
     """Issue 10, 15: it was told as "does not exist"."""
     (device,) = devices(replace(gpu("01:00.0", has_node=False), without_iommu=True))
-    word, reason = verdict(device)
+    word, reason = decided(device)
     assert word is Health.UNHEALTHY
     assert "/dev/vfio/noiommu-1" in reason
     assert "intel_iommu=on" in reason
@@ -71,7 +75,7 @@ def test_no_iommu_mode_is_said_and_never_offered() -> None:
 def test_behind_vmd_the_firmware_is_named_and_not_the_command_line() -> None:
     """Issue 10, 15."""
     (device,) = devices(replace(gpu("01:00.0"), address=pci_address("10000:01:00.0"), iommu_group=None))
-    word, reason = verdict(device)
+    word, reason = decided(device)
     assert word is Health.UNHEALTHY
     assert "behind an Intel VMD controller (its PCI domain is 10000)" in reason
     assert "intel_iommu" not in reason
@@ -86,12 +90,12 @@ def test_behind_vmd_the_firmware_is_named_and_not_the_command_line() -> None:
 )
 def test_which_nodes_are_missing(nodes: tuple[str, ...], said: str) -> None:
     (device,) = devices(replace(gpu("01:00.0"), nodes=nodes))
-    assert verdict(device)[1].startswith(said)
+    assert decided(device)[1].startswith(said)
 
 
 def test_a_cdev_without_a_group_node_will_do() -> None:
     (device,) = devices(gpu("01:00.0", has_node=False, cdev=3))
-    assert verdict(device)[0] is Health.HEALTHY
+    assert decided(device)[0] is Health.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_a_cdev_without_a_group_node_will_do() -> None:
 )
 def test_a_gpu_on_another_driver_is_not_offered(driver: str | None, said: str) -> None:
     (device,) = devices(gpu("01:00.0", driver=driver))
-    word, reason = verdict(device)
+    word, reason = decided(device)
     assert word is Health.UNHEALTHY
     assert reason.startswith(said)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import ClaimedDevice, DeviceId, PciAddress, Pod, Resolved, ResourceName
 from gpuactors.core.quote import first_of, quoted_id, quoted_name
 
@@ -22,6 +23,11 @@ class Given:
     """The ID, or the name of the claim."""
     to: Pod | ClaimedDevice | None
     """None: handed out by our Allocate, and not in kubelet's ledger yet."""
+
+    @property
+    def cause(self) -> Cause:
+        """Of the device that is listed by that ID."""
+        return Cause.ALLOCATED if self.to is not None else Cause.JUST_ALLOCATED
 
     @property
     def said(self) -> str:
@@ -45,6 +51,13 @@ class Owner:
     def is_counted_in(self, resource: ResourceName) -> bool:
         """Kubelet counts it in `allocated` of that resource."""
         return any(e.resource == resource for e in self.entries)
+
+    def cause(self, resource: ResourceName) -> Cause:
+        """Whose it is, for a list of that resource."""
+        if not self.is_counted_in(resource):
+            return Cause.CLAIMED_ELSEWHERE
+        listed = any(e.to is not None for e in self.entries if e.resource == resource)
+        return Cause.ALLOCATED if listed else Cause.JUST_ALLOCATED
 
     def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
         """Who has it beside the pod, if any, that has that ID of that resource."""

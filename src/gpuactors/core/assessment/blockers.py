@@ -1,0 +1,124 @@
+"""What of a device's files, and of its group's, forbids that a virtual machine opens it.
+
+Must not say whose a device is: that is `ownership.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.presence import not_offered
+from gpuactors.core.assessment.status import Blocker
+from gpuactors.core.inventory import may_be_unbinding
+from gpuactors.core.quote import quoted_id
+
+if TYPE_CHECKING:
+    from gpuactors.core.assessment.ownership import Ownership
+    from gpuactors.core.inventory import Device
+    from gpuactors.core.model import Observed, PciFunction
+
+HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
+"""Drivers beside which the kernel still calls a group viable: they do no DMA of their own (`driver_managed_dma` in
+drivers/pci/pci-stub.c and drivers/pci/pcie/portdrv.c; before Linux 6.0 vfio_dev_viable in drivers/vfio/vfio.c)."""
+
+
+_SWITCH_ON: Final = (
+    "switch the IOMMU on in the firmware and on the kernel command line (intel_iommu=on or amd_iommu=on)"
+)
+
+_VMD_DOMAINS: Final = 0x10000
+"""The first PCI domain behind a VMD controller: ACPI's have 16 bits (drivers/pci/controller/vmd.c,
+vmd_find_free_domain)."""
+
+
+def _is_behind_vmd(function: PciFunction) -> bool:
+    return int(function.address.partition(":")[0], 16) >= _VMD_DOMAINS
+
+
+def offending(device: Device) -> PciFunction | None:
+    """The function that makes the device's group not viable: bound to a host driver beside a vfio driver."""
+    return next(
+        (m for m in device.group if m.driver and not m.vfio_bound and m.driver not in HARMLESS_DRIVERS), None
+    )
+
+
+def is_unbinding(function: PciFunction, use: Observed | None) -> bool:
+    """Its driver has been told to let it go and waits for whoever has it open, as the last poll saw.
+
+    The node counts as well as `enable`, to which any process may have written where there was never a driver
+    (`bindings.py` says whose count is evidence).
+    """
+    return may_be_unbinding(function) and use is not None and function.address in use.open
+
+
+def unbinding(function: PciFunction, ownership: Ownership) -> Blocker:
+    """Whom it waits for, and what to do. To bind it is no remedy: that would wait as well."""
+    return Blocker(
+        Cause.UNBINDING,
+        f"{ownership.message}; its unbind or unplug waits in the kernel until nobody has it open: "
+        f"end whoever has /dev/vfio/{function.iommu_group} open, nothing can be bound to it before",
+    )
+
+
+def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Blocker | None:
+    """What would stop a VM from opening it; None if nothing. `use` is its group's, as last polled."""
+    function = device.function
+    if function.fault is not None:
+        return Blocker(Cause.UNREADABLE, function.fault)
+    if is_unbinding(function, use):
+        return unbinding(function, ownership)
+    if not function.vfio_bound:
+        return not_offered(function)
+    if (blocker := _without_group(function)) is not None:
+        return blocker
+    if (other := offending(device)) is not None:
+        return Blocker(
+            Cause.GROUP_NOT_VIABLE,
+            f"IOMMU group {function.iommu_group} is not viable: {other.address} is bound to "
+            f"{quoted_id(other.driver or '')}; bind it to vfio-pci or to no driver",
+        )
+    if (blocker := _without_node(function)) is not None:
+        return blocker
+    if use is not None and use.unseen:
+        return Blocker(
+            Cause.USE_UNREADABLE,
+            f"it cannot be seen whether IOMMU group {function.iommu_group} is in use: {use.unseen}",
+        )
+    return None
+
+
+def _without_group(function: PciFunction) -> Blocker | None:
+    if function.without_iommu:
+        return Blocker(
+            Cause.NO_IOMMU_MODE,
+            f"vfio drives it without an IOMMU (/dev/vfio/noiommu-{function.iommu_group}): nothing would keep a "
+            f"VM's GPU out of the node's memory, and QEMU refuses it; {_SWITCH_ON}, and leave the parameter "
+            "enable_unsafe_noiommu_mode of the module vfio out",
+        )
+    if function.iommu_group is None and _is_behind_vmd(function):
+        return Blocker(
+            Cause.BEHIND_VMD,
+            "in no IOMMU group: it is behind an Intel VMD controller (its PCI domain is "
+            f"{function.address.partition(':')[0]}), whose devices cannot be given to VMs; switch VMD off for its slot "
+            "in the firmware",
+        )
+    if function.iommu_group is None:
+        return Blocker(Cause.NO_IOMMU_GROUP, f"in no IOMMU group; {_SWITCH_ON}")
+    return None
+
+
+def _without_node(function: PciFunction) -> Blocker | None:
+    if function.has_node:
+        return None
+    if "/dev/vfio/vfio" not in function.nodes:
+        return Blocker(
+            Cause.NODE_MISSING,
+            f"neither /dev/vfio/{function.iommu_group} nor /dev/vfio/vfio exists; is /dev of the host visible to "
+            "gpuactors, and are the modules vfio and vfio_pci loaded?",
+        )
+    return Blocker(
+        Cause.NODE_MISSING,
+        f"/dev/vfio/{function.iommu_group} does not exist; is /dev of the host visible to gpuactors, "
+        "and the module vfio_pci loaded?",
+    )

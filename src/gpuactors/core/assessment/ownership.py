@@ -1,0 +1,120 @@
+"""Whose a device is, between kubelet, the kernel and the other members of its group.
+
+This is the heart of the program (architecture, "The books"). Held by the pod that kubelet gave it to is Healthy and
+counted once; held by anybody else is Unhealthy and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuactors.core.assessment.blockers import is_unbinding
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.owner import Given, Named, Owner
+from gpuactors.core.inventory import Device, may_be_unbinding
+
+if TYPE_CHECKING:
+    from gpuactors.core.model import Observed, PciAddress, Pod, ResourceName
+    from gpuactors.core.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Whose a device is, and the sentence that says so."""
+
+    cause: Cause
+    """One of the first of them, from FREE to HOLDER_UNKNOWN."""
+    message: str
+    owner: Owner | None = None
+    """To whom kubelet has given it, under whatever ID and API."""
+
+    @property
+    def is_allocated(self) -> bool:
+        """Kubelet counts it in `allocated` of its resource."""
+        return self.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
+
+
+def given_away(state: NodeState, resources: Container[ResourceName]) -> dict[Named, Given]:
+    """Every device of these resources that kubelet has given to a pod, by its ID."""
+    named = {**state.granted, **state.ledger.entries}
+    return {n: Given(*n, state.ledger.entries.get(n)) for n in named if n[0] in resources}
+
+
+def ownership_of(state: NodeState, device: Device, owners: Mapping[PciAddress, Owner]) -> Ownership:
+    """Whose `device` is."""
+    owner = owners.get(device.function.address)
+    if owner is not None:
+        return Ownership(owner.cause(device.resource), owner.said(device.resource), owner)
+    for member in device.group:
+        if (mate := owners.get(member.address)) is not None:
+            return Ownership(
+                Cause.GROUP_IN_USE,
+                f"IOMMU group {device.function.iommu_group} is in use: {member.address} is {mate.said()}",
+            )
+    return _by_use(state, device)
+
+
+def observed_use(state: NodeState, device: Device) -> Observed | None:
+    """The use of its group, as last polled."""
+    group = device.function.iommu_group
+    return state.polls.groups.get(group) if group is not None else None
+
+
+def is_offered(state: NodeState, device: Device) -> bool:
+    """Whether kubelet is told about it at all: bound to a vfio driver (or not readable just now, but bound before), or
+    being unbound or unplugged under somebody who has it open.
+
+    What has lost its driver stays in the list until a poll has seen whether it is open, and as long as it is.
+    """
+    if device.function.vfio_bound or is_unbinding(device.function, observed_use(state, device)):
+        return True
+    return may_be_unbinding(device.function) and _is_listed(state, device) and not _is_polled(state, device)
+
+
+def _is_listed(state: NodeState, device: Device) -> bool:
+    address = device.function.address
+    return any(a.address == address for a in state.frames.get(device.resource, ()))
+
+
+def _is_polled(state: NodeState, device: Device) -> bool:
+    """The last poll saw its group, and none is under way that may see something else."""
+    use = observed_use(state, device)
+    return state.polls.outstanding is None and use is not None and use.poll == state.polls.done
+
+
+def departed_pod(state: NodeState, device: Device) -> Pod | None:
+    """The pod that had a device of this group, has left kubelet's ledger, and may still hold it."""
+    return next((state.departed[m.address].pod for m in device.group if m.address in state.departed), None)
+
+
+def may_be_a_pods(use: Observed) -> bool:
+    """Whether a pod's process may use the group: nothing is known of who does, or one of them is in a pod."""
+    return not use.holders or any(holder.pod_uid is not None for holder in use.holders)
+
+
+def _by_use(state: NodeState, device: Device) -> Ownership:
+    use = observed_use(state, device)
+    if use is None or not use.in_use:
+        return Ownership(Cause.FREE, "free")
+    group = f"IOMMU group {device.function.iommu_group}"
+    pod = departed_pod(state, device)
+    if pod is not None:
+        reads = [state.departed[m.address].read for m in device.group if m.address in state.departed]
+        if use.poll < max(reads):
+            return Ownership(Cause.HOLDER_UNKNOWN, f"{group} is {use.evidence}; pod {pod} has just left")
+        return Ownership(
+            Cause.ORPHANED,
+            f"{group} is still {use.evidence}: pod {pod} is gone from kubelet's books, its process is not",
+        )
+    if state.ledger.read > use.since:
+        # An old view is no fact: what it lacks may have been given away since.
+        given = (
+            "was in no pod's hands when kubelet's ledger could last be read"
+            if state.ledger.problem is not None
+            else "kubelet has given it to no pod"
+        )
+        return Ownership(Cause.HELD_BY_OTHER, f"{group} is {use.evidence}, and {given}")
+    unread = f"; kubelet's ledger cannot be read: {state.ledger.problem}" if state.ledger.problem else ""
+    return Ownership(Cause.HOLDER_UNKNOWN, f"{group} is {use.evidence}{unread}")

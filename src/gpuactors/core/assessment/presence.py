@@ -1,0 +1,85 @@
+"""Whether a device is still what it was: gone, another device, not offered, changed since. Decided here alone.
+
+Must not say how a device that is there is: that is `blockers.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Blocker
+from gpuactors.core.inventory import ids_of, named
+from gpuactors.core.quote import quoted_id
+
+if TYPE_CHECKING:
+    from gpuactors.core.model import PciAddress, PciFunction, Resolved, ResourceName
+    from gpuactors.core.state import NodeState
+
+GONE: Final = Blocker(Cause.GONE, "the PCI function is gone from this node")
+
+
+def function_at(state: NodeState, address: PciAddress) -> PciFunction | None:
+    """What the last look found there."""
+    fact = state.facts.get(address)
+    return fact.function if fact is not None else None
+
+
+def not_offered(function: PciFunction) -> Blocker:
+    """Why a function is not offered to kubelet at all."""
+    if function.vfio_bound:
+        return Blocker(Cause.NOT_SELECTED, "no selector chooses it by this name any more (--select, pci.ids)")
+    if function.driver is None:
+        return Blocker(Cause.NOT_BOUND, "bound to no driver; bind it to vfio-pci to offer it")
+    return Blocker(
+        Cause.NOT_BOUND,
+        f"bound to {quoted_id(function.driver)}, which is no vfio driver; bind it to vfio-pci to offer it",
+    )
+
+
+def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) -> Blocker:
+    """Why what is at an address now is no device of a resource."""
+    function = function_at(state, address)
+    if function is None:
+        return GONE
+    if function.vfio_bound and named(function) == resource:
+        return Blocker(Cause.NOT_SELECTED, "no selector chooses it any more (--select)")
+    if function.vfio_bound and ids_of(function) not in state.served.get(resource, ()):
+        return _another(f"{function.vendor}:{function.device}")
+    return not_offered(function)
+
+
+def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Blocker | None:
+    """Why a pod cannot have any more what it was given by an ID: it is gone, unbound, or another model's; None if it
+    can. `meant` is what the ID stands for.
+
+    One whose ids could never be read is not lost: which model it is was known when it was given away. Nor is one that
+    is what it was and has another name, as pci.ids was renewed.
+    """
+    if meant is None:
+        return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
+    function = function_at(state, meant.address)
+    if function is not None and function.vfio_bound:
+        same = ids_of(function) in ("", meant.ids) or named(function) == resource
+        return None if same else not_listed(state, resource, meant.address)
+    return not_listed(state, resource, meant.address)
+
+
+def changed(seen: PciFunction, now: PciFunction | None) -> Blocker | None:
+    """Why a function that was `seen` when a call came is not what the call is about any more; None if it is."""
+    if now is None:
+        return GONE
+    if now.fault is not None and not (now.vendor and now.device):
+        return Blocker(Cause.UNREADABLE, now.fault)
+    if (now.vendor, now.device) != (seen.vendor, seen.device):
+        return _another(f"{now.vendor}:{now.device}, not {seen.vendor}:{seen.device}")
+    if now.iommu_group != seen.iommu_group:
+        return Blocker(
+            Cause.GROUP_CHANGED,
+            f"its IOMMU group changed from {seen.iommu_group} to {now.iommu_group}; ask again",
+        )
+    return None
+
+
+def _another(what: str) -> Blocker:
+    return Blocker(Cause.REPLACED_BY_ANOTHER, f"another device is there now ({what})")

@@ -1,0 +1,40 @@
+"""What is decided of a device: a cause for programs and a message for people, never parsed from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuactors.core.assessment.cause import Cause
+
+if TYPE_CHECKING:
+    from gpuactors.core.assessment.owner import Owner
+    from gpuactors.core.model import Health, Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What forbids that a device is offered or handed out."""
+
+    cause: Cause
+    message: str
+    """A sentence that says where it is and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """The one status of a device, in every list, call and view."""
+
+    health: Health
+    cause: Cause
+    message: str
+    owner: Owner | None
+    """To whom kubelet has given it, whatever the cause is."""
+    holders: tuple[Holder, ...]
+    """The processes that have its group open; none where that is not looked at."""
+
+
+def causes_of(blockers: Iterable[Blocker]) -> tuple[Cause, ...]:
+    """Their causes, each once, sorted."""
+    return tuple(sorted({blocker.cause for blocker in blockers}))

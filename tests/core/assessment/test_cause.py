@@ -1,0 +1,356 @@
+"""Every cause occurs, each kind of message has one, and the table in the docs is what the code says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.assessment import assess
+from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS, Cause, document
+from gpuactors.core.effects import Refused, Reply, Say
+from gpuactors.core.events import (
+    AllocateAsked,
+    FunctionInspected,
+    GroupsObserved,
+    HostChanged,
+    HostScanned,
+    InspectionFailed,
+    KubeletAppeared,
+    PreferenceAsked,
+    PreferenceRequest,
+    PreStartAsked,
+    ShutdownRequested,
+    Ticked,
+)
+from gpuactors.core.model import (
+    CachedAnswer,
+    DeviceId,
+    GroupUse,
+    Health,
+    Holder,
+    PciAddress,
+    PciFunction,
+    Token,
+    pci_address,
+)
+from gpuactors.core.snapshot import project, report
+from tests.core.builders import H100, SETTINGS, Core, audio, gpu
+
+A, B = pci_address("0000:01:00.0"), pci_address("0000:02:00.0")
+T = Token(1)
+QEMU = Holder(4711, "qemu-system-x86", None)
+
+
+def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
+    core = Core()
+    core.ledger = dict(ledger or {})
+    core.feed(HostScanned(1, functions or (gpu(A), gpu(B))))
+    return core
+
+
+def look(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
+    core.feed(HostChanged(at, None, "change pci"))
+    found(core, *functions, at=at)
+
+
+def found(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
+    core.feed(FunctionInspected(core.state.looks.functions[at], at, functions))
+
+
+def listed(core: Core, device: str = A) -> set[Cause]:
+    """What is said of the device, in the list and to an operator; kubelet is told what the table says."""
+    (entry,) = (a for a in core.state.frames[H100] if a.id == device)
+    assert MEANINGS[entry.cause].health in (entry.health, AS_BEFORE)
+    assert entry.cause in {change.cause for change in core.state.history[entry.address]}
+    return {entry.cause, *(r.cause for r in report(core.state) if (r.id, r.resource) == (device, H100))}
+
+
+def unlisted(core: Core, device: str = A) -> set[Cause]:
+    """Why the device left the list, by the log."""
+    lines = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.gone"]
+    return {Cause(str(fields["cause"])) for fields in lines if fields["device"] == device}
+
+
+def asked(core: Core, *devices: str) -> Core:
+    core.feed(AllocateAsked(T, H100, (tuple(map(DeviceId, devices)),)))
+    return core
+
+
+def refused(core: Core) -> set[Cause]:
+    (answer,) = (e.answer for e in core.effects if isinstance(e, Reply))
+    (line,) = (e.fields for e in core.effects if isinstance(e, Say) and e.name == "call.refused")
+    assert isinstance(answer, Refused)
+    assert line["causes"] == tuple(map(str, answer.causes)), "and the log has them"
+    return set(answer.causes)
+
+
+def late(core: Core) -> set[Cause]:
+    core.silent = True
+    core.feed(Ticked(), after_s=limits.CALL_DEADLINE_S)
+    return refused(core)
+
+
+# --- states, each with its cause --------------------------------------------------------------------------
+
+
+def just_allocated() -> set[Cause]:
+    core = asked(node(), A)
+    found(core, gpu(A))
+    return listed(core)
+
+
+def claimed_elsewhere() -> set[Cause]:
+    core = node()
+    core.claims = {"gpu-0000-01-00-0": "claim-1"}
+    core.feed(KubeletAppeared("k1"))
+    return listed(core)
+
+
+def of_another_resource() -> set[Cause]:
+    core = Core()
+    core.others = {("example.com/gpu", A): "vm-1"}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    return listed(core)
+
+
+def orphaned() -> set[Cause]:
+    core = Core()
+    core.ledger, core.enabled = {A: "vm-1"}, {A: 1}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    core.ledger = {}
+    core.feed(KubeletAppeared("k1"))
+    return listed(core)
+
+
+def held_by_other() -> set[Cause]:
+    core = node()
+    core.holders = {1: (QEMU,)}
+    core.pass_time(limits.POLL_S)
+    return listed(core)
+
+
+def holder_unknown() -> set[Cause]:
+    core = node()
+    core.holders, core.ledger_problem = {1: (QEMU,)}, "connection refused"
+    core.pass_time(limits.POLL_S)
+    return listed(core)
+
+
+def unbinding() -> set[Cause]:
+    core = Core()
+    core.enabled = {A: 1}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    look(core, gpu(A, driver=None, has_node=True))
+    return listed(core)
+
+
+def lost(*now: PciFunction) -> set[Cause]:
+    """A pod has it."""
+    core = node(ledger={A: "vm-1"})
+    look(core, *now)
+    return listed(core)
+
+
+def gone_unallocated(*now: PciFunction) -> set[Cause]:
+    core = node()
+    look(core, *now)
+    return unlisted(core)
+
+
+def broken(*functions: PciFunction) -> set[Cause]:
+    return listed(node(*functions, gpu(B)))
+
+
+def use_unreadable() -> set[Cause]:
+    core = node()
+    core.silent = True
+    core.pass_time(limits.POLL_S)
+    poll = project(core.state).poll
+    assert poll.poll is not None
+    core.feed(GroupsObserved(poll.poll, (GroupUse(1, {}, frozenset(), None, None, unseen="no enable"),)))
+    return listed(core)
+
+
+def listed_as_other() -> set[Cause]:
+    core = Core()
+    core.ledger_problem = "connection refused"
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    core.feed(PreferenceAsked(T, H100, (PreferenceRequest((DeviceId(A),), (), 1),)))
+    core.ledger_problem, core.ledger = None, {"1": "vm-1"}
+    core.feed(KubeletAppeared("1"))
+    (entry,) = (a for a in core.state.frames[H100] if a.id == DeviceId(A))
+    return {entry.cause}
+
+
+def id_released() -> set[Cause]:
+    core = node(ledger={"1": "vm-1", A: "vm-2"})
+    core.ledger = {A: "vm-2"}
+    core.feed(KubeletAppeared("k1"))
+    return unlisted(core, "1")
+
+
+def set_aside() -> set[Cause]:
+    right = assess.assess
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assess, "assess", lambda *a: replace(right(*a), health=Health.UNHEALTHY))
+        core = Core(settings=replace(SETTINGS, strict=False))
+        core.ledger = {A: "vm-1"}
+        core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    return listed(core)
+
+
+def refused_as(*now: PciFunction) -> set[Cause]:
+    core = asked(node(), A)
+    found(core, *now)
+    return refused(core)
+
+
+def refused_as_held() -> set[Cause]:
+    core = node()
+    core.holders = {1: (QEMU,)}
+    found(asked(core, A), gpu(A))
+    return refused(core)
+
+
+def refused_for_the_mate() -> set[Cause]:
+    core = asked(node(gpu(A, 7), gpu(B, 7), ledger={B: "vm-1"}), A)
+    found(core, gpu(A, 7), gpu(B, 7))
+    return refused(core)
+
+
+def refused_for_another_resource() -> set[Cause]:
+    core = node()
+    core.at += 1
+    core.others = {("example.com/gpu", A): "vm-1"}
+    found(asked(core, A), gpu(A))
+    return refused(core)
+
+
+def stale_nodes() -> set[Cause]:
+    core = node(gpu(A, 82), gpu(B, 81), ledger={A: "vm-1"})
+    core.cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
+    core.at += 1
+    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    found(core, gpu(A, 82))
+    return refused(core)
+
+
+def shortage() -> set[Cause]:
+    core = asked(node(), A)
+    core.feed(InspectionFailed(core.state.looks.functions[A], A, "no descriptors", shortage=True))
+    return late(core)
+
+
+def use_late() -> set[Cause]:
+    core = node()
+    core.silent = True
+    found(asked(core, A), gpu(A))
+    assert core.state.ledger.outstanding is not None
+    core.feed(core.ledger_event(core.state.ledger.outstanding))
+    return late(core)
+
+
+def ledger_late() -> set[Cause]:
+    core = node()
+    core.at += 1
+    core.silent = True
+    asked(core, A)
+    assert core.state.polls.outstanding is not None
+    core.feed(core.poll_event(core.state.polls.outstanding))
+    found(core, gpu(A))
+    return late(core)
+
+
+def not_serving() -> set[Cause]:
+    core = node()
+    core.feed(ShutdownRequested())
+    return refused(asked(core, A))
+
+
+ANOTHER = replace(gpu(A), device="20b0", model="GA100 [A100 PCIe 80GB]")
+
+STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
+    "nobody has it": (Cause.FREE, lambda: listed(node())),
+    "a pod has it": (Cause.ALLOCATED, lambda: listed(node(ledger={A: "vm-1"}))),
+    "just handed out": (Cause.JUST_ALLOCATED, just_allocated),
+    "a claim has it": (Cause.CLAIMED_ELSEWHERE, claimed_elsewhere),
+    "another resource's pod has it": (Cause.CLAIMED_ELSEWHERE, of_another_resource),
+    "a pod has its mate": (
+        Cause.GROUP_IN_USE,
+        lambda: listed(node(gpu(A, 7), gpu(B, 7), ledger={B: "vm-1"})),
+    ),
+    "its pod is gone, its process is not": (Cause.ORPHANED, orphaned),
+    "a process has it": (Cause.HELD_BY_OTHER, held_by_other),
+    "a process has it, and the ledger is unreadable": (Cause.HOLDER_UNKNOWN, holder_unknown),
+    "a file of it is unreadable": (Cause.UNREADABLE, lambda: broken(gpu(A, fault="cannot read config"))),
+    "its unbind waits": (Cause.UNBINDING, unbinding),
+    "a pod has it, and it was unbound": (Cause.NOT_BOUND, lambda: lost(gpu(A, driver=None))),
+    "it went to a driver of the host": (Cause.NOT_BOUND, lambda: gone_unallocated(gpu(A, driver="nvidia"))),
+    "nothing selects it any more": (
+        Cause.NOT_SELECTED,
+        lambda: gone_unallocated(replace(gpu(A), class_code="0b4000")),
+    ),
+    "no-IOMMU mode": (
+        Cause.NO_IOMMU_MODE,
+        lambda: broken(replace(gpu(A, has_node=False), without_iommu=True)),
+    ),
+    "no IOMMU group": (Cause.NO_IOMMU_GROUP, lambda: broken(replace(gpu(A), iommu_group=None))),
+    "behind VMD": (
+        Cause.BEHIND_VMD,
+        lambda: listed(
+            node(replace(gpu(A), address=pci_address("10000:01:00.0"), iommu_group=None)), "10000:01:00.0"
+        ),
+    ),
+    "a mate is on a driver of the host": (
+        Cause.GROUP_NOT_VIABLE,
+        lambda: broken(gpu(A, 7), audio("01:00.1", 7, driver="snd_hda_intel")),
+    ),
+    "its node is missing": (Cause.NODE_MISSING, lambda: broken(gpu(A, has_node=False))),
+    "all nodes are missing": (Cause.NODE_MISSING, lambda: broken(replace(gpu(A), nodes=()))),
+    "its use cannot be seen": (Cause.USE_UNREADABLE, use_unreadable),
+    "a pod has it, and it is gone": (Cause.GONE, lost),
+    "it is gone": (Cause.GONE, gone_unallocated),
+    "a pod has it, and another is there": (Cause.REPLACED_BY_ANOTHER, lambda: lost(ANOTHER)),
+    "another is there": (Cause.REPLACED_BY_ANOTHER, lambda: gone_unallocated(ANOTHER)),
+    "a pod has an ID that means nothing": (Cause.UNKNOWN_ID, lambda: listed(node(ledger={"99": "vm"}), "99")),
+    "it has another ID now": (Cause.LISTED_AS_OTHER, listed_as_other),
+    "its second ID is not needed any more": (Cause.ID_RELEASED, id_released),
+    "a rule is broken": (Cause.SET_ASIDE, set_aside),
+    "asked for, and held": (Cause.HELD_BY_OTHER, refused_as_held),
+    "asked for, and a pod has its mate": (Cause.GROUP_IN_USE, refused_for_the_mate),
+    "asked for, and another resource's": (Cause.CLAIMED_ELSEWHERE, refused_for_another_resource),
+    "asked for, and gone": (Cause.GONE, refused_as),
+    "asked for, and another": (Cause.REPLACED_BY_ANOTHER, lambda: refused_as(ANOTHER)),
+    "asked for, and unbound": (Cause.NOT_BOUND, lambda: refused_as(gpu(A, driver=None))),
+    "asked for, and in another group": (Cause.GROUP_CHANGED, lambda: refused_as(gpu(A, 9))),
+    "asked for by no ID": (Cause.UNKNOWN_ID, lambda: refused(asked(node(), "0000:99:00.0"))),
+    "its container has old nodes": (Cause.STALE_NODES, stale_nodes),
+    "no descriptors": (Cause.SHORTAGE, shortage),
+    "no look comes back": (Cause.INSPECTION_LATE, lambda: late(asked(node(), A))),
+    "no poll comes back": (Cause.USE_LATE, use_late),
+    "no read comes back": (Cause.LEDGER_LATE, ledger_late),
+    "nothing was asked for": (Cause.INVALID_REQUEST, lambda: refused(asked(node()))),
+    "asked for twice": (Cause.INVALID_REQUEST, lambda: refused(asked(node(), A, A))),
+    "stopping": (Cause.NOT_SERVING, not_serving),
+}
+"""What is done, and the one cause that it has."""
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_state_has_its_one_cause(state: str) -> None:
+    cause, causes_in = STATES[state]
+    assert causes_in() == {cause}
+
+
+def test_every_cause_occurs_and_has_a_row() -> None:
+    assert {cause for cause, _ in STATES.values()} == set(Cause) == set(MEANINGS)
+
+
+def test_the_table_in_the_docs_is_what_the_code_says() -> None:
+    path = Path(__file__).parents[3] / "docs" / "causes.md"
+    assert path.read_text() == document(), "run `just causes` and commit the result"

@@ -37,7 +37,7 @@ from gpuactors.inspection import (
     inspected,
 )
 from gpuactors.ports import HostError
-from gpuactors.simulation.host_tree import HostTree, PciSpec
+from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.core.builders import Core, audio, gpu
 
 GPU = "0000:23:00.0"

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, final
 
-from gpuactors.simulation.host_tree import HostTree, PciSpec
-from gpuactors.simulation.uevent_sender import Uevent, UeventSender
+from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors.simulation.host.uevents import Uevent, UeventSender
 from tests.support.kubelet_grpcio import HEALTHY, KubeletStandIn
 from tests.support.kubelet_seen import Frame, Registration
 

@@ -17,7 +17,7 @@ from gpuactors.host.reader import InlineReader, ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports import HostError, HostReader
-from gpuactors.simulation.host_tree import HostTree, PciSpec
+from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 
 SHORT_S = 0.05

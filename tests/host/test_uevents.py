@@ -28,8 +28,8 @@ from gpuactors.host.uevents import (
     unix_uevents,
 )
 from gpuactors.ports import Hint, HostError, UeventsOverflowError
-from gpuactors.simulation.host_tree import HostTree, PciSpec
-from gpuactors.simulation.uevent_sender import Uevent, UeventSender
+from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors.simulation.host.uevents import Uevent, UeventSender
 from tests.support.patience import patient
 
 PATIENCE_S = patient(10.0)

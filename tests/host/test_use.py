@@ -22,7 +22,7 @@ from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import Holders, InlineUse, OpenNode, SysfsUse
 from gpuactors.ports import UseReader
-from gpuactors.simulation.host_tree import HostTree, PciSpec
+from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 
 SHORT_S = 0.1

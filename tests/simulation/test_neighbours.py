@@ -18,7 +18,7 @@ from gpuactors.core.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import MODEL, MODELS, World, open_world
-from gpuactors.simulation.kubelet_values import Figures, Phase
+from gpuactors.simulation.kubelet.values import Figures, Phase
 from gpuactors.simulation.neighbours import Bystander, OtherPlugin
 
 GPU = MODELS[MODEL]

@@ -31,7 +31,7 @@ from gpuactors.simulation.expectations import (
     Unhealthy,
     Waits,
 )
-from gpuactors.simulation.kubelet_books import Allocated, BooksView, KubeletBooks, ListedDevice, Phase
+from gpuactors.simulation.kubelet.books import Allocated, BooksView, KubeletBooks, ListedDevice, Phase
 from gpuactors.simulation.scenarios import SCENARIOS
 from gpuactors.simulation.scenarios.parts import H100, VFIO, h100s, start_node
 from gpuactors.simulation.script import Scenario, Step

@@ -16,8 +16,8 @@ from trio.testing import MockClock
 
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_world
-from gpuactors.simulation.host_tree import PciSpec
-from gpuactors.simulation.kubelet_values import Figures, Phase
+from gpuactors.simulation.host.tree import PciSpec
+from gpuactors.simulation.kubelet.values import Figures, Phase
 from tests.support.patience import patient
 
 GPU = MODELS[MODEL]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuactors.simulation.kubelet_books import BooksView, Figures, LedgerEntry, Phase
+from gpuactors.simulation.kubelet.books import BooksView, Figures, LedgerEntry, Phase
 
 
 @dataclass(frozen=True, slots=True)

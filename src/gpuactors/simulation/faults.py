@@ -1,6 +1,6 @@
 """What can be made to go wrong at the daemon's ports: each fault is asked for by name and strikes so many times.
 
-Values and a counter; the ports of `memory_host.py`, `in_memory.py` and `memory_control.py` look here.
+Values and a counter; the ports of `memory/host.py`, `memory/kubelet.py` and `memory/control.py` look here.
 """
 
 from __future__ import annotations

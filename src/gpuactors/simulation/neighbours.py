@@ -16,8 +16,8 @@ import trio
 from gpuactors.concurrency.latest import Latest
 from gpuactors.grpc_trio import Server, TrioService, open_channel
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
-from gpuactors.simulation.kubelet_plugins import API_VERSION, LIST_AND_WATCH
-from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET
+from gpuactors.simulation.kubelet.plugins import API_VERSION, LIST_AND_WATCH
+from gpuactors.simulation.kubelet.transport import KUBELET_SOCKET
 
 OTHER_ENDPOINT: Final = "kubevirt-gpu.sock"
 """How NVIDIA's sandbox plugin calls its sockets: `kubevirt-<model>.sock`."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, final
 
-from gpuactors.simulation.kubelet_books import DeviceRow, Phase
+from gpuactors.simulation.kubelet.books import DeviceRow, Phase
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import Moment
 

@@ -26,14 +26,14 @@ from gpuactors.config import Config
 from gpuactors.core.model import Health, ResourceName, Role
 from gpuactors.core.state import NodeState
 from gpuactors.simulation.expectations import Expectation, Situation
-from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.host_tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
-from gpuactors.simulation.kubelet_containers import TreeTenancy
-from gpuactors.simulation.kubelet_transport import UnixTransport
-from gpuactors.simulation.kubelet_values import BooksView, Pod
+from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
+from gpuactors.simulation.host.uevents import UeventSender
+from gpuactors.simulation.kubelet.containers import TreeTenancy
+from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.kubelet.transport import UnixTransport
+from gpuactors.simulation.kubelet.values import BooksView, Pod
 from gpuactors.simulation.log_tail import LogTail
 from gpuactors.simulation.neighbours import OtherPlugin
-from gpuactors.simulation.uevent_sender import UeventSender
 
 DIRECTORY_MAX_CHARS: Final = 24
 """Sockets with names of up to 63 characters lie two levels below the world's directory, and the path of a unix socket

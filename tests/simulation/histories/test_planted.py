@@ -30,7 +30,7 @@ from gpuactors.simulation.histories.refusals import without_cause
 from gpuactors.simulation.histories.script import Step
 from gpuactors.simulation.histories.shrink import shrink
 from gpuactors.simulation.histories.world import World
-from gpuactors.simulation.kubelet_values import DoubleHandOut
+from gpuactors.simulation.kubelet.values import DoubleHandOut
 
 
 def by_seed(seed: int) -> Played:

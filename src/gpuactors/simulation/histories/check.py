@@ -31,7 +31,7 @@ from gpuactors.simulation.histories.truth import (
     given_by_us,
 )
 from gpuactors.simulation.histories.world import RESYNC_S, World
-from gpuactors.simulation.kubelet_values import BooksView, LedgerEntry, Phase
+from gpuactors.simulation.kubelet.values import BooksView, LedgerEntry, Phase
 
 SETTLE_S: Final = 90.0
 """Every wait that may stand between an event and the truth, added up: the longest backoffs, the last repetition of a

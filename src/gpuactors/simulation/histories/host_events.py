@@ -17,8 +17,8 @@ from gpuactors.simulation.histories.kinds import (
     fault,
 )
 from gpuactors.simulation.histories.world import SECOND, STRANGER_PID, UeventMode, World
-from gpuactors.simulation.host_tree import PciSpec
-from gpuactors.simulation.kubelet_values import Phase
+from gpuactors.simulation.host.tree import PciSpec
+from gpuactors.simulation.kubelet.values import Phase
 
 _ATTRIBUTES: Final = ("vendor", "device", "class", "numa_node")
 

@@ -26,9 +26,9 @@ from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.kinds import Act, Flag, Kind, always, crash, detail_of, fault
 from gpuactors.simulation.histories.truth import given_by_us
 from gpuactors.simulation.histories.world import MODEL, MODELS, SECOND, STRANGER, World
-from gpuactors.simulation.kubelet_plugins import LIST_AND_WATCH
-from gpuactors.simulation.kubelet_transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
-from gpuactors.simulation.kubelet_values import Phase
+from gpuactors.simulation.kubelet.plugins import LIST_AND_WATCH
+from gpuactors.simulation.kubelet.transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
+from gpuactors.simulation.kubelet.values import Phase
 
 PODS_MAX: Final = 16
 MATES_S: Final = 0.5

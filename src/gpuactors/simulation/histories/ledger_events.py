@@ -10,7 +10,7 @@ from typing import Final
 from gpuactors.simulation.histories.kinds import Flag, Kind, detail_of
 from gpuactors.simulation.histories.truth import given_by_us
 from gpuactors.simulation.histories.world import MODEL, SECOND, World
-from gpuactors.simulation.kubelet_values import Claim, Phase
+from gpuactors.simulation.kubelet.values import Claim, Phase
 
 OTHERS_MAX: Final = 12
 """Pods of other plugins in one history."""

@@ -9,7 +9,7 @@ from gpuactors.core.selector import parse_selector
 from gpuactors.simulation.histories.kinds import Flag, Kind, always, card_of, detail_of
 from gpuactors.simulation.histories.truth import given_by_us
 from gpuactors.simulation.histories.world import CARDS, MODEL, SECOND, SELECTORS, World
-from gpuactors.simulation.kubelet_values import Phase
+from gpuactors.simulation.kubelet.values import Phase
 
 NARROWED: Final = tuple(
     parse_selector(f"vendor=10de,class=03,address=0000:{slot + 1:02x}:00.0") for slot in range(0, CARDS, 2)

@@ -14,8 +14,8 @@ from typing import Final
 from gpuactors.core.model import PciAddress
 from gpuactors.core.selector import matches
 from gpuactors.simulation.histories.world import GPU_CLASS, World
-from gpuactors.simulation.host_tree import PciSpec
-from gpuactors.simulation.kubelet_values import Phase
+from gpuactors.simulation.host.tree import PciSpec
+from gpuactors.simulation.kubelet.values import Phase
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"

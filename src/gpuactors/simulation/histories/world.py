@@ -33,21 +33,21 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
 from gpuactors.ports import Step
-from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.faults import Fault, Faults
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.watch import Watch
-from gpuactors.simulation.host_tree import HostTree, PciSpec
-from gpuactors.simulation.in_memory import MemoryKubelet, MemoryLedger
-from gpuactors.simulation.kubelet_containers import TreeTenancy
-from gpuactors.simulation.kubelet_transport import MemoryTransport
-from gpuactors.simulation.kubelet_values import Pod
-from gpuactors.simulation.memory_control import ControlPlace, MemoryControl
-from gpuactors.simulation.memory_host import FaultyReader, FaultyUse, MemoryUevents
-from gpuactors.simulation.memory_journal import MemoryJournal
-from gpuactors.simulation.memory_served import MemoryServed
+from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors.simulation.host.uevents import Uevent
+from gpuactors.simulation.kubelet.containers import TreeTenancy
+from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.kubelet.transport import MemoryTransport
+from gpuactors.simulation.kubelet.values import Pod
+from gpuactors.simulation.memory.control import ControlPlace, MemoryControl
+from gpuactors.simulation.memory.host import FaultyReader, FaultyUse, MemoryUevents
+from gpuactors.simulation.memory.journal import MemoryJournal
+from gpuactors.simulation.memory.kubelet import MemoryKubelet, MemoryLedger
+from gpuactors.simulation.memory.served import MemoryServed
 from gpuactors.simulation.neighbours import OtherPlugin
-from gpuactors.simulation.uevent_sender import Uevent
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
 RESYNC_S: Final = 300.0

@@ -15,7 +15,7 @@ from gpuactors.simulation.expectations import (
     Runs,
     Waits,
 )
-from gpuactors.simulation.kubelet_values import Phase
+from gpuactors.simulation.kubelet.values import Phase
 from gpuactors.simulation.scenarios.parts import (
     B200,
     H100,

@@ -6,7 +6,7 @@ import random
 from typing import Final
 
 from gpuactors.simulation.expectations import Books, Runs, Waits
-from gpuactors.simulation.host_tree import PciSpec
+from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.scenarios.parts import H100, HOST_DRIVER, VFIO, Act, bind, h100s, start_pods
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import World

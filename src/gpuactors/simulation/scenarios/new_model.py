@@ -6,7 +6,7 @@ import random
 from typing import Final
 
 from gpuactors.simulation.expectations import Books, Runs, Unhealthy
-from gpuactors.simulation.host_tree import PciSpec
+from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.scenarios.parts import (
     H100,
     L40S,

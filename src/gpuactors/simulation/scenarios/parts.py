@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from gpuactors.simulation.host_tree import PciSpec
-from gpuactors.simulation.kubelet_values import Phase
+from gpuactors.simulation.host.tree import PciSpec
+from gpuactors.simulation.kubelet.values import Phase
 from gpuactors.simulation.world import World
 
 VFIO: Final = "vfio-pci"

@@ -24,7 +24,7 @@ from gpuactors.kubelet.kubelet import is_others, register_over, socket_name
 from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over, with_answers
 from gpuactors.ports import Caller, KubeletError, LedgerContents, LedgerError, Sockets
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
-from gpuactors.simulation.kubelet_transport import (
+from gpuactors.simulation.kubelet.transport import (
     CHECKPOINT_FILE,
     KUBELET_SOCKET,
     POD_RESOURCES_SOCKET,

@@ -17,8 +17,8 @@ from typing import Final, Protocol, final
 
 import trio
 
-from gpuactors.simulation.host_tree import HostTree, Uevent
-from gpuactors.simulation.kubelet_values import DoubleHandOut, Pod
+from gpuactors.simulation.host.tree import HostTree, Uevent
+from gpuactors.simulation.kubelet.values import DoubleHandOut, Pod
 
 QEMU: Final = "qemu-system-x86"
 """`comm` of QEMU's process: the kernel keeps 15 characters."""

@@ -1,6 +1,6 @@
 """The file `kubelet_internal_checkpoint` as kubelet 1.36 writes and reads it, checksum included.
 
-Text in, values out, and back. Must not touch a file: `kubelet_transport.py` knows where it is.
+Text in, values out, and back. Must not touch a file: `transport.py` knows where it is.
 
 The checksum is FNV-1a (32 bits) of the data as Go's spew prints it with `%#v`, without pointer addresses and with
 sorted maps (checkpointmanager/checksum, apiserver/pkg/util/hash). Two files of real nodes are in the tests.
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
-from gpuactors.simulation.kubelet_values import Allocated, Checkpoint, LedgerEntry
+from gpuactors.simulation.kubelet.values import Allocated, Checkpoint, LedgerEntry
 
 NODE_WITHOUT_TOPOLOGY: Final = -1
 """The key of devices without NUMA nodes (nodeWithoutTopology)."""

@@ -2,7 +2,7 @@
 
 Keeps who holds what, and makes `/proc/PID/{comm,cgroup,fd/N}` below a root for it: descriptors are symbolic links, as
 in the real /proc, but to the fake tree's plain files. What holding a group means for the rest of the node is played
-by `host_tree.py`.
+by `tree.py`.
 """
 
 from __future__ import annotations

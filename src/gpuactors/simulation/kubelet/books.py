@@ -3,7 +3,7 @@ object.
 
 What kubelet decides and remembers is here: which devices a resource has, who was given what, what is posted
 as capacity and allocatable, whom the scheduler lets on to the node. Must not know of a clock (times come in
-as `at`, seconds of the caller's clock), of tasks, of files or of gRPC: `fake_kubelet.py` makes the calls and
+as `at`, seconds of the caller's clock), of tasks, of files or of gRPC: `fake.py` makes the calls and
 tells the books how they went.
 
 An admission is a conversation of four steps, because kubelet lets go of its lock for each call to the plugin:
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpuactors.simulation.kubelet_values import (
+from gpuactors.simulation.kubelet.values import (
     AdmissionError,
     Allocated,
     BooksView,

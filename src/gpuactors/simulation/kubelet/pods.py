@@ -2,8 +2,8 @@
 
 Plays the scheduler (one node), devicemanager/manager.go's Allocate and a pod worker of kubelet 1.36: admission is one
 pod after another, an error of Allocate is final for the pod, an error of PreStartContainer is tried again, a pod's
-devices are its own until its container has ended. Must not do arithmetic (`kubelet_books.py`), and must not know how a
-plugin is reached (`kubelet_plugins.py`) or what a container does (`kubelet_containers.py`).
+devices are its own until its container has ended. Must not do arithmetic (`books.py`), and must not know how a
+plugin is reached (`plugins.py`) or what a container does (`containers.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final, final
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.simulation.kubelet_books import KubeletBooks
-from gpuactors.simulation.kubelet_checkpoint import allocated_of
-from gpuactors.simulation.kubelet_containers import Containers
-from gpuactors.simulation.kubelet_plugins import PluginCallError, PluginManager
-from gpuactors.simulation.kubelet_values import AdmissionError, BooksView, Choice, Phase, Pod
+from gpuactors.simulation.kubelet.books import KubeletBooks
+from gpuactors.simulation.kubelet.checkpoint import allocated_of
+from gpuactors.simulation.kubelet.containers import Containers
+from gpuactors.simulation.kubelet.plugins import PluginCallError, PluginManager
+from gpuactors.simulation.kubelet.values import AdmissionError, BooksView, Choice, Phase, Pod
 
 PRE_START_RETRY_S: Final = (0.3, 11.7, 15.0)
 """Waits between kubelet's attempts to start a container that PreStartContainer refused: seen at 0, 0.3, 12 and 27 s.

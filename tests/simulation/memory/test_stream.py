@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.simulation.kubelet_transport import MemoryTransport
-from gpuactors.simulation.memory_stream import Connection
+from gpuactors.simulation.kubelet.transport import MemoryTransport
+from gpuactors.simulation.memory.stream import Connection
 
 
 def connection() -> Connection:

@@ -13,7 +13,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.ports import ControlTakenError
 from gpuactors.simulation.faults import Fault, Faults, PlannedCrashError
-from gpuactors.simulation.memory_control import ControlPlace, MemoryControl
+from gpuactors.simulation.memory.control import ControlPlace, MemoryControl
 
 STATE: Latest[NodeState] = Latest(initial_state(Settings((), 300.0, True)))
 

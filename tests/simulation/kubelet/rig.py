@@ -14,15 +14,15 @@ from grpclib import GRPCError
 from gpuactors.grpc_trio import Server, TrioService, bind_unix, open_channel, open_unix_channel
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.pb.podresources.v1 import ListPodResourcesRequest, PodResourcesListerStub
-from gpuactors.simulation.fake_kubelet import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.kubelet_containers import Tenancy
-from gpuactors.simulation.kubelet_transport import (
+from gpuactors.simulation.kubelet.containers import Tenancy
+from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.kubelet.transport import (
     KUBELET_SOCKET,
     POD_RESOURCES_SOCKET,
     MemoryTransport,
     UnixTransport,
 )
-from gpuactors.simulation.kubelet_values import Figures
+from gpuactors.simulation.kubelet.values import Figures
 from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"

@@ -4,7 +4,7 @@ Plays plugin/v1beta1/{server,client,handler}.go of kubelet 1.36 with its known f
 kubelet forget the running client as well, and the end of a stream disconnects whoever goes by that resource's *name*
 now (the re-registration race). Who registers a resource that another plugin serves takes its place without the other
 hearing of it: both streams' frames count from then on, and Allocate goes to the newer. Must not do arithmetic
-(`kubelet_books.py`) and must not know of pods (`kubelet_pods.py`).
+(`books.py`) and must not know of pods (`pods.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
-from gpuactors.simulation.kubelet_books import STOP_GRACE_S, KubeletBooks, resource_name_problem
-from gpuactors.simulation.kubelet_transport import KubeletTransport
-from gpuactors.simulation.kubelet_values import Endpoint, ListedDevice
+from gpuactors.simulation.kubelet.books import STOP_GRACE_S, KubeletBooks, resource_name_problem
+from gpuactors.simulation.kubelet.transport import KubeletTransport
+from gpuactors.simulation.kubelet.values import Endpoint, ListedDevice
 
 API_VERSION: Final = "v1beta1"
 

@@ -1,6 +1,6 @@
 """The PodResources service of the fake kubelet: what it has given to which pod, as kubelet 1.36 tells it.
 
-Must not decide who is listed (`kubelet_books.py`): here it is put into messages, and the rate is limited.
+Must not decide who is listed (`books.py`): here it is put into messages, and the rate is limited.
 
 Sources: pkg/kubelet/apis/podresources/{server_v1,grpc/ratelimit}.go and cm/container_manager_linux.go of kubelet 1.36.
 """
@@ -14,9 +14,9 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.simulation.kubelet_books import KubeletBooks
-from gpuactors.simulation.kubelet_checkpoint import CONTAINER, NODE_WITHOUT_TOPOLOGY, by_numa_node
-from gpuactors.simulation.kubelet_values import Claim, LedgerEntry, ListedDevice, PodListing
+from gpuactors.simulation.kubelet.books import KubeletBooks
+from gpuactors.simulation.kubelet.checkpoint import CONTAINER, NODE_WITHOUT_TOPOLOGY, by_numa_node
+from gpuactors.simulation.kubelet.values import Claim, LedgerEntry, ListedDevice, PodListing
 
 QUERIES_PER_S: Final = 100.0
 """DefaultQPS, for all clients together."""

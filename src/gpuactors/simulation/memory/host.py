@@ -23,7 +23,7 @@ from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.host.use import InlineUse
 from gpuactors.ports import Hint, HostError, HostShortError, UeventSource, UeventsOverflowError
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
-from gpuactors.simulation.uevent_sender import Uevent
+from gpuactors.simulation.host.uevents import Uevent
 
 
 @final

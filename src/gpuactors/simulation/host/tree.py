@@ -19,8 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
 
-from gpuactors.simulation.tenants import Tenants
-from gpuactors.simulation.uevent_sender import Uevent
+from gpuactors.simulation.host.tenants import Tenants
+from gpuactors.simulation.host.uevents import Uevent
 
 __all__ = ["VFIO_DRIVERS", "HostTree", "PciSpec", "Uevent"]
 

@@ -17,16 +17,16 @@ from gpuactors.kubelet.ledger import CHECKPOINT, NOTHING_YET, POD_RESOURCES
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
 from gpuactors.ports import KubeletError
-from gpuactors.simulation.fake_kubelet import open_fake_kubelet
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
-from gpuactors.simulation.host_tree import HostTree, PciSpec, Uevent
-from gpuactors.simulation.in_memory import MemoryLedger
-from gpuactors.simulation.kubelet_checkpoint import CorruptCheckpointError
-from gpuactors.simulation.kubelet_containers import FIRST_PID, QEMU, TreeTenancy
-from gpuactors.simulation.kubelet_pods import READMIT_AFTER_S, RELEASE_S
-from gpuactors.simulation.kubelet_transport import CHECKPOINT_FILE, MemoryTransport, UnixTransport
-from gpuactors.simulation.kubelet_values import Claim, Phase
-from tests.simulation.kubelet_rig import GPU, Plugin, Rig, all_healthy, registered, rig
+from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
+from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
+from gpuactors.simulation.kubelet.containers import FIRST_PID, QEMU, TreeTenancy
+from gpuactors.simulation.kubelet.fake import open_fake_kubelet
+from gpuactors.simulation.kubelet.pods import READMIT_AFTER_S, RELEASE_S
+from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, MemoryTransport, UnixTransport
+from gpuactors.simulation.kubelet.values import Claim, Phase
+from gpuactors.simulation.memory.kubelet import MemoryLedger
+from tests.simulation.kubelet.rig import GPU, Plugin, Rig, all_healthy, registered, rig
 
 UNHEALTHY_AGAIN = (
     "UnexpectedAdmissionError: Allocate failed due to previously allocated devices are no longer healthy; "

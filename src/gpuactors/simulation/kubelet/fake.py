@@ -1,9 +1,9 @@
 """A model of kubelet 1.36's device manager that speaks the real protocol: the node's kubelet in `gpuactors simulate`,
 in the tests and in `replay`.
 
-Its parts, each in its own file: the bookkeeping (`kubelet_books.py`, no clock, no tasks), the plugins
-(`kubelet_plugins.py`), the pods (`kubelet_pods.py`), PodResources (`kubelet_pod_resources.py`), the ledger's file
-(`kubelet_checkpoint.py`), and what is not kubelet: the containers (`kubelet_containers.py`). Here is the life of the
+Its parts, each in its own file: the bookkeeping (`books.py`, no clock, no tasks), the plugins
+(`plugins.py`), the pods (`pods.py`), PodResources (`pod_resources.py`), the ledger's file
+(`checkpoint.py`), and what is not kubelet: the containers (`containers.py`). Here is the life of the
 process: start, stop, what survives a restart (the ledger's file, the pods, their containers), and what can be done and
 seen from outside. Must not decide anything by itself.
 
@@ -24,14 +24,14 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.grpc_trio import Server
-from gpuactors.simulation.kubelet_books import KubeletBooks
-from gpuactors.simulation.kubelet_checkpoint import CorruptCheckpointError
-from gpuactors.simulation.kubelet_containers import Containers, Tenancy
-from gpuactors.simulation.kubelet_plugins import PluginManager
-from gpuactors.simulation.kubelet_pod_resources import PodResourcesService
-from gpuactors.simulation.kubelet_pods import PodWorker
-from gpuactors.simulation.kubelet_transport import CHECKPOINT_FILE, KubeletTransport
-from gpuactors.simulation.kubelet_values import (
+from gpuactors.simulation.kubelet.books import KubeletBooks
+from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
+from gpuactors.simulation.kubelet.containers import Containers, Tenancy
+from gpuactors.simulation.kubelet.plugins import PluginManager
+from gpuactors.simulation.kubelet.pod_resources import PodResourcesService
+from gpuactors.simulation.kubelet.pods import PodWorker
+from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, KubeletTransport
+from gpuactors.simulation.kubelet.values import (
     BooksView,
     Checkpoint,
     Claim,

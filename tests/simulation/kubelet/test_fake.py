@@ -18,8 +18,7 @@ from trio.testing import MockClock
 
 from gpuactors.grpc_trio import bind_unix
 from gpuactors.kubelet.pb.podresources.v1 import AllocatableResourcesRequest
-from gpuactors.simulation.fake_kubelet import CHECKPOINT_FILE, open_fake_kubelet
-from gpuactors.simulation.kubelet_books import (
+from gpuactors.simulation.kubelet.books import (
     STOP_GRACE_S,
     AdmissionError,
     Allocated,
@@ -30,9 +29,10 @@ from gpuactors.simulation.kubelet_books import (
     Phase,
     resource_name_problem,
 )
-from gpuactors.simulation.kubelet_transport import UnixTransport
+from gpuactors.simulation.kubelet.fake import CHECKPOINT_FILE, open_fake_kubelet
+from gpuactors.simulation.kubelet.transport import UnixTransport
 from gpuactors.simulation.neighbours import Bystander, OtherPlugin
-from tests.simulation.kubelet_rig import GPU, WITHIN_S, Plugin, all_healthy, registered, rig
+from tests.simulation.kubelet.rig import GPU, WITHIN_S, Plugin, all_healthy, registered, rig
 
 OTHER = "nvidia.com/AD102GL_L40S"
 

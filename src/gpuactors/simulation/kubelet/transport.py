@@ -21,9 +21,9 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
-from gpuactors.simulation.kubelet_checkpoint import CorruptCheckpointError, decode, encode
-from gpuactors.simulation.kubelet_values import Checkpoint
-from gpuactors.simulation.memory_stream import Connection, Tap
+from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError, decode, encode
+from gpuactors.simulation.kubelet.values import Checkpoint
+from gpuactors.simulation.memory.stream import Connection, Tap
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 """File name of the registration socket (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/constants.go)."""

@@ -1,6 +1,6 @@
 """The values of the fake kubelet: what it lists, gives away and remembers, and what can be seen of it.
 
-Frozen, and without any rule: the rules are in `kubelet_books.py`.
+Frozen, and without any rule: the rules are in `books.py`.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from gpuactors.simulation.histories import __main__ as command
-from gpuactors.simulation.histories import campaign, found
+from gpuactors.simulation.histories import campaign, draw, found
 from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
 from gpuactors.simulation.histories.coverage import Coverage, summary, table
 from gpuactors.simulation.histories.draw import Guide, drawn
@@ -18,6 +19,7 @@ from gpuactors.simulation.histories.kinds import that_can_happen
 from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
 from gpuactors.simulation.histories.shrink import shrink
+from gpuactors.simulation.histories.world import World
 
 # --- coverage ---------------------------------------------------------------------------------------------
 
@@ -111,6 +113,28 @@ def test_a_guide_brings_about_what_is_still_wanted() -> None:
     found, left_to_chance = ({a for a, b in c.adjacent if b == last} for c in (guided, by_chance))
     assert len(found) > 3 * len(left_to_chance)
     assert not found & {name for name in DRAWN if last in guide.wanted_after(name)}
+
+
+def test_what_is_in_most_of_the_wanted_pairs_is_taken_when_it_can_happen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It can happen seldom, or it would not be wanted so often still."""
+    monkeypatch.setattr(draw, "_GUIDED", 1.0)
+    before, seldom = "a successor starts", "the predecessor is told to stop"
+    others = ("the clock jumps", "the disk is full", "looks fail", "a pod comes", "unbind")
+    chosen: list[str] = []
+    guide = Guide()
+    for a, b in PAIRS:
+        if b != seldom and (a, b) not in ((before, other) for other in others):
+            guide.happened(a, b)
+    assert sorted(guide.wanted_after(before)) == sorted((seldom, *others))
+
+    def choose(world: World) -> Iterator[Step]:
+        yield Step(before)
+        chosen.extend(draw._next(world, random.Random(seed), guide, before)[0] for seed in range(9))
+
+    play_chosen(choose, 1)
+    assert chosen == [seldom] * 9
 
 
 def test_the_parts_of_a_guide_share_the_pairs() -> None:

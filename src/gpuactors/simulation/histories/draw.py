@@ -8,6 +8,7 @@ and replays without a guide.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final, final
 
@@ -37,16 +38,25 @@ class Guide:
         numbered = sorted(PAIRS)
         mine = (pair for n, pair in enumerate(numbered) if n % parts == part)
         self._wanted: dict[str, dict[str, None]] = {name: {} for name in DRAWN}
+        self._wanting: Counter[str] = Counter()
+        """In how many wanted pairs each kind is."""
         for before, after in mine:
             self._wanted[before][after] = None
+            self._wanting.update((before, after))
 
     def wanted_after(self, kind: str) -> list[str]:
         """The kinds that have not come right after this one yet, in a fixed order."""
         return list(self._wanted[kind])
 
+    def wanting(self, kind: str) -> int:
+        """In how many wanted pairs it is: the more, the more seldom it can happen."""
+        return self._wanting[kind]
+
     def happened(self, before: str, after: str) -> None:
         """`after` came right after `before`."""
-        self._wanted[before].pop(after, None)
+        if after in self._wanted[before]:
+            del self._wanted[before][after]
+            self._wanting.subtract((before, after))
 
 
 def drawn(rng: random.Random, guide: Guide | None = None) -> Chooser:
@@ -67,7 +77,8 @@ def drawn(rng: random.Random, guide: Guide | None = None) -> Chooser:
 def _next(world: World, rng: random.Random, guide: Guide | None, before: str | None) -> tuple[str, int]:
     if guide is not None and before is not None and rng.random() < _GUIDED:
         wanted = guide.wanted_after(before)
-        for kind in rng.sample(wanted, min(_TRIES, len(wanted))):
+        # What seldom can happen is taken when it can; the others' turn comes.
+        for kind in sorted(rng.sample(wanted, min(_TRIES, len(wanted))), key=guide.wanting, reverse=True):
             if (slot := _slot_for(world, rng, kind)) is not None:
                 return kind, slot
     slot = rng.randrange(SLOTS)
@@ -75,7 +86,7 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
     if guide is None:
         return rng.choice(enabled), slot
     # Where most is still wanted, more of it can be found next.
-    return rng.choices(enabled, [1 + len(guide.wanted_after(name)) for name in enabled])[0], slot
+    return rng.choices(enabled, [1 + len(guide.wanted_after(name)) ** 2 for name in enabled])[0], slot
 
 
 def _slot_for(world: World, rng: random.Random, kind: str) -> int | None:

@@ -116,7 +116,7 @@ def test_help_shows_flag_variable_and_default_of_every_setting(words: str, colum
 def test_help_fits_the_terminal_and_breaks_no_word(words: str, columns: int) -> None:
     for line in help_of(words, columns).splitlines():
         assert len(line) <= columns - 2
-        assert not re.search(r"\w-$", line), "a word is broken at its hyphen"
+        assert not re.search(r"\w-$", line), "a word is broken at its hyphen: reword the text"
         assert not line.endswith("...") or line.startswith("Usage:"), "a command's line is cut short"
 
 

@@ -123,16 +123,16 @@ class Shown:
 
     settings: tuple[Setting, ...]
     heading: str = ""
-    """Empty where they are what the same words would give a daemon."""
+    """Empty where they are those of a daemon that is started now."""
 
 
 def settings_of(resolved: Resolved) -> tuple[Setting, ...]:
-    """What a daemon would have that is started with these settings."""
+    """Each setting of a daemon that is started with this configuration, with its source."""
     return about(resolved.config, {key: str(source) for key, source in resolved.provenance.items()}).settings
 
 
 def shown(resolved: Resolved) -> Shown:
-    """The settings of the running daemon, or else what one would have that is started now."""
+    """The settings of the running daemon, or else those of one that is started now."""
     own = settings_of(resolved)
     try:
         running = trio.run(read_status, socket_path(str(resolved.config.state_dir)))
@@ -141,12 +141,13 @@ def shown(resolved: Resolved) -> Shown:
     except ControlError as exc:
         return Shown(
             own,
-            f"What a daemon would have that is started here and now; the one that runs was not asked: {exc}",
+            f"Settings that a daemon started now would have; the running one could not be asked: {exc}",
         )
     if not running.about.settings:
         return Shown(
             own,
-            f"What a daemon would have that is started here and now; version {running.version} tells nothing.",
+            f"Settings that a daemon started now would have; the running one (version {running.version}) "
+            "does not report its own.",
         )
     return Shown(running.about.settings, f"Settings of {_name_of(running)} on node {running.about.node}")
 

@@ -108,7 +108,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     host_root: Annotated[
         Path,
         Described(
-            "Prefix under which the host's /sys, /dev and /proc are read.",
+            "Directory under which the host's /sys, /dev and /proc are mounted.",
             metavar="DIR",
             must_be=_A_PATH,
         ),
@@ -116,7 +116,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kubelet_dir: Annotated[
         Path,
         Described(
-            "Kubelet's directory; holds `device-plugins/` and `pod-resources/`.",
+            "Kubelet's root directory, with `device-plugins/` and `pod-resources/`.",
             metavar="DIR",
             must_be=_A_PATH,
         ),
@@ -124,7 +124,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     state_dir: Annotated[
         Path,
         Described(
-            "Where the daemon keeps what must outlive it.",
+            "Directory of the control socket, the journal and the state that outlives the daemon.",
             metavar="DIR",
             must_be=_A_PATH,
         ),
@@ -132,7 +132,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pci_ids: Annotated[
         Path | None,
         Described(
-            "The pci.ids file that names the models; else the shipped one, never the host's.",
+            "The pci.ids file that the models' names come from. The host's own is used only if it is named here.",
             metavar="FILE",
             must_be="the path of a pci.ids file, not empty and without NUL",
             default="the shipped one",
@@ -141,8 +141,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     uevents: Annotated[
         str,
         Described(
-            "Where uevents come from: `kernel`, `off` (periodic scan only), or `unix:PATH` "
-            "(a datagram socket bound at PATH, for test rigs).",
+            "Source of uevents: `kernel`, `off` (only the periodic scan finds changes), or `unix:PATH` (a datagram "
+            "socket that is bound at PATH, for tests).",
             metavar="kernel|off|unix:PATH",
             must_be=f"kernel, off or unix:PATH, with a PATH of at most {SOCKET_PATH_MAX_BYTES} bytes",
             check=_checked_uevents,
@@ -153,8 +153,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     resync_interval_s: Annotated[
         float,
         Described(
-            "Seconds between two full scans that nothing asked for; at most "
-            f"{RESYNC_INTERVAL_MAX_S:.0f}, a day.",
+            f"Seconds between two periodic scans of the whole host; at most {RESYNC_INTERVAL_MAX_S:.0f}, a day.",
             metavar="SECONDS",
             must_be=f"a number of seconds above 0, and at most {RESYNC_INTERVAL_MAX_S:.0f} (a day)",
         ),
@@ -163,9 +162,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     select: Annotated[
         tuple[str, ...],
         Described(
-            "Which PCI functions are looked at, each `KEY=VALUE,…` with the keys vendor, device, class "
-            "(the start of the class code) and address. A function that meets one of them is chosen, unless it "
-            "meets one that begins with `!`. Where all begin so, they leave out of the default.",
+            "Selectors of the PCI functions to offer, each `KEY=VALUE,…` with the keys vendor, device, class (the "
+            "start of the class code) and address. A function is selected if it matches one of them and none that "
+            "begins with `!`. If all begin with `!`, they exclude from the default.",
             metavar="KEY=VALUE,…",
             must_be="one or more selectors KEY=VALUE,… or !KEY=VALUE,… with the keys vendor, device, class and address",
             check=_checked_selectors,
@@ -174,41 +173,40 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = DEFAULT_SELECTORS
     pre_start_gate: Annotated[
         bool,
-        Described("Whether kubelet is asked to call PreStartContainer before a container starts."),
+        Described(
+            "Whether kubelet calls PreStartContainer, which waits until nobody else has the container's GPUs open."
+        ),
     ] = True
     holders: Annotated[
         Holders,
         Described(
-            "How it is found out whether a GPU is in use, and by whom: `passive` (`enable` and "
-            "`power/runtime_status` in sysfs; opens nothing), `proc` (also /proc/*/fd, which names the process; "
-            "needs the host's PID namespace, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE), or `open` (as `passive`, "
-            "and as a last resort opens the IOMMU group of a GPU that nobody was given).",
+            "How to detect that a GPU is in use. `passive`: by `enable` and `power/runtime_status` in sysfs; opens "
+            "nothing. `proc`: also by /proc/*/fd, which names the process; needs the host's PID namespace, "
+            "CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE. `open`: as `passive`, and as a last resort opens the IOMMU group "
+            "of a GPU that is allocated to nobody.",
         ),
     ] = "passive"
     journal: Annotated[
         bool,
         Described(
-            "Whether everything that happens is recorded in `state_dir`, for `gpuactors replay`: "
-            f"the last {JOURNAL_MAX_BYTES >> 20} MiB of it.",
+            "Whether all events are recorded in `state_dir`, for `gpuactors replay`; the last "
+            f"{JOURNAL_MAX_BYTES >> 20} MiB are kept.",
         ),
     ] = True
     node_name: Annotated[
         str,
         Described(
-            "The node's name, in the log, the journal and what `inspect` and `explain` print; else the variable "
-            "NODE_NAME, else the host's own name.",
+            "Name of the node in the log, the journal and the output of `inspect` and `explain`.",
             metavar="NAME",
             must_be="a node's name of at most 253 letters, digits, `-` and `.`",
-            default="the host's own name",
+            default="the host name",
             check=_checked_node_name,
             # What manifests commonly call the node's name where the downward API gives it (`spec.nodeName`).
             fallback_variable="NODE_NAME",
         ),
     ] = ""
-    log_format: Annotated[LogFormat, Described("How log lines look: `json` or `console`.")] = "json"
-    log_level: Annotated[
-        LogLevel, Described("The least level that is logged: `debug`, `info`, `warning` or `error`.")
-    ] = "info"
+    log_format: Annotated[LogFormat, Described("Format of the log lines.")] = "json"
+    log_level: Annotated[LogLevel, Described("Lowest level that is logged.")] = "info"
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

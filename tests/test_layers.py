@@ -40,9 +40,9 @@ PLANTED = (
     ("control.server", "app"),
     ("observe.log", "control.view"),
     ("observe.journal", "replay.reading"),
-    ("config", "ports"),
-    ("config", "concurrency.latest"),
-    ("config", "host.root"),
+    ("config.settings", "ports"),
+    ("config.settings", "concurrency.latest"),
+    ("config.settings", "host.root"),
     ("replay.run", "actors.registry"),
     ("replay.run", "app"),
     ("replay.run", "simulation.script"),
@@ -66,8 +66,8 @@ def test_an_import_against_the_rules_is_found_and_so_is_a_package_without_a_plac
     wanted = set()
     for importer, imported in PLANTED:
         full = imported if imported in {"trio", "yaml"} else f"gpuactors.{imported}"
-        with (tmp_path / "gpuactors" / f"{importer.replace('.', '/')}.py").open("a") as file:
-            file.write(f"\n\nimport {full}\n")
+        module = tmp_path / "gpuactors" / f"{importer.replace('.', '/')}.py"
+        module.write_text(f"{module.read_text()}\n\nimport {full}\n")  # a module that has moved fails here
         wanted.add((f"gpuactors.{importer}", full))
     status, said = linted(tmp_path)
     assert status == 1

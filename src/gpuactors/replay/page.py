@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, assert_never
 
-from gpuactors.core.effects import Granted, Level, Ready, Refused, Reply, Say
-from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core import effects, events
 from gpuactors.core.model import Frame, PciAddress, ResourceName, Token
 from gpuactors.replay.choice import Device
 from gpuactors.replay.lanes import Lane, Lanes, Mark
@@ -114,27 +113,34 @@ class Page:
 
     def _calls(self, played: Played, at: float) -> None:
         match played.event:
-            case AllocateAsked(token, resource, requests):
+            case events.AllocateAsked(token, resource, requests):
                 self._asked[token] = (at, "Allocate", resource, tuple(i for ids in requests for i in ids))
-            case PreStartAsked(token, resource, devices):
+            case events.PreStartAsked(token, resource, devices):
                 self._asked[token] = (at, "PreStartContainer", resource, devices)
             case _:
                 pass
         for effect in played.effects:
-            if isinstance(effect, Reply) and (asked := self._asked.pop(effect.token, None)) is not None:
+            if (
+                isinstance(effect, effects.Reply)
+                and (asked := self._asked.pop(effect.token, None)) is not None
+            ):
                 self._answered(effect, asked, played, at)
 
     def _answered(
-        self, reply: Reply, asked: tuple[float, str, ResourceName, tuple[str, ...]], played: Played, at: float
+        self,
+        reply: effects.Reply,
+        asked: tuple[float, str, ResourceName, tuple[str, ...]],
+        played: Played,
+        at: float,
     ) -> None:
         since, call, resource, ids = asked
         took = f"after {1000 * (at - since):.1f} ms"
         match reply.answer:
-            case Granted():
+            case effects.Granted():
                 kind, said = "granted", f"{call} granted {took}"
-            case Ready():
+            case effects.Ready():
                 kind, said = "granted", f"{call} may go on {took}"
-            case Refused(status, reason):
+            case effects.Refused(status, reason):
                 kind, said = "refused", f"{call} refused {took}, {status}: {reason}"
             case _:
                 return
@@ -216,13 +222,13 @@ class Page:
                 "marks": [[_s(m.at), m.kind, text(m.said)] for m in lane.marks],
             }
 
-        events = Lane("events")
+        happened = Lane("events")
         differ = [Mark(at, "differs", f"differs: {said}") for at, said in self._differences]
-        events.marks = deque(sorted([*self._events, *differ], key=lambda mark: mark.at))
+        happened.marks = deque(sorted([*self._events, *differ], key=lambda mark: mark.at))
         rows = [
             *(row(lane, "lane") for lane in self.lanes.daemons),
             row(self.lanes.kubelet, "lane"),
-            row(events, "events"),
+            row(happened, "events"),
         ]
         for resource in sorted({*self.lanes.resources, *self.lanes.resource_of.values()}):
             rows.append(row(self.lanes.resources.get(resource, Lane(resource, "resource")), "resource"))
@@ -261,10 +267,14 @@ def _kind(played: Played) -> str:
     """How an event's tick is coloured: by the worst that came of it."""
     if played.failure:
         return "bug"
-    levels = {effect.level for effect in played.effects if isinstance(effect, Say)}
-    if levels & {Level.WARNING, Level.ERROR}:
+    levels = {effect.level for effect in played.effects if isinstance(effect, effects.Say)}
+    if levels & {effects.Level.WARNING, effects.Level.ERROR}:
         return "warning"
-    return "call" if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked) else "event"
+    return (
+        "call"
+        if isinstance(played.event, events.AllocateAsked | events.PreStartAsked | events.PreferenceAsked)
+        else "event"
+    )
 
 
 def _time(began: float, at: float) -> str:

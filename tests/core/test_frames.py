@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core import frames
 from gpuactors.core.assessment import assess
+from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.assessment.ownership import Ownership
 from gpuactors.core.assessment.status import Blocker, DeviceStatus
 from gpuactors.core.effects import Effect, Field, Say
@@ -280,7 +281,7 @@ def _unhealthy(
     ownership: Ownership,
     blocker: Blocker | None,
     use: Observed | None,
-    listed: Health | None,
+    listed: Callable[[Device], Health | None],
 ) -> DeviceStatus:
     """A status that is wrong for an allocated device."""
     status = right(device, ownership, blocker, use, listed)
@@ -319,6 +320,7 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
         assert [d.reason for d in report(core.state)] == [reason, "free"]
         look(core, B, gpu(B, numa_node=1))
         assert broken_rules(core.effects) == said, "said once, as long as it lasts"
+    core.state = replace(core.state, assessments=NO_ASSESSMENTS)  # what is carried is wrong still
     look(core, B, gpu(B))
     assert core.frame() == {A: "Healthy", B: "Healthy"}
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpuactors.core import calls, frames, index
+from gpuactors.core.assessment import assessments
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
 from gpuactors.core.index import NO_INDEX, check_index, index_of, indexed
 from gpuactors.core.model import Advertised, DeviceId, PciAddress, PciFunction, Token
@@ -88,6 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     for name in DERIVATIONS:
         counting(index, name)
     counting(frames, "_view")
+    counting(assessments, "assessment_of")
     yield times
     monkeypatch.undo()
 
@@ -97,12 +99,18 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     ("what", "expected"),
     [
         # The grant, which model that is, and kubelet's ledger that names it; a list more when kubelet has had
-        # time to use the answer.
-        (allocate, {"_with_facts": 1, "_owners": 3, "_with_devices": 2, "_by_id": 2, "_view": 3}),
+        # time to use the answer. Of all devices' assessments only this one's is derived, at the grant and at the read.
+        (
+            allocate,
+            {"_with_facts": 1, "_owners": 3, "_with_devices": 2, "_by_id": 2, "_view": 3, "assessment_of": 2},
+        ),
         # The unbind and the bind.
-        (late_bind, {"_with_facts": 2, "_with_devices": 2, "_by_id": 2, "_polled": 2, "_view": 2}),
+        (
+            late_bind,
+            {"_with_facts": 2, "_with_devices": 2, "_by_id": 2, "_polled": 2, "_view": 2, "assessment_of": 2},
+        ),
         # What the ID means, which model that is, and the list that has it.
-        (renamed_list, {"_owners": 3, "_with_devices": 2, "_by_id": 3, "_view": 1}),
+        (renamed_list, {"_owners": 3, "_with_devices": 2, "_by_id": 3, "_view": 1, "assessment_of": 1}),
         (ledger_read, {}),
     ],
 )

@@ -7,6 +7,7 @@ the first scan, a lost device without a plugin, a stranger on what a pod had jus
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -63,7 +64,7 @@ def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
         ownership: Ownership,
         blocker: Blocker | None,
         use: Observed | None,
-        listed: Health | None,
+        listed: Callable[[Device], Health | None],
     ) -> DeviceStatus:
         status = right(device, ownership, blocker, use, listed)
         if ownership.is_allocated:

@@ -36,7 +36,7 @@ MUTATIONS: Final = (
         "core/assessment/assess.py",
         "        if device.function.vfio_bound:\n            return Health.HEALTHY, ownership.cause",
         "        if device.function.vfio_bound:\n"
-        "            busy = listed is not None and use is not None and use.in_use\n"
+        "            busy = listed(device) is not None and use is not None and use.in_use\n"
         "            return (Health.UNHEALTHY if busy else Health.HEALTHY), ownership.cause",
     ),
     Mutation(
@@ -44,6 +44,27 @@ MUTATIONS: Final = (
         "core/frames.py",
         "        if device_id not in of_resource:\n",
         "        if False and device_id not in of_resource:\n",
+    ),
+    Mutation(
+        "a device's assessment is not derived again when another of its group is given away",
+        "core/assessment/assessments.py",
+        "            groups.add(function.iommu_group)\n",
+        "            pass\n",
+        tests=("tests/core/assessment/test_assessments.py",),
+    ),
+    Mutation(
+        "a device's assessment is not derived again when kubelet's ledger was read since it is in use",
+        "core/assessment/assessments.py",
+        "    return use.in_use, use.in_use and read > use.since, use",
+        "    return use.in_use, use",
+        tests=("tests/core/test_books.py",),
+    ),
+    Mutation(
+        "a device's assessment is not derived again when a poll came after the read that its pod was gone from",
+        "core/assessment/assessments.py",
+        "    return given if before.uses is state.polls.groups else given | state.departed.keys()\n",
+        "    return given\n",
+        tests=("tests/core/test_books.py",),
     ),
     Mutation(
         "a GPU whose unbind waits leaves the list while somebody has it open",
@@ -332,14 +353,14 @@ MUTATIONS: Final = (
     Mutation(
         "an owner is as it was before the last read of the ledger",
         "core/index.py",
-        "    names = _changed(index.resolved, state.resolved) | _changed(index.entries, state.ledger.entries)\n",
-        "    names = _changed(index.resolved, state.resolved)\n",
+        " | changed_keys(index.entries, state.ledger.entries)\n",
+        "\n",
         tests=(INDEX,),
     ),
     Mutation(
         "a claim that has ended is an owner for ever",
         "core/index.py",
-        "    touched = _changed(index.claims, state.ledger.claims)\n",
+        "    touched = changed_keys(index.claims, state.ledger.claims)\n",
         "    touched = {*state.ledger.claims.keys() - index.claims.keys()}\n",
         tests=(INDEX,),
     ),

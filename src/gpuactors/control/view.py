@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuactors.core.assessment.assess import assessment_of
+from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import given_away, observed_use
@@ -260,7 +260,7 @@ def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> st
     who = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device.function, observed_use(state, device)):
         return None
-    match assessment_of(state, device, index_of(state).owners, None).ownership.cause:
+    match assessments_of(state).of[device.function.address].ownership.cause:
         case Cause.GROUP_IN_USE:
             return "nothing: an IOMMU group goes to one VM as a whole, and is free when that one has ended"
         case Cause.ORPHANED:

@@ -27,7 +27,8 @@ from typing import Final
 from gpuactors import limits
 from gpuactors.core import books, looks
 from gpuactors.core.allocation import grant, prefer
-from gpuactors.core.assessment.assess import Assessment, assessment_of
+from gpuactors.core.assessment.assess import Assessment
+from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import departed_pod, may_be_a_pods, observed_use
 from gpuactors.core.assessment.presence import changed, function_at, not_listed, not_offered
@@ -365,7 +366,7 @@ def _blocker(
 
 
 def _assessed(state: NodeState, device: Device) -> Assessment:
-    return assessment_of(state, device, index_of(state).owners, None)
+    return assessments_of(state).of[device.function.address]
 
 
 def _of(address: PciAddress, blocker: Blocker) -> Blocker:

@@ -15,9 +15,10 @@ from operator import attrgetter
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.assessment.assess import assessment_of
+from gpuactors.core.assessment.assess import Assessment
+from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.owner import Given, Named, Owner
+from gpuactors.core.assessment.owner import Given, Named
 from gpuactors.core.assessment.ownership import given_away, is_offered
 from gpuactors.core.assessment.presence import lost, not_listed
 from gpuactors.core.assessment.status import Blocker, DeviceStatus
@@ -92,12 +93,11 @@ class _View:
     devices: Mapping[PciAddress, Device]
     ids: Mapping[PciAddress, DeviceId]
     """As `identity.device_ids`."""
-    owned: Mapping[PciAddress, Owner]
+    assessments: Mapping[PciAddress, Assessment]
     given: Mapping[Named, Given]
     """As `ownership.given_away`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
-    listed: Mapping[tuple[ResourceName, PciAddress], Advertised]
-    """What is listed now, by address; by the first ID if there are several."""
     listed_ids: Mapping[tuple[ResourceName, DeviceId], Advertised]
+    """What is listed now."""
 
 
 def _view(state: NodeState) -> _View:
@@ -106,9 +106,8 @@ def _view(state: NodeState) -> _View:
     return _View(
         devices=index.devices,
         ids=device_ids(state),
-        owned=index.owners,
+        assessments=assessments_of(state).of,
         given=given_away(state, index.resources),
-        listed={(resource, a.address): a for resource, a in reversed(listed)},
         listed_ids={(resource, a.id): a for resource, a in listed},
     )
 
@@ -189,8 +188,7 @@ def _listed(state: NodeState, view: _View) -> dict[ResourceName, dict[DeviceId, 
     """What there is to list: offered devices, and those that are lost while a pod has them."""
     listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
     for address, device in view.devices.items():
-        old = view.listed.get((device.resource, address))
-        found = assessment_of(state, device, view.owned, old.health if old is not None else None)
+        found = view.assessments[address]
         if is_offered(state, device) or found.ownership.is_allocated:
             device_id = view.ids[address]
             listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, found.status)

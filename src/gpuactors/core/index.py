@@ -178,7 +178,7 @@ def _with_facts(index: Index, state: NodeState) -> Index:
     short = {a: f.short for a, f in state.facts.items() if f.short}
     index = replace(index, facts=state.facts, short=index.short if short == index.short else short)
     there = {a: f.function for a, f in state.facts.items() if f.function is not None}
-    changed = _changed(index.functions, there)
+    changed = changed_keys(index.functions, there)
     if not changed:
         return index
     functions = functions_of(state.facts)
@@ -238,8 +238,8 @@ def _with_devices(index: Index, state: NodeState) -> Index:
 
 def _owners(index: Index, state: NodeState) -> Mapping[PciAddress, Owner]:
     """As they were, but for the devices of those entries that are not what they were."""
-    names = _changed(index.resolved, state.resolved) | _changed(index.entries, state.ledger.entries)
-    touched = _changed(index.claims, state.ledger.claims)
+    names = changed_keys(index.resolved, state.resolved) | changed_keys(index.entries, state.ledger.entries)
+    touched = changed_keys(index.claims, state.ledger.claims)
     touched |= {
         m.address for r in (index.resolved, state.resolved) for n in names if (m := r.get(n)) is not None
     }
@@ -295,7 +295,7 @@ def _polled(index: Index, leaving: frozenset[PciAddress]) -> Mapping[int, tuple[
 Key = TypeVar("Key")
 
 
-def _changed(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> set[Key]:
+def changed_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> set[Key]:
     """The keys whose values are not what they were."""
     if before is now:
         return set()

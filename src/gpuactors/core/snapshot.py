@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuactors.core import listing
-from gpuactors.core.assessment.assess import assessment_of
+from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.assessment.presence import not_offered
@@ -141,12 +141,12 @@ class DeviceReport:
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
     index, ids = index_of(state), device_ids(state)
-    owned, reports = index.owners, []
+    assessments, reports = assessments_of(state).of, []
     # By the first ID if there are several.
     entries = {(r, a.address): a for r, frame in state.frames.items() for a in reversed(frame)}
     for address, device in index.devices.items():
         listed = entries.get((device.resource, address))
-        status = assessment_of(state, device, owned, None).status
+        status = assessments[address].status
         if listed is not None:
             health, cause, reason = listed.health, listed.cause, listed.reason
         elif is_offered(state, device):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments
 from gpuactors.core.index import NO_INDEX, Index
 from gpuactors.core.model import (
     Call,
@@ -72,3 +73,5 @@ class NodeState:
     """When kubelet's list is to be read because something odd was seen."""
     index: Index = field(default=NO_INDEX, compare=False, repr=False)
     """What follows from the rest; see `index.py`."""
+    assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
+    """How each device is, which follows from the rest; see `assessment/`."""

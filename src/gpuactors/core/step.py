@@ -18,6 +18,7 @@ from typing import assert_never
 
 from gpuactors import limits
 from gpuactors.core import bindings, books, calls, events, listing, looks, registration
+from gpuactors.core.assessment.assessments import assessed, check_assessments
 from gpuactors.core.effects import Effect, Field, Level, Reply, Say
 from gpuactors.core.frames import publish
 from gpuactors.core.identity import resolved
@@ -107,12 +108,15 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             assert_never(event)
     after = resolved(state, after)
     after = books.hastened(state, after, at, waited_for=calls.waits_for_poll(after))
-    after, answered = calls.completed(after, at)
-    after = resolved(state, _hold_lists(state, after, answered, at))
+    after, answered = calls.completed(assessed(after), at)
+    after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
-    after = indexed(listing.kept(state, after, at))
-    if after.settings.strict and after.index is not state.index:
-        check_index(after)
+    after = assessed(indexed(listing.kept(state, after, at)))
+    if after.settings.strict:
+        if after.index is not state.index:
+            check_index(after)
+        if after.assessments is not state.assessments:
+            check_assessments(after)
     return after, [*effects, *answered, *published]
 
 

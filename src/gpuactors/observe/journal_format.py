@@ -130,7 +130,8 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(f.name for f in fields(kind)) for name, kind in _EVENTS.items()
 }
 
-_STATE: Final = {name: kind for name, kind in get_type_hints(NodeState).items() if name != "index"}
+_DERIVED: Final = ("index", "assessments")
+_STATE: Final = {name: kind for name, kind in get_type_hints(NodeState).items() if name not in _DERIVED}
 """What is written of a state, and its type: what follows from it is derived again."""
 
 ROUTINE: Final[Mapping[str, tuple[str, str]]] = {

@@ -22,7 +22,7 @@ def devices(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Dev
 
 def decided(device: Device) -> tuple[Health, str]:
     free = Ownership(Cause.FREE, "free")
-    status = assess(device, free, blocker_of(device, free, None), None, None)
+    status = assess(device, free, blocker_of(device, free, None), None, lambda _: None)
     return status.health, status.message
 
 

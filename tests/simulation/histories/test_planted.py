@@ -66,7 +66,7 @@ def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         ownership: Ownership,
         blocker: Blocker | None,
         use: Observed | None,
-        listed: Health | None,
+        listed: Callable[[Device], Health | None],
     ) -> DeviceStatus:
         status = right(device, ownership, blocker, use, listed)
         if ownership.is_allocated:

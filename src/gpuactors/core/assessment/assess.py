@@ -10,14 +10,14 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import Ownership, observed_use, ownership_of
 from gpuactors.core.assessment.presence import not_offered
 from gpuactors.core.assessment.status import Blocker, DeviceStatus
+from gpuactors.core.index import index_of
 from gpuactors.core.model import Health
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
-    from gpuactors.core.assessment.owner import Owner
     from gpuactors.core.inventory import Device
-    from gpuactors.core.model import Observed, PciAddress
+    from gpuactors.core.model import Observed
     from gpuactors.core.state import NodeState
 
 
@@ -31,23 +31,18 @@ class Assessment:
     status: DeviceStatus
 
 
-def assessment_of(
-    state: NodeState, device: Device, owners: Mapping[PciAddress, Owner], listed: Health | None
-) -> Assessment:
-    """How `device` is. `listed`: what kubelet was told of it last, None if nothing.
+def assessment_of(state: NodeState, device: Device, listed: Callable[[Device], Health | None]) -> Assessment:
+    """How `device` is. `listed` tells what kubelet was told of a device last, None if nothing.
 
     A shortage of ours changes nothing but the words: it is no device's fault, and Allocate waits for a look.
     """
     use = observed_use(state, device)
-    ownership = ownership_of(state, device, owners)
+    ownership = ownership_of(state, device)
     blocker = blocker_of(device, ownership, use)
     status = assess(device, ownership, blocker, use, listed)
-    fact = state.facts.get(device.function.address)
-    if fact is not None and fact.short:
-        status = replace(
-            status,
-            message=f"{status.message}; so it was seen last, and cannot be looked at now: {fact.short}",
-        )
+    if short := index_of(state).short.get(device.function.address):
+        message = f"{status.message}; so it was seen last, and cannot be looked at now: {short}"
+        status = replace(status, message=message)
     return Assessment(ownership, blocker, status)
 
 
@@ -56,7 +51,7 @@ def assess(
     ownership: Ownership,
     blocker: Blocker | None,
     use: Observed | None,
-    listed: Health | None,
+    listed: Callable[[Device], Health | None],
 ) -> DeviceStatus:
     """The status of a device that is one of somebody, or of nobody, and has a blocker, or none."""
     health, cause, message = _decided(device, ownership, blocker, use, listed)
@@ -69,7 +64,7 @@ def _decided(
     ownership: Ownership,
     blocker: Blocker | None,
     use: Observed | None,
-    listed: Health | None,
+    listed: Callable[[Device], Health | None],
 ) -> tuple[Health, Cause, str]:
     if ownership.is_allocated:
         # It is counted in `allocated` already; Unhealthy would subtract it twice. Only a lost one is Unhealthy.
@@ -88,7 +83,7 @@ def _decided(
         case Cause.HOLDER_UNKNOWN:
             # Never guessed away: if kubelet has given it to a pod, Unhealthy would subtract it twice. It is not handed
             # out either, because Allocate looks again.
-            health = listed or Health.HEALTHY
+            health = listed(device) or Health.HEALTHY
         case _:
             health = Health.UNHEALTHY
     return health, ownership.cause, ownership.message

@@ -6,17 +6,18 @@ counted once; held by anybody else is Unhealthy and named.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Given, Named, Owner
+from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device, may_be_unbinding
 
 if TYPE_CHECKING:
-    from gpuactors.core.model import Observed, PciAddress, Pod, ResourceName
+    from gpuactors.core.model import Observed, Pod, ResourceName
     from gpuactors.core.state import NodeState
 
 
@@ -42,8 +43,9 @@ def given_away(state: NodeState, resources: Container[ResourceName]) -> dict[Nam
     return {n: Given(*n, state.ledger.entries.get(n)) for n in named if n[0] in resources}
 
 
-def ownership_of(state: NodeState, device: Device, owners: Mapping[PciAddress, Owner]) -> Ownership:
+def ownership_of(state: NodeState, device: Device) -> Ownership:
     """Whose `device` is."""
+    owners = index_of(state).owners
     owner = owners.get(device.function.address)
     if owner is not None:
         return Ownership(owner.cause(device.resource), owner.said(device.resource), owner)

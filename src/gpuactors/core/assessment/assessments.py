@@ -1,0 +1,176 @@
+"""The assessment of every device, derived once when something of the device changes, and carried in the state.
+
+As an index is (`index.py`), they are carried with the very objects that they follow from. So whether they are of this
+state is told by identity, and nobody can read one that is stale. Must not judge: that is `assess.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuactors.core.assessment.assess import Assessment, assessment_of
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.owner import Owner
+from gpuactors.core.index import changed_keys, index_of
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import Departed, Frame, Health, Observed, PciAddress, ResourceName
+
+if TYPE_CHECKING:
+    from gpuactors.core.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Assessments:
+    """What is decided, and before it what it follows from."""
+
+    devices: Mapping[PciAddress, Device]
+    owners: Mapping[PciAddress, Owner]
+    short: Mapping[PciAddress, str]
+    uses: Mapping[int, Observed]
+    departed: Mapping[PciAddress, Departed]
+    read: int
+    problem: str | None
+    frames: Mapping[ResourceName, Frame]
+
+    of: Mapping[PciAddress, Assessment]
+    """By the device's address."""
+    unknown: frozenset[PciAddress]
+    """The devices whose health is as it is listed."""
+
+
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+NO_ASSESSMENTS: Final = Assessments(
+    devices=_NOTHING,
+    owners=_NOTHING,
+    short=_NOTHING,
+    uses=_NOTHING,
+    departed=_NOTHING,
+    read=0,
+    problem=None,
+    frames=_NOTHING,
+    of=_NOTHING,
+    unknown=frozenset(),
+)
+"""Of a state in which nothing is known."""
+
+
+def assessments_of(state: NodeState) -> Assessments:
+    """The assessments of exactly this state."""
+    carried, index, ledger = state.assessments, index_of(state), state.ledger
+    if (
+        carried.devices is index.devices
+        and carried.owners is index.owners
+        and carried.short is index.short
+        and carried.uses is state.polls.groups
+        and carried.departed is state.departed
+        and carried.read == ledger.read
+        and carried.problem == ledger.problem
+        and carried.frames is state.frames
+    ):
+        return carried
+    return _refreshed(carried, state)
+
+
+def assessed(state: NodeState) -> NodeState:
+    """`state` with its assessments, for all who come later."""
+    assessments = assessments_of(state)
+    return state if assessments is state.assessments else replace(state, assessments=assessments)
+
+
+def check_assessments(state: NodeState) -> None:
+    """Raises AssertionError if what is carried is not what would be derived from nothing: a bug, which tests and
+    simulation look for after every step."""
+    carried, fresh = state.assessments.of, assessments_of(replace(state, assessments=NO_ASSESSMENTS)).of
+    stale = sorted(a for a in carried.keys() | fresh.keys() if carried.get(a) != fresh.get(a))
+    assert not stale, f"the assessment of {', '.join(stale)} is stale"
+
+
+def _refreshed(before: Assessments, state: NodeState) -> Assessments:
+    index = index_of(state)
+    touched = _touched(before, state)
+    assessments = replace(
+        before,
+        devices=index.devices,
+        owners=index.owners,
+        short=index.short,
+        uses=state.polls.groups,
+        departed=state.departed,
+        read=state.ledger.read,
+        problem=state.ledger.problem,
+        frames=state.frames,
+    )
+    if not touched:
+        return assessments
+    listed = _listed(state)
+    found = {a: assessment_of(state, index.devices[a], listed) for a in touched if a in index.devices}
+    of = {a: found.get(a) or before.of[a] for a in index.devices}
+    unknown = (before.unknown - touched) | {
+        a for a, assessment in found.items() if assessment.status.cause is Cause.HOLDER_UNKNOWN
+    }
+    return replace(assessments, of=of, unknown=unknown)
+
+
+def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:
+    """The devices of which something has changed: of itself, of another function of its group, or of their use."""
+    index = index_of(state)
+    touched = changed_keys(before.devices, index.devices) | changed_keys(before.short, index.short)
+    groups = _groups_in_use_otherwise(before, state)
+    for address in _given_otherwise(before, state):
+        touched.add(address)
+        function = index.functions.get(address)
+        if function is not None and function.iommu_group is not None:
+            groups.add(function.iommu_group)
+    touched.update(m.address for group in groups for m in index.groups.get(group, ()))
+    if before.frames is not state.frames:
+        touched |= before.unknown
+    return touched & (index.devices.keys() | before.of.keys())
+
+
+def _given_otherwise(before: Assessments, state: NodeState) -> Iterable[PciAddress]:
+    """What has another owner than before, or may be held by who has left."""
+    given = changed_keys(before.owners, index_of(state).owners) | changed_keys(
+        before.departed, state.departed
+    )
+    # Whether it is held by who has left hangs on which came later, the read or the poll.
+    return given if before.uses is state.polls.groups else given | state.departed.keys()
+
+
+def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
+    """The groups of whose use something has changed that a device's assessment follows from."""
+    uses, ledger = state.polls.groups, state.ledger
+    if before.uses is uses and (before.read, before.problem) == (ledger.read, ledger.problem):
+        return set()
+    groups = set(before.uses.keys() - uses.keys())
+    for group, use in uses.items():
+        was = before.uses.get(group)
+        if (
+            was is None
+            or _seen(was, before.read) != _seen(use, ledger.read)
+            or (use.in_use and before.problem != ledger.problem)
+        ):
+            groups.add(group)
+    return groups
+
+
+def _seen(use: Observed, read: int) -> tuple[object, ...]:
+    """What of a group's use an assessment follows from, where kubelet's ledger is that of `read`."""
+    return use.in_use, use.in_use and read > use.since, use.evidence, use.holders, use.open, use.unseen
+
+
+def _listed(state: NodeState) -> Callable[[Device], Health | None]:
+    """What kubelet was told of a device last, by the first ID if there are several. The table is made when it is asked
+    for, which is seldom."""
+    told: dict[tuple[ResourceName, PciAddress], Health] = {}
+
+    def health(device: Device) -> Health | None:
+        if not told:
+            told.update(
+                {(r, a.address): a.health for r, frame in state.frames.items() for a in reversed(frame)}
+            )
+        return told.get((device.resource, device.function.address))
+
+    return health

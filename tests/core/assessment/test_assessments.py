@@ -1,0 +1,119 @@
+"""A device's assessment is derived when something of it changes, and then alone; what is carried is never stale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, assessments_of, check_assessments
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, KubeletAppeared
+from gpuactors.core.model import Holder, PciAddress, PciFunction, pci_address
+from tests.core.builders import Core, audio, gpu
+
+A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
+QEMU = Holder(4711, "qemu-system-x86", None)
+
+
+def node(*functions: PciFunction) -> Core:
+    core = Core(*(functions or (gpu(A), gpu(B), gpu(C))))
+    core.pass_time(60)
+    return core
+
+
+def look(core: Core, at: PciAddress, *functions: PciFunction) -> None:
+    core.feed(HostChanged(at, None, "change pci"))
+    core.feed(FunctionInspected(core.state.looks.functions[at], at, functions))
+
+
+def derived_anew(before: Core, core: Core) -> set[str]:
+    was, now = before.state.assessments.of, core.state.assessments.of
+    return {a for a in was.keys() | now.keys() if was.get(a) is not now.get(a)}
+
+
+def after(core: Core) -> Core:
+    """What is known now, to compare with."""
+    kept = Core()
+    kept.state = core.state
+    return kept
+
+
+def test_what_has_not_changed_is_the_very_assessment_that_it_was() -> None:
+    core = node()
+    before = after(core)
+    core.pass_time(60)
+    look(core, A, gpu(A))
+    assert core.state.assessments.of is before.state.assessments.of, (
+        "polls and reads that find what was known"
+    )
+    look(core, A, gpu(A, driver=None))
+    assert derived_anew(before, core) == {A}
+
+
+def test_a_function_of_a_group_changes_all_of_it() -> None:
+    core = node(gpu(A, 7), gpu(B, 7), gpu(C, 8), audio("01:00.1", 7))
+    before = after(core)
+    look(core, pci_address("0000:01:00.1"), audio("01:00.1", 7, driver="snd_hda_intel"), gpu(A, 7))
+    assert derived_anew(before, core) == {A, B}
+    assert core.state.assessments.of[B].status.cause is Cause.GROUP_NOT_VIABLE
+
+
+def test_an_owner_changes_the_group_and_nobody_else() -> None:
+    core = node(gpu(A, 7), gpu(B, 7), gpu(C, 8))
+    before = after(core)
+    core.ledger = {A: "vm-1"}
+    core.feed(KubeletAppeared("k1"))
+    assert derived_anew(before, core) == {A, B}
+    causes = {a: found.status.cause for a, found in core.state.assessments.of.items()}
+    assert causes == {A: Cause.ALLOCATED, B: Cause.GROUP_IN_USE, C: Cause.FREE}
+
+
+def test_who_holds_a_group_changes_that_group() -> None:
+    core = node()
+    before = after(core)
+    core.holders = {2: (QEMU,)}
+    core.pass_time(limits.POLL_S)
+    assert derived_anew(before, core) == {B}
+    assert core.state.assessments.of[B].status.holders == (QEMU,)
+
+
+def test_lists_calls_and_views_read_the_same_value() -> None:
+    core = node()
+    core.holders = {2: (QEMU,)}
+    core.pass_time(limits.POLL_S)
+    assert assessments_of(core.state) is core.state.assessments, "nobody derives it again"
+    statuses = {a: found.status for a, found in core.state.assessments.of.items()}
+    (frame,) = core.state.frames.values()
+    assert {a.address: (a.health, a.cause, a.reason) for a in frame} == {
+        a: (s.health, s.cause, s.message) for a, s in statuses.items()
+    }
+
+
+def test_a_stale_assessment_is_a_bug_that_is_found() -> None:
+    core = node()
+    check_assessments(core.state)
+    of = core.state.assessments.of
+    core.holders = {2: (QEMU,)}
+    core.pass_time(limits.POLL_S)
+    now = core.state.assessments
+    with pytest.raises(AssertionError, match=f"the assessment of {B} is stale"):
+        check_assessments(replace(core.state, assessments=replace(now, of={**now.of, B: of[B]})))
+
+
+@pytest.mark.parametrize("first", ["Healthy", "Unhealthy"])
+def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
+    """The one status that follows from the list: it is the same whether it is carried or derived from nothing."""
+    core = Core()
+    core.holders = {1: (QEMU,)} if first == "Unhealthy" else {}
+    core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    core.pass_time(limits.POLL_S)
+    assert core.frame()[A] == first
+    core.holders, core.ledger_problem = {1: (replace(QEMU, pid=4712),)}, "connection refused"
+    core.pass_time(limits.POLL_S)
+    status = core.state.assessments.of[A].status
+    assert (status.cause, str(status.health), core.frame()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
+    fresh = assessments_of(replace(core.state, assessments=NO_ASSESSMENTS))
+    assert fresh.of[A].status == status
+    assert fresh.unknown == core.state.assessments.unknown == {A}

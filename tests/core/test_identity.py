@@ -199,9 +199,13 @@ def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address()
     core = node(ledger={"1": "vm-1"})
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
     (answer,) = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
-    assert answer == Refused(
-        Refusal.FAILED_PRECONDITION, f"{A}: allocated to pod default/vm-1", (Cause.ALLOCATED,)
+    assert isinstance(answer, Refused)
+    assert (answer.status, answer.reason, answer.causes) == (
+        Refusal.FAILED_PRECONDITION,
+        f"{A}: allocated to pod default/vm-1",
+        (Cause.ALLOCATED,),
     )
+    assert [(given.device, str(given.to)) for given in answer.owners] == [("1", "default/vm-1")]
 
 
 def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> None:

@@ -153,7 +153,12 @@ def test_every_effect_is_in_the_line() -> None:
         {
             "reply": 4,
             "answer": "Refused",
-            "fields": {"status": "NOT_FOUND", "reason": "no such device", "causes": ["UnknownId"]},
+            "fields": {
+                "status": "NOT_FOUND",
+                "reason": "no such device",
+                "causes": ["UnknownId"],
+                "owners": [],
+            },
         },
     ]
 

@@ -16,6 +16,7 @@ import trio
 
 from gpuactors import app
 from gpuactors.config import Config
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.simulation import run
 from gpuactors.simulation.expectations import (
     Books,
@@ -304,7 +305,7 @@ def test_unsound_books_are_found(unsound: Situation, problem: str) -> None:
         (Runs("vm-2"), "there is no pod vm-2"),
         (Waits("vm-1"), "vm-1 is Running"),
         (Refused("vm-1", ("vfio",)), "vm-1 is Running"),
-        (Unhealthy(GPUS[0], ("vfio",)), f"{GPUS[0]} is Healthy"),
+        (Unhealthy(GPUS[0], Cause.NODE_MISSING, ("vfio",)), f"{GPUS[0]} is Healthy"),
         (HeldUp("vm-1"), "vm-1 is Running"),
         (HeldUp("vm-2"), "there is no pod vm-2"),
         (NobodyRefused(), None),
@@ -327,20 +328,26 @@ LEFT = "IOMMU group 48 is still held by process 17 (qemu): pod default/vm-2 is g
 
 
 @pytest.mark.parametrize(
-    ("expectation", "reason", "problem"),
+    ("expectation", "cause", "reason", "problem"),
     [
-        (InForeignHands(17, "python3"), NAMED, None),
-        (InForeignHands(17, "nvtop"), NAMED, "the reason is: IOMMU group 48"),
-        (InForeignHands(17, "python3"), "", "the reason is: none"),
-        (LeftHeld("vm-2"), LEFT, None),
-        (LeftHeld("vm-2"), NAMED, "the reason is: IOMMU group 48"),
+        (InForeignHands(17, "python3"), Cause.HELD_BY_OTHER, NAMED, None),
+        (InForeignHands(17, "nvtop"), Cause.HELD_BY_OTHER, NAMED, "the reason is: IOMMU group 48"),
+        (InForeignHands(17, "python3"), Cause.ORPHANED, NAMED, "the reason is: IOMMU group 48"),
+        (InForeignHands(17, "python3"), Cause.HELD_BY_OTHER, "", "the reason is: none"),
+        (LeftHeld("vm-2"), Cause.ORPHANED, LEFT, None),
+        (LeftHeld("vm-2"), Cause.HELD_BY_OTHER, LEFT, "the reason is: IOMMU group 48"),
+        (LeftHeld("vm-2"), Cause.ORPHANED, NAMED, "the reason is: IOMMU group 48"),
     ],
 )
-def test_the_holder_must_be_named(expectation: Expectation, reason: str, problem: str | None) -> None:
+def test_the_holder_must_be_named(
+    expectation: Expectation, cause: Cause, reason: str, problem: str | None
+) -> None:
     before = books(told={"vm-1": "ITS OWN", "vm-2": "ITS OWN"})
     (device,) = {d for d in GPUS if d in before.holdings["vm-2", H100].devices}
     gone = books(told={"vm-1": "ITS OWN"}, healthy=tuple(d for d in GPUS if d != device))
-    found = expectation.unmet(situation(gone, before=before, holders={device: 17}, reasons={device: reason}))
+    found = expectation.unmet(
+        situation(gone, before=before, holders={device: 17}, reasons={device: reason}, causes={device: cause})
+    )
     assert (found is None) if problem is None else (found is not None and problem in found)
 
 

@@ -220,7 +220,8 @@ def _answered(
 
 def _refused(status: Refusal, *why: Blocker) -> Refused:
     """For all of these; the first of them in words."""
-    return Refused(status, "; ".join(first_of([blocker.message for blocker in why])), causes_of(why))
+    owners = tuple(given for b in why if b.owner is not None for given in b.owner.entries)
+    return Refused(status, "; ".join(first_of([b.message for b in why])), causes_of(why), owners)
 
 
 def _refused_at_once(
@@ -459,10 +460,11 @@ def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) 
     owned, group = index_of(state).owners, f"IOMMU group {device.function.iommu_group}"
     owner = owned.get(device.function.address)
     if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:
-        return Blocker(others.cause(call.resource), others.said())
+        return Blocker(others.cause(call.resource), others.said(), others)
     mates = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
     if mates:
-        return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {mates[0]} is {owned[mates[0]].said()}")
+        owner = owned[mates[0]]
+        return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {mates[0]} is {owner.said()}", owner)
     use = observed_use(state, device)
     if use is None or not use.in_use:
         return None

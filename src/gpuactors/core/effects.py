@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.owner import Given
 from gpuactors.core.model import DeviceId, Token
 
 
@@ -60,6 +61,8 @@ class Refused:
     reason: str
     causes: tuple[Cause, ...]
     """What for, each once, sorted. Sent nowhere: for the log."""
+    owners: tuple[Given, ...] = ()
+    """To whom kubelet has given what is in the way, as far as it is refused for that."""
 
 
 Answer = Granted | Preferred | Ready | Refused

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.simulation.kubelet.books import BooksView, Figures, LedgerEntry, Phase
 
 
@@ -27,6 +28,8 @@ class Situation:
     """Why a device is Unhealthy, in the daemon's words, by device ID."""
     faults: tuple[str, ...]
     """What broke: the daemon ended by itself or logged an error, kubelet crashed, a VM met a GPU that was busy."""
+    causes: Mapping[str, Cause] = field(default_factory=dict)
+    """Why a device is listed as it is, by device ID."""
     holders: Mapping[str, int] = field(default_factory=dict)
     """By the node's own tree: the PID that has a GPU's group open."""
 
@@ -161,16 +164,17 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unhealthy:
-    """A device is listed Unhealthy, and the daemon's reason says what is wrong."""
+    """A device is listed Unhealthy for that cause, and the daemon's reason names what is in the way."""
 
     device: str
-    saying: tuple[str, ...]
+    cause: Cause
+    naming: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.device} is Unhealthy, because of: {', '.join(self.saying)}"
+        return f"{self.device} is Unhealthy, because of: {', '.join(self.naming)}"
 
     def unmet(self, situation: Situation) -> str | None:
-        return _not_unhealthy(situation, self.device, self.saying)
+        return _not_unhealthy(situation, self.device, self.cause, self.naming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +191,9 @@ class InForeignHands:
         held = sorted(address for address, pid in situation.holders.items() if pid == self.pid)
         if not held:
             return f"process {self.pid} holds nothing"
-        saying = (str(self.pid), self.command, "kubelet has given it to no pod")
-        return "; ".join(p for a in held if (p := _not_unhealthy(situation, a, saying))) or None
+        naming = (str(self.pid), self.command)
+        found = (_not_unhealthy(situation, a, Cause.HELD_BY_OTHER, naming) for a in held)
+        return "; ".join(problem for problem in found if problem) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +214,7 @@ class LeftHeld:
             pid = situation.holders.get(device)
             if pid is None:
                 problems.append(f"nobody holds {device}")
-            elif problem := _not_unhealthy(situation, device, (f"/{self.pod} is gone", str(pid))):
+            elif problem := _not_unhealthy(situation, device, Cause.ORPHANED, (f"/{self.pod}", str(pid))):
                 problems.append(problem)
         return "; ".join(problems) or None
 
@@ -226,13 +231,15 @@ class NobodyRefused:
         return "; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in refused) or None
 
 
-def _not_unhealthy(situation: Situation, device: str, saying: tuple[str, ...]) -> str | None:
-    """What is there instead of an Unhealthy device whose reason says all this; None if it is so."""
+def _not_unhealthy(situation: Situation, device: str, cause: Cause, naming: tuple[str, ...]) -> str | None:
+    """What is there instead of a device that is Unhealthy for that cause, and whose reason, which is for people, has
+    all these names; None if it is so."""
     health = next((row.health for row in situation.view.devices if row.id == device), "not listed")
     if health != "Unhealthy":
         return f"{device} is {health}"
     reason = situation.reasons.get(device, "")
-    return None if all(part in reason for part in saying) else f"the reason is: {reason or 'none'}"
+    is_so = situation.causes.get(device) is cause and all(name in reason for name in naming)
+    return None if is_so else f"the reason is: {reason or 'none'}"
 
 
 # --- what holds after every step -------------------------------------------------------------------------------

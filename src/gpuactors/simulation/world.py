@@ -23,6 +23,7 @@ from trio.testing import wait_all_tasks_blocked
 from gpuactors import app
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.config import Config
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import Health, ResourceName, Role
 from gpuactors.core.state import NodeState
 from gpuactors.simulation.expectations import Expectation, Situation
@@ -346,6 +347,11 @@ class World:
 
     # --- watching -----------------------------------------------------------------------------------------------
 
+    def causes(self) -> Mapping[str, Cause]:
+        """Why a device is listed as it is, by device ID."""
+        frames = self._state.frames.values() if self._state is not None else ()
+        return {d.id: d.cause for frame in frames for d in frame}
+
     @property
     def now_s(self) -> float:
         """Seconds since the story began."""
@@ -379,7 +385,7 @@ class World:
                     continue
                 given = {row.id for row in self.kubelet.view.devices if row.pod is not None}
                 for device in self._state.frames.get(ResourceName(resource), ()):
-                    if device.reason == "free" and device.address not in {*given, *self._state.departed}:
+                    if device.cause is Cause.FREE and device.address not in {*given, *self._state.departed}:
                         return device.address
         raise TimeoutError(f"waited {within_s:g} s in vain until a GPU of {resource} is free")
 
@@ -462,6 +468,7 @@ class World:
             truth=self.truth(),
             before=before,
             reasons=self.reasons(),
+            causes=self.causes(),
             holders=self.holders(),
             faults=(
                 *self._faults,

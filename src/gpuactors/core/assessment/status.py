@@ -20,6 +20,8 @@ class Blocker:
     cause: Cause
     message: str
     """A sentence that says where it is and what to do."""
+    owner: Owner | None = None
+    """To whom kubelet has given what is in the way; None if that is not why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import Final, final
 
 import trio
 
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.effects import Granted, Refused, Reply
 from gpuactors.core.events import AllocateAsked
-from gpuactors.core.model import Token
+from gpuactors.core.model import Pod, Token
 from gpuactors.ports import Step
 from gpuactors.simulation.histories.refusals import UNREAD
 from gpuactors.simulation.histories.truth import given_by_us, others_cards
@@ -25,15 +26,6 @@ FRESH_S: Final = 0.1
 
 YOUNG_S: Final = 31.0
 """A kubelet as young as this may not be believed when it lists nothing of a pod."""
-
-OWNED: Final = ("allocated to pod", "in use by the claim")
-"""Words of a refusal that names an owner out of kubelet's ledger."""
-
-IN_FILE: Final = "pod with UID"
-"""Words for a pod that kubelet's file alone names, which is believed beside a List that may not know every pod."""
-
-IN_GROUP: Final = "is in use: "
-"""Words of a refusal because of another card of the group."""
 
 
 @dataclass(slots=True)
@@ -88,8 +80,8 @@ class Answers:
         match reply.answer:
             case Granted():
                 self._granted(asked)
-            case Refused(_, reason) if any(words in reason for words in OWNED):
-                self._refused(asked, reason)
+            case Refused() as refused if any(given.to is not None for given in refused.owners):
+                self._refused(asked, refused)
             case _:
                 pass
 
@@ -100,14 +92,16 @@ class Answers:
             text = f"{card} was granted; kubelet's ledger has named {others[card]} for it for {since_s:.3f} s"
             self.problems.append(("what another has was granted", text))
 
-    def _refused(self, asked: _Asked, reason: str) -> None:
-        if IN_FILE in reason:
+    def _refused(self, asked: _Asked, refused: Refused) -> None:
+        """For an owner out of kubelet's ledger."""
+        # What kubelet's file alone names is believed beside a List that may not know every pod.
+        if any(isinstance(given.to, Pod) and not given.to.name for given in refused.owners):
             return
         young = trio.current_time() - self._world.kubelet_since < YOUNG_S
         if asked.free & self._unowned(asked.call) == set(self._cards(asked.call)) and not young:
-            self.problems.append(("refused for an owner whom kubelet does not have", reason))
-        elif asked.better and IN_GROUP in reason:
-            text = f"{reason}; {min(asked.better)} was free, and so was its group"
+            self.problems.append(("refused for an owner whom kubelet does not have", refused.reason))
+        elif asked.better and Cause.GROUP_IN_USE in refused.causes:
+            text = f"{refused.reason}; {min(asked.better)} was free, and so was its group"
             self.problems.append(("a mate was preferred to a free group", text))
 
     def _cards(self, call: AllocateAsked) -> list[str]:

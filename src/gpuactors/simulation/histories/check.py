@@ -14,6 +14,7 @@ from typing import Final, final
 import trio
 
 from gpuactors import limits
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.state import NodeState
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
@@ -49,10 +50,6 @@ DYING_S: Final = 10.0
 
 LONG_CALM_S: Final = 40.0
 """The period of the slowest repetition, a look at what cannot be read (30 s), and some."""
-
-
-WAITS: Final = "its unbind or unplug waits"
-"""Words of the reason for a device that the kernel is taking from its driver."""
 
 
 class ViolationError(AssertionError):
@@ -124,12 +121,12 @@ def unsettled(world: World) -> list[str]:
         and (resource in wanted or not (_is_fading(resource, view) or _is_anothers(world, resource)))
         and (resource not in unseen or resource in view.connected)
     ]
-    reasons = world.reasons()
+    causes = world.causes()
     unmet += [
-        f"{address}: it should be said that its unbind waits, not {reasons.get(address)!r}"
+        f"{address}: it should be said that its unbind waits, not {world.reasons().get(address)!r}"
         for address in world.waiting()
         if any(devices.get(address, UNTOLD) != UNTOLD for devices in wanted.values())
-        and WAITS not in reasons.get(address, "")
+        and causes.get(address) is not Cause.UNBINDING
     ]
     served = {r for r, devices in wanted.items() if not {NOT_OFFERED, UNTOLD}.issuperset(devices.values())}
     unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - unseen - view.connected)]

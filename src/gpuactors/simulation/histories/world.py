@@ -25,6 +25,7 @@ from typing import Final, Literal, final
 import trio
 
 from gpuactors import app
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
 from gpuactors.core.selector import Selector, parse_selector
 from gpuactors.host.pci_ids import PciIds
@@ -394,6 +395,16 @@ class World:
             for frame in daemon.handle.state.value.frames.values()
             for device in frame
             if device.health is Health.UNHEALTHY
+        }
+
+    def causes(self) -> dict[str, Cause]:
+        """Why a device is listed as it is by the daemon that serves, by device ID."""
+        return {
+            device.id: device.cause
+            for daemon in self.daemons
+            if daemon.handle is not None and daemon.is_serving
+            for frame in daemon.handle.state.value.frames.values()
+            for device in frame
         }
 
     # --- older IDs ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.simulation.expectations import Books, Runs, Unhealthy
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.scenarios.parts import (
@@ -58,7 +59,7 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             (
                 h100,
                 Books(RTX_6000_ADA, 1, 0, 0),
-                Unhealthy(card.address, (audio.address, _AUDIO_DRIVER)),
+                Unhealthy(card.address, Cause.GROUP_NOT_VIABLE, (audio.address, _AUDIO_DRIVER)),
             ),
         ),
         Step(

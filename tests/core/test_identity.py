@@ -346,6 +346,19 @@ def test_what_no_selector_chooses_is_waited_for_from_the_ledger_on_that_names_it
     assert "its unbind or unplug waits" in core.reason(A)
 
 
+def test_what_is_waited_for_is_so_still_when_its_ids_can_be_read() -> None:
+    """They could not when the daemon started, in the middle of the unbind."""
+    core = Core(served=WAS_SERVED)
+    core.ledger, core.enabled = {A: "vm"}, {A: 1}
+    leaving = gpu(A, 7, driver=None, has_node=True)
+    core.feed(HostScanned(1, (replace(leaving, vendor="", fault="vendor cannot be read"), gpu(B, 8))))
+    assert core.state.polls.leaving == {A}
+    look(core, A, leaving)
+    core.pass_time(limits.LEDGER_S)
+    assert core.state.polls.leaving == {A}
+    assert "its unbind or unplug waits" in core.reason(A)
+
+
 def test_a_selection_that_leaves_nothing_of_a_resource_leaves_it_registered_until_its_last_pod_ends() -> None:
     core = restarted(settings=ONLY_B, vm=A)
     assert core.frame() == {A: "Healthy"}

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpuactors.core.events import HostChanged
 from gpuactors.core.index import index_of
-from gpuactors.core.inventory import is_selected
+from gpuactors.core.inventory import ids_of, is_selected
 from gpuactors.core.model import GroupUse, PciAddress, PciFunction, Polls
 from gpuactors.core.state import NodeState
 
@@ -53,7 +53,7 @@ def rebound(before: NodeState, state: NodeState) -> NodeState:
         was, now = _function(before, address), _function(state, address)
         if was is now:
             continue
-        if was is None or now is None or _binding(was) != _binding(now):
+        if was is None or now is None or _is_rebound(was, now):
             left.discard(address)
             ended.add(address)
         if now is not None and (_may_be_left(state, now) if was is None else _is_left(was, now)):
@@ -100,14 +100,19 @@ def _function(state: NodeState, address: PciAddress) -> PciFunction | None:
     return fact.function if fact is not None else None
 
 
-def _binding(function: PciFunction) -> tuple[object, ...]:
-    return function.vendor, function.device, function.driver
+def _is_rebound(was: PciFunction, now: PciFunction) -> bool:
+    return was.driver != now.driver or _is_another(was, now)
+
+
+def _is_another(was: PciFunction, now: PciFunction) -> bool:
+    """Another model is there. One whose ids could not be read is what it was."""
+    ids = ids_of(was), ids_of(now)
+    return "" not in ids and ids[0] != ids[1]
 
 
 def _is_left(was: PciFunction, now: PciFunction) -> bool:
     """A vfio driver has been told to let it go; it may wait for whoever has it open."""
-    same = (was.vendor, was.device) == (now.vendor, now.device)
-    return was.vfio_bound and now.driver is None and same
+    return was.vfio_bound and now.driver is None and not _is_another(was, now)
 
 
 def _may_be_left(state: NodeState, function: PciFunction) -> bool:

@@ -94,6 +94,12 @@ def _is_hidden(world: World, told: Mapping[str, str], wanted: Mapping[str, str])
     return world.second is not None and _healthy(told) == _healthy(wanted)
 
 
+def _was_hidden(world: World, resource: str, told: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Kubelet's list did not tell a second plugin from us, and has lost it; what we listed next is the whole list. So
+    it is right, and kubelet tells nobody that it has nobody to call."""
+    return resource in world.hidden and agree(dict(told), dict(wanted))
+
+
 def _healthy(devices: Mapping[str, str]) -> set[str]:
     return {device for device, health in devices.items() if health == HEALTHY}
 
@@ -111,7 +117,11 @@ def unsettled(world: World) -> list[str]:
     if world.counts[SECOND_PLUGIN[0]] and world.counts["the kubelet watcher crashes"]:
         return []  # a watcher that is not there sees nobody come and go, and kubelet's list may be ours by chance
     view, wanted, told = world.kubelet.view, expected(world), was_told(world)
-    unseen = {r for r, devices in wanted.items() if _is_unseen(world, devices)}
+    unseen = {
+        r
+        for r, devices in wanted.items()
+        if _is_unseen(world, devices) or _was_hidden(world, r, told.get(r, {}), devices)
+    }
     unmet = [
         f"{resource}: kubelet was told {told.get(resource, {})}, the truth is {wanted.get(resource, {})}"
         for resource in sorted(wanted.keys() | told.keys())
@@ -220,6 +230,10 @@ class Safety:
         """Raises `ViolationError`. After time has passed, nothing is under way that needs none: more must hold then."""
         world, view = self._world, self._world.kubelet.view
         world.note_resolved()
+        if world.second is not None:
+            told, wanted = was_told(world), expected(world)
+            hidden = (r for r in told if _is_hidden(world, told[r], wanted.get(r, {})))
+            world.hidden.update(hidden)
         second = any(kind in world.counts for kind in SECOND_PLUGIN)
         if world.kubelet.panics and second:
             # Nobody can keep kubelet's list as it is while another plugin sends its own.

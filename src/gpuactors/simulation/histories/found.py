@@ -232,6 +232,12 @@ FOUND: Final[dict[str, Script]] = {
             "the daemon is told to stop; our resource has an odd ID+0.001; an older plugin has given a card away; "
             "the next daemon has another pci.ids"
         ),
+        "a second plugin with our healthy devices goes while our list changes": (
+            "a second plugin takes our resource@150; a look hangs+3; unplug slowly; a stream is lost@261"
+        ),
+        "ids that could not be read can be read in the middle of an unbind": (
+            "pods come in a burst+0.3; an attribute turns unreadable@2; a successor starts; unplug@2+0.001"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

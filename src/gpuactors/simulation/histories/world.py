@@ -256,6 +256,8 @@ class World:
         """The daemons that have known an older ID while its card was in that group: to them it goes on meaning it."""
         self.second: OtherPlugin | None = None
         """Another plugin that serves our resource."""
+        self.hidden: set[str] = set()
+        """Resources of which that plugin ever had as healthy just what we had: nobody could tell whose list it was."""
         self.monitors = 0
         self.others = 0
         """How many pods other plugins have had."""

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
-from gpuactors.grpc_trio import Server, bind_unix
-from gpuactors.kubelet import ledger as ledger_module
+from gpuactors.grpc_trio import Server, SocketFile, bind_unix
 from gpuactors.kubelet.ledger import (
     CHECKPOINT,
     NOTHING_YET,
@@ -401,7 +400,7 @@ async def test_something_else_on_the_socket_is_a_failed_read(node: Node) -> None
 
 @pytest.mark.trio
 async def test_a_young_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node,
 ) -> None:
     node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}))
     lister, ledger = Lister(), node.ledger()
@@ -416,12 +415,11 @@ async def test_a_young_kubelet_that_does_not_know_its_pods_yet_takes_nothing_fro
             # It has listed "a" before: that pod has ended now, and only the file still names it.
             lister.pods = []
             assert (await ledger.read()).entries == (b,)
-            kubelet, age_s = ledger._identity()
-            monkeypatch.setattr(
-                ledger, "_identity", lambda: (kubelet, age_s + limits.LEDGER_SETTLE_S + WITHIN_S)
-            )
-            contents = await ledger.read()
-            monkeypatch.undo()
+            young = ledger._io
+            found = young.socket_file(str(node.socket))
+            assert found is not None
+            contents = await aged(ledger, limits.LEDGER_SETTLE_S + WITHIN_S, found.identity).read()
+            ledger._io = young
             assert (contents.source, contents.entries) == (POD_RESOURCES, ())
         async with node.kubelet(lister, age_s=0):
             assert (await ledger.read()).entries == (a, b), "another kubelet has listed nothing yet"
@@ -497,9 +495,9 @@ async def test_the_file_says_nothing_of_kubelets_list(node: Node) -> None:
 STATIC = tuple(pod(f"{name}-node1.example") for name in ("nginx-proxy", "kube-proxy"))
 
 
-def aged(ledger: KubeletLedger, age_s: float) -> KubeletLedger:
+def aged(ledger: KubeletLedger, age_s: float, kubelet: str = "kubelet") -> KubeletLedger:
     """As if kubelet had been started so long ago."""
-    ledger._identity = lambda: ("kubelet", age_s)  # type: ignore[method-assign]
+    ledger._io = replace(ledger._io, socket_file=lambda _path: SocketFile(kubelet, age_s))
     return ledger
 
 
@@ -623,16 +621,17 @@ async def test_where_list_fails_a_damaged_answer_is_told_and_a_damaged_file_says
 
 @pytest.mark.trio
 async def test_what_allocate_answered_is_read_where_no_descriptor_was_left_for_list(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node,
 ) -> None:
     node.file.write_bytes(file_with(["a"], AllocResp=answered("/dev/vfio/81")))
+    ledger = node.ledger()
 
-    def short(*_args: object, **_kwargs: object) -> None:
+    async def short(path: str, *, deadline_s: float) -> trio.abc.Stream:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(ledger_module, "open_unix_channel", short)
+    ledger._io = replace(ledger._io, dial=short)
     with trio.fail_after(WITHIN_S), pytest.raises(LedgerError, match="no file descriptors left") as failed:
-        await node.ledger().read()
+        await ledger.read()
     assert failed.value.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
 
 

@@ -9,26 +9,31 @@ from .server import Server
 from .service import TrioService
 from .unix import (
     ConnectError,
+    Dial,
     NotASocketError,
     Owner,
     SocketBindError,
     SocketError,
+    SocketFile,
     SocketInUseError,
     SocketPathTooLongError,
     UnixListener,
     bind_unix,
     connect_unix,
     owner_of,
+    socket_file,
 )
 
 __all__ = [
     "Channel",
     "ConnectError",
+    "Dial",
     "NotASocketError",
     "Owner",
     "Server",
     "SocketBindError",
     "SocketError",
+    "SocketFile",
     "SocketInUseError",
     "SocketPathTooLongError",
     "TrioService",
@@ -38,4 +43,5 @@ __all__ = [
     "open_channel",
     "open_unix_channel",
     "owner_of",
+    "socket_file",
 ]

@@ -33,7 +33,7 @@ from .connection import Http2Connection
 from .http2 import Http2Stream
 from .limits import GRPC_CLOSE_S
 from .messages import frame_message, read_message
-from .unix import ConnectError, connect_unix
+from .unix import ConnectError, Dial, connect_unix
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
@@ -252,14 +252,16 @@ async def open_channel(stream: trio.abc.Stream) -> AsyncIterator[Channel]:
 
 
 @asynccontextmanager
-async def open_unix_channel(path: str, *, connect_deadline_s: float) -> AsyncIterator[Channel]:
+async def open_unix_channel(
+    path: str, *, connect_deadline_s: float, dial: Dial = connect_unix
+) -> AsyncIterator[Channel]:
     """Dial a unix socket; there is a channel only once the other side has shown that it speaks HTTP/2.
 
     Raises ConnectError: nobody there, no permission, or no HTTP/2 SETTINGS within `connect_deadline_s` (a process that
-    hangs still has the kernel accept connections for it).
+    hangs still has the kernel accept connections for it). `dial` is another way to `path`, in a simulation.
     """
     deadline_s = trio.current_time() + connect_deadline_s
-    stream = await connect_unix(path, deadline_s=deadline_s)
+    stream = await dial(path, deadline_s=deadline_s)
     connection = Http2Connection(stream, client.Handler(), client_side=True)
     async with _running(connection, stream):
         with trio.move_on_at(deadline_s) as waiting:

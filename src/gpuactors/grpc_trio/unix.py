@@ -12,10 +12,11 @@ import secrets
 import socket
 import stat
 import struct
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -85,6 +86,33 @@ class Owner:
     """A live process that listens on a socket. `pid` is 0 if it is in another PID namespace, None if not to be had."""
 
     pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """What lies at the path of a socket, whether or not anybody listens behind it."""
+
+    identity: str
+    """Which one it is: a socket made anew has another, even with the same inode."""
+    age_s: float
+    """For how long it has been there. A clock that was set back makes it young."""
+
+
+class Dial(Protocol):
+    """As `connect_unix`."""
+
+    async def __call__(self, path: str, *, deadline_s: float) -> trio.abc.Stream: ...
+
+
+def socket_file(path: str) -> SocketFile | None:
+    """None if there is no socket at `path`, or it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return SocketFile(f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}", time.time() - found.st_mtime)
 
 
 def owner_of(path: str) -> Owner | None:

@@ -17,10 +17,9 @@ import errno
 import itertools
 import math
 import os
-import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import msgspec
@@ -31,7 +30,16 @@ from gpuactors import limits
 from gpuactors.core.listing import comparable
 from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
 from gpuactors.core.quote import quoted
-from gpuactors.grpc_trio import Channel, ConnectError, SocketError, open_unix_channel
+from gpuactors.grpc_trio import (
+    Channel,
+    ConnectError,
+    Dial,
+    SocketError,
+    SocketFile,
+    connect_unix,
+    open_unix_channel,
+    socket_file,
+)
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
@@ -58,17 +66,29 @@ _DAMAGED_MAX: Final = 4
 assert limits.LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + limits.CHECKPOINT_DEADLINE_S < limits.LEDGER_DEADLINE_S
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerIo:
+    """How a ledger's reader reaches kubelet and its files: the node's, or a simulation's."""
+
+    dial: Dial
+    socket_file: Callable[[str], SocketFile | None]
+    read_file: Callable[[str, int], bytes | None]
+    """At most so many bytes of a file; None if there is none in a directory that is there. May block; raises
+    `OSError`."""
+    apart: Callable[[Callable[[], LedgerContents]], Awaitable[LedgerContents]]
+    """Runs what may block apart from the event loop. A cancelled one is waited for no longer."""
+
+
 @final
 class KubeletLedger:
     """The ledger of the kubelet below `kubelet_dir` (normally /var/lib/kubelet). One read at a time."""
 
-    def __init__(self, kubelet_dir: str) -> None:
+    def __init__(self, kubelet_dir: str, io: LedgerIo | None = None) -> None:
+        self._io = io or _io_of_the_node()
         self._socket = os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._file = os.path.join(self._directory, CHECKPOINT)
         self._young = YoungKubelet()
-        # Of its own: on a disk that hangs the threads of given-up reads must not keep others' from theirs.
-        self._threads = trio.CapacityLimiter(2)
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
@@ -84,13 +104,14 @@ class KubeletLedger:
             ) from exc
 
     async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
-        kubelet, age_s = self._identity()
+        socket = self._io.socket_file(self._socket)
         try:
             listed = await self._list(resources)
         except LedgerError as exc:
-            raise with_answers(exc, await self._beside()) from exc
+            raise _with_answers(exc, await self._beside()) from exc
         if listed is None:
             return await self._checkpoint()
+        kubelet, age_s = ("", math.inf) if socket is None else (socket.identity, socket.age_s)
         return self._young.complete(kubelet, age_s, listed, await self._beside())
 
     async def _beside(self) -> LedgerContents | None:
@@ -99,15 +120,6 @@ class KubeletLedger:
             return await self._checkpoint()
         return None
 
-    def _identity(self) -> tuple[str, float]:
-        """Which kubelet's socket it is, and for how long it has been there (s). A clock that was set back makes it
-        young, which does no harm."""
-        try:
-            found = os.stat(self._socket)
-        except OSError:
-            return "", math.inf
-        return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}", time.time() - found.st_mtime
-
     # --- PodResources -------------------------------------------------------------------------------------
 
     async def _list(self, resources: Collection[ResourceName]) -> LedgerContents | None:
@@ -115,9 +127,9 @@ class KubeletLedger:
         try:
             with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
                 async with open_unix_channel(
-                    self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S
+                    self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S, dial=self._io.dial
                 ) as channel:
-                    return await list_over(channel, resources)
+                    return await _list_over(channel, resources)
         except trio.TooSlowError as exc:
             raise LedgerError(
                 f"kubelet did not answer PodResources List on {self._socket} within "
@@ -135,10 +147,7 @@ class KubeletLedger:
     # --- the file -----------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> LedgerContents:
-        # In a thread: a disk that hangs must not stop the daemon.
-        return await trio.to_thread.run_sync(
-            self._read_checkpoint, abandon_on_cancel=True, limiter=self._threads
-        )
+        return await self._io.apart(self._read_checkpoint)
 
     def _read_checkpoint(self) -> LedgerContents:
         content = self._read_file()
@@ -149,11 +158,8 @@ class KubeletLedger:
     def _read_file(self) -> bytes | None:
         """None if there is none in a directory that exists."""
         try:
-            with open(self._file, "rb") as file:
-                content = file.read(limits.CHECKPOINT_MAX_BYTES + 1)
+            content = self._io.read_file(self._file, limits.CHECKPOINT_MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError) as exc:
-            if os.path.isdir(self._directory):
-                return None
             raise LedgerError(
                 f"no kubelet answers on {self._socket}, and the directory {self._directory} does not exist: "
                 "is kubelet installed, and is --kubelet-dir its directory?"
@@ -164,12 +170,33 @@ class KubeletLedger:
             if shortage(exc) is not None:
                 raise
             raise LedgerError(f"cannot read {self._file} ({exc.strerror}): look at that disk") from exc
-        if len(content) > limits.CHECKPOINT_MAX_BYTES:
+        if content is not None and len(content) > limits.CHECKPOINT_MAX_BYTES:
             raise LedgerError(
                 f"{self._file} has more than {limits.CHECKPOINT_MAX_BYTES} bytes, so it is not kubelet's ledger: "
                 "is --kubelet-dir kubelet's directory?"
             )
         return content
+
+
+def _io_of_the_node() -> LedgerIo:
+    # Of its own: on a disk that hangs the threads of given-up reads must not keep others' from theirs.
+    threads = trio.CapacityLimiter(2)
+
+    async def in_thread(function: Callable[[], LedgerContents]) -> LedgerContents:
+        """A disk that hangs must not stop the daemon."""
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=threads)
+
+    return LedgerIo(connect_unix, socket_file, _read_file, in_thread)
+
+
+def _read_file(path: str, max_bytes: int) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read(max_bytes)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.isdir(os.path.dirname(path)):
+            return None
+        raise
 
 
 @final
@@ -232,7 +259,7 @@ def _are_from_api(pods: Collection[str]) -> bool:
     return len(pods) > 1 and "-" not in {letters[0] for letters in shared}
 
 
-def with_answers(failure: LedgerError, checkpoint: LedgerContents | None) -> LedgerError:
+def _with_answers(failure: LedgerError, checkpoint: LedgerContents | None) -> LedgerError:
     """List's failure, with what Allocate answered by the file beside it. Who has what is not taken from there: the
     file still names pods that have ended."""
     if checkpoint is None:
@@ -240,7 +267,7 @@ def with_answers(failure: LedgerError, checkpoint: LedgerContents | None) -> Led
     return LedgerError(str(failure), checkpoint.cached, checkpoint.damaged)
 
 
-async def list_over(channel: Channel, resources: Collection[ResourceName] = ()) -> LedgerContents:
+async def _list_over(channel: Channel, resources: Collection[ResourceName] = ()) -> LedgerContents:
     """Calls List over an open channel to kubelet, and asks it for its own list of `resources` if there are any. Raises
     `LedgerError` if kubelet refuses List."""
     try:

@@ -25,7 +25,7 @@ from gpuactors.simulation.kubelet.fake import open_fake_kubelet
 from gpuactors.simulation.kubelet.pods import READMIT_AFTER_S, RELEASE_S
 from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, MemoryTransport, UnixTransport
 from gpuactors.simulation.kubelet.values import Claim, Phase
-from gpuactors.simulation.memory.kubelet import MemoryLedger
+from gpuactors.simulation.memory.kubelet import memory_ledger
 from tests.simulation.kubelet.rig import GPU, Plugin, Rig, all_healthy, registered, rig
 
 UNHEALTHY_AGAIN = (
@@ -432,7 +432,7 @@ def entries(uids: dict[str, str], *, by_name: bool) -> tuple[LedgerEntry, ...]:
 async def test_the_memory_ledger_reads_what_a_real_one_would(autojump_clock: MockClock) -> None:
     plugin = Plugin(first=all_healthy(2))
     async with rig() as r, r.serving(plugin, "sub/p.sock"):
-        ledger = MemoryLedger(memory_of(r))
+        ledger = memory_ledger(memory_of(r))
         assert await ledger.read() == await ledger.read()
         await r.register("sub/p.sock")
         await r.figures(2, 2)
@@ -466,7 +466,7 @@ async def test_what_only_the_file_names_is_believed_for_a_while(autojump_clock: 
         await r.kubelet.stop()
         r.kubelet.force_delete("vm-1")
         await r.kubelet.start()
-        ledger = MemoryLedger(memory_of(r))
+        ledger = memory_ledger(memory_of(r))
         assert len((await ledger.read()).entries) == 1
         await trio.sleep(LEDGER_SETTLE_S)
         assert (await ledger.read()).entries == ()
@@ -476,12 +476,12 @@ async def test_what_only_the_file_names_is_believed_for_a_while(autojump_clock: 
 async def test_reads_fail_and_take_long_when_told_to(autojump_clock: MockClock) -> None:
     transport = MemoryTransport()
     faults = Faults()
-    ledger = MemoryLedger(transport, faults)
+    ledger = memory_ledger(transport, faults)
     assert (await ledger.read()).source == NOTHING_YET
     faults.order(Fault.READ_FAILS)
-    faults.order(Fault.READ_SLOW)
     with pytest.raises(KubeletError, match="told to fail"):
         await ledger.read()
+    faults.order(Fault.READ_SLOW)
     began = trio.current_time()
     await ledger.read()
     assert trio.current_time() - began == pytest.approx(SLOW_S)

@@ -46,7 +46,7 @@ from gpuactors.simulation.kubelet.values import Pod
 from gpuactors.simulation.memory.control import ControlPlace, MemoryControl
 from gpuactors.simulation.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from gpuactors.simulation.memory.journal import MemoryJournal
-from gpuactors.simulation.memory.kubelet import MemoryKubelet, MemoryLedger
+from gpuactors.simulation.memory.kubelet import MemoryKubelet, memory_ledger
 from gpuactors.simulation.memory.served import MemoryServed
 from gpuactors.simulation.neighbours import OtherPlugin
 
@@ -582,7 +582,7 @@ class World:
         return app.Outside(
             host=FaultyReader(reader, self.faults, str(self._root)),
             use=FaultyUse(use, self.faults),
-            ledger=MemoryLedger(self.transport, self.faults, daemon.name),
+            ledger=memory_ledger(self.transport, self.faults, daemon.name),
             open_uevents=daemon.uevents.open,
             kubelet=MemoryKubelet(self.transport, self.faults, daemon.name, lambda: control.hanging),
             control=control,

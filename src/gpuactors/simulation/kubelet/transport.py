@@ -7,6 +7,7 @@ removes every socket that lies directly in its device-plugins directory.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -20,6 +21,7 @@ from typing import Final, Protocol, final
 import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.grpc_trio import ConnectError, SocketFile
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError, decode, encode
 from gpuactors.simulation.kubelet.values import Checkpoint
@@ -206,10 +208,7 @@ class MemoryTransport:
         """As `KubeletTransport.listen_pod_resources`."""
         async with self.listen_at(POD_RESOURCES_SOCKET, KUBELET) as listener:
             self._pod_resources = f"PodResources {next(self._lives)}", trio.current_time()
-            try:
-                yield listener
-            finally:
-                self._pod_resources = None
+            yield listener
 
     def sockets(self) -> LatestReader[SocketsThere]:
         """Who listens in the directory now, and after every change."""
@@ -219,9 +218,12 @@ class MemoryTransport:
         plugins = ((name, at.number) for name, at in self._listening.items() if at.owner != KUBELET)
         self._sockets.set(SocketsThere(self._kubelet, tuple(sorted(plugins))))
 
-    def pod_resources(self) -> tuple[str, float] | None:
-        """Who listens for clients of PodResources, and since when (trio's clock); None if nobody does."""
-        return self._pod_resources
+    def socket_file(self, name: str) -> SocketFile | None:
+        """The PodResources socket, which a dead kubelet leaves behind; of others nobody asks."""
+        if name != POD_RESOURCES_SOCKET or self._pod_resources is None:
+            return None
+        identity, made_at = self._pod_resources
+        return SocketFile(identity, trio.current_time() - made_at)
 
     def listens(self, name: str, listener: trio.abc.Listener[trio.abc.Stream]) -> bool:
         """Whether `listener` is the one that a peer would reach at `name`."""
@@ -294,6 +296,15 @@ class MemoryTransport:
         listener.connect(connection)
         self._open().append(connection)
         return connection.dialler
+
+    async def connect(self, name: str, owner: str) -> trio.abc.Stream:
+        """As `grpc_trio.connect_unix`; raises `ConnectError` for the same reasons."""
+        stream = await self.try_dial(name, owner)
+        if stream is None:
+            left_behind = self.socket_file(name) is not None
+            number = errno.ECONNREFUSED if left_behind else errno.ENOENT
+            raise ConnectError(f"cannot connect to {name}") from OSError(number, os.strerror(number))
+        return stream
 
     def read_checkpoint(self) -> Checkpoint | None:
         """As `KubeletTransport.read_checkpoint`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, final
 
@@ -18,16 +18,15 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.model import Frame, ResourceName
-from gpuactors.grpc_trio import Server, open_channel
+from gpuactors.grpc_trio import ConnectError, Server, SocketFile, open_channel
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.kubelet import is_others, register_over, socket_name
-from gpuactors.kubelet.ledger import NOTHING_YET, YoungKubelet, checkpoint_contents, list_over, with_answers
-from gpuactors.ports import Caller, KubeletError, LedgerContents, LedgerError, Sockets
+from gpuactors.kubelet.ledger import KubeletLedger, LedgerIo
+from gpuactors.ports import Caller, KubeletError, LedgerContents, Sockets
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet.transport import (
     CHECKPOINT_FILE,
     KUBELET_SOCKET,
-    POD_RESOURCES_SOCKET,
     MemoryListener,
     MemoryTransport,
     SocketsThere,
@@ -160,70 +159,57 @@ class MemoryEndpoint:
         await self._server.drain(grace_s)
 
 
+def memory_ledger(
+    transport: MemoryTransport, faults: Faults | None = None, owner: str = _DAEMON
+) -> KubeletLedger:
+    """The daemon's own reader of the ledger, of a fake kubelet on a `MemoryTransport`."""
+    way = _WayToLedger(transport, faults or Faults(), owner)
+    return KubeletLedger("", LedgerIo(way.dial, way.socket_file, way.read_file, way.apart))
+
+
 @final
-class MemoryLedger:
-    """The ledger of a fake kubelet on a `MemoryTransport`, read as `KubeletLedger` reads a real one. Implements
-    `ports.LedgerReader`."""
+class _WayToLedger:
+    """What a `KubeletLedger` reaches in memory, and what goes wrong on the way."""
 
-    def __init__(
-        self, transport: MemoryTransport, faults: Faults | None = None, owner: str = _DAEMON
-    ) -> None:
+    def __init__(self, transport: MemoryTransport, faults: Faults, owner: str) -> None:
         self._transport = transport
-        self._faults = faults or Faults()
+        self._faults = faults
         self._owner = owner
-        self._young = YoungKubelet()
 
-    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """As `ports.LedgerReader.read`."""
+    def socket_file(self, path: str) -> SocketFile | None:
+        """The first thing in a read."""
         self._faults.crash(Fault.LEDGER_CRASHES)
-        if self._faults.lasts(Fault.NO_DESCRIPTORS):
-            raise LedgerError(f"cannot ask kubelet for its ledger: {os.strerror(errno.EMFILE)}")
+        return self._transport.socket_file(path)
+
+    async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
+        """As `connect_unix`."""
+        self._need_descriptor()
         if self._faults.strikes(Fault.READ_FAILS):
-            raise with_answers(LedgerError("the read of kubelet's ledger was told to fail"), self._beside())
-        contents = await self._read(resources)
-        if self._faults.strikes(Fault.READ_SLOW):  # it was read at once, and is told later
+            raise ConnectError(f"dialling {path} was told to fail")
+        stream = await self._transport.connect(path, self._owner)
+        if self._faults.strikes(Fault.READ_MALFORMED):
+            await stream.aclose()
+            return _Nonsense()
+        return stream
+
+    def read_file(self, path: str, max_bytes: int) -> bytes | None:
+        """As `LedgerIo.read_file`; there is no other file."""
+        assert path == f"device-plugins/{CHECKPOINT_FILE}", path
+        self._need_descriptor()
+        content = self._transport.checkpoint_file()
+        return None if content is None else content[:max_bytes]
+
+    async def apart(self, function: Callable[[], LedgerContents]) -> LedgerContents:
+        """The last thing in a read: a slow one has read at once and answers later, out of date."""
+        await trio.lowlevel.checkpoint()
+        contents = function()
+        if self._faults.strikes(Fault.READ_SLOW):
             await trio.sleep(SLOW_S)
         return contents
 
-    async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
-        found = self._transport.pod_resources()
-        if found is None:
-            await trio.lowlevel.checkpoint()
-            return self._checkpoint()
-        kubelet, since = found
-        try:
-            listed = await self._list(resources)
-        except LedgerError as exc:
-            raise with_answers(exc, self._beside()) from exc
-        return self._young.complete(kubelet, trio.current_time() - since, listed, self._beside())
-
-    async def _list(self, resources: Collection[ResourceName]) -> LedgerContents:
-        try:
-            with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
-                async with open_channel(await self._dial()) as channel:
-                    return await list_over(channel, resources)
-        except LedgerError:
-            raise
-        except Exception as exc:  # kubelet stops just now
-            raise LedgerError(f"kubelet did not answer PodResources List: {exc!r}") from exc
-
-    async def _dial(self) -> trio.abc.Stream:
-        if self._faults.strikes(Fault.READ_MALFORMED):
-            return _Nonsense()
-        return await self._transport.dial(POD_RESOURCES_SOCKET, self._owner)
-
-    def _beside(self) -> LedgerContents | None:
-        """The file beside List. One that cannot be read says nothing then."""
-        try:
-            return self._checkpoint()
-        except LedgerError:
-            return None
-
-    def _checkpoint(self) -> LedgerContents:
-        content = self._transport.checkpoint_file()
-        if content is None:
-            return LedgerContents(NOTHING_YET, (), (), cached=())
-        return checkpoint_contents(content, CHECKPOINT_FILE)
+    def _need_descriptor(self) -> None:
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 class _Nonsense(trio.abc.Stream):

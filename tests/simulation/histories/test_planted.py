@@ -11,11 +11,13 @@ import trio
 
 from gpuactors.core import allocation, calls, frames
 from gpuactors.core.assessment import assess
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.owner import Given
 from gpuactors.core.assessment.ownership import Ownership
 from gpuactors.core.assessment.status import Blocker, DeviceStatus
-from gpuactors.core.effects import Grant
+from gpuactors.core.effects import Grant, Refusal, Refused
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, DeviceId, Health, Observed, PciAddress, ResourceName
+from gpuactors.core.model import Advertised, DeviceId, Health, Observed, PciAddress, Pod, ResourceName
 from gpuactors.core.state import NodeState
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.frame_messages import FrameMessages
@@ -26,7 +28,7 @@ from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.events import KINDS
 from gpuactors.simulation.histories.found import known
 from gpuactors.simulation.histories.play import Played, play, play_chosen
-from gpuactors.simulation.histories.refusals import without_cause
+from gpuactors.simulation.histories.refusals import failed_for_nothing
 from gpuactors.simulation.histories.script import Step
 from gpuactors.simulation.histories.shrink import shrink
 from gpuactors.simulation.histories.world import World
@@ -222,36 +224,55 @@ def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch)
     assert failure.check == "the daemon does not rest"
 
 
+VM, OLDER, BY_UID = (
+    Given(ResourceName("nvidia.com/H100"), DeviceId("0000:01:00.0"), pod)
+    for pod in (Pod("default", "vm-1", ""), Pod("default", "older-1", ""), Pod("", "", "0b0f"))
+)
+OLDER_PLUGIN = "an older plugin has given a card away"
+
+
+@pytest.mark.parametrize(
+    ("causes", "owners", "happened", "for_nothing"),
+    [
+        ((Cause.UNREADABLE,), (), ["kubelet stops"], True),
+        ((Cause.UNREADABLE,), (), ["looks fail"], False),
+        ((Cause.HELD_BY_OTHER,), (), ["a stranger opens a card"], False),
+        ((Cause.GONE,), (), ["unplug"], False),
+        ((Cause.GONE, Cause.ALLOCATED), (VM,), ["unplug"], False),
+        ((Cause.ALLOCATED,), (VM,), ["unplug"], True),
+        ((Cause.ALLOCATED,), (OLDER,), [OLDER_PLUGIN], True),
+        ((Cause.ALLOCATED,), (OLDER,), [OLDER_PLUGIN, "reads of the ledger fail"], False),
+        ((Cause.ALLOCATED,), (BY_UID,), [OLDER_PLUGIN, "reads of the ledger fail"], False),
+        ((Cause.ALLOCATED,), (VM,), [OLDER_PLUGIN, "reads of the ledger fail"], True),
+        ((Cause.SET_ASIDE,), (), ["unplug", "kubelet stops"], True),
+    ],
+)
+def test_a_refused_pod_needs_a_cause(
+    causes: tuple[Cause, ...], owners: tuple[Given, ...], happened: list[str], for_nothing: bool
+) -> None:
+    refused = Refused(Refusal.FAILED_PRECONDITION, "whatever is said", causes, owners)
+    assert failed_for_nothing("whatever kubelet says", refused, happened) is for_nothing
+
+
 @pytest.mark.parametrize(
     ("message", "happened", "for_nothing"),
     [
         ("code = Canceled desc = closing", [], True),
         ("code = Canceled desc = closing", ["a stream is lost"], False),
-        ("0000:01:00.0: the look was told to fail", ["kubelet stops"], True),
-        (
-            "0000:01:00.0: IOMMU group 1 is held by process 90000 (python3)",
-            ["a stranger opens a card"],
-            False,
-        ),
-        ("0000:01:00.0: the PCI function is gone from this node", ["unplug"], False),
-        ("0000:01:00.0: allocated to pod default/vm-1", ["unplug"], True),
         ("something that nobody has ever seen", ["unplug", "kubelet stops"], True),
-        ("0000:01:00.0: allocated to pod default/older-1", ["an older plugin has given a card away"], True),
-        (
-            "0000:01:00.0: allocated to pod default/older-1",
-            ["an older plugin has given a card away", "reads of the ledger fail"],
-            False,
-        ),
-        ("0000:01:00.0: allocated to pod default/vm-1", ["reads of the ledger fail"], True),
+        ("code = FailedPrecondition desc = the PCI function is gone", ["unplug"], True),
     ],
 )
-def test_a_failed_pod_needs_a_cause(message: str, happened: list[str], for_nothing: bool) -> None:
-    assert without_cause(message, happened) is for_nothing
+def test_a_pod_that_no_daemon_refused_needs_a_cause(
+    message: str, happened: list[str], for_nothing: bool
+) -> None:
+    assert failed_for_nothing(message, None, happened) is for_nothing
 
 
 def test_every_cause_is_a_kind_of_event() -> None:
-    assert {kind for _, causes in refusals._CAUSES for kind in causes} <= KINDS.keys()
-    assert {k for _, kind, others in refusals._TOGETHER for k in (kind, *others)} <= KINDS.keys()
+    assert {kind for kinds in refusals._EVENTS.values() for kind in kinds} <= KINDS.keys()
+    assert {kind for _, kinds in refusals._KUBELETS for kind in kinds} <= KINDS.keys()
+    assert {refusals._OLDER, *refusals.UNREAD} <= KINDS.keys()
 
 
 def test_a_loop_in_which_no_time_passes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

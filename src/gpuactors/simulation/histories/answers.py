@@ -20,6 +20,8 @@ from gpuactors.ports import Step
 from gpuactors.simulation.histories.refusals import UNREAD
 from gpuactors.simulation.histories.truth import given_by_us, others_cards
 from gpuactors.simulation.histories.world import World
+from gpuactors.simulation.kubelet.values import Phase
+from gpuactors.simulation.kubelet.values import Pod as FailedPod
 
 FRESH_S: Final = 0.1
 """A ledger as old as this is fresh enough."""
@@ -50,6 +52,10 @@ class Answers:
         self._asked: dict[tuple[str, Token], _Asked] = {}
         self._seen: dict[str, float] = {}
         """Cards that others have, and since when they were seen to."""
+        self._refusals: dict[tuple[str, frozenset[str]], Refused] = {}
+        """The last answer to an Allocate of these devices of that resource, if it was refused."""
+        self._failed: dict[str, Refused | None] = {}
+        """By the UID of a pod that failed: the answer to its Allocate, None if that was not refused."""
         self.problems: list[tuple[str, str]] = []
 
     def look(self) -> None:
@@ -61,6 +67,14 @@ class Answers:
         for asked in self._asked.values():
             asked.taken &= self._seen.keys()
             asked.free &= self._unowned(asked.call)
+        for pod in self._world.kubelet.view.pods.values():
+            if pod.phase is Phase.FAILED and pod.uid not in self._failed:
+                call = pod.requests[0][0] if pod.requests else "", frozenset(pod.asked_for)
+                self._failed[pod.uid] = self._refusals.get(call)
+
+    def refusal_of(self, pod: FailedPod) -> Refused | None:
+        """What a daemon answered to the Allocate of a pod that failed; None if it did not refuse that."""
+        return self._failed.get(pod.uid)
 
     def stepped(self, daemon: str, step: Step) -> None:
         """A daemon's core took an event."""
@@ -72,7 +86,15 @@ class Answers:
             self._asked[daemon, call.token] = _Asked(call, taken, self._unowned(call), self._better(call))
         for effect in step.effects:
             if isinstance(effect, Reply) and (asked := self._asked.pop((daemon, effect.token), None)):
+                self._note(asked.call, effect)
                 self._answered(asked, effect)
+
+    def _note(self, call: AllocateAsked, reply: Reply) -> None:
+        key = call.resource, frozenset(i for request in call.requests for i in request)
+        if isinstance(reply.answer, Refused):
+            self._refusals[key] = reply.answer
+        else:
+            self._refusals.pop(key, None)
 
     def _answered(self, asked: _Asked, reply: Reply) -> None:
         if any(kind in self._world.counts for kind in UNREAD) or not self._world.kubelet.knows_pods:

@@ -21,7 +21,7 @@ from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.answers import Answers
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
-from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, UNREAD, without_cause
+from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, UNREAD, failed_for_nothing
 from gpuactors.simulation.histories.truth import (
     HEALTHY,
     NOT_OFFERED,
@@ -257,7 +257,7 @@ class Safety:
             raise ViolationError(*self._answers.problems[0])
         _check_swap(world)
         _check_owner(world)
-        _check_failed(world)
+        _check_failed(world, self._answers)
         if not second:
             self._check_listed(view)
             if time_passed:
@@ -344,12 +344,15 @@ def _check_swap(world: World) -> None:
             )
 
 
-def _check_failed(world: World) -> None:
+def _check_failed(world: World, answers: Answers) -> None:
     guests = ("somebody else gives up an Allocate", "somebody else allocates nonsense")
     if world.cut_off and not any(kind in world.counts for kind in (*CUTS_CALLS_OFF, *guests)):
         raise ViolationError("a call in flight was cut off", world.cut_off[0])
     for pod in world.kubelet.view.pods.values():
-        if pod.phase is Phase.FAILED and without_cause(pod.message, world.counts):
+        if pod.phase is not Phase.FAILED:
+            continue
+        refused = answers.refusal_of(pod)
+        if failed_for_nothing(pod.message, refused, world.counts):
             raise ViolationError("a pod failed for nothing", f"{pod.name}: {pod.message}")
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from gpuactors.core.selector import parse_selector
 from gpuactors.simulation.histories.kinds import Flag, Kind, always, card_of, detail_of
 from gpuactors.simulation.histories.truth import given_by_us
-from gpuactors.simulation.histories.world import CARDS, MODEL, SECOND, SELECTORS, World
+from gpuactors.simulation.histories.world import CARDS, MODEL, OLDER_POD, SECOND, SELECTORS, World
 from gpuactors.simulation.kubelet.values import Phase
 
 NARROWED: Final = tuple(
@@ -73,7 +73,7 @@ def _older(world: World, slot: int) -> None:
     world.older[resource, str(group)] = world.address(slot)
     world.disturbed.add(str(group))  # it may be a card that our daemon is not to look after
     nodes = (f"/dev/vfio/{group}",) if detail_of(slot) % 2 else ()
-    world.kubelet.adopt(f"older-{world.others}", {resource: (str(group),)}, nodes=nodes)
+    world.kubelet.adopt(f"{OLDER_POD}{world.others}", {resource: (str(group),)}, nodes=nodes)
 
 
 def _comes_back_elsewhere(world: World, slot: int) -> None:

@@ -7,10 +7,14 @@ without a cause is a fault even if all books are right, and a daemon that is tol
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Final
 
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.effects import Refused
+from gpuactors.core.model import Pod
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
+from gpuactors.simulation.histories.world import OLDER_POD
 
 CUTS_CALLS_OFF: Final = (
     "a daemon crashes",
@@ -73,50 +77,65 @@ _CHANGED: Final = (
     "our resource has an odd ID",
 )
 
-_CAUSES: Final = (
-    (r"was told to fail", ("looks fail",)),
-    (r"Too many open files|did not tell its ledger", ("descriptors run out", "the clock jumps")),
-    (r"did not end in time|sysfs did not answer", ("a look hangs", "the clock jumps")),
-    (
-        r"could not be found out in time who uses",
-        ("polls can look at nothing", "the clock jumps", "descriptors run out"),
-    ),
+_IN_USE: Final = (*_HELD, *_OTHERS, "plug a second card into the group", "mates are released together")
+
+_EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
+    Cause.ALLOCATED: _OTHERS,
+    Cause.CLAIMED_ELSEWHERE: _OTHERS,
+    Cause.GROUP_IN_USE: _IN_USE,
+    Cause.ORPHANED: _IN_USE,
+    Cause.HELD_BY_OTHER: _IN_USE,
+    Cause.HOLDER_UNKNOWN: _IN_USE,
+    Cause.UNREADABLE: (*_CHANGED, "looks fail", "a look hangs", "the clock jumps", "descriptors run out"),
+    Cause.UNBINDING: _CHANGED,
+    Cause.NOT_BOUND: _CHANGED,
+    Cause.NOT_SELECTED: _CHANGED,
+    Cause.NO_IOMMU_GROUP: _CHANGED,
+    Cause.GROUP_NOT_VIABLE: _CHANGED,
+    Cause.NODE_MISSING: _CHANGED,
+    Cause.USE_UNREADABLE: (*_CHANGED, "polls can look at nothing", "descriptors run out"),
+    Cause.GONE: _CHANGED,
+    Cause.REPLACED_BY_ANOTHER: _CHANGED,
+    Cause.UNKNOWN_ID: _CHANGED,
+    Cause.GROUP_CHANGED: _CHANGED,
+    Cause.SHORTAGE: ("descriptors run out", "the clock jumps"),
+    Cause.INSPECTION_LATE: ("a look hangs", "the clock jumps"),
+    Cause.USE_LATE: ("polls can look at nothing", "the clock jumps", "descriptors run out"),
+    Cause.LEDGER_LATE: ("descriptors run out", "the clock jumps"),
+    Cause.NOT_SERVING: _STOPS,
+}
+"""What can lead to a refusal with that cause. One that is not in here no event can lead to."""
+
+_KUBELETS: Final = (
     (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
-    (r"its unbind or unplug waits", _CHANGED),
-    (r"no selector chooses it", _CHANGED),
     (r"Device or resource busy", (*SECOND_PLUGIN, "the node reboots")),
-    (
-        r"IOMMU group \d+ is (still )?(held|in use)",
-        (*_HELD, *_OTHERS, "plug a second card into the group", "mates are released together"),
-    ),
-    (r"in use by the claim|allocated to pod", _OTHERS),
-    (
-        r"is gone from this node|bound to|is not viable|another device is there|cannot be read|does not exist"
-        r"|no such device|in no IOMMU group|changed from|No such file",
-        _CHANGED,
-    ),
+    (r"No such file", _CHANGED),
     (
         r"no healthy devices present|Available: \d+|no longer healthy|unregistered device",
         (*_STOPS, *_HELD, *_CHANGED, *_OTHERS),
     ),
 )
+"""What no daemon refused: kubelet's and the container runtime's own words, which are all that they give."""
 
-_TOGETHER: Final = (
-    # Until it has read the ledger once, a daemon cannot know of a pod that was there before it: what kubelet has by
-    # another ID, and nobody has open yet, is offered, and refused as soon as the ledger can be read. From kubelet's
-    # file only the UID of that pod is known, which may have ended since: List alone would say so.
-    (r"allocated to pod (\S+/older-\d+\b|with UID )", "an older plugin has given a card away", UNREAD),
-)
-"""Events of which one alone is no cause: it takes one of the others as well."""
+_OLDER: Final = "an older plugin has given a card away"
 
 
-def without_cause(message: str, happened: Container[str]) -> bool:
-    """Whether a pod that failed with this message failed for nothing: none of the events that can lead to it has
-    happened."""
-    for pattern, kind, others in _TOGETHER:
-        if kind in happened and any(other in happened for other in others) and re.search(pattern, message):
-            return False
-    for pattern, causes in _CAUSES:
-        if re.search(pattern, message):
-            return not any(kind in happened for kind in causes)
-    return True
+def failed_for_nothing(message: str, refused: Refused | None, happened: Container[str]) -> bool:
+    """Whether a pod that failed did so for nothing: none of the events that can lead to it has happened.
+
+    `refused` is what a daemon answered to its Allocate, None if it did not refuse that.
+    """
+    if refused is not None:
+        kinds = {kind for cause in refused.causes for kind in _EVENTS.get(cause, ())}
+        return not (any(kind in happened for kind in kinds) or _is_unknowable(refused, happened))
+    kinds = {kind for pattern, events in _KUBELETS if re.search(pattern, message) for kind in events}
+    return not any(kind in happened for kind in kinds)
+
+
+def _is_unknowable(refused: Refused, happened: Container[str]) -> bool:
+    """Until it has read the ledger once, a daemon cannot know of a pod that was there before it: what kubelet has by
+    another ID, and nobody has open yet, is offered, and refused as soon as the ledger can be read. From kubelet's file
+    only the UID of that pod is known, which may have ended since: List alone would say so."""
+    pods = [given.to for given in refused.owners if isinstance(given.to, Pod)]
+    older = any(not pod.name or pod.name.startswith(OLDER_POD) for pod in pods)
+    return older and _OLDER in happened and any(kind in happened for kind in UNREAD)

@@ -51,6 +51,9 @@ from gpuactors.simulation.memory.served import MemoryServed
 from gpuactors.simulation.neighbours import OtherPlugin
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
+OLDER_POD: Final = "older-"
+"""How the names begin of pods that an older plugin has given a card to."""
+
 RESYNC_S: Final = 300.0
 """Longer than the books may take to settle, so that what the event path missed is not mended by a scan."""
 
@@ -437,7 +440,7 @@ class World:
 
     def end_older(self) -> None:
         """The pods of older plugins are gone."""
-        for name in [n for n in self.kubelet.view.pods if n.startswith("older-")]:
+        for name in [n for n in self.kubelet.view.pods if n.startswith(OLDER_POD)]:
             self.kubelet.force_delete(name, dies_after_s=0.0)
         self.resolved.clear()
 

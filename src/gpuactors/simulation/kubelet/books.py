@@ -264,11 +264,13 @@ class KubeletBooks:
         """The pod's container runs."""
         self._set(name, Phase.RUNNING, "")
 
-    def failed(self, name: str, why: str) -> None:
-        """The pod is not admitted, for good. Kubelet never tries again; what it had picked is free."""
-        self._set(
+    def failed(self, name: str, why: str, asked_for: tuple[str, ...] = ()) -> None:
+        """The pod is not admitted, for good. Kubelet never tries again; what it had picked is free. `asked_for` are the
+        devices of the Allocate that failed, if it was one."""
+        pod = self._set(
             name, Phase.FAILED, f"UnexpectedAdmissionError: Allocate failed due to {why}, which is unexpected"
         )
+        self._pods[name] = replace(pod, asked_for=asked_for)
 
     def ended(self, name: str, why: str | None) -> None:
         """The pod's container has ended by itself, with an error if there is a reason; it is not started again."""

@@ -97,7 +97,7 @@ class PodWorker:
                     await self._give(pod, resource, size)
         except AdmissionError as error:
             if self._books.is_wanted(pod):
-                self._books.failed(pod.name, str(error))
+                self._books.failed(pod.name, str(error), error.asked_for)
         if self._books.is_wanted(pod):
             self._books.admitted(pod.name)
             self._nursery.start_soon(self._start_container, pod)
@@ -110,12 +110,13 @@ class PodWorker:
         choice = self._books.choose(pod.name, resource, size)
         if choice is None:
             return
+        devices: tuple[str, ...] = ()
         try:
             preferred = await self._plugins.preferred(choice.endpoint, resource, choice.available, size)
             devices = self._books.take(choice, preferred)
             await self._allocate(choice, devices)
         except PluginCallError as error:
-            raise AdmissionError(str(error)) from None
+            raise AdmissionError(str(error), devices) from None
 
     async def _allocate(self, choice: Choice, devices: tuple[str, ...]) -> None:
         committed = False

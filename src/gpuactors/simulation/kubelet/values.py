@@ -13,6 +13,11 @@ from enum import StrEnum
 class AdmissionError(Exception):
     """Kubelet does not admit the pod; the text is kubelet's own."""
 
+    def __init__(self, text: str, asked_for: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.asked_for = asked_for
+        """The devices of the Allocate that failed; none if there was none."""
+
 
 class KubeletPanicError(Exception):
     """Here kubelet 1.36 dereferences a nil pointer and its process ends."""
@@ -62,6 +67,8 @@ class Pod:
     """A pod that is made anew under the same name has another one."""
     namespace: str = "default"
     claims: tuple[Claim, ...] = ()
+    asked_for: tuple[str, ...] = ()
+    """The devices of the Allocate that failed it, which its message does not name; none if none did."""
 
 
 @dataclass(frozen=True, slots=True)

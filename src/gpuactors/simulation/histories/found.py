@@ -238,6 +238,10 @@ FOUND: Final[dict[str, Script]] = {
         "ids that could not be read can be read in the middle of an unbind": (
             "pods come in a burst+0.3; an attribute turns unreadable@2; a successor starts; unplug@2+0.001"
         ),
+        "an older ID of a group with two cards, of which kubelet's file still gives one to a pod that has ended": (
+            "mates are released together; a daemon crashes; a pod ends+0.3; "
+            "an older plugin has given a card away@2; mates are released together@2"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

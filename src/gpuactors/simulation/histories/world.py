@@ -415,7 +415,8 @@ class World:
     # --- older IDs ------------------------------------------------------------------------------------------
 
     def note_resolved(self) -> None:
-        """Which daemons know what an older ID means."""
+        """Which daemons know what an older ID means. Of two GPUs of that group it may be either, and the one that an
+        ended pod has in kubelet's file is taken for the less likely one."""
         for (resource, device), card in self.older.items():
             for daemon in self.daemons:
                 if daemon.handle is None:
@@ -425,9 +426,18 @@ class World:
                 group = fact.function.iommu_group if fact is not None and fact.function is not None else None
                 if (
                     str(group) == device
+                    and self._is_alone(card)
                     and (ResourceName(resource), DeviceId(device)) in state.ledger.entries
                 ):
                     self.resolved.setdefault((resource, device), set()).add(daemon.name)
+
+    def _is_alone(self, card: str) -> bool:
+        """No other GPU is in the card's group."""
+        spec = self.tree.functions.get(card)
+        if spec is None or spec.group is None:
+            return False
+        members = (self.tree.functions[a] for a in self.tree.group_members(spec.group))
+        return sum(member.class_code == GPU_CLASS for member in members) == 1
 
     def is_sure(self, resource: str, device: str) -> bool:
         """The daemon that serves can know which card an older ID means."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS
+from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS, Cause
 from gpuactors.core.effects import Effect, Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
@@ -382,9 +382,7 @@ def _check_refusal(outside: Outside, slot: int, refused: Refused) -> None:
     others = outside.disputed or outside.owners(slot)
     late = refused.status is Refusal.UNAVAILABLE  # the files could not be read in time
     late = late or not outside.readable  # nor the ledger: what it said last decides
-    late = late or (
-        outside.moved and "its IOMMU group changed" in refused.reason
-    )  # under the call: ask again
+    late = late or (outside.moved and Cause.GROUP_CHANGED in refused.causes)  # under the call: ask again
     if outside.bound[slot] and not (others or outside.uevents or late):
         raise WrongError(f"device {slot} could be had, and is refused: {refused.reason}")
 
@@ -567,7 +565,7 @@ def settled(node: Node) -> Node:
 def check_settled(node: Node) -> None:
     """When it is quiet, each device is what a naive reading of the world says."""
     o = node.outside
-    frame = {a.id: (str(a.health), a.reason) for a in node.state.frames.get(H100, ())}
+    frame = {a.id: (str(a.health), a.cause) for a in node.state.frames.get(H100, ())}
     if o.admitting is not None:
         raise WrongError("Allocate was never answered")
     if _is_lost(node):
@@ -589,27 +587,29 @@ def check_settled(node: Node) -> None:
                 f"device {slot} should be {wanted or 'not listed'}, and is {said or 'not listed'}"
             )
         if wanted == "Unhealthy" and given is None and said is not None:
-            _check_words(o, slot, said[1])
-            if slot in o.waiting and not o.silent and "its unbind or unplug waits" not in said[1]:
-                raise WrongError(f"device {slot} waits to be let go, and the reason is: {said[1]}")
+            _check_ownership(node, slot)
+            if slot in o.waiting and not o.silent and said[1] is not Cause.UNBINDING:
+                raise WrongError(f"device {slot} waits to be let go, and the cause is {said[1]}")
         if given is not None and o.bound[slot] and holder is None and not _is_elsewhere(o, slot):
             raise WrongError(
                 f"nobody holds device {slot}, and the virtual machine of {given} was not let start"
             )
 
 
-def _check_words(outside: Outside, slot: int, reason: str) -> None:
+def _check_ownership(node: Node, slot: int) -> None:
     """A stranger is called one, and a process of a pod that is gone by that pod. Of a pod that this daemon never heard
     of it cannot know the name."""
+    outside = node.outside
     holder = outside.holder(slot)
     if holder is None or outside.owners(slot) or not outside.names:
         return
-    gone, strange = "gone from kubelet's books", "kubelet has given it to no pod"
+    gone, strange = Cause.ORPHANED, Cause.HELD_BY_OTHER
     # Nor can it know that a process which was there before another plugin's pod was not that pod's.
     unheard_of = outside.crowded or (holder != STRANGER and holder not in outside.known)
     fitting = (gone, strange) if unheard_of else (strange,) if holder == STRANGER else (gone,)
-    if not any(words in reason for words in fitting):
-        raise WrongError(f"device {slot} is held by {holder}, and the reason is: {reason}")
+    ownership = node.state.assessments.of[ADDRESSES[slot]].ownership
+    if ownership.cause not in fitting:
+        raise WrongError(f"device {slot} is held by {holder}, and said to be {ownership}")
 
 
 # --- every order --------------------------------------------------------------------------------------------

@@ -67,6 +67,9 @@ def listed(core: Core, device: str = A) -> set[Cause]:
     (entry,) = (a for a in core.state.frames[H100] if a.id == device)
     assert MEANINGS[entry.cause].health in (entry.health, AS_BEFORE)
     assert entry.cause in {change.cause for change in core.state.history[entry.address]}
+    lines = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.changed"]
+    told = [fields["cause"] for fields in lines if (fields["device"], fields["resource"]) == (device, H100)]
+    assert told[-1] == str(entry.cause), "and the log has it"
     return {entry.cause, *(r.cause for r in report(core.state) if (r.id, r.resource) == (device, H100))}
 
 

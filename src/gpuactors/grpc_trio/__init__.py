@@ -8,6 +8,8 @@ from .client import Channel, open_channel, open_unix_channel
 from .server import Server
 from .service import TrioService
 from .unix import (
+    Bind,
+    BoundListener,
     ConnectError,
     Dial,
     NotASocketError,
@@ -25,6 +27,8 @@ from .unix import (
 )
 
 __all__ = [
+    "Bind",
+    "BoundListener",
     "Channel",
     "ConnectError",
     "Dial",

@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import time
+from abc import abstractmethod
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +56,15 @@ class ConnectError(SocketError):
     """Nobody answers at the path."""
 
 
-class UnixListener(trio.abc.Listener[trio.SocketStream]):
+class BoundListener(trio.abc.Listener[trio.abc.Stream]):
+    """Listens at a path."""
+
+    @abstractmethod
+    def still_there(self) -> bool:
+        """Whether who dials the path comes here. Kubelet removes every socket of its directory when it starts."""
+
+
+class UnixListener(BoundListener):
     """A listening socket and the file that stands for it. Made by `bind_unix`."""
 
     def __init__(self, path: str, listener: trio.SocketListener, inode_id: tuple[int, int]) -> None:
@@ -66,7 +75,7 @@ class UnixListener(trio.abc.Listener[trio.SocketStream]):
         self._closed = False
 
     def still_there(self) -> bool:
-        """Is the file at the path ours? Kubelet removes every socket of its directory when it starts."""
+        """As `BoundListener.still_there`: the file at the path is ours."""
         return not self._closed and _inode_id(self.path) == self.inode_id
 
     async def accept(self) -> trio.SocketStream:
@@ -96,6 +105,12 @@ class SocketFile:
     """Which one it is: a socket made anew has another, even with the same inode."""
     age_s: float
     """For how long it has been there. A clock that was set back makes it young."""
+
+
+class Bind(Protocol):
+    """As `bind_unix`."""
+
+    def __call__(self, path: str, *, mode: int = ..., evict: Collection[Owner] = ...) -> BoundListener: ...
 
 
 class Dial(Protocol):

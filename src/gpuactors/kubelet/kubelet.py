@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, final
 
 import trio
@@ -23,13 +23,17 @@ from gpuactors.core.model import Frame, ResourceName
 from gpuactors.core.quote import quoted
 from gpuactors.core.text import encodable
 from gpuactors.grpc_trio import (
+    Bind,
+    BoundListener,
     Channel,
+    Dial,
     Owner,
     Server,
     SocketError,
-    UnixListener,
     bind_unix,
+    connect_unix,
     open_unix_channel,
+    socket_file,
 )
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.ledger import CHECKPOINT
@@ -54,6 +58,16 @@ _CHANGES: Final = (
 _DIRECTORY_LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT
 
 
+@dataclass(frozen=True, slots=True)
+class KubeletIo:
+    """How kubelet and its directory are reached: the node's, or a simulation's."""
+
+    dial: Dial
+    bind: Bind
+    sockets: Callable[[], AbstractAsyncContextManager[AsyncIterator[Sockets]]]
+    """As `ports.Kubelet.sockets`."""
+
+
 @final
 class UnixKubelet:
     """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet).
@@ -61,10 +75,16 @@ class UnixKubelet:
     `hanging`: owners whose sockets may be replaced although they live, see `control.unix`.
     """
 
-    def __init__(self, kubelet_dir: str, hanging: LatestReader[frozenset[Owner]] | None = None) -> None:
+    def __init__(
+        self,
+        kubelet_dir: str,
+        hanging: LatestReader[frozenset[Owner]] | None = None,
+        io: KubeletIo | None = None,
+    ) -> None:
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._socket = os.path.join(self._directory, _KUBELET)
         self._hanging = hanging
+        self._io = io or KubeletIo(connect_unix, bind_unix, SocketsWatch(self._directory).open)
 
     @property
     def absence(self) -> str:
@@ -73,8 +93,60 @@ class UnixKubelet:
             "is kubelet running, and is --kubelet-dir its directory?"
         )
 
+    def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
+        """As `ports.Kubelet.sockets`."""
+        return self._io.sockets()
+
     @asynccontextmanager
-    async def sockets(self) -> AsyncIterator[AsyncIterator[Sockets]]:
+    async def serve(
+        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
+    ) -> AsyncIterator[UnixEndpoint]:
+        """The socket lies directly in kubelet's directory, where operators look for it."""
+        name = socket_name(resource, self._directory)
+        evict = self._hanging.value if self._hanging is not None else frozenset[Owner]()
+        try:
+            listener = self._io.bind(os.path.join(self._directory, name), evict=evict)
+        except (SocketError, OSError) as exc:
+            raise KubeletError(_short_of(f"the socket {name} cannot be made", exc) or str(exc)) from exc
+        server = Server(
+            [DevicePluginService(resource, frames, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.serve, listener)
+            yield UnixEndpoint(name, listener, server)
+            nursery.cancel_scope.cancel()
+
+    async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
+        """Kubelet dials the endpoint and asks for its options before it answers."""
+        try:
+            with trio.fail_after(limits.REGISTER_DEADLINE_S):
+                async with open_unix_channel(
+                    self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S, dial=self._io.dial
+                ) as channel:
+                    await _register_over(channel, resource, endpoint, pre_start=pre_start)
+        except GRPCError as exc:
+            raise KubeletError(
+                f"kubelet refused to register {resource}: {exc.status.name}: {quoted(exc.message or '')}"
+            ) from exc
+        except trio.TooSlowError as exc:
+            raise KubeletError(
+                f"kubelet did not answer Register on {self._socket} within {limits.REGISTER_DEADLINE_S:.0f} s"
+            ) from exc
+        except Exception as exc:
+            problem = f"cannot reach kubelet at {self._socket}"
+            raise KubeletError(_short_of(problem, exc) or f"{problem}: {_cause(exc)}") from exc
+
+
+@final
+class SocketsWatch:
+    """The sockets in kubelet's directory on the node, by inotify."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._socket = os.path.join(directory, _KUBELET)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[AsyncIterator[Sockets]]:
         """The directory is an ordinary one, made by a program and not by the kernel, so inotify does see it. Where
         inotify cannot be had (fs.inotify.max_user_instances is used up), the directory is looked at periodically."""
         watched = self._directory_id()
@@ -172,51 +244,12 @@ class UnixKubelet:
         """Which socket kubelet.sock is now: a restarted kubelet makes a new one, perhaps with the same inode."""
         return _socket_identity(self._socket)
 
-    @asynccontextmanager
-    async def serve(
-        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
-    ) -> AsyncIterator[UnixEndpoint]:
-        """The socket lies directly in kubelet's directory, where operators look for it."""
-        name = socket_name(resource, self._directory)
-        evict = self._hanging.value if self._hanging is not None else frozenset[Owner]()
-        try:
-            listener = bind_unix(os.path.join(self._directory, name), evict=evict)
-        except (SocketError, OSError) as exc:
-            raise KubeletError(_short_of(f"the socket {name} cannot be made", exc) or str(exc)) from exc
-        server = Server(
-            [DevicePluginService(resource, frames, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
-        )
-        async with trio.open_nursery() as nursery:
-            await nursery.start(server.serve, listener)
-            yield UnixEndpoint(name, listener, server)
-            nursery.cancel_scope.cancel()
-
-    async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
-        """Kubelet dials the endpoint and asks for its options before it answers."""
-        try:
-            with trio.fail_after(limits.REGISTER_DEADLINE_S):
-                async with open_unix_channel(
-                    self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S
-                ) as channel:
-                    await register_over(channel, resource, endpoint, pre_start=pre_start)
-        except GRPCError as exc:
-            raise KubeletError(
-                f"kubelet refused to register {resource}: {exc.status.name}: {quoted(exc.message or '')}"
-            ) from exc
-        except trio.TooSlowError as exc:
-            raise KubeletError(
-                f"kubelet did not answer Register on {self._socket} within {limits.REGISTER_DEADLINE_S:.0f} s"
-            ) from exc
-        except Exception as exc:
-            problem = f"cannot reach kubelet at {self._socket}"
-            raise KubeletError(_short_of(problem, exc) or f"{problem}: {_cause(exc)}") from exc
-
 
 @final
 class UnixEndpoint:
     """Our side of one resource's socket. Implements `ports.Endpoint`."""
 
-    def __init__(self, name: str, listener: UnixListener, server: Server) -> None:
+    def __init__(self, name: str, listener: BoundListener, server: Server) -> None:
         self._name = name
         self._listener = listener
         self._server = server
@@ -235,7 +268,7 @@ class UnixEndpoint:
         await self._server.drain(grace_s)
 
 
-async def register_over(channel: Channel, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
+async def _register_over(channel: Channel, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
     """Calls Register over an open channel to kubelet. Raises `GRPCError` if kubelet refuses."""
     request = pb.RegisterRequest(
         version=API_VERSION,
@@ -252,13 +285,8 @@ def is_others(name: str) -> bool:
 
 
 def _socket_identity(path: str) -> str | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    if not stat.S_ISSOCK(found.st_mode):
-        return None
-    return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
+    found = socket_file(path)
+    return None if found is None else found.identity
 
 
 def socket_name(resource: ResourceName, directory: str) -> str:

@@ -13,6 +13,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.ports import ControlTakenError
 from gpuactors.simulation.faults import Fault, Faults, PlannedCrashError
+from gpuactors.simulation.kubelet.transport import owner_named
 from gpuactors.simulation.memory.control import ControlPlace, MemoryControl
 
 STATE: Latest[NodeState] = Latest(initial_state(Settings((), 300.0, True)))
@@ -59,7 +60,7 @@ async def test_who_does_not_answer_is_taken_over_anyway(autojump_clock: MockCloc
         began = trio.current_time()
         assert "taken over anyway" in await new.ask()
         assert trio.current_time() - began == pytest.approx(limits.HAND_OVER_DEADLINE_S)
-        assert new.hanging == {"old"}
+        assert new.hanging.value == {owner_named("old")}
         async with new.hold(STATE.subscribe()):
             assert not held.still_ours()
             assert await old.is_held()

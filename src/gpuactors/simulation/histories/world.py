@@ -46,7 +46,7 @@ from gpuactors.simulation.kubelet.values import Pod
 from gpuactors.simulation.memory.control import ControlPlace, MemoryControl
 from gpuactors.simulation.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from gpuactors.simulation.memory.journal import MemoryJournal
-from gpuactors.simulation.memory.kubelet import MemoryKubelet, memory_ledger
+from gpuactors.simulation.memory.kubelet import memory_kubelet, memory_ledger
 from gpuactors.simulation.memory.served import MemoryServed
 from gpuactors.simulation.neighbours import OtherPlugin
 
@@ -597,7 +597,7 @@ class World:
             use=FaultyUse(use, self.faults),
             ledger=memory_ledger(self.transport, self.faults, daemon.name),
             open_uevents=daemon.uevents.open,
-            kubelet=MemoryKubelet(self.transport, self.faults, daemon.name, lambda: control.hanging),
+            kubelet=memory_kubelet(self.transport, self.faults, daemon.name, control.hanging.subscribe()),
             control=control,
             served=self.served,
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),

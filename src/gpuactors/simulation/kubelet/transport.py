@@ -12,7 +12,7 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Final, Protocol, final
 import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
-from gpuactors.grpc_trio import ConnectError, SocketFile
+from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketFile, SocketInUseError
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError, decode, encode
 from gpuactors.simulation.kubelet.values import Checkpoint
@@ -156,6 +156,12 @@ async def _listen_at(path: Path) -> AsyncIterator[trio.abc.Listener[trio.abc.Str
         listening.close()
 
 
+def owner_named(process: str) -> Owner:
+    """Of a process of a `MemoryTransport`: `daemon 3` has the pid 3."""
+    number = process.rpartition(" ")[2]
+    return Owner(int(number) if number.isdecimal() else None)
+
+
 @dataclass(frozen=True, slots=True)
 class SocketsThere:
     """Who listens in kubelet's directory."""
@@ -265,16 +271,29 @@ class MemoryTransport:
     @asynccontextmanager
     async def listen_at(self, name: str, owner: str = "plugin") -> AsyncIterator[MemoryListener]:
         """A plugin's endpoint."""
-        listener = MemoryListener(owner, next(self._numbers))
-        self._listening[name] = listener
-        self._show()
+        listener = self._listen(name, owner)
         try:
             yield listener
         finally:
-            if self._listening.get(name) is listener:
-                del self._listening[name]
-                self._show()
             await listener.aclose()
+
+    def bind(self, name: str, owner: str, evict: Collection[Owner] = ()) -> MemoryListener:
+        """As `grpc_trio.bind_unix`, for a process that is known by its name; `Owner.pid` is the number in it."""
+        found = self._listening.get(name)
+        if found is not None and owner_named(found.owner) not in evict:
+            raise SocketInUseError(f"{found.owner} listens on {name}", pid=owner_named(found.owner).pid)
+        return self._listen(name, owner)
+
+    def _listen(self, name: str, owner: str) -> MemoryListener:
+        listener = self._listening[name] = MemoryListener(self, name, owner, next(self._numbers))
+        self._show()
+        return listener
+
+    def remove(self, listener: MemoryListener) -> None:
+        """The socket's file, if it is still this listener's."""
+        if self.listens(listener.name, listener):
+            del self._listening[listener.name]
+            self._show()
 
     async def dial(self, endpoint: str, owner: str = KUBELET) -> trio.abc.Stream:
         """Tries again while nobody listens at the endpoint."""
@@ -326,15 +345,21 @@ class MemoryTransport:
 
 
 @final
-class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Made by `MemoryTransport.listen_at`."""
+class MemoryListener(BoundListener):
+    """Made by a `MemoryTransport`."""
 
-    def __init__(self, owner: str, number: int) -> None:
+    def __init__(self, directory: MemoryTransport, name: str, owner: str, number: int) -> None:
+        self._directory = directory
+        self.name: Final = name
         self.owner: Final = owner
         self.number: Final = number
         # As a listening socket's backlog: a peer that dials does not wait to be accepted.
         self._send, self._receive = trio.open_memory_channel[Connection](_BACKLOG)
         self.is_closed = False
+
+    def still_there(self) -> bool:
+        """As `BoundListener.still_there`."""
+        return self._directory.listens(self.name, self)
 
     def connect(self, connection: Connection) -> None:
         """A peer has dialled. Raises `trio.WouldBlock` if too many wait to be accepted."""
@@ -350,6 +375,7 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
     async def aclose(self) -> None:
         """Who was never accepted sees the connection end, as with a socket."""
+        self._directory.remove(self)
         self.is_closed = True
         self._send.close()
         try:

@@ -13,10 +13,12 @@ from typing import final
 import trio
 
 from gpuactors import limits
-from gpuactors.concurrency.latest import LatestReader
+from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.state import NodeState
+from gpuactors.grpc_trio import Owner
 from gpuactors.ports import ControlTakenError
 from gpuactors.simulation.faults import Fault, Faults
+from gpuactors.simulation.kubelet.transport import owner_named
 
 
 @final
@@ -78,16 +80,14 @@ class MemoryControl:
         self._owner = owner
         self._faults = faults
         self._hanging: MemoryHeldControl | None = None
-
-    @property
-    def hanging(self) -> frozenset[str]:
+        self.hanging = Latest(frozenset[Owner]())
         """Who was asked to hand over and did not."""
-        return frozenset() if self._hanging is None else frozenset({self._hanging.owner})
 
     async def ask(self) -> str:
         """As `ports.Control.ask`."""
         await trio.lowlevel.checkpoint()
         self._hanging = None
+        self.hanging.set(frozenset())
         with trio.move_on_after(limits.HAND_OVER_DEADLINE_S):
             # Another successor was quicker; as in production, it is asked again and again.
             while (held := self._place.held) is not None and held.request.is_set():  # noqa: ASYNC110
@@ -98,6 +98,8 @@ class MemoryControl:
             await held.over.wait()
             return f"{held.owner} has handed over" if held.given_up else f"{held.owner} has ended"
         self._hanging = self._place.held
+        if self._hanging is not None:
+            self.hanging.set(frozenset({owner_named(self._hanging.owner)}))
         return "did not hand over, taken over anyway"
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final, final
 
@@ -17,17 +17,13 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import Frame, ResourceName
-from gpuactors.grpc_trio import ConnectError, Server, SocketFile, open_channel
-from gpuactors.kubelet.device_plugin import DevicePluginService
-from gpuactors.kubelet.kubelet import is_others, register_over, socket_name
+from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketBindError, SocketFile
+from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet, is_others
 from gpuactors.kubelet.ledger import KubeletLedger, LedgerIo
-from gpuactors.ports import Caller, KubeletError, LedgerContents, Sockets
+from gpuactors.ports import LedgerContents, Sockets
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet.transport import (
     CHECKPOINT_FILE,
-    KUBELET_SOCKET,
-    MemoryListener,
     MemoryTransport,
     SocketsThere,
 )
@@ -35,76 +31,59 @@ from gpuactors.simulation.kubelet.transport import (
 _DAEMON: Final = "daemon"
 
 
+def memory_kubelet(
+    transport: MemoryTransport,
+    faults: Faults | None = None,
+    owner: str = _DAEMON,
+    hanging: LatestReader[frozenset[Owner]] | None = None,
+) -> UnixKubelet:
+    """The daemon's own way to kubelet, to a fake one on a `MemoryTransport`."""
+    way = _WayToKubelet(transport, faults or Faults(), owner)
+    return UnixKubelet("", hanging, KubeletIo(way.dial, way.bind, way.sockets))
+
+
 @final
-class MemoryKubelet:
-    """The way of the daemon named `owner` to a fake kubelet on a `MemoryTransport`. Implements `ports.Kubelet`.
+class _WayToKubelet:
+    """What a `UnixKubelet` reaches in memory, and what goes wrong on the way."""
 
-    `evict` names the daemons whose sockets may be replaced although they live.
-    """
-
-    def __init__(
-        self,
-        transport: MemoryTransport,
-        faults: Faults | None = None,
-        owner: str = _DAEMON,
-        evict: Callable[[], frozenset[str]] = frozenset,
-    ) -> None:
+    def __init__(self, transport: MemoryTransport, faults: Faults, owner: str) -> None:
         self._transport = transport
-        self._faults = faults or Faults()
+        self._faults = faults
         self._owner = owner
-        self._evict = evict
-
-    @property
-    def absence(self) -> str:
-        """As `ports.Kubelet.absence`."""
-        return f"waiting for kubelet: {KUBELET_SOCKET} does not exist"
 
     @asynccontextmanager
     async def sockets(self) -> AsyncIterator[AsyncIterator[Sockets]]:
-        """As `ports.Kubelet.sockets`."""
+        """As `KubeletIo.sockets`."""
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
         yield _Sockets(self._transport.sockets(), self._faults)
 
-    @asynccontextmanager
-    async def serve(
-        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
-    ) -> AsyncIterator[MemoryEndpoint]:
-        """As `ports.Kubelet.serve`."""
+    def bind(self, path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
+        """As `grpc_trio.bind_unix`."""
         self._faults.crash(Fault.PLUGIN_CRASHES)
-        if self._faults.lasts(Fault.NO_DESCRIPTORS):
-            raise KubeletError(f"cannot make the endpoint: {os.strerror(errno.EMFILE)}")
+        need_descriptor(self._faults)
         if self._faults.strikes(Fault.BIND_FAILS):
-            raise KubeletError("the endpoint was told to fail")
-        name = socket_name(resource, "")
-        if self._transport.listener_at(name) not in (None, self._owner, *self._evict()):
-            raise KubeletError(f"another process listens on {name}")
-        server = Server(
-            [DevicePluginService(resource, frames, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
-        )
-        async with self._transport.listen_at(name, self._owner) as listener, trio.open_nursery() as nursery:
-            await nursery.start(server.serve, listener)
-            yield MemoryEndpoint(name, self._transport, listener, server)
-            nursery.cancel_scope.cancel()
+            raise SocketBindError(f"making {path} was told to fail")
+        return self._transport.bind(_name(path), self._owner, evict)
 
-    async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
-        """As `ports.Kubelet.register`."""
+    async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
+        """As `grpc_trio.connect_unix`."""
         if self._faults.strikes(Fault.REGISTER_SLOW):
             await trio.sleep(SLOW_S)
-        if self._faults.lasts(Fault.NO_DESCRIPTORS):
-            raise KubeletError(f"cannot reach kubelet: {os.strerror(errno.EMFILE)}")
+        need_descriptor(self._faults)
         if self._faults.strikes(Fault.REGISTER_FAILS):
-            raise KubeletError("Register was told to fail")
-        try:
-            with trio.fail_after(limits.REGISTER_DEADLINE_S):
-                stream = await self._transport.try_dial(KUBELET_SOCKET, self._owner)
-                if stream is None:
-                    raise KubeletError(f"cannot reach kubelet: {self.absence}")
-                async with open_channel(stream) as channel:
-                    await register_over(channel, resource, endpoint, pre_start=pre_start)
-        except KubeletError:
-            raise
-        except Exception as exc:
-            raise KubeletError(f"register failed: {exc!r}") from exc
+            raise ConnectError(f"dialling {path} was told to fail")
+        return await self._transport.connect(_name(path), self._owner)
+
+
+def _name(path: str) -> str:
+    """How a `MemoryTransport` calls what lies in kubelet's directory."""
+    return path.removeprefix("device-plugins/")
+
+
+def need_descriptor(faults: Faults) -> None:
+    """Raises `OSError` while there is none."""
+    if faults.lasts(Fault.NO_DESCRIPTORS):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 class _Sockets:
@@ -127,36 +106,6 @@ class _Sockets:
         self._last = found.kubelet, others
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
         return Sockets(found.kubelet, tuple(name for name, _ in others[: limits.NEIGHBOURS_MAX]))
-
-
-@final
-class MemoryEndpoint:
-    """Implements `ports.Endpoint`."""
-
-    def __init__(
-        self, name: str, transport: MemoryTransport, listener: MemoryListener, server: Server
-    ) -> None:
-        self._name = name
-        self._transport = transport
-        self._listener = listener
-        self._server = server
-
-    @property
-    def name(self) -> str:
-        """As `ports.Endpoint.name`."""
-        return self._name
-
-    def still_there(self) -> bool:
-        """As `ports.Endpoint.still_there`."""
-        return self._transport.listens(self._name, self._listener)
-
-    async def wait_disconnected(self) -> None:
-        """As `ports.Endpoint.wait_disconnected`."""
-        await self._server.wait_disconnected()
-
-    async def drain(self, grace_s: float) -> None:
-        """As `ports.Endpoint.drain`."""
-        await self._server.drain(grace_s)
 
 
 def memory_ledger(
@@ -183,7 +132,7 @@ class _WayToLedger:
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
         """As `connect_unix`."""
-        self._need_descriptor()
+        need_descriptor(self._faults)
         if self._faults.strikes(Fault.READ_FAILS):
             raise ConnectError(f"dialling {path} was told to fail")
         stream = await self._transport.connect(path, self._owner)
@@ -195,7 +144,7 @@ class _WayToLedger:
     def read_file(self, path: str, max_bytes: int) -> bytes | None:
         """As `LedgerIo.read_file`; there is no other file."""
         assert path == f"device-plugins/{CHECKPOINT_FILE}", path
-        self._need_descriptor()
+        need_descriptor(self._faults)
         content = self._transport.checkpoint_file()
         return None if content is None else content[:max_bytes]
 
@@ -206,10 +155,6 @@ class _WayToLedger:
         if self._faults.strikes(Fault.READ_SLOW):
             await trio.sleep(SLOW_S)
         return contents
-
-    def _need_descriptor(self) -> None:
-        if self._faults.lasts(Fault.NO_DESCRIPTORS):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 class _Nonsense(trio.abc.Stream):

@@ -17,7 +17,15 @@ from gpuactors.control.messages import about_of, node_view
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, NodeView
 from gpuactors.core.quote import quoted
-from gpuactors.grpc_trio import ConnectError, SocketError, open_unix_channel, owner_of
+from gpuactors.grpc_trio import (
+    ConnectError,
+    Dial,
+    OwnerOf,
+    SocketError,
+    connect_unix,
+    open_unix_channel,
+    owner_of,
+)
 from gpuactors.ports import ControlError
 
 
@@ -92,7 +100,9 @@ _TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCEL
 """It hands over to another successor, or it has just ended: a moment later something else is true."""
 
 
-async def ask_to_hand_over(path: str, *, within_s: float) -> Asked:
+async def ask_to_hand_over(
+    path: str, *, within_s: float, dial: Dial = connect_unix, owner_of: OwnerOf = owner_of
+) -> Asked:
     """Asks whoever serves the control socket at `path` until there is an answer, for at most `within_s`."""
     reason = ""
     with trio.move_on_after(within_s):
@@ -100,7 +110,7 @@ async def ask_to_hand_over(path: str, *, within_s: float) -> Asked:
             try:
                 if owner_of(path) is None:
                     return Nobody()
-                async with open_unix_channel(path, connect_deadline_s=within_s) as channel:
+                async with open_unix_channel(path, connect_deadline_s=within_s, dial=dial) as channel:
                     answer = await pb.ControlStub(channel).hand_over(pb.HandOverRequest())
                     return HandedOver(answer.pid)
             except GRPCError as exc:

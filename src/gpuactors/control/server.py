@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import final
 
 import trio
@@ -14,21 +13,22 @@ from gpuactors.control.messages import status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, view_of
 from gpuactors.core.state import NodeState
-from gpuactors.grpc_trio import Server, UnixListener
+from gpuactors.grpc_trio import BoundListener, Server
 
 
 class ControlService(pb.ControlBase):
     """Shows the state; the first one who asks for a hand-over is answered when `given_up` is set."""
 
-    def __init__(self, state: LatestReader[NodeState], about: About) -> None:
+    def __init__(self, state: LatestReader[NodeState], about: About, pid: int) -> None:
         self._state = state
         self._about = about
+        self._pid = pid
         self.asked = trio.Event()
         self.given_up = trio.Event()
 
     async def status(self, message: pb.StatusRequest) -> pb.StatusResponse:
         view = view_of(self._state.value, trio.current_time())
-        return status_response(view, self._about, pid=os.getpid(), version=_version())
+        return status_response(view, self._about, pid=self._pid, version=_version())
 
     async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
         if self.asked.is_set():
@@ -37,14 +37,14 @@ class ControlService(pb.ControlBase):
             )
         self.asked.set()
         await self.given_up.wait()
-        return pb.HandOverResponse(pid=os.getpid())
+        return pb.HandOverResponse(pid=self._pid)
 
 
 @final
 class UnixHeldControl:
     """The control socket while it is ours. Implements `ports.HeldControl`."""
 
-    def __init__(self, listener: UnixListener, server: Server, service: ControlService) -> None:
+    def __init__(self, listener: BoundListener, server: Server, service: ControlService) -> None:
         self._listener = listener
         self._server = server
         self._service = service

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, assert_never, final
 
 import trio
@@ -24,7 +25,18 @@ from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.control.view import About
 from gpuactors.core.state import NodeState
 from gpuactors.core.text import encodable
-from gpuactors.grpc_trio import Owner, Server, SocketError, SocketInUseError, bind_unix, owner_of
+from gpuactors.grpc_trio import (
+    Bind,
+    Dial,
+    Owner,
+    OwnerOf,
+    Server,
+    SocketError,
+    SocketInUseError,
+    bind_unix,
+    connect_unix,
+    owner_of,
+)
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.ports import ControlError, ControlTakenError
 from gpuactors.shortage import shortage
@@ -75,6 +87,16 @@ def obstacle(state_dir: str) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class ControlIo:
+    """How the control socket is reached, and as which process: the node's, or a simulation's."""
+
+    dial: Dial
+    bind: Bind
+    owner_of: OwnerOf
+    pid: int
+
+
 @final
 class UnixControl:
     """The control socket in `state_dir`. Implements `ports.Control`.
@@ -89,11 +111,13 @@ class UnixControl:
         *,
         about: About | None = None,
         deadline_s: float = limits.HAND_OVER_DEADLINE_S,
+        io: ControlIo | None = None,
     ) -> None:
         self._path = socket_path(state_dir)
         self._hanging = hanging
         self._about = about or About()
         self._deadline_s = deadline_s
+        self._io = io or ControlIo(connect_unix, bind_unix, owner_of, os.getpid())
 
     async def ask(self) -> str:
         """As `ports.Control.ask`."""
@@ -101,14 +125,17 @@ class UnixControl:
 
     async def _ask(self) -> str:
         self._hanging.set(frozenset())
-        match await ask_to_hand_over(self._path, within_s=self._deadline_s):
+        io = self._io
+        match await ask_to_hand_over(
+            self._path, within_s=self._deadline_s, dial=io.dial, owner_of=io.owner_of
+        ):
             case Nobody():
                 return "none"
             case HandedOver(pid):
                 return f"process {pid} has handed over"
             case Unanswered(reason):
                 with suppress(SocketError):  # we may not dial it: then its socket is not to be had either
-                    if (owner := owner_of(self._path)) is not None:
+                    if (owner := io.owner_of(self._path)) is not None:
                         self._hanging.set(frozenset({owner}))
                 return f"did not hand over, taken over anyway: {reason}"
             case other:
@@ -118,12 +145,12 @@ class UnixControl:
     async def hold(self, state: LatestReader[NodeState]) -> AsyncIterator[UnixHeldControl]:
         """As `ports.Control.hold`."""
         try:
-            listener = bind_unix(self._path, mode=SOCKET_MODE, evict=self._hanging.value)
+            listener = self._io.bind(self._path, mode=SOCKET_MODE, evict=self._hanging.value)
         except SocketInUseError as exc:
             raise ControlTakenError(str(exc)) from exc
         except (SocketError, OSError) as exc:
             raise ControlError(f"no control socket: {shortage(exc) or exc}") from exc
-        service = ControlService(state, self._about)
+        service = ControlService(state, self._about, self._io.pid)
         server = Server([service], drain_s=GRPC_CLOSE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, listener)
@@ -134,6 +161,6 @@ class UnixControl:
         """As `ports.Control.is_held`."""
         await trio.lowlevel.checkpoint()
         try:
-            return owner_of(self._path) is not None
+            return self._io.owner_of(self._path) is not None
         except (SocketError, OSError):  # it cannot be found out just now
             return True

@@ -119,6 +119,12 @@ class Dial(Protocol):
     async def __call__(self, path: str, *, deadline_s: float) -> trio.abc.Stream: ...
 
 
+class OwnerOf(Protocol):
+    """As `owner_of`."""
+
+    def __call__(self, path: str) -> Owner | None: ...
+
+
 def socket_file(path: str) -> SocketFile | None:
     """None if there is no socket at `path`, or it cannot be looked at."""
     try:

@@ -8,20 +8,30 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
+from gpuactors.control.unix import SOCKET_NAME, UnixControl
 from gpuactors.core.model import Settings
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
+from gpuactors.grpc_trio import Owner
 from gpuactors.ports import ControlTakenError
 from gpuactors.simulation.faults import Fault, Faults, PlannedCrashError
-from gpuactors.simulation.kubelet.transport import owner_named
-from gpuactors.simulation.memory.control import ControlPlace, MemoryControl
+from gpuactors.simulation.kubelet.transport import MemoryTransport
+from gpuactors.simulation.memory.control import memory_control
 
 STATE: Latest[NodeState] = Latest(initial_state(Settings((), 300.0, True)))
 
 
-def two() -> tuple[ControlPlace, MemoryControl, MemoryControl]:
-    place, faults = ControlPlace(), Faults()
-    return place, MemoryControl(place, "old", faults), MemoryControl(place, "new", faults)
+OLD, NEW = "daemon 1", "daemon 2"
+
+
+def nobody() -> Latest[frozenset[Owner]]:
+    return Latest(frozenset[Owner]())
+
+
+def two() -> tuple[MemoryTransport, UnixControl, UnixControl]:
+    place, faults = MemoryTransport(), Faults()
+    old, new = (memory_control(place, nobody(), name, faults) for name in (OLD, NEW))
+    return place, old, new
 
 
 async def test_nobody_to_ask(autojump_clock: MockClock) -> None:
@@ -31,7 +41,7 @@ async def test_nobody_to_ask(autojump_clock: MockClock) -> None:
     async with old.hold(STATE.subscribe()) as held:
         assert held.still_ours()
         assert await old.is_held()
-    assert place.held is None
+    assert place.listener_at(SOCKET_NAME) is None
 
 
 async def test_a_successor_is_answered_when_the_socket_was_given_up(autojump_clock: MockClock) -> None:
@@ -43,7 +53,7 @@ async def test_a_successor_is_answered_when_the_socket_was_given_up(autojump_clo
 
     with trio.fail_after(60):
         async with old.hold(STATE.subscribe()) as held, trio.open_nursery() as nursery:
-            with pytest.raises(ControlTakenError, match="old"):
+            with pytest.raises(ControlTakenError, match=OLD):
                 await new.hold(STATE.subscribe()).__aenter__()
             nursery.start_soon(ask)
             await held.asked()
@@ -51,16 +61,18 @@ async def test_a_successor_is_answered_when_the_socket_was_given_up(autojump_clo
             await held.give_up()
             async with new.hold(STATE.subscribe()):
                 assert not held.still_ours()
-    assert answers == ["old has handed over"]
+    assert answers == ["process 1 has handed over"]
 
 
 async def test_who_does_not_answer_is_taken_over_anyway(autojump_clock: MockClock) -> None:
-    _, old, new = two()
+    place, old, _ = two()
+    hanging = nobody()
+    new = memory_control(place, hanging, NEW, Faults())
     async with old.hold(STATE.subscribe()) as held:
         began = trio.current_time()
         assert "taken over anyway" in await new.ask()
         assert trio.current_time() - began == pytest.approx(limits.HAND_OVER_DEADLINE_S)
-        assert new.hanging.value == {owner_named("old")}
+        assert hanging.value == {Owner(1)}
         async with new.hold(STATE.subscribe()):
             assert not held.still_ours()
             assert await old.is_held()
@@ -69,15 +81,15 @@ async def test_who_does_not_answer_is_taken_over_anyway(autojump_clock: MockCloc
 async def test_a_killed_daemon_holds_nothing(autojump_clock: MockClock) -> None:
     place, old, new = two()
     async with old.hold(STATE.subscribe()):
-        place.kill("new")
-        assert place.held is not None
-        place.kill("old")
+        place.kill(NEW)
+        assert place.listener_at(SOCKET_NAME) == OLD
+        place.kill(OLD)
         assert await new.ask() == "none"
 
 
 async def test_it_crashes_when_it_is_told_to() -> None:
-    place, faults = ControlPlace(), Faults()
-    async with MemoryControl(place, "old", faults).hold(STATE.subscribe()) as held:
+    place, faults = MemoryTransport(), Faults()
+    async with memory_control(place, nobody(), OLD, faults).hold(STATE.subscribe()) as held:
         faults.order(Fault.HAND_OVER_CRASHES)
         with pytest.raises(PlannedCrashError, match="hand_over was told to crash"):
             held.still_ours()

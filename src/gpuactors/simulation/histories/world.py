@@ -25,9 +25,11 @@ from typing import Final, Literal, final
 import trio
 
 from gpuactors import app
+from gpuactors.concurrency.latest import Latest
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
 from gpuactors.core.selector import Selector, parse_selector
+from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
@@ -43,7 +45,7 @@ from gpuactors.simulation.kubelet.containers import TreeTenancy
 from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import MemoryTransport
 from gpuactors.simulation.kubelet.values import Pod
-from gpuactors.simulation.memory.control import ControlPlace, MemoryControl
+from gpuactors.simulation.memory.control import memory_control
 from gpuactors.simulation.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from gpuactors.simulation.memory.journal import MemoryJournal
 from gpuactors.simulation.memory.kubelet import memory_kubelet, memory_ledger
@@ -220,7 +222,8 @@ class World:
         device."""
         self.pre_start_gate = True
         self.faults = Faults()
-        self.control = ControlPlace()
+        self.state_dir = MemoryTransport(trace.carried)
+        """Where the control socket is."""
         self.served = MemoryServed(self.faults)
         """What of the state directory a daemon reads again."""
         self.daemons: list[RunningDaemon] = []
@@ -577,7 +580,7 @@ class World:
         for _ in range(after_ticks):
             await trio.lowlevel.checkpoint()
         self.transport.kill(daemon.name)
-        self.control.kill(daemon.name)
+        self.state_dir.kill(daemon.name)
         daemon.journal.kill(lost_bytes=13 * (after_ticks % 50))
         self.journal_is_torn = True
         daemon.scope.cancel()
@@ -588,7 +591,7 @@ class World:
     def outside_of(self, daemon: RunningDaemon) -> app.Outside:
         """All that a daemon reaches."""
         host = HostRoot(str(self._root))
-        control = MemoryControl(self.control, daemon.name, self.faults)
+        hanging = Latest(frozenset[Owner]())
         names = PciIds(self._other_pci_ids() if daemon.outlook.renamed else Path(os.devnull))
         reader = InlineReader(SysfsReader(host, daemon.outlook.selectors, names))
         use = InlineUse(host, self.holders, open_node=self._probe)
@@ -597,8 +600,8 @@ class World:
             use=FaultyUse(use, self.faults),
             ledger=memory_ledger(self.transport, self.faults, daemon.name),
             open_uevents=daemon.uevents.open,
-            kubelet=memory_kubelet(self.transport, self.faults, daemon.name, control.hanging.subscribe()),
-            control=control,
+            kubelet=memory_kubelet(self.transport, self.faults, daemon.name, hanging.subscribe()),
+            control=memory_control(self.state_dir, hanging, daemon.name, self.faults),
             served=self.served,
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
         )

@@ -279,10 +279,15 @@ class MemoryTransport:
 
     def bind(self, name: str, owner: str, evict: Collection[Owner] = ()) -> MemoryListener:
         """As `grpc_trio.bind_unix`, for a process that is known by its name; `Owner.pid` is the number in it."""
-        found = self._listening.get(name)
-        if found is not None and owner_named(found.owner) not in evict:
-            raise SocketInUseError(f"{found.owner} listens on {name}", pid=owner_named(found.owner).pid)
+        found = self.owner_of(name)
+        if found is not None and found not in evict:
+            raise SocketInUseError(f"{self.listener_at(name)} listens on {name}", pid=found.pid)
         return self._listen(name, owner)
+
+    def owner_of(self, path: str) -> Owner | None:
+        """As `grpc_trio.owner_of`."""
+        found = self._listening.get(path)
+        return None if found is None else owner_named(found.owner)
 
     def _listen(self, name: str, owner: str) -> MemoryListener:
         listener = self._listening[name] = MemoryListener(self, name, owner, next(self._numbers))

@@ -336,6 +336,20 @@ MUTATIONS: Final = (
         tests=(f"{FOUND}[kubelet restarts while the API server is away]",),
     ),
     Mutation(
+        "the ledger's file is not read beside PodResources",
+        "kubelet/ledger.py",
+        "        return self._young.complete(kubelet, age_s, listed, await self._beside())\n",
+        "        return self._young.complete(kubelet, age_s, listed, None)\n",
+        tests=(f"{FOUND}[kubelet restarts while the API server is away]",),
+    ),
+    Mutation(
+        "a plugin crashes where nobody listens on kubelet.sock",
+        "kubelet/kubelet.py",
+        "        except Exception as exc:\n            problem",
+        "        except OSError as exc:\n            problem",
+        tests=(f"{FOUND}[new model while kubelet restarts]",),
+    ),
+    Mutation(
         "a container starts with the nodes that kubelet has kept, whatever is behind them now",
         "core/calls.py",
         "            if stale := _stale(state, call, known):\n",

@@ -550,6 +550,30 @@ async def test_a_daemon_that_starts_while_the_api_server_is_away_believes_the_fi
             assert (await node.ledger().read()).entries == (), "that one has known its pods for long"
 
 
+@pytest.mark.trio
+async def test_a_kubelet_that_starts_while_it_is_asked_is_not_taken_for_the_one_before(node: Node) -> None:
+    """Else its first answer, which names no pod yet, would count as that of one who knows them all."""
+    node.file.write_bytes(file_with({"0": ["a"]}))
+    lister, ledger = Lister([*DAEMONS, pod("vm", container(devices("a")))]), node.ledger()
+    looks = ["before"]
+
+    def look(_path: str) -> SocketFile:
+        kubelet = looks.pop(0) if len(looks) > 1 else looks[0]
+        return SocketFile(kubelet, 0.0 if kubelet == "new" else 3600.0)
+
+    ledger._io = replace(ledger._io, socket_file=look)
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister):
+            contents = await ledger.read()
+            assert (contents.entries, contents.settling) == ((entry("a", named("vm")),), False)
+            lister.pods = []
+            looks[:] = ["before", "new"]
+            with pytest.raises(LedgerError, match="started anew while it was asked"):
+                await ledger.read()
+            contents = await ledger.read()
+            assert (contents.entries, contents.settling) == ((entry("a", by_uid("uid-1")),), True)
+
+
 # --- what Allocate answered (issue 10, item 12) -----------------------------------------------------------------
 
 

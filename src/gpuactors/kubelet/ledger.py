@@ -107,12 +107,23 @@ class KubeletLedger:
         socket = self._io.socket_file(self._socket)
         try:
             listed = await self._list(resources)
+            if listed is not None and self._is_another(socket):
+                raise LedgerError(
+                    "kubelet was started anew while it was asked for its ledger; what was read last still counts: it "
+                    "is asked again"
+                )
         except LedgerError as exc:
             raise _with_answers(exc, await self._beside()) from exc
         if listed is None:
             return await self._checkpoint()
         kubelet, age_s = ("", math.inf) if socket is None else (socket.identity, socket.age_s)
         return self._young.complete(kubelet, age_s, listed, await self._beside())
+
+    def _is_another(self, before: SocketFile | None) -> bool:
+        """Another kubelet's socket is there than before: which of the two has answered cannot be known, and a new one
+        may not know its pods yet. A socket that is gone now leaves no doubt."""
+        now = self._io.socket_file(self._socket)
+        return now is not None and (before is None or now.identity != before.identity)
 
     async def _beside(self) -> LedgerContents | None:
         """The file beside List. One that cannot be read, or not soon, says nothing then."""

@@ -126,7 +126,7 @@ class _WayToLedger:
         self._owner = owner
 
     def socket_file(self, path: str) -> SocketFile | None:
-        """The first thing in a read."""
+        """As `grpc_trio.socket_file`; with it a read begins."""
         self._faults.crash(Fault.LEDGER_CRASHES)
         return self._transport.socket_file(path)
 

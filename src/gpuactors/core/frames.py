@@ -9,7 +9,7 @@ kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -25,13 +25,12 @@ from gpuactors.core.assessment.status import Blocker, DeviceStatus
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.identity import device_ids, is_looking
 from gpuactors.core.index import index_of
-from gpuactors.core.inventory import Device
+from gpuactors.core.inventory import Device, may_be_unbinding
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
     Frame,
     Health,
-    Observed,
     PciAddress,
     PluginState,
     ResourceName,
@@ -131,14 +130,12 @@ def is_ready(state: NodeState) -> bool:
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
     return (
         is_ready(before)
-        and _is_found_alike(before, state)
+        and index_of(before).functions is index_of(state).functions
+        and assessments_of(before).of is assessments_of(state).of
+        and not _may_be_offered_otherwise(before, state)
         and _held(before) <= _held(state)
         and before.ledger.entries is state.ledger.entries
-        and before.ledger.claims == state.ledger.claims
-        and before.ledger.problem == state.ledger.problem
         and (before.ledger.read == 0) == (state.ledger.read == 0)
-        and _same_uses(before, state)
-        and before.departed == state.departed
         and before.granted.keys() == state.granted.keys()
         and before.resolved is state.resolved
         and before.role is state.role
@@ -146,42 +143,16 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
     )
 
 
-def _is_found_alike(before: NodeState, state: NodeState) -> bool:
-    """What was found is what was known; that it was looked at again tells only the calls that wait for it."""
-    was, now = index_of(before), index_of(state)
-    return now.functions is was.functions and now.short is was.short
-
-
 def _held(state: NodeState) -> set[ResourceName]:
     """The resources whose lists lose nothing for now. Holding one more changes none."""
     return {*state.no_shrink_until, *(call.resource for call in state.calls.values())}
 
 
-_seen: Final = attrgetter(*(f.name for f in fields(Observed) if f.name != "poll"))
-"""Of a group's use all but when it was seen."""
-
-
-def _same_uses(before: NodeState, state: NodeState) -> bool:
-    """A poll and a read of the ledger that came back meanwhile found every group used as it was, by the same."""
-    was, now = before.polls.groups, state.polls.groups
-    if now is was and state.ledger.read == before.ledger.read:
-        return True
-    if state.departed or now.keys() != was.keys():  # whose a use is depends on which came later
-        return False
-    if now is not was and any(
-        f.function is not None and f.function.driver is None and f.function.has_node
-        for f in state.facts.values()
-    ):
-        return False  # whether its unbind waits is known as of the last poll alone
-    return all(
-        _is_decided(use, state) == _is_decided(was[group], before) and _seen(use) == _seen(was[group])
-        for group, use in now.items()
+def _may_be_offered_otherwise(before: NodeState, state: NodeState) -> bool:
+    """Whether an unbind waits is known as of the last poll alone."""
+    return before.polls.groups is not state.polls.groups and any(
+        may_be_unbinding(device.function) for device in index_of(state).devices.values()
     )
-
-
-def _is_decided(use: Observed, state: NodeState) -> bool:
-    """The ledger has been read since somebody was first seen using the group."""
-    return use.in_use and use.since < state.ledger.read
 
 
 def _listed(state: NodeState, view: _View) -> dict[ResourceName, dict[DeviceId, Advertised]]:

@@ -105,13 +105,16 @@ def _refreshed(before: Assessments, state: NodeState) -> Assessments:
     )
     if not touched:
         return assessments
-    listed = _listed(state)
-    found = {a: assessment_of(state, index.devices[a], listed) for a in touched if a in index.devices}
+    listed, found = _listed(state), {}
+    for address in touched & index.devices.keys():
+        old, new = before.of.get(address), assessment_of(state, index.devices[address], listed)
+        found[address] = old if old is not None and old == new else new
     of = {a: found.get(a) or before.of[a] for a in index.devices}
+    same = of.keys() == before.of.keys() and all(of[a] is before.of[a] for a in touched & of.keys())
     unknown = (before.unknown - touched) | {
         a for a, assessment in found.items() if assessment.status.cause is Cause.HOLDER_UNKNOWN
     }
-    return replace(assessments, of=of, unknown=unknown)
+    return replace(assessments, of=before.of if same else of, unknown=unknown)
 
 
 def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:

@@ -70,7 +70,10 @@ class Answers:
         for pod in self._world.kubelet.view.pods.values():
             if pod.phase is Phase.FAILED and pod.uid not in self._failed:
                 call = pod.requests[0][0] if pod.requests else "", frozenset(pod.asked_for)
-                self._failed[pod.uid] = self._refusals.get(call)
+                refused = self._refusals.get(call)
+                # Others make the same calls, for nothing: it is this pod's if kubelet has kept the answer's own text.
+                its = refused is not None and refused.reason in pod.message
+                self._failed[pod.uid] = refused if its else None
 
     def refusal_of(self, pod: FailedPod) -> Refused | None:
         """What a daemon answered to the Allocate of a pod that failed; None if it did not refuse that."""

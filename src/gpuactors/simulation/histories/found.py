@@ -242,6 +242,10 @@ FOUND: Final[dict[str, Script]] = {
             "mates are released together; a daemon crashes; a pod ends+0.3; "
             "an older plugin has given a card away@2; mates are released together@2"
         ),
+        "somebody else was refused what a pod cannot ask for, as another plugin took the resource and left": (
+            "a second plugin takes our resource; somebody else allocates nonsense@462+0.001; the second plugin goes; "
+            "mates are released together"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -246,6 +246,10 @@ FOUND: Final[dict[str, Script]] = {
             "a second plugin takes our resource; somebody else allocates nonsense@462+0.001; the second plugin goes; "
             "mates are released together"
         ),
+        "kubelet's file still gives a card to a pod that has ended, and another pod has it by an older ID": (
+            "pods come in a burst; a pod for two cards comes+0.001; a daemon crashes@72; a pod ends+0.3; "
+            "an older plugin has given a card away"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

@@ -117,6 +117,13 @@ _KUBELETS: Final = (
 )
 """What no daemon refused: kubelet's and the container runtime's own words, which are all that they give."""
 
+_ENDS: Final = (
+    "a pod ends",
+    "a pod ends slowly",
+    "a pod is force-deleted",
+    "a pod is force-deleted and dies late",
+)
+
 _OLDER: Final = "an older plugin has given a card away"
 
 
@@ -135,7 +142,8 @@ def failed_for_nothing(message: str, refused: Refused | None, happened: Containe
 def _is_unknowable(refused: Refused, happened: Container[str]) -> bool:
     """Until it has read the ledger once, a daemon cannot know of a pod that was there before it: what kubelet has by
     another ID, and nobody has open yet, is offered, and refused as soon as the ledger can be read. From kubelet's file
-    only the UID of that pod is known, which may have ended since: List alone would say so."""
+    only the UID of that pod is known, which may have ended since: List alone would say so. So a card that the file
+    still gives to a pod that has ended, and that another pod has by another ID, is listed by both."""
     pods = [given.to for given in refused.owners if isinstance(given.to, Pod)]
     older = any(not pod.name or pod.name.startswith(OLDER_POD) for pod in pods)
-    return older and _OLDER in happened and any(kind in happened for kind in UNREAD)
+    return older and _OLDER in happened and any(kind in happened for kind in (*UNREAD, *_ENDS))

@@ -438,6 +438,23 @@ async def test_beside_a_young_kubelet_a_file_that_says_nothing_is_no_error(
     assert (contents.source, contents.entries) == (POD_RESOURCES, (entry("a", named("vm")),))
 
 
+@pytest.mark.trio
+async def test_beside_a_young_kubelet_a_file_that_cannot_be_read_any_more_counts_as_it_was(
+    node: Node,
+) -> None:
+    """Kubelet is started anew and lists nothing yet, and its file is damaged in that moment."""
+    ledger = node.ledger()
+    node.file.write_bytes(file_with({"0": ["a", "b"]}))
+    with trio.fail_after(WITHIN_S):
+        assert len((await ledger.read()).entries) == 2
+        node.file.write_bytes(b"{")
+        async with node.kubelet(Lister([]), age_s=0):
+            contents = await ledger.read()
+    assert [e.device for e in contents.entries] == ["a", "b"]
+    assert contents.settling
+    assert contents.cached is None, "what was known of Allocate's answers stays"
+
+
 # --- kubelet's own list ---------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,8 @@ class KubeletLedger:
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._file = os.path.join(self._directory, CHECKPOINT)
         self._young = YoungKubelet()
+        self._said_last: LedgerContents | None = None
+        """What the file said when it could last be read."""
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
@@ -117,7 +119,7 @@ class KubeletLedger:
         if listed is None:
             return await self._checkpoint()
         kubelet, age_s = ("", math.inf) if socket is None else (socket.identity, socket.age_s)
-        return self._young.complete(kubelet, age_s, listed, await self._beside())
+        return self._young.complete(kubelet, age_s, listed, await self._beside() or self._said_last)
 
     def _is_another(self, before: SocketFile | None) -> bool:
         """Another kubelet's socket is there than before: which of the two has answered cannot be known, and a new one
@@ -158,7 +160,11 @@ class KubeletLedger:
     # --- the file -----------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> LedgerContents:
-        return await self._io.apart(self._read_checkpoint)
+        contents = await self._io.apart(self._read_checkpoint)
+        # Should it not be readable when kubelet starts anew, it is all that is known of the pods; of Allocate's answers
+        # the core keeps what was known.
+        self._said_last = replace(contents, cached=None, damaged="")
+        return contents
 
     def _read_checkpoint(self) -> LedgerContents:
         content = self._read_file()

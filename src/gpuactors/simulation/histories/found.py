@@ -250,6 +250,10 @@ FOUND: Final[dict[str, Script]] = {
             "pods come in a burst; a pod for two cards comes+0.001; a daemon crashes@72; a pod ends+0.3; "
             "an older plugin has given a card away"
         ),
+        "kubelet's file is damaged just when it starts again": (
+            "pods come in a burst+0.05; kubelet stops; a pod is force-deleted+0.3; kubelet starts; "
+            "the ledger file is damaged"
+        ),
         "kubelet restarts while the API server is away": (
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),

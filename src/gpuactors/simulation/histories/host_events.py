@@ -145,7 +145,10 @@ def _has_room_beside(world: World, slot: int) -> bool:
 
 
 def _can_switch(world: World, slot: int) -> bool:
-    return _is_unbound(world, slot) and not world.is_leaving(slot)
+    """Switched on before a daemon has seen the unbind, and that nobody has it open, it is as one that somebody has."""
+    if not _is_unbound(world, slot) or world.is_leaving(slot):
+        return False
+    return world.tree.enabled(world.address(slot)) > 0 or not world.is_thought_bound(slot)
 
 
 def _bind_to_host_driver(name: str, function: int = 0) -> Act:

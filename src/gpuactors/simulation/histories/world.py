@@ -336,6 +336,13 @@ class World:
         handles = (daemon.handle for daemon in self.daemons if daemon.handle is not None)
         return any(address in handle.state.value.polls.leaving for handle in handles)
 
+    def is_thought_bound(self, slot: int) -> bool:
+        """A daemon has not seen yet that the card was unbound."""
+        address = PciAddress(self.address(slot))
+        states = [daemon.handle.state.value for daemon in self.daemons if daemon.handle is not None]
+        functions = [state.facts[address].function for state in states if address in state.facts]
+        return any(function is not None and function.vfio_bound for function in functions)
+
     def is_viable(self, group: int) -> bool:
         """No function of the group is on a host driver."""
         return all(self.tree.driver_of(a) in (None, "vfio-pci") for a in self.tree.group_members(group))

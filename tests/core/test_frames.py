@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from gpuactors import limits
 from gpuactors.core import frames
-from gpuactors.core.assessment import assess
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
-from gpuactors.core.assessment.ownership import Ownership
-from gpuactors.core.assessment.status import Blocker, DeviceStatus
+from gpuactors.core.assessment.status import DeviceStatus
 from gpuactors.core.effects import Effect, Field, Say
 from gpuactors.core.events import (
     AllocateAsked,
@@ -28,8 +26,6 @@ from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
-    Health,
-    Observed,
     PciFunction,
     ResourceName,
     Token,
@@ -39,6 +35,7 @@ from gpuactors.core.snapshot import project, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.support.planted_status import plant_allocated_is_unhealthy
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 A100 = ResourceName("nvidia.com/GA100_A100_SXM4_40GB")
@@ -273,28 +270,13 @@ def test_the_report_names_every_selected_function_offered_or_not() -> None:
 # --- a rule that does not hold ----------------------------------------------------------------------------
 
 
-right = assess.assess
-
-
-def _unhealthy(
-    device: Device,
-    ownership: Ownership,
-    blocker: Blocker | None,
-    use: Observed | None,
-    listed: Callable[[Device], Health | None],
-) -> DeviceStatus:
-    """A status that is wrong for an allocated device."""
-    status = right(device, ownership, blocker, use, listed)
-    return replace(status, health=Health.UNHEALTHY, message="planted") if ownership.is_allocated else status
-
-
 def _twice(device_id: DeviceId, device: Device, status: DeviceStatus) -> Advertised:
     """Every device of a list is said to be the first one."""
     return Advertised(device_id, A, status.health, device.function.numa_node, status.message, status.cause)
 
 
 def test_a_rule_that_does_not_hold_ends_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assess, "assess", _unhealthy)
+    plant_allocated_is_unhealthy(monkeypatch, "planted")
     core = Core()
     core.ledger = {A: "vm-1"}
     with pytest.raises(
@@ -309,7 +291,7 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
     core = Core(settings=replace(SETTINGS, strict=False))
     core.ledger = {A: "vm-1"}
     with monkeypatch.context() as patch:
-        patch.setattr(assess, "assess", _unhealthy)
+        plant_allocated_is_unhealthy(patch, "planted")
         said = broken_rules(core.feed(HostScanned(1, (gpu(A), gpu(B)))))
         reason = (
             "set aside, the rest is served: it is allocated to pod default/vm-1 but Unhealthy (planted); "

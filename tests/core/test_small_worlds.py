@@ -7,18 +7,12 @@ the first scan, a lost device without a plugin, a stranger on what a pod had jus
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from gpuactors.core import frames, looks
-from gpuactors.core.assessment import assess
-from gpuactors.core.assessment.ownership import Ownership
-from gpuactors.core.assessment.status import Blocker, DeviceStatus
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import Health, Observed
 from tests.core.small_world import STRANGER, Outside, WrongError, every_order
+from tests.support.planted_status import plant_allocated_is_unhealthy
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
 
@@ -57,21 +51,7 @@ def test_the_books_balance_after_every_order(name: str) -> None:
 
 def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The field's own: busy is Unhealthy, whoever holds it."""
-    right = assess.assess
-
-    def busy(
-        device: Device,
-        ownership: Ownership,
-        blocker: Blocker | None,
-        use: Observed | None,
-        listed: Callable[[Device], Health | None],
-    ) -> DeviceStatus:
-        status = right(device, ownership, blocker, use, listed)
-        if ownership.is_allocated:
-            return replace(status, health=Health.UNHEALTHY, message="busy")
-        return status
-
-    monkeypatch.setattr(assess, "assess", busy)
+    plant_allocated_is_unhealthy(monkeypatch)
     monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
 
 

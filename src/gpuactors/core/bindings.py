@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.events import HostChanged
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import ids_of, is_selected
@@ -44,13 +45,13 @@ def rebound(before: NodeState, state: NodeState) -> NodeState:
     left, ended = set(state.polls.leaving), set()
     if state.resolved is not before.resolved:
         for meant in (m for name, m in state.resolved.items() if name not in before.resolved):
-            given = _function(state, meant.address)
+            given = function_at(state, meant.address)
             if given is not None and given.has_node and _may_be_left(state, given):
                 left.add(meant.address)
     if state.facts is before.facts:
         return _forgotten(state, frozenset(left), set(), set())
     for address in before.facts.keys() | state.facts.keys():
-        was, now = _function(before, address), _function(state, address)
+        was, now = function_at(before, address), function_at(state, address)
         if was is now:
             continue
         if was is None or now is None or _is_rebound(was, now):
@@ -93,11 +94,6 @@ def only(use: GroupUse, counted: frozenset[PciAddress]) -> GroupUse:
     if use.enabled.keys() <= counted:
         return use
     return replace(use, enabled={a: n for a, n in use.enabled.items() if a in counted})
-
-
-def _function(state: NodeState, address: PciAddress) -> PciFunction | None:
-    fact = state.facts.get(address)
-    return fact.function if fact is not None else None
 
 
 def _is_rebound(was: PciFunction, now: PciFunction) -> bool:

@@ -150,6 +150,13 @@ Frame = tuple[Advertised, ...]
 """All devices of one resource, sorted by ID. Each frame replaces the one before it in kubelet."""
 
 
+def listed_by_address(
+    frames: Mapping[ResourceName, Frame],
+) -> dict[tuple[ResourceName, PciAddress], Advertised]:
+    """What is listed of each device; by the first ID if there are several."""
+    return {(resource, a.address): a for resource, frame in frames.items() for a in reversed(frame)}
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """Kubelet's own list of a resource against ours; see `listing.py`. Times are seconds of the core's clock."""

@@ -23,6 +23,7 @@ from gpuactors.core.model import (
     ResourceName,
     Role,
     Transition,
+    listed_by_address,
 )
 from gpuactors.core.registration import PluginOrder, is_registered, order
 from gpuactors.core.state import NodeState
@@ -142,8 +143,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
     index, ids = index_of(state), device_ids(state)
     assessments, reports = assessments_of(state).of, []
-    # By the first ID if there are several.
-    entries = {(r, a.address): a for r, frame in state.frames.items() for a in reversed(frame)}
+    entries = listed_by_address(state.frames)
     for address, device in index.devices.items():
         listed = entries.get((device.resource, address))
         status = assessments[address].status

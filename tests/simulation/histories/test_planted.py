@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 import trio
 
 from gpuactors.core import allocation, calls, frames
-from gpuactors.core.assessment import assess
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Given
-from gpuactors.core.assessment.ownership import Ownership
-from gpuactors.core.assessment.status import Blocker, DeviceStatus
 from gpuactors.core.effects import Grant, Refusal, Refused
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, DeviceId, Health, Observed, PciAddress, Pod, ResourceName
+from gpuactors.core.model import Advertised, DeviceId, PciAddress, Pod, ResourceName
 from gpuactors.core.state import NodeState
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.frame_messages import FrameMessages
@@ -33,6 +29,7 @@ from gpuactors.simulation.histories.script import Step
 from gpuactors.simulation.histories.shrink import shrink
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.kubelet.values import DoubleHandOut
+from tests.support.planted_status import plant_allocated_is_unhealthy
 
 
 def by_seed(seed: int) -> Played:
@@ -61,21 +58,7 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork v2b: busy GPUs are Unhealthy, whoever holds them."""
-    right = assess.assess
-
-    def busy_is_unhealthy(
-        device: Device,
-        ownership: Ownership,
-        blocker: Blocker | None,
-        use: Observed | None,
-        listed: Callable[[Device], Health | None],
-    ) -> DeviceStatus:
-        status = right(device, ownership, blocker, use, listed)
-        if ownership.is_allocated:
-            return replace(status, health=Health.UNHEALTHY, message="busy")
-        return status
-
-    monkeypatch.setattr(assess, "assess", busy_is_unhealthy)
+    plant_allocated_is_unhealthy(monkeypatch)
     monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
 
 

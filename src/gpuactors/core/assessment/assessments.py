@@ -16,7 +16,16 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Owner
 from gpuactors.core.index import changed_keys, index_of
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Departed, Frame, Health, Observed, PciAddress, ResourceName
+from gpuactors.core.model import (
+    Advertised,
+    Departed,
+    Frame,
+    Health,
+    Observed,
+    PciAddress,
+    ResourceName,
+    listed_by_address,
+)
 
 if TYPE_CHECKING:
     from gpuactors.core.state import NodeState
@@ -165,15 +174,13 @@ def _seen(use: Observed, read: int) -> tuple[object, ...]:
 
 
 def _listed(state: NodeState) -> Callable[[Device], Health | None]:
-    """What kubelet was told of a device last, by the first ID if there are several. The table is made when it is asked
-    for, which is seldom."""
-    told: dict[tuple[ResourceName, PciAddress], Health] = {}
+    """What kubelet was told of a device last. The table is made when it is asked for, which is seldom."""
+    told: dict[tuple[ResourceName, PciAddress], Advertised] = {}
 
     def health(device: Device) -> Health | None:
         if not told:
-            told.update(
-                {(r, a.address): a.health for r, frame in state.frames.items() for a in reversed(frame)}
-            )
-        return told.get((device.resource, device.function.address))
+            told.update(listed_by_address(state.frames))
+        entry = told.get((device.resource, device.function.address))
+        return entry.health if entry is not None else None
 
     return health

@@ -48,16 +48,12 @@ class Owner:
 
     entries: tuple[Given, ...]
 
-    def is_counted_in(self, resource: ResourceName) -> bool:
-        """Kubelet counts it in `allocated` of that resource."""
-        return any(e.resource == resource for e in self.entries)
-
     def cause(self, resource: ResourceName) -> Cause:
-        """Whose it is, for a list of that resource."""
-        if not self.is_counted_in(resource):
+        """Whose it is, for a list of that resource: kubelet counts it in `allocated` there, or elsewhere."""
+        causes = {e.cause for e in self.entries if e.resource == resource}
+        if not causes:
             return Cause.CLAIMED_ELSEWHERE
-        listed = any(e.to is not None for e in self.entries if e.resource == resource)
-        return Cause.ALLOCATED if listed else Cause.JUST_ALLOCATED
+        return Cause.ALLOCATED if Cause.ALLOCATED in causes else Cause.JUST_ALLOCATED
 
     def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
         """Who has it beside the pod, if any, that has that ID of that resource."""

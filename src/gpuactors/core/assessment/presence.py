@@ -59,9 +59,12 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Bl
     if meant is None:
         return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
     function = function_at(state, meant.address)
-    if function is not None and function.vfio_bound:
-        same = ids_of(function) in ("", meant.ids) or named(function) == resource
-        return None if same else not_listed(state, resource, meant.address)
+    if (
+        function is not None
+        and function.vfio_bound
+        and (ids_of(function) in ("", meant.ids) or named(function) == resource)
+    ):
+        return None
     return not_listed(state, resource, meant.address)
 
 

@@ -8,14 +8,13 @@ within a bound of simulated time the books must be what the node is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, final
 
 import trio
 
 from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.state import NodeState
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.faults import Fault
@@ -31,7 +30,7 @@ from gpuactors.simulation.histories.truth import (
     expected,
     given_by_us,
 )
-from gpuactors.simulation.histories.world import RESYNC_S, World
+from gpuactors.simulation.histories.world import RESYNC_S, World, states_of
 from gpuactors.simulation.kubelet.values import BooksView, LedgerEntry, Phase
 
 SETTLE_S: Final = 90.0
@@ -84,8 +83,8 @@ def _is_fading(resource: str, view: BooksView) -> bool:
 def _is_anothers(world: World, resource: str) -> bool:
     """A second plugin took it, and since pci.ids was renewed no daemon of ours serves it: what kubelet has of it is
     that plugin's, and stays if it was another one that kubelet disconnected when it left."""
-    frames = [d.handle.state.value.frames for d in world.serving if d.is_serving and d.handle is not None]
-    return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in served for served in frames)
+    serving = states_of(daemon for daemon in world.serving if daemon.is_serving)
+    return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in state.frames for state in serving)
 
 
 def _is_hidden(world: World, told: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
@@ -292,15 +291,16 @@ class Safety:
 
     def _is_listed(self, device: str) -> bool:
         """A daemon lists it, under whatever name: kubelet may not have heard of it in this moment."""
-        return any(a.id == device for state in self._states() for f in state.frames.values() for a in f)
+        return any(
+            a.id == device
+            for state in states_of(self._world.daemons)
+            for f in state.frames.values()
+            for a in f
+        )
 
     def _is_known(self, resource: str, device: str) -> bool:
         """A daemon has read of this allocation in kubelet's ledger."""
-        return any((resource, device) in state.ledger.entries for state in self._states())
-
-    def _states(self) -> Iterator[NodeState]:
-        """What each daemon that runs knows."""
-        return (d.handle.state.value for d in self._world.daemons if d.handle is not None)
+        return any((resource, device) in state.ledger.entries for state in states_of(self._world.daemons))
 
     def _check_figures(self, view: BooksView) -> None:
         """Free is not negative beyond what was really lost, and capacity is never below what was given away, from the
@@ -326,8 +326,8 @@ def _is_blind(world: World) -> bool:
     """Whoever serves was told to look after other cards than the daemon before it, or calls them otherwise, and could
     never read kubelet's ledger: it cannot know what else the pods have that were there before it."""
     retold = ("the next daemon selects other cards", "the next daemon has another pci.ids")
-    states = (d.handle.state.value for d in world.serving if d.is_serving and d.handle is not None)
-    return any(world.counts[kind] for kind in retold) and any(s.ledger.read == 0 for s in states)
+    serving = states_of(daemon for daemon in world.serving if daemon.is_serving)
+    return any(world.counts[kind] for kind in retold) and any(state.ledger.read == 0 for state in serving)
 
 
 def _check_swap(world: World) -> None:

@@ -16,7 +16,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,8 +27,10 @@ import trio
 from gpuactors import app
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
 from gpuactors.core.selector import Selector, parse_selector
+from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader
@@ -135,6 +137,11 @@ class RunningDaemon:
         assert self.handle is not None
         self.told_to_end = True
         self.handle.stop()
+
+
+def states_of(daemons: Iterable[RunningDaemon]) -> Iterator[NodeState]:
+    """What each of these daemons knows that has come to know anything."""
+    return (daemon.handle.state.value for daemon in daemons if daemon.handle is not None)
 
 
 @asynccontextmanager
@@ -333,14 +340,12 @@ class World:
     def is_leaving(self, slot: int) -> bool:
         """A daemon has not seen yet that nobody has open what was unbound."""
         address = PciAddress(self.address(slot))
-        handles = (daemon.handle for daemon in self.daemons if daemon.handle is not None)
-        return any(address in handle.state.value.polls.leaving for handle in handles)
+        return any(address in state.polls.leaving for state in states_of(self.daemons))
 
     def is_thought_bound(self, slot: int) -> bool:
         """A daemon has not seen yet that the card was unbound."""
         address = PciAddress(self.address(slot))
-        states = [daemon.handle.state.value for daemon in self.daemons if daemon.handle is not None]
-        functions = [state.facts[address].function for state in states if address in state.facts]
+        functions = (function_at(state, address) for state in states_of(self.daemons))
         return any(function is not None and function.vfio_bound for function in functions)
 
     def is_viable(self, group: int) -> bool:
@@ -405,9 +410,9 @@ class World:
         """Why a device is Unhealthy, in the words of the daemon that serves, by device ID."""
         return {
             device.id: device.reason
-            for daemon in self.daemons
-            if daemon.handle is not None and daemon.is_serving
-            for frame in daemon.handle.state.value.frames.values()
+            for state in states_of(self.daemons)
+            if state.role is Role.SERVING
+            for frame in state.frames.values()
             for device in frame
             if device.health is Health.UNHEALTHY
         }
@@ -416,9 +421,9 @@ class World:
         """Why a device is listed as it is by the daemon that serves, by device ID."""
         return {
             device.id: device.cause
-            for daemon in self.daemons
-            if daemon.handle is not None and daemon.is_serving
-            for frame in daemon.handle.state.value.frames.values()
+            for state in states_of(self.daemons)
+            if state.role is Role.SERVING
+            for frame in state.frames.values()
             for device in frame
         }
 
@@ -432,8 +437,8 @@ class World:
                 if daemon.handle is None:
                     continue
                 state = daemon.handle.state.value
-                fact = state.facts.get(PciAddress(card))
-                group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+                function = function_at(state, PciAddress(card))
+                group = function.iommu_group if function is not None else None
                 if (
                     str(group) == device
                     and self._is_alone(card)

@@ -20,14 +20,14 @@ def memory_control(
     state_dir: MemoryTransport, hanging: Latest[frozenset[Owner]], owner: str, faults: Faults
 ) -> UnixControl:
     """The control of the daemon that is the process `owner`."""
-    way = _WayToControl(state_dir, owner, faults)
+    io = _MemoryControlIo(state_dir, owner, faults)
     return UnixControl(
-        "", hanging, io=ControlIo(way.dial, way.bind, state_dir.owner_of, owner_named(owner).pid or 0)
+        "", hanging, io=ControlIo(io.dial, io.bind, state_dir.owner_of, owner_named(owner).pid or 0)
     )
 
 
 @final
-class _WayToControl:
+class _MemoryControlIo:
     """What a `UnixControl` reaches in memory."""
 
     def __init__(self, state_dir: MemoryTransport, owner: str, faults: Faults) -> None:
@@ -41,11 +41,11 @@ class _WayToControl:
 
     def bind(self, path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
         """As `grpc_trio.bind_unix`."""
-        return _Held(self._state_dir.bind(path, self._owner, evict), self._faults)
+        return _HeldListener(self._state_dir.bind(path, self._owner, evict), self._faults)
 
 
 @final
-class _Held(BoundListener):
+class _HeldListener(BoundListener):
     """Whoever looks whether it is there still may crash."""
 
     def __init__(self, listener: BoundListener, faults: Faults) -> None:

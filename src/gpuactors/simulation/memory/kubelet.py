@@ -38,12 +38,12 @@ def memory_kubelet(
     hanging: LatestReader[frozenset[Owner]] | None = None,
 ) -> UnixKubelet:
     """The daemon's own way to kubelet, to a fake one on a `MemoryTransport`."""
-    way = _WayToKubelet(transport, faults or Faults(), owner)
-    return UnixKubelet("", hanging, KubeletIo(way.dial, way.bind, way.sockets))
+    io = _MemoryKubeletIo(transport, faults or Faults(), owner)
+    return UnixKubelet("", hanging, KubeletIo(io.dial, io.bind, io.sockets))
 
 
 @final
-class _WayToKubelet:
+class _MemoryKubeletIo:
     """What a `UnixKubelet` reaches in memory, and what goes wrong on the way."""
 
     def __init__(self, transport: MemoryTransport, faults: Faults, owner: str) -> None:
@@ -112,12 +112,12 @@ def memory_ledger(
     transport: MemoryTransport, faults: Faults | None = None, owner: str = _DAEMON
 ) -> KubeletLedger:
     """The daemon's own reader of the ledger, of a fake kubelet on a `MemoryTransport`."""
-    way = _WayToLedger(transport, faults or Faults(), owner)
-    return KubeletLedger("", LedgerIo(way.dial, way.socket_file, way.read_file, way.apart))
+    io = _MemoryLedgerIo(transport, faults or Faults(), owner)
+    return KubeletLedger("", LedgerIo(io.dial, io.socket_file, io.read_file, io.apart))
 
 
 @final
-class _WayToLedger:
+class _MemoryLedgerIo:
     """What a `KubeletLedger` reaches in memory, and what goes wrong on the way."""
 
     def __init__(self, transport: MemoryTransport, faults: Faults, owner: str) -> None:

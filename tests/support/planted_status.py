@@ -1,0 +1,25 @@
+"""A wrong assessment, planted: the field's own bug that a GPU in use is Unhealthy, whoever uses it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuactors.core.assessment import assess
+from gpuactors.core.assessment.ownership import Ownership
+from gpuactors.core.assessment.status import DeviceStatus
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import Health
+
+
+def plant_allocated_is_unhealthy(monkeypatch: pytest.MonkeyPatch, message: str = "busy") -> None:
+    """What kubelet has given to a pod is assessed as Unhealthy, with that message."""
+    right = assess.assess
+
+    def wrong(device: Device, ownership: Ownership, *rest: Any) -> DeviceStatus:
+        status = right(device, ownership, *rest)
+        return replace(status, health=Health.UNHEALTHY, message=message) if ownership.is_allocated else status
+
+    monkeypatch.setattr(assess, "assess", wrong)

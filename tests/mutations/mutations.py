@@ -171,8 +171,8 @@ MUTATIONS: Final = (
     Mutation(
         "a device that another resource gives away as well is not counted in ours",
         "core/assessment/owner.py",
-        "        return any(e.resource == resource for e in self.entries)\n",
-        "        return all(e.resource == resource for e in self.entries)\n",
+        "        if not causes:\n",
+        "        if any(e.resource != resource for e in self.entries):\n",
     ),
     Mutation(
         "what an ID means is looked up anew at each read",
@@ -309,9 +309,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "kubelet.sock's identity is its inode alone",
-        "kubelet/kubelet.py",
-        '    return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"\n',
-        '    return f"{found.st_dev}:{found.st_ino}"\n',
+        "grpc_trio/unix.py",
+        '    return SocketFile(f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}", ',
+        '    return SocketFile(f"{found.st_dev}:{found.st_ino}", ',
         tests=("tests/kubelet/test_kubelet_socket.py",),
     ),
     Mutation(
@@ -338,7 +338,7 @@ MUTATIONS: Final = (
     Mutation(
         "the ledger's file is not read beside PodResources",
         "kubelet/ledger.py",
-        "        return self._young.complete(kubelet, age_s, listed, await self._beside())\n",
+        "        return self._young.complete(kubelet, age_s, listed, await self._beside() or self._said_last)\n",
         "        return self._young.complete(kubelet, age_s, listed, None)\n",
         tests=(f"{FOUND}[kubelet restarts while the API server is away]",),
     ),

@@ -965,6 +965,18 @@ def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
     )
 
 
+def test_no_group_is_opened_as_a_probe_while_neither_list_nor_file_can_name_every_pod() -> None:
+    """The node was rebooted, and kubelet's file cannot be read: kubelet has given GPUs away that it does not list."""
+    core = Core()
+    core.silent = True
+    core.feed(HostScanned(1, (gpu(A),)))
+    for cached, may_open in ((None, False), ((), True)):
+        core.pass_time(limits.LEDGER_QUIET_S)
+        read = core.state.ledger.outstanding or 0
+        core.feed(LedgerRead(read, "PodResources", (), (), settling=True, cached=cached))
+        assert [t.may_open for t in project(core.state).poll.targets] == [may_open]
+
+
 def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_driver() -> None:
     """An unbound function is not polled any more, and the group is the pod's still: a probe would meet its open."""
     mate = gpu("0000:01:00.2", 1)

@@ -455,6 +455,20 @@ async def test_beside_a_young_kubelet_a_file_that_cannot_be_read_any_more_counts
     assert contents.cached is None, "what was known of Allocate's answers stays"
 
 
+@pytest.mark.trio
+async def test_a_young_kubelet_beside_a_file_that_was_never_read_may_not_name_every_pod(node: Node) -> None:
+    node.file.write_bytes(b"{")
+    lister, ledger = Lister(list(STATIC)), node.ledger()
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister, age_s=0):
+            assert (await aged(ledger, 0).read()).settling
+            lister.pods = [*STATIC, *DAEMONS]
+            assert (await aged(ledger, 1).read()).settling
+            assert not (await aged(ledger, 1 + limits.LEDGER_SETTLE_S).read()).settling
+        async with node.kubelet(Lister(list(DAEMONS)), age_s=3600):
+            assert not (await node.ledger().read()).settling, "that one has known its pods for long"
+
+
 # --- kubelet's own list ---------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         again=False,
         read_at=before.asked_at,
         done=event.read,
+        complete=not (event.settling and event.cached is None),
     )
     after = replace(state, ledger=_with_answers(ledger, event))
     after = resolved(state, replace(after, granted=_still_granted(after, event, at)))

@@ -283,6 +283,8 @@ class Ledger:
     """By kubelet's ID: the nodes of `CachedAnswer`."""
     damaged: str = ""
     """What of kubelet's ledger file could not be read and was left out, as a sentence; empty if nothing."""
+    complete: bool = True
+    """No pod is missing in `entries`. False beside a kubelet that has just started and whose file is not readable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,8 @@ class YoungKubelet:
         self, kubelet: str, age_s: float, listed: LedgerContents, checkpoint: LedgerContents | None
     ) -> LedgerContents:
         """`kubelet` is the identity of its socket, which has been there for `age_s`; `checkpoint` is None if the file
-        says nothing. With or without the file's entries, what Allocate answered is the file's."""
+        could not be read, and what is listed may be too little then. With or without the file's entries, what Allocate
+        answered is the file's."""
         is_new = kubelet != self._kubelet
         if is_new:
             self._kubelet = kubelet
@@ -252,16 +253,18 @@ class YoungKubelet:
             age_s >= self._over_s
         ):  # it is not asked for again, and would grow with every ID that was ever listed
             self._listed.clear()
-        if checkpoint is None:
-            return listed
-        listed = replace(listed, cached=checkpoint.cached, damaged=checkpoint.damaged)
-        named = {(entry.resource, entry.device) for entry in checkpoint.entries}
+        named = set()
+        if checkpoint is not None:
+            listed = replace(listed, cached=checkpoint.cached, damaged=checkpoint.damaged)
+            named = {(entry.resource, entry.device) for entry in checkpoint.entries}
         if self._over_s == math.inf and (_are_from_api(listed.pods) or not self._listed.isdisjoint(named)):
             # Who was old already when we came has known them for as long.
             met_old = is_new and age_s >= limits.LEDGER_SETTLE_S
             self._over_s = age_s if met_old else age_s + limits.LEDGER_SETTLE_S
         if age_s >= self._over_s:
             return listed
+        if checkpoint is None:
+            return replace(listed, settling=True)
         missing = tuple(e for e in checkpoint.entries if (e.resource, e.device) not in self._listed)
         if not missing:
             return listed

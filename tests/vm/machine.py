@@ -49,6 +49,10 @@ READY_MARKER: Final = "GPUACTORS-VM ready"
 """Written to the serial console when Python runs in the guest. Before it a boot may be retried once, after it never:
 what fails then may be what the suite exists to find."""
 
+LONGEST_STRETCH: Final = 10.0
+"""By so much at most a guest that finds itself slow makes the limit of its scenario longer. It says so beside the
+marker: the host may have measured itself in a quieter minute, and cannot see what emulation costs just now."""
+
 
 @dataclass(frozen=True, slots=True)
 class PciIds:

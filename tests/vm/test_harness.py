@@ -66,6 +66,12 @@ CASES = {
         f"{READY}; exit 0", status=None, boots=1, trouble="QEMU ended with 0"
     ),
     "QEMU crashed": Case(f"{READY}; kill -SEGV $$", status=None, boots=1, trouble="QEMU ended with -11"),
+    "the guest finds itself slow": Case(
+        f"echo '{READY_MARKER}: s on k, bounds times 100.0'; sleep 0.5; {leave(0)}",
+        status=0,
+        boots=1,
+        limit_s=0.1,
+    ),
     "boot hangs": Case("exec sleep 60", status=None, boots=2, trouble="did not come to Python", limit_s=0.2),
     "boot hangs and chatters": Case(
         "while :; do echo again; done", status=None, boots=2, trouble="did not come to Python", limit_s=0.2

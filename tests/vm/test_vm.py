@@ -17,6 +17,7 @@ from tests.vm.boot import BOOTS, fresh_artifacts, on_this_host, run_scenario
 from tests.vm.commands import ProvisionError
 from tests.vm.guest.daemon import JOURNAL_SUFFIX
 from tests.vm.kernels import KERNELS, BuiltKernel
+from tests.vm.machine import LONGEST_STRETCH
 from tests.vm.matrix import Cell, cells, machines
 from tests.vm.provision import cached_kernel, qemu_version
 
@@ -31,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parameters = []
     for cell in cells(machines(), asked):
         machine = on_this_host(cell.machine)
-        life_s = BOOTS * machine.boot_timeout_s + machine.scenario_timeout_s
+        life_s = BOOTS * machine.boot_timeout_s + LONGEST_STRETCH * machine.scenario_timeout_s
         limit_s = (cell.machine.power_cuts + 1) * life_s + MARGIN_S
         parameters.append(pytest.param(cell, id=cell.name, marks=pytest.mark.timeout(limit_s)))
     metafunc.parametrize("cell", parameters)

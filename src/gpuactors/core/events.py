@@ -112,7 +112,7 @@ class LedgerRead:
     entries: tuple[LedgerEntry, ...]
     claims: tuple[ClaimedDevice, ...]
     settling: bool = False
-    """Kubelet has just started and may not know every pod: what its ledger file names was added where it was readable."""
+    """Kubelet has just started and may not know every pod: what its ledger file names was added if it is readable."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """Kubelet's own list: what it has as healthy of each resource that was asked about, as `listing.comparable` puts
     it; one without a healthy device is not in here. None if kubelet did not say."""

@@ -51,9 +51,9 @@ vm-table *ARGS:
 small-worlds LENGTH="5":
     SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
 
-# What CI tries of any order of events: 4,200 histories of a whole node, chosen by the commit; most pairs of kinds must occur.
+# What CI tries of any order of events: 3,000 histories of a whole node, chosen by the commit; most pairs of kinds must occur.
 histories *ARGS:
-    python -m gpuactors.simulation.histories --histories 4200 --seed commit --min-pairs 95 "$@"
+    python -m gpuactors.simulation.histories --histories 3000 --seed commit --min-pairs 95 "$@"
 
 # The same for as long as you like, with other histories each time: `just fuzz --minutes 60`, or with a `--seed`.
 fuzz *ARGS:

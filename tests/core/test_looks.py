@@ -256,6 +256,20 @@ def test_what_has_changed_in_a_shortage_is_found_after_it() -> None:
     assert core.frame() == {B: "Healthy"}
 
 
+def test_a_scan_that_began_before_the_shortage_does_not_stand_in_for_the_looks_that_failed() -> None:
+    """It shows the device as it was before the hint, and no other hint will come."""
+    core = Core(gpu(A), gpu(B))
+    core.feed(UeventsLost("overflow"))
+    scan = core.state.looks.scan
+    assert scan is not None
+    core.feed(HostChanged(A, None, "remove pci"))
+    core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
+    core.feed(HostScanned(scan, (gpu(A), gpu(B))))
+    core.pass_time(limits.SHORTAGE_LOOK_S)
+    core.feed(FunctionInspected(wanted(core), A, ()))
+    assert core.frame() == {B: "Healthy"}
+
+
 def test_a_shortage_takes_no_fault_away() -> None:
     core = Core(gpu(A, fault="vendor reads nonsense"), gpu(B))
     core.feed(HostChanged(A, None, "change pci"))

@@ -75,7 +75,7 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
         if address not in named and fact.look <= event.look:
             facts[address] = Fact(event.look, None)
     looks = _scan_back(replace(state.looks, scan_failures=0), at + state.settings.resync_interval_s)
-    return _settle(replace(state, facts=facts, looks=looks, scanned=True), named, at)
+    return _settle(replace(state, facts=facts, looks=looks, scanned=True), named, event.look, at)
 
 
 def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
@@ -98,7 +98,7 @@ def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeStat
     if event.address not in named and (before is None or before.look <= event.look):
         facts[event.address] = Fact(event.look, None)
     looks = _look_back(state.looks, event.address)
-    return _settle(replace(state, facts=facts, looks=looks), named | {event.address}, at)
+    return _settle(replace(state, facts=facts, looks=looks), named | {event.address}, event.look, at)
 
 
 def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> NodeState:
@@ -117,8 +117,8 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
             else Fact(event.look, replace(before.function, fault=event.reason))
         )
     looks = _look_back(state.looks, event.address)
-    state = _settle(replace(state, facts=facts, looks=looks), {event.address}, at, failed=True)
-    return _again_soon(state, event.address, at) if event.shortage else state
+    state = _settle(replace(state, facts=facts, looks=looks), {event.address}, event.look, at, failed=True)
+    return _again_soon(state, event, at) if event.shortage else state
 
 
 def _scan_back(looks: Looks, due_at: float) -> Looks:
@@ -189,32 +189,36 @@ def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
 
 
 def _settle(
-    state: NodeState, looked_at: Iterable[PciAddress], at: float, *, failed: bool = False
+    state: NodeState, looked_at: Iterable[PciAddress], look: int, at: float, *, failed: bool = False
 ) -> NodeState:
-    """Forgets what is gone for good, and plans another look at what came back incomplete, or failed."""
+    """Forgets what is gone for good, and plans another look at what came back incomplete from this one, or failed."""
     outstanding = [*state.looks.functions.values(), *([state.looks.scan] if state.looks.scan else [])]
     oldest = min(outstanding, default=math.inf)
     facts = {a: f for a, f in state.facts.items() if f.function is not None or f.look > oldest}
     retries = dict(state.looks.retries)
     for address in looked_at:
-        before = retries.pop(address, None)
+        before = retries.get(address)
+        if before is not None and before.look > look:
+            continue  # what made that look fail may be hiding a change that this one is too old for
+        retries.pop(address, None)
         fact = facts.get(address)
         complete = fact is None or fact.function is None or _is_complete(fact.function)
         if failed or not complete:
-            retries[address] = _next_retry(before, at)
+            retries[address] = _next_retry(before, look, at)
     return replace(state, facts=facts, looks=replace(state.looks, retries=retries))
 
 
-def _next_retry(before: Retry | None, at: float) -> Retry:
+def _next_retry(before: Retry | None, look: int, at: float) -> Retry:
     """Ever later, for ever."""
     attempt = before.attempt + 1 if before is not None else 0
-    return Retry(attempt, at + limits.UNSETTLED_LOOKS_S[min(attempt, len(limits.UNSETTLED_LOOKS_S) - 1)])
+    wait_s = limits.UNSETTLED_LOOKS_S[min(attempt, len(limits.UNSETTLED_LOOKS_S) - 1)]
+    return Retry(attempt, at + wait_s, look)
 
 
-def _again_soon(state: NodeState, address: PciAddress, at: float) -> NodeState:
+def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
     """A shortage passes, and looking again costs next to nothing."""
-    retry = Retry(0, at + limits.SHORTAGE_LOOK_S)
-    return replace(state, looks=replace(state.looks, retries={**state.looks.retries, address: retry}))
+    retry = Retry(0, at + limits.SHORTAGE_LOOK_S, failed.look)
+    return replace(state, looks=replace(state.looks, retries={**state.looks.retries, failed.address: retry}))
 
 
 def _is_complete(function: PciFunction) -> bool:

@@ -111,6 +111,8 @@ class Retry:
 
     attempt: int
     at: float
+    look: int
+    """The look that failed or came back incomplete. One that was asked for before it does not stand in for it."""
 
 
 @dataclass(frozen=True, slots=True)

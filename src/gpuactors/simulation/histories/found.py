@@ -290,9 +290,6 @@ FOUND: Final[dict[str, Script]] = {
             "plug a companion+3; looks and scans take long; pods come in a burst; "
             "bind the companion to a host driver@6+3"
         ),
-        "kubelet's file is damaged when the node has been rebooted": (
-            "pods come in a burst; a stream is lost+0.3; the node reboots; the ledger file is damaged"
-        ),
     }.items()
 }
 """By what they are about."""

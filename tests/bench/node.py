@@ -41,11 +41,19 @@ class DidNotWork(Exception):
 class Node:
     """`gpus` GPUs on vfio-pci and `others` functions that no selector chooses, each in an IOMMU group of its own.
 
-    Without `uevents` nothing can be sent to the daemon, and two may run: the socket has one owner.
+    Without `uevents` nothing can be sent to the daemon, and two may run: the socket has one owner. `python` is the
+    interpreter whose gpuactors runs.
     """
 
     def __init__(
-        self, directory: Path, *, gpus: int, others: int = 0, uevents: bool = True, words: Sequence[str] = ()
+        self,
+        directory: Path,
+        *,
+        gpus: int,
+        others: int = 0,
+        uevents: bool = True,
+        words: Sequence[str] = (),
+        python: str = sys.executable,
     ) -> None:
         self.gpus = tuple(_gpu_address(i) for i in range(gpus))
         self.functions = gpus + others
@@ -61,6 +69,7 @@ class Node:
         self._uevents = directory / "uevents.sock"
         self._hears_uevents = uevents
         self._words = tuple(words)
+        self._python = python
         self._sender = UeventSender(self._uevents)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._resource = ""
@@ -95,7 +104,7 @@ class Node:
         """Spawns one, a successor if one runs; returns time.monotonic_ns() from just before. Waits for nothing."""
         assert not (self._processes and self._hears_uevents), "the socket for uevents has an owner already"
         command = [
-            sys.executable,
+            self._python,
             "-m",
             "gpuactors",
             "run",

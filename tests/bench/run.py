@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
-from tests.bench import books, calls, event_to_frame, footprint, hand_over, journal, start_up
+from tests.bench import books, calls, event_to_frame, footprint, growth, hand_over, journal, start_up
 from tests.bench.figures import Figure, as_text, document, machine
 from tests.bench.node import DidNotWork, Node
 from tests.observe.recording import Held
@@ -48,6 +48,7 @@ class Counts:
     large_functions: int = LARGE_FUNCTIONS
     more_gpus: tuple[int, ...] = MORE_GPUS
     polled_groups: tuple[int, ...] = POLLED_GROUPS
+    growth: tuple[int, ...] = growth.GPUS
 
 
 FULL: Final = Counts(
@@ -76,6 +77,7 @@ QUICK: Final = Counts(
     large_functions=256,
     more_gpus=(16,),
     polled_groups=(8,),
+    growth=(2, 4),
 )
 """Whether it works; its figures mean nothing."""
 
@@ -114,6 +116,8 @@ def measure(directory: Path, counts: Counts) -> Iterator[Figure]:
     for held in get_args(Held):
         yield journal.growth(_made(directory / f"growth {held}"), held)
     yield from journal.idle(_made(directory / "q"), counts.idle_s, counts.quiet_s)
+    say("more and more GPUs")
+    yield from growth.measure(_made(directory / "n"), counts.calls // 2, counts.more_rounds, counts.growth)
     say("new models")
     yield from event_to_frame.new_models(_made(directory / "m"), counts.models)
     for gpus in counts.more_gpus:

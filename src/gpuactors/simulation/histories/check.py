@@ -403,7 +403,9 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
 
 async def _stay_calm(world: World, safety: Safety) -> None:
     """Nothing happens on the node, so nothing is told: no frame, no registration. What flaps slowly shows here."""
-    await trio.sleep(max(DYING_S, limits.LEDGER_QUIET_S + LOOK_EVERY_S))
+    # The ledger may be read for the first time so late, and a kubelet that has just started is not taken for complete
+    # until so long after that: what only its file names is released then.
+    await trio.sleep(max(DYING_S, limits.LEDGER_QUIET_S + limits.LEDGER_SETTLE_S + limits.LEDGER_S))
     before = world.kubelet.view
     await trio.sleep(LONG_CALM_S)
     safety.check(time_passed=True)

@@ -8,6 +8,7 @@ synchronous API throughout. Must not import gpuactors, and must not be kinder th
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import stat
@@ -37,7 +38,7 @@ from tests.support.kubelet_seen import (
 )
 from tests.support.patience import patient
 from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
-from tests.support.pod_resources_grpcio import PodLedger
+from tests.support.pod_resources_grpcio import Nodes, PodLedger
 
 SUPPORTED_VERSIONS: Final = ("v1beta1",)
 HEALTHY: Final = "Healthy"
@@ -60,9 +61,16 @@ WORKERS: Final = 64
 
 POD_RESOURCES_WORKERS: Final = 4
 
+CLOSING: Final = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+"""What a call says when kubelet itself closes the connection meanwhile."""
+
 
 class EndpointStopped(Exception):
     """Kubelet has no open connection to a plugin of that resource: it fails such a call itself."""
+
+
+class EmptyAnswer(Exception):
+    """Allocate was answered without a container."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +90,7 @@ class _Books:
     """Everything that is guarded by the stand-in's lock."""
 
     devices: dict[str, dict[str, str]] = field(default_factory=dict)
+    numa_nodes: dict[str, dict[str, Nodes]] = field(default_factory=dict)
     clients: dict[str, _Client] = field(default_factory=dict)
     """By name, as kubelet keeps them: the cause of the re-registration race."""
     endpoints: dict[str, _Client] = field(default_factory=dict)
@@ -120,6 +129,9 @@ class KubeletStandIn:
         self._numbers = 0
         self._replies_go = threading.Event()
         self._replies_go.set()
+        self._hears = True
+        self.admission = threading.Lock()
+        """Kubelet admits one pod after another (`admission_grpcio.py`)."""
         self._held: frozenset[str] = frozenset()
         self._appeared_ns = 0
         self._server: grpc.Server | None = None
@@ -138,6 +150,8 @@ class KubeletStandIn:
                 entry.unlink()
         with self._changed:
             self._books.devices.clear()
+            self._books.numa_nodes.clear()
+        self._pods.boot(hears=self._hears)
         # grpcio unlinks the path it listens on when it stops. Listening elsewhere and moving the socket here leaves
         # it to `stop` whether the socket stays behind.
         self._private_dir = Path(tempfile.mkdtemp(dir=self._kubelet_dir, prefix=".k"))
@@ -201,12 +215,23 @@ class KubeletStandIn:
             {name: MappingProxyType(dict(devices)) for name, devices in self._books.devices.items()}
         )
 
-    def healthy(self) -> dict[str, list[str]]:
-        """The Healthy devices of each resource, as GetAllocatableResources has them."""
-        return {
-            resource: [device for device, health in devices.items() if health == HEALTHY]
-            for resource, devices in self.snapshot().items()
-        }
+    def healthy(self) -> dict[str, dict[str, Nodes]]:
+        """The Healthy devices of each resource with their NUMA nodes, as GetAllocatableResources has them."""
+        with self._changed:
+            return {
+                resource: self._topology(
+                    resource, [device for device, health in devices.items() if health == HEALTHY]
+                )
+                for resource, devices in self._books.devices.items()
+            }
+
+    def _topology(self, resource: str, ids: Collection[str]) -> dict[str, Nodes]:
+        nodes = self._books.numa_nodes.get(resource, {})
+        return {device: nodes.get(device, ()) for device in ids}
+
+    def taken(self, resource: str) -> set[str]:
+        """What kubelet's ledger has given to pods."""
+        return self._pods.taken(resource)
 
     def wait_for(self, predicate: Callable[[Snapshot], bool], timeout_s: float, what: str = "") -> Snapshot:
         """The first snapshot for which `predicate` is true, at once if it is so now.
@@ -285,16 +310,21 @@ class KubeletStandIn:
     ) -> Allocated:
         """Allocate for one container; with a pod's name, the ledger has it when it is answered.
 
-        Raises grpc.RpcError, EndpointStopped where nobody is connected, ValueError where another pod has a device.
+        Raises grpc.RpcError, EndpointStopped where nobody is connected, EmptyAnswer, ValueError where another pod has a
+        device.
         """
         request = message("AllocateRequest")(
             container_requests=[message("ContainerAllocateRequest")(devices_ids=list(ids))]
         )
         with self._call(resource, ids) as client:
             answer = client.methods["Allocate"](request, timeout=timeout_s)
-        (container,) = answer.container_responses
+        if not answer.container_responses:
+            raise EmptyAnswer("no containers return in allocation response")
+        container = answer.container_responses[0]
         if pod is not None:
-            self._pods.given(pod, resource, ids, container.SerializeToString())
+            with self._changed:
+                devices = self._topology(resource, ids)
+            self._pods.given(pod, resource, devices, container.SerializeToString())
         return Allocated(
             envs=MappingProxyType(dict(container.envs)),
             devices=tuple(
@@ -309,8 +339,7 @@ class KubeletStandIn:
         )
 
     def end_pod(self, pod: str) -> None:
-        """A pod's process has ended: it leaves PodResources 0.1 s later, and the file with the next frame or
-        allocation. Raises KeyError if there is no such pod."""
+        """A pod's process has ended: it leaves PodResources 0.1 s later. Raises KeyError if there is no such pod."""
         self._pods.end(pod)
 
     def force_delete(self, pod: str) -> None:
@@ -321,9 +350,15 @@ class KubeletStandIn:
         """Before `start`, on a node that had a kubelet: its ledger's pods, which List names after `hear_of_pods` only.
         Their names are their UIDs. Raises OSError, ValueError."""
         self._pods.restore()
+        self.lose_api_server()
+
+    def lose_api_server(self) -> None:
+        """A kubelet that starts from now on hears of no pod, and List names none, until `hear_of_pods`."""
+        self._hears = False
 
     def hear_of_pods(self) -> None:
         """The API server has told kubelet which pods there are."""
+        self._hears = True
         self._pods.hear_of_pods()
 
     def list_besides(self, pods: Sequence[Any]) -> None:
@@ -363,8 +398,7 @@ class KubeletStandIn:
         request = message("PreferredAllocationRequest")(container_requests=[container])
         with self._call(resource, available) as client:
             answer = client.methods["GetPreferredAllocation"](request, timeout=timeout_s)
-        (response,) = answer.container_responses
-        return tuple(response.deviceIDs)
+        return tuple(device for response in answer.container_responses for device in response.deviceIDs)
 
     def prestart(self, resource: str, ids: Collection[str], *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """PreStartContainer. Raises as `allocate`."""
@@ -436,7 +470,9 @@ class KubeletStandIn:
         client: _Client | None = None
         try:
             _check_request(request.version, request.resource_name)
-            client = self._new_client(number, request.resource_name, self.socket_dir / request.endpoint)
+            # filepath.Join: an absolute endpoint is below the directory as well.
+            endpoint = self.socket_dir / request.endpoint.lstrip("/")
+            client = self._new_client(number, request.resource_name, endpoint)
             if failure is not None:
                 raise _RegisterFailed(*failure)
             options = self._connect(client)
@@ -474,15 +510,21 @@ class KubeletStandIn:
         try:
             grpc.channel_ready_future(client.channel).result(timeout=self._dial_timeout_s)
         except grpc.FutureTimeoutError:
-            raise _RegisterFailed(grpc.StatusCode.UNKNOWN, "failed to dial device plugin") from None
+            raise _RegisterFailed(
+                grpc.StatusCode.UNKNOWN, "failed to dial device plugin: context deadline exceeded"
+            ) from None
         except ValueError:  # grpcio's word for a channel that was closed meanwhile
             raise _RegisterFailed(grpc.StatusCode.UNAVAILABLE, "the client connection is closing") from None
         try:
             # Kubelet has no deadline of its own here; ours only keeps a broken test from hanging.
             answer = client.methods["GetDevicePluginOptions"](message("Empty")(), timeout=CALL_TIMEOUT_S)
-        except (grpc.RpcError, ValueError) as error:
+        except ValueError:
             raise _RegisterFailed(
-                grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {error}"
+                grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {CLOSING}"
+            ) from None
+        except grpc.RpcError as error:
+            raise _RegisterFailed(
+                grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {go_text(error)}"
             ) from None
         with self._changed:
             client.connected = True
@@ -543,6 +585,7 @@ class KubeletStandIn:
                 current.connected = False
                 for device_id in self._books.devices.get(client.resource, {}):
                     self._books.devices[client.resource][device_id] = UNHEALTHY
+                self._pods.stream_ended(client.resource)
             self._changed.notify_all()
         if current is not None:
             current.channel.close()
@@ -570,6 +613,9 @@ class KubeletStandIn:
                     )
             self._books.frames.append(Frame(client.resource, at_ns, devices, client.number))
             self._books.devices[client.resource] = listed
+            self._books.numa_nodes[client.resource] = {
+                device.id: device.numa_nodes or () for device in devices
+            }
             self._pods.frame(client.resource, [i for i, health in listed.items() if health == HEALTHY])
             self._changed.notify_all()
 
@@ -607,7 +653,8 @@ def _check_request(version: str, resource: str) -> None:
     if version not in SUPPORTED_VERSIONS:
         raise _RegisterFailed(
             grpc.StatusCode.UNKNOWN,
-            f"requested API version {version!r} is not supported by kubelet. Supported version is {SUPPORTED_VERSIONS}",
+            f"requested API version {_quoted(version)} is not supported by kubelet. "
+            f"Supported version is [{' '.join(map(_quoted, SUPPORTED_VERSIONS))}]",
         )
     domain, slash, name = resource.partition("/")
     valid = (
@@ -619,4 +666,18 @@ def _check_request(version: str, resource: str) -> None:
         and _NAME.fullmatch(name) is not None
     )
     if not valid:
-        raise _RegisterFailed(grpc.StatusCode.UNKNOWN, f"the ResourceName {resource!r} is invalid")
+        raise _RegisterFailed(grpc.StatusCode.UNKNOWN, f"the ResourceName {_quoted(resource)} is invalid")
+
+
+def _quoted(text: str) -> str:
+    """As Go's `%q`."""
+    return json.dumps(text)
+
+
+def go_text(error: Any) -> str:
+    """A failed call in grpc-go's words: `rpc error: code = NotFound desc = …`. The call may end because kubelet closed
+    the connection."""
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return CLOSING
+    code = "".join(part.capitalize() for part in error.code().name.split("_"))
+    return f"rpc error: code = {code} desc = {error.details() or ''}"

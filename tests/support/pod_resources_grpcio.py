@@ -1,8 +1,9 @@
 """Kubelet's ledger for the grpcio stand-in: PodResources (v1) as it was seen to answer, and the file beside it.
 
 Seen on kubelet 1.36: a pod is listed as soon as its Allocate is answered; a normal deletion leaves List 0.1 s after the
-container's process ended, a forced one at once; the file is rewritten by a frame or an allocation alone, so that it
-names ended pods until then. Must not import gpuactors, and must not be kinder than kubelet.
+container's process ended, a forced one at once; what an ended pod has stays in kubelet's ledger until List or an
+allocation asks, and in the file until the next frame or allocation after that; a kubelet that has just started lists
+no pod before it hears from the API server which it has. Must not import gpuactors, and must not be kinder than kubelet.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -24,24 +25,54 @@ import grpc
 from tests.support.grpcio_proto import ProtoFile
 
 RELEASE_S: Final = 0.1
+HEARS_AFTER_S: Final = 0.1
+"""From kubelet's start to what the API server tells it: seen from 0.03 s on."""
+
+QUERIES_PER_S: Final = 100.0
+"""Of all clients of PodResources together."""
+
+BURST: Final = 10.0
+
 NAMESPACE: Final = "default"
 CONTAINER: Final = "compute"
+WITHOUT_TOPOLOGY: Final = -1
+"""The NUMA node in the file of a device that has none."""
 
 PROTO: Final = ProtoFile("podresources.proto", "v1")
 
 DAEMON_PODS: Final = ("kube-proxy-x7k2p", "cni-node-9qz4d")
 """What any node has besides, and List names as soon as kubelet has heard of its pods: pods without devices."""
 
+Nodes = tuple[int, ...]
+"""A device's NUMA nodes; none where the plugin sent no topology."""
+
+Healthy = Mapping[str, Mapping[str, Nodes]]
+"""The Healthy devices of each resource, as GetAllocatableResources has them."""
+
 
 @dataclass(slots=True, eq=False)
 class _Pod:
+    """As the API server has it."""
+
     uid: str
-    given: dict[str, tuple[tuple[str, ...], bytes]] = field(default_factory=dict)
-    """By resource: devices, and the container's part of AllocateResponse."""
     gone_at: float | None = None
     """On time.monotonic()."""
-    known: bool = True
-    """Kubelet has heard of it since its start; until then only its ledger has it, and the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One entry of kubelet's ledger. `response` is the container's part of AllocateResponse."""
+
+    devices: Mapping[str, Nodes]
+    response: bytes
+
+    def by_node(self) -> dict[int, list[str]]:
+        """A device with two nodes is there twice."""
+        found: dict[int, list[str]] = {}
+        for device, nodes in self.devices.items():
+            for node in nodes or (WITHOUT_TOPOLOGY,):
+                found.setdefault(node, []).append(device)
+        return found
 
 
 @final
@@ -49,63 +80,92 @@ class PodLedger:
     """Which pod has which devices. `List` and `GetAllocatableResources` are the gRPC methods. All methods may be called
     from any thread."""
 
-    def __init__(
-        self, file: Path, *, healthy: Callable[[], Mapping[str, Collection[str]]] = dict, synced: bool = False
-    ) -> None:
-        """`healthy`: kubelet's own list, by resource. `synced`: the file is on the disk before it has its name, as
-        kubelet has it (pkg/kubelet/util/store); only a power cut shows the difference."""
+    def __init__(self, file: Path, *, healthy: Callable[[], Healthy] = dict, synced: bool = False) -> None:
+        """`healthy`: kubelet's own list. `synced`: the file is on the disk before it has its name, as kubelet has it
+        (pkg/kubelet/util/store); only a power cut shows the difference."""
         self._file = file
         self._synced = synced
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
-        self._healthy: dict[str, tuple[str, ...]] = {}
-        self._allocatable = healthy
+        self._given: dict[tuple[str, str], _Given] = {}
+        """By pod UID and resource."""
+        self._registered: dict[str, tuple[str, ...]] = {}
+        self._healthy = healthy
+        self._hears_at = 0.0
+        self._tokens, self._counted_at = BURST, time.monotonic()
         self._besides: tuple[Any, ...] = ()
         self._failures: list[tuple[grpc.StatusCode, str]] = []
         self._disabled: tuple[grpc.StatusCode, str] | None = None
         self._asked = 0
-        self._heard = True
 
-    def given(self, pod: str, resource: str, ids: Collection[str], response: bytes) -> None:
+    # --- kubelet's life -----------------------------------------------------------------------------------
+
+    def boot(self, *, hears: bool) -> None:
+        """Kubelet starts: its ledger is what the file says, and it has no device of any plugin. It hears of its pods in
+        a moment; if not `hears`, when `hear_of_pods` is called."""
+        with self._lock:
+            self._given, self._registered = {}, {}
+            with suppress(
+                OSError, ValueError, LookupError, TypeError
+            ):  # kubelet starts with an empty ledger then
+                self._given, self._registered = self._read()
+            wait_s = HEARS_AFTER_S if self._pods else 0.0
+            self._hears_at = time.monotonic() + wait_s if hears else float("inf")
+
+    def restore(self) -> None:
+        """Before `boot`, on a node that had a kubelet: the API server has a pod for each entry of the file. Their names
+        are not in it: here they are their UIDs. Raises OSError, ValueError."""
+        given, _ = self._read()
+        with self._lock:
+            for uid, _ in given:
+                self._pods.setdefault(uid, _Pod(uid))
+
+    def hear_of_pods(self) -> None:
+        """The API server has told which pods there are."""
+        with self._lock:
+            self._hears_at = 0.0
+
+    # --- kubelet's device manager -------------------------------------------------------------------------
+
+    def given(self, pod: str, resource: str, devices: Mapping[str, Nodes], response: bytes) -> None:
         """Allocate was answered. Raises ValueError for a device that another pod has: kubelet would not choose it."""
         with self._lock:
             self._collect()
-            for name, other in self._pods.items():
-                taken = set(ids) & set(other.given.get(resource, ((), b""))[0])
-                if taken and name != pod:
-                    raise ValueError(f"{', '.join(sorted(taken))} of {resource} belongs to pod {name}")
-            found = self._pods.setdefault(pod, _Pod(str(uuid.uuid4())))
-            found.given[resource] = tuple(ids), response
+            found = self._pods.get(pod, _Pod(str(uuid.uuid4())))
+            names = {other.uid: name for name, other in self._pods.items()}
+            for (uid, theirs), entry in self._given.items():
+                taken = entry.devices.keys() & devices.keys()
+                if taken and theirs == resource and uid != found.uid:
+                    raise ValueError(
+                        f"{', '.join(sorted(taken))} of {resource} belongs to pod {names.get(uid, uid)}"
+                    )
+            self._pods[pod] = found
+            self._given[found.uid, resource] = _Given(dict(devices), response)
             self._write()
+
+    def taken(self, resource: str) -> set[str]:
+        """What kubelet would give to no other pod."""
+        with self._lock:
+            self._collect()
+            return {d for (_, r), entry in self._given.items() if r == resource for d in entry.devices}
 
     def frame(self, resource: str, healthy: Collection[str]) -> None:
         """A frame came."""
         with self._lock:
-            self._healthy[resource] = tuple(healthy)
+            self._registered[resource] = tuple(healthy)
             self._write()
+
+    def stream_ended(self, resource: str) -> None:
+        """Nothing of a resource is Healthy any more; the file says so when it is written the next time."""
+        with self._lock:
+            self._registered[resource] = ()
+
+    # --- pods ---------------------------------------------------------------------------------------------
 
     def end(self, pod: str) -> None:
         """The pod's process has ended. Raises KeyError if there is no such pod."""
         with self._lock:
             self._pods[pod].gone_at = time.monotonic() + RELEASE_S
-
-    def restore(self) -> None:
-        """Take over the file of a former kubelet, as kubelet does when it starts. List does not name its pods before
-        `hear_of_pods`. Their names are not in it: here they are their UIDs. Raises OSError, ValueError."""
-        data = json.loads(self._file.read_text(encoding="utf-8"))["Data"]
-        with self._lock:
-            self._heard = False
-            for entry in data["PodDeviceEntries"] or ():
-                pod = self._pods.setdefault(entry["PodUID"], _Pod(entry["PodUID"], known=False))
-                ids = tuple(device for node in entry["DeviceIDs"].values() for device in node)
-                pod.given[entry["ResourceName"]] = ids, base64.b64decode(entry["AllocResp"])
-
-    def hear_of_pods(self) -> None:
-        """The API server has told which pods there are: all that were restored."""
-        with self._lock:
-            self._heard = True
-            for pod in self._pods.values():
-                pod.known = True
 
     def force_delete(self, pod: str) -> None:
         """The pod is gone, whatever its process does. Raises KeyError if there is no such pod."""
@@ -116,6 +176,8 @@ class PodLedger:
         """From now on List names these as well: whole `PodResources` messages, of other plugins' pods."""
         with self._lock:
             self._besides = tuple(pods)
+
+    # --- PodResources -------------------------------------------------------------------------------------
 
     def fail(self, times: int, code: grpc.StatusCode, details: str) -> None:
         """Refuse the next `times` calls of List."""
@@ -133,13 +195,16 @@ class PodLedger:
             return self._asked
 
     def List(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Every active pod that kubelet has heard of, and the devices that it has; one message per device and NUMA
+        node."""
+        self._count(context)
         with self._lock:
             self._asked += 1
             failure = self._failures.pop(0) if self._failures else None
             self._collect()
-            pods = [self._listed(name, pod) for name, pod in self._pods.items() if pod.known]
-            pods += self._besides
-            if self._heard:
+            pods = [*self._besides]
+            if self._hears_at <= time.monotonic():
+                pods += [self._listed(name, pod) for name, pod in self._pods.items()]
                 pods += [
                     PROTO.message("PodResources")(name=name, namespace="kube-system") for name in DAEMON_PODS
                 ]
@@ -148,44 +213,76 @@ class PodLedger:
         return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)
 
     def GetAllocatableResources(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """One message per healthy device, and none for a resource that has no healthy one."""
+        """One message per healthy device and NUMA node, and none for a resource that has no healthy one."""
+        self._count(context)
         if self._disabled is not None:
             context.abort(*self._disabled)
         return PROTO.message("AllocatableResourcesResponse")(
             devices=[
-                PROTO.message("ContainerDevices")(resource_name=resource, device_ids=[device])
-                for resource, ids in self._allocatable().items()
-                for device in ids
+                _device(resource, device, node)
+                for resource, devices in self._healthy().items()
+                for device, nodes in devices.items()
+                for node in nodes or (WITHOUT_TOPOLOGY,)
             ]
         )
 
+    def _count(self, context: grpc.ServicerContext) -> None:
+        """A token bucket (golang.org/x/time/rate)."""
+        with self._lock:
+            now = time.monotonic()
+            self._tokens = min(BURST, self._tokens + (now - self._counted_at) * QUERIES_PER_S)
+            self._counted_at = now
+            refused = self._tokens < 1
+            if not refused:
+                self._tokens -= 1
+        if refused:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
     def _listed(self, name: str, pod: _Pod) -> Any:
         devices = [
-            PROTO.message("ContainerDevices")(resource_name=resource, device_ids=[device])
-            for resource, (ids, _) in pod.given.items()
+            _device(resource, device, node)
+            for (uid, resource), entry in self._given.items()
+            if uid == pod.uid
+            for node, ids in entry.by_node().items()
             for device in ids
         ]
         container = PROTO.message("ContainerResources")(name=CONTAINER, devices=devices)
         return PROTO.message("PodResources")(name=name, namespace=NAMESPACE, containers=[container])
 
     def _collect(self) -> None:
+        """Drops what ended pods had, once it is known which those are (UpdateAllocatedDevices)."""
         now = time.monotonic()
         self._pods = {n: p for n, p in self._pods.items() if p.gone_at is None or now < p.gone_at}
+        if self._hears_at <= now:
+            active = {pod.uid for pod in self._pods.values()}
+            self._given = {key: entry for key, entry in self._given.items() if key[0] in active}
+
+    # --- the file -----------------------------------------------------------------------------------------
+
+    def _read(self) -> tuple[dict[tuple[str, str], _Given], dict[str, tuple[str, ...]]]:
+        data = json.loads(self._file.read_text(encoding="utf-8"))["Data"]
+        given = {}
+        for entry in data["PodDeviceEntries"] or ():
+            devices: dict[str, Nodes] = {}
+            for node, device in _devices_in(entry):
+                devices[device] = devices.get(device, ()) + ((node,) if node != WITHOUT_TOPOLOGY else ())
+            response = base64.b64decode(entry["AllocResp"])
+            given[entry["PodUID"], entry["ResourceName"]] = _Given(devices, response)
+        return given, dict.fromkeys(data["RegisteredDevices"], ())
 
     def _write(self) -> None:
         """The checksum is left at 0: whoever reads the file from outside cannot rely on it."""
         entries = [
             {
-                "PodUID": pod.uid,
+                "PodUID": uid,
                 "ContainerName": CONTAINER,
                 "ResourceName": resource,
-                "DeviceIDs": {"-1": list(ids)},
-                "AllocResp": base64.b64encode(response).decode("ascii"),
+                "DeviceIDs": {str(node): devices for node, devices in sorted(entry.by_node().items())},
+                "AllocResp": base64.b64encode(entry.response).decode("ascii"),
             }
-            for pod in self._pods.values()
-            for resource, (ids, response) in pod.given.items()
+            for (uid, resource), entry in self._given.items()
         ]
-        registered = {resource: list(ids) for resource, ids in self._healthy.items()}
+        registered = {resource: list(ids) for resource, ids in self._registered.items()}
         data = {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
         draft = self._file.with_name(f".{self._file.name}")
         with suppress(OSError):  # kubelet logs that and goes on; a test may have taken the directory away
@@ -195,3 +292,16 @@ class PodLedger:
                     file.flush()
                     os.fsync(file.fileno())
             draft.rename(self._file)
+
+
+def _devices_in(entry: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    for node, devices in entry["DeviceIDs"].items():
+        for device in devices:
+            yield int(node), device
+
+
+def _device(resource: str, device: str, node: int) -> Any:
+    topology = None
+    if node != WITHOUT_TOPOLOGY:
+        topology = PROTO.message("TopologyInfo")(nodes=[PROTO.message("NUMANode")(ID=node)])
+    return PROTO.message("ContainerDevices")(resource_name=resource, device_ids=[device], topology=topology)

@@ -6,7 +6,6 @@ The protocol tests run over real unix sockets; what takes minutes runs in memory
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,6 @@ import trio
 from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
-from gpuactors.grpc_trio import bind_unix
 from gpuactors.kubelet.pb.podresources.v1 import AllocatableResourcesRequest
 from gpuactors.simulation.kubelet.books import (
     STOP_GRACE_S,
@@ -27,7 +25,6 @@ from gpuactors.simulation.kubelet.books import (
     KubeletPanicError,
     ListedDevice,
     Phase,
-    resource_name_problem,
 )
 from gpuactors.simulation.kubelet.fake import CHECKPOINT_FILE, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import UnixTransport
@@ -251,14 +248,6 @@ def test_the_seed_orders_what_kubelet_has_in_no_order() -> None:
     assert len({offered(seed) for seed in range(20)}) > 10
 
 
-@pytest.mark.parametrize(
-    "name", ["GPU", "kubernetes.io/gpu", "nvidia.com/", "nvidia.com/A_", "nvidia.com/" + "A" * 64]
-)
-def test_kubelet_refuses_what_is_not_an_extended_resource_name(name: str) -> None:
-    assert resource_name_problem(name) is not None
-    assert resource_name_problem("nvidia.com/" + "A" * 63) is None
-
-
 # --- registration and allocation -------------------------------------------------------------------------------------
 
 
@@ -299,61 +288,6 @@ async def test_a_waiting_pod_runs_as_soon_as_there_is_room(tmp_path: Path) -> No
             plugin.frames[0].send_nowait(all_healthy(2))
             await r.kubelet.until(lambda view: view.pods["vm-2"].phase is Phase.RUNNING)
             assert r.kubelet.view.holdings["vm-2", GPU].devices == ("gpu1",)
-
-
-@pytest.mark.trio
-async def test_an_error_of_allocate_is_final_for_the_pod_and_frees_the_device(tmp_path: Path) -> None:
-    with trio.fail_after(WITHIN_S):
-        refusal = GRPCError(Status.FAILED_PRECONDITION, "gpu0: bound to nvidia, not to vfio-pci")
-        plugin = Plugin(first=all_healthy(1), allocate_error=refusal)
-        async with registered(plugin, directory=tmp_path) as r:
-            pod = await r.kubelet.admit("vm-1", {GPU: 1})
-            assert pod.phase is Phase.FAILED
-            assert pod.message == (
-                "UnexpectedAdmissionError: Allocate failed due to rpc error: code = FailedPrecondition "
-                "desc = gpu0: bound to nvidia, not to vfio-pci, which is unexpected"
-            )
-            plugin.allocate_error = None
-            assert (await r.kubelet.admit("vm-2", {GPU: 1})).phase is Phase.RUNNING
-
-
-@pytest.mark.trio
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": "v1alpha1"}, "requested API version 'v1alpha1' is not supported"),
-        ({"resource": "nvidia.com/A_"}, "the ResourceName 'nvidia.com/A_' is invalid"),
-    ],
-)
-async def test_register_is_refused(tmp_path: Path, change: dict[str, str], message: str) -> None:
-    with trio.fail_after(WITHIN_S):
-        async with rig(tmp_path) as r, r.serving(Plugin()):
-            with pytest.raises(GRPCError, match=message):
-                await r.register(**change)
-            assert r.kubelet.view.registrations == 0
-
-
-@pytest.mark.trio
-async def test_after_its_restart_kubelet_knows_no_device_and_has_removed_our_socket(tmp_path: Path) -> None:
-    with trio.fail_after(WITHIN_S):
-        plugin = Plugin(first=all_healthy(2))
-        async with rig(tmp_path) as r:
-            (r.directory / "sub").mkdir()
-            async with r.serving(plugin, "p.sock") as server, r.serving(plugin, "sub/q.sock"):
-                await r.register()
-                await r.figures(2, 2)
-                assert (await r.kubelet.admit("vm-1", {GPU: 1})).phase is Phase.RUNNING
-                await r.kubelet.stop()
-                await server.wait_disconnected()
-                assert not r.kubelet.view.running
-                await r.kubelet.start()
-                await r.figures(0, 0, 1)
-                assert not (r.directory / "p.sock").exists()
-                assert (r.directory / CHECKPOINT_FILE).exists()
-                assert r.kubelet.view.pods["vm-1"].phase is Phase.RUNNING
-                await r.register("sub/q.sock")
-                await r.figures(2, 2, 1)
-                assert r.kubelet.view.holdings["vm-1", GPU].devices == ("gpu0",)
 
 
 @pytest.mark.trio
@@ -683,13 +617,3 @@ async def test_two_resources_do_not_touch_each_other(autojump_clock: MockClock) 
         one.frames[0].close()
         await r.figures(2, 0, 1)
         await r.figures(1, 1, 1, resource=OTHER)
-
-
-@pytest.mark.trio
-async def test_the_kubelet_directory_is_cleared_of_sockets_only(tmp_path: Path) -> None:
-    directory = tmp_path / "device-plugins"
-    directory.mkdir()
-    (directory / "notes.txt").write_text("kept")
-    bind_unix(str(directory / "stale.sock"))
-    async with rig(tmp_path):
-        assert sorted(os.listdir(directory)) == ["kubelet.sock", "notes.txt"]

@@ -20,6 +20,7 @@ Sources: pkg/kubelet/cm/devicemanager/manager.go, endpoint.go, pod_devices.go an
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import uuid
@@ -62,6 +63,7 @@ __all__ = [
     "Phase",
     "Pod",
     "PodListing",
+    "go_quoted",
     "resource_name_problem",
 ]
 
@@ -70,6 +72,8 @@ STOP_GRACE_S: Final = 300.0
 (endpointStopGracePeriod)."""
 
 _NAME_PART = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_DOMAIN_MAX: Final = 253 - len("requests.")
 
 _COUNTED: Final = frozenset({Phase.ADMITTING, Phase.STARTING, Phase.RUNNING, Phase.TERMINATING})
 """Pods whose requests the scheduler subtracts from allocatable."""
@@ -482,6 +486,11 @@ class KubeletBooks:
         return sorted(rows + lost, key=lambda row: row.id)
 
 
+def go_quoted(text: str) -> str:
+    """As Go's `%q`."""
+    return json.dumps(text)
+
+
 def resource_name_problem(name: str) -> str | None:
     """Why kubelet refuses a resource name in Register, or None (IsExtendedResourceName, IsQualifiedName)."""
     prefix, slash, part = name.partition("/")
@@ -489,7 +498,9 @@ def resource_name_problem(name: str) -> str | None:
         not slash
         or prefix.endswith("kubernetes.io")
         or name.startswith("requests.")
+        or len(prefix) > _DOMAIN_MAX
+        or not _DOMAIN.fullmatch(prefix)
         or not _NAME_PART.fullmatch(part)
     ):
-        return f"the ResourceName {name!r} is invalid"
+        return f"the ResourceName {go_quoted(name)} is invalid"
     return None

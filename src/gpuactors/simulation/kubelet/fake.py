@@ -27,7 +27,7 @@ from gpuactors.grpc_trio import Server
 from gpuactors.simulation.kubelet.books import KubeletBooks
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet.containers import Containers, Tenancy
-from gpuactors.simulation.kubelet.plugins import PluginManager
+from gpuactors.simulation.kubelet.plugins import DIAL_DEADLINE_S, PluginManager
 from gpuactors.simulation.kubelet.pod_resources import PodResourcesService
 from gpuactors.simulation.kubelet.pods import PodWorker
 from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, KubeletTransport
@@ -61,15 +61,19 @@ class _Life:
 
 @asynccontextmanager
 async def open_fake_kubelet(
-    transport: KubeletTransport, *, seed: int = 0, tenancy: Tenancy | None = None
+    transport: KubeletTransport,
+    *,
+    seed: int = 0,
+    tenancy: Tenancy | None = None,
+    dial_deadline_s: float = DIAL_DEADLINE_S,
 ) -> AsyncIterator[FakeKubelet]:
     """A kubelet that is not started yet; it ends with the context, and so do all containers.
 
     `seed` orders what kubelet has in no order. `tenancy` is what a pod's virtual machine does with its devices; without
-    one it holds nothing.
+    one it holds nothing. `dial_deadline_s` is how long Register waits for somebody at the endpoint.
     """
     async with trio.open_nursery() as nursery:
-        yield FakeKubelet(transport, nursery, seed=seed, tenancy=tenancy)
+        yield FakeKubelet(transport, nursery, seed=seed, tenancy=tenancy, dial_deadline_s=dial_deadline_s)
         nursery.cancel_scope.cancel()
 
 
@@ -79,10 +83,17 @@ class FakeKubelet:
     `start`; nothing else does."""
 
     def __init__(
-        self, transport: KubeletTransport, nursery: trio.Nursery, *, seed: int, tenancy: Tenancy | None
+        self,
+        transport: KubeletTransport,
+        nursery: trio.Nursery,
+        *,
+        seed: int,
+        tenancy: Tenancy | None,
+        dial_deadline_s: float,
     ) -> None:
         self._transport = transport
         self._nursery = nursery
+        self._dial_deadline_s = dial_deadline_s
         self._rng = random.Random(seed)
         self._books = KubeletBooks(self._rng)
         self._containers = Containers(nursery, tenancy, self._exited)
@@ -147,7 +158,9 @@ class FakeKubelet:
         ):
             again = self._books.boot(trio.current_time(), self._read_checkpoint())
             self._written = self._books.checkpoint
-            plugins = PluginManager(self._books, self._transport, nursery, self._publish)
+            plugins = PluginManager(
+                self._books, self._transport, nursery, self._publish, self._dial_deadline_s
+            )
             plugins.slow_s = self.slow_registers_s
             pods = PodWorker(
                 self._books,

@@ -32,7 +32,7 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
-from gpuactors.simulation.kubelet.books import STOP_GRACE_S, KubeletBooks, resource_name_problem
+from gpuactors.simulation.kubelet.books import STOP_GRACE_S, KubeletBooks, go_quoted, resource_name_problem
 from gpuactors.simulation.kubelet.transport import KubeletTransport
 from gpuactors.simulation.kubelet.values import Endpoint, ListedDevice
 
@@ -74,11 +74,13 @@ class PluginManager(RegistrationBase):
         transport: KubeletTransport,
         nursery: trio.Nursery,
         publish: Callable[[], None],
+        dial_deadline_s: float = DIAL_DEADLINE_S,
     ) -> None:
         self._books = books
         self._transport = transport
         self._nursery = nursery
         self._publish = publish
+        self._dial_deadline_s = dial_deadline_s
         self._numbers = itertools.count(1)
         self._clients: dict[str, _Client] = {}
         """By resource name, as in kubelet: whoever registered last."""
@@ -93,8 +95,8 @@ class PluginManager(RegistrationBase):
         if message.version != API_VERSION:
             raise GRPCError(
                 Status.UNKNOWN,
-                f"requested API version {message.version!r} is not supported by kubelet. "
-                f"Supported version is {API_VERSION!r}",
+                f"requested API version {go_quoted(message.version)} is not supported by kubelet. "
+                f"Supported version is [{go_quoted(API_VERSION)}]",
             )
         if (problem := resource_name_problem(message.resource_name)) is not None:
             raise GRPCError(Status.UNKNOWN, problem)
@@ -136,10 +138,10 @@ class PluginManager(RegistrationBase):
 
     async def _connect_and_listen(self, client: _Client, answer: Callable[[str | None], None]) -> None:
         try:
-            with trio.fail_after(DIAL_DEADLINE_S):
+            with trio.fail_after(self._dial_deadline_s):
                 stream = await self._transport.dial(client.endpoint)
         except trio.TooSlowError:
-            answer(f"failed to dial device plugin {client.endpoint}: context deadline exceeded")
+            answer("failed to dial device plugin: context deadline exceeded")
             return
         async with open_channel(stream) as channel:
             client.stub = DevicePluginStub(channel)

@@ -113,9 +113,10 @@ class UnixTransport:
 
     async def dial(self, endpoint: str) -> trio.abc.Stream:
         """Tries again while nobody listens at the endpoint."""
+        path = self.device_plugins / endpoint.lstrip("/")  # filepath.Join: an absolute one is below as well
         while True:
             try:
-                return await trio.open_unix_socket(str(self.device_plugins / endpoint))
+                return await trio.open_unix_socket(str(path))
             except OSError:
                 await trio.sleep(_DIAL_RETRY_S)
 

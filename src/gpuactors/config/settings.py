@@ -174,7 +174,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pre_start_gate: Annotated[
         bool,
         Described(
-            "Whether kubelet calls PreStartContainer, which waits until nobody else has the container's GPUs open."
+            "Whether kubelet calls PreStartContainer, which waits until no other process has the container's GPUs open."
         ),
     ] = True
     holders: Annotated[
@@ -183,7 +183,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "How to detect that a GPU is in use. `passive`: by `enable` and `power/runtime_status` in sysfs; opens "
             "nothing. `proc`: also by /proc/*/fd, which names the process; needs the host's PID namespace, "
             "CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE. `open`: as `passive`, and as a last resort opens the IOMMU group "
-            "of a GPU that is allocated to nobody.",
+            "of an unallocated GPU.",
         ),
     ] = "passive"
     journal: Annotated[

@@ -364,7 +364,7 @@ def _sound(
 def _broken(
     state: NodeState, view: _View, frames: Mapping[ResourceName, Frame]
 ) -> list[tuple[ResourceName, Advertised, str]]:
-    """What does not hold that must whatever happened (architecture, "The books"): the resource, the entry, the rule.
+    """The broken rules of the lists (architecture, "Which devices are Healthy"): the resource, the entry, the rule.
 
     A frame describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy, while a
     call holds the list (for a moment two frames may describe it: a card swapped for another model). Every device that

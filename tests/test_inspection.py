@@ -256,7 +256,7 @@ def test_the_table_and_the_json_tell_what_is_listed_and_what_is_not() -> None:
 def test_that_uevents_are_not_heard_stands_above_all() -> None:
     core = stranger()
     core.feed(UeventsUnavailable("netlink is forbidden"))
-    problem = "not heard: netlink is forbidden; scans alone find changes"
+    problem = "not received: netlink is forbidden; only scans find changes"
     found = by_daemon(core)
     whose, head, *table = as_table(found).splitlines()
     assert head == f"uevents: {problem}"
@@ -293,7 +293,7 @@ def test_the_explanation_says_it_all() -> None:
     assert verdict.startswith("Unhealthy: IOMMU group 35 is held by process 4711 (qemu-system-x86)")
     said = [(line[:14].strip(), line[14:]) for line in facts]
     assert said[0][0] == "To do"
-    assert ("Owner", "nobody: kubelet has given it to no pod") in said
+    assert ("Owner", "none: kubelet has given it to no pod") in said
     assert ("Held by", "process 4711 (qemu-system-x86) of the pod with UID 0b0f-uid") in said
     assert ("IOMMU group", f"35: {GPU} (vfio-pci), 0000:23:00.1 (no driver)") in said
     assert ("Kubelet's ID", GPU) in said
@@ -315,9 +315,9 @@ def test_while_the_ledger_is_unreadable_nobody_is_said_to_have_been_given_nothin
     core.ledger_problem = "kubelet does not answer"
     core.pass_time(60)
     text = explained(core, GPU)
-    assert "no pod" not in text.partition("Before")[0].replace("no pod's hands when", "")
+    assert "no pod" not in text.partition("Before")[0].replace("no pod had it when", "")
     assert "\nOwner         not known, as kubelet's ledger cannot be read\n" in text
-    assert "allocated to pod default/vm-2, when kubelet's ledger could last be read" in explained(
+    assert "allocated to pod default/vm-2, when kubelet's ledger was last readable" in explained(
         core, "0000:24:00.0"
     )
 

@@ -212,7 +212,7 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
                     log.info("signal.received", signal=name)
                     daemon.stop()
                 else:
-                    log.info("signal.ignored", signal=name, reason="it means nothing to this daemon")
+                    log.info("signal.ignored", signal=name, reason="this daemon ignores it")
 
 
 async def _run_and_end(

@@ -42,7 +42,7 @@ from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports import ControlError, LedgerError, LedgerReader, UseReader
 
-NO_DEVICES: Final = "No PCI function on this node is chosen by the selectors (see gpuactors config show)."
+NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
 
 _ROUNDS: Final = 8
 """Reads and polls of our own look: the first of each, and what the core asks for because of what they found."""
@@ -93,7 +93,7 @@ def explain(config: Config, address: str) -> Explained:
         if found.by_daemon:
             raise
         # In a pod the daemon has its settings as arguments, which this command does not know.
-        raise UnknownAddressError(f"{exc}\nlooked at by {found.source}") from None
+        raise UnknownAddressError(f"{exc}\nread by {found.source}") from None
 
 
 async def inspected(config: Config) -> Inspected:
@@ -205,7 +205,7 @@ def find(view: NodeView, address: str) -> DeviceView:
     for device in view.devices:
         if any(member.address in (wanted, full) for member in device.group):
             raise UnknownAddressError(
-                f"{address} is no GPU that the selectors choose, but in the IOMMU group of {device.address}: "
+                f"{address} is no GPU that the selectors match, but in the IOMMU group of {device.address}: "
                 "explain that one"
             )
     if not view.devices:
@@ -430,9 +430,9 @@ def _title(device: DeviceView) -> str:
 def _owner(device: DeviceView, view: NodeView) -> str:
     """An old view is no fact: what kubelet's ledger said before it became unreadable may have changed."""
     if not view.ledger_problem:
-        return device.owner or "nobody: kubelet has given it to no pod"
+        return device.owner or "none: kubelet has given it to no pod"
     if device.owner is not None:
-        return f"{device.owner}, when kubelet's ledger could last be read"
+        return f"{device.owner}, when kubelet's ledger was last readable"
     return "not known, as kubelet's ledger cannot be read"
 
 
@@ -455,7 +455,7 @@ def _resource(device: DeviceView, found: Inspected) -> str | None:
         return device.resource
     resource = next((r for r in found.view.resources if r.name == device.resource), None)
     if resource is None:
-        return f"{device.resource}, which kubelet is not told of"
+        return f"{device.resource}, which is not advertised to kubelet"
     return f"{device.resource}, {_registration(resource)}"
 
 

@@ -11,11 +11,11 @@ from typing import Final
 
 _REMEDIES: Final = {
     errno.EMFILE: "this process has no file descriptors left (EMFILE): raise its limit (LimitNOFILE= of the service "
-    "manager, the container runtime's in a pod) and look in /proc/PID/fd what has them",
-    errno.ENFILE: "this node has no file descriptors left (ENFILE): end what has so many files open, or raise the "
+    "manager, the container runtime's in a pod) and see in /proc/PID/fd what uses them",
+    errno.ENFILE: "this node has no file descriptors left (ENFILE): end the process that has them open, or raise the "
     "sysctl fs.file-max",
-    errno.ENOMEM: "there is no memory left (ENOMEM): raise the container's limit, or end what takes the node's",
-    errno.ENOBUFS: "the kernel has no buffers left (ENOBUFS): look at the node's memory",
+    errno.ENOMEM: "there is no memory left (ENOMEM): raise the container's limit, or end processes that use the node's",
+    errno.ENOBUFS: "the kernel has no buffers left (ENOBUFS): check the node's memory",
 }
 
 NO_THREAD: Final = (
@@ -29,8 +29,8 @@ def shortage(error: BaseException | None) -> str | None:
     """What there is too little of, and what to do, if that is why `error` was raised, or what it was raised from."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _REMEDIES:
-            return f"{_REMEDIES[error.errno]}; it is tried again by itself"
+            return f"{_REMEDIES[error.errno]}; it is retried automatically"
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-            return f"{NO_THREAD}; it is tried again by itself"
+            return f"{NO_THREAD}; it is retried automatically"
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
     return None

@@ -87,7 +87,7 @@ def test_what_is_being_unbound_under_a_stranger_is_not_said_to_be_offered_again(
     core.feed(FunctionInspected(look, address, (gpu(GPU, driver=None, has_node=True),)))
     view = device(core)
     assert "held by process 4711 (qemu-system-x86)" in view.reason
-    assert "end whoever has /dev/vfio/35 open" in view.reason
+    assert "end the process that has /dev/vfio/35 open" in view.reason
     assert (view.health, view.driver, view.holders, view.remedy) == ("Unhealthy", None, (QEMU,), None)
 
 
@@ -152,7 +152,7 @@ def test_standing_with_kubelet() -> None:
 def test_whether_uevents_are_heard() -> None:
     core = Core(gpu("23:00.0"))
     core.feed(UeventsUnavailable("netlink is forbidden"))
-    assert seen(core).uevents_problem == ("not heard: netlink is forbidden; scans alone find changes")
+    assert seen(core).uevents_problem == ("not received: netlink is forbidden; only scans find changes")
     core.feed(UeventsOpened())
     assert seen(core).uevents_problem == ""
 

@@ -1,6 +1,6 @@
 """The books: kubelet's ledger × who uses the group in the kernel × sysfs, one verdict and one reason per device.
 
-One test per row of the table "The books" (architecture), then what happens between the rows.
+One test per row of the table "Which devices are Healthy" (architecture), then what happens between the rows.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def test_a_pod_that_is_gone_and_still_holds_is_unhealthy_until_it_lets_go() -> N
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == (
         "IOMMU group 1 is still held by process 4711 (qemu-system-x86): "
-        "pod default/vm-1 is gone from kubelet's books, its process is not"
+        "pod default/vm-1 is gone from kubelet's ledger, its process is not"
     )
     core.enabled, core.holders = {}, {}
     core.pass_time(limits.POLL_FAST_S)
@@ -526,7 +526,7 @@ def test_a_device_whose_use_cannot_be_seen_is_unhealthy_at_once_and_comes_back()
     core = node()
     blind(core)
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
-    assert core.reason(A) == f"it cannot be seen whether IOMMU group 1 is in use: {UNSEEN}"
+    assert core.reason(A) == f"whether IOMMU group 1 is in use cannot be determined: {UNSEEN}"
     core.pass_time(limits.POLL_S)
     assert core.frame() == {A: "Healthy", B: "Healthy"}
 
@@ -579,7 +579,7 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     assert A in core.state.departed
     core.silent, core.ledger, core.enabled = False, {}, {A: 1}
     core.feed(Ticked())
-    assert "pod default/vm-1 is gone from kubelet's books, its process is not" in core.reason(A)
+    assert "pod default/vm-1 is gone from kubelet's ledger, its process is not" in core.reason(A)
     core.enabled = {}
     core.pass_time(limits.POLL_S)
     assert core.state.departed == {}
@@ -593,7 +593,7 @@ def test_a_use_is_over_when_what_was_suspended_before_is_suspended_again() -> No
     core.enabled = {}
     core.pass_time(limits.POLL_S)
     assert core.frame()[A] == "Unhealthy", "its slot is being reset"
-    assert core.reason(A).startswith(f"IOMMU group 1 is being let go ({A} is not suspended yet)")
+    assert core.reason(A).startswith(f"IOMMU group 1 is being closed ({A} is not suspended yet)")
     core.awake = set()
     core.pass_time(limits.POLL_FAST_S)
     assert core.frame()[A] == "Healthy"
@@ -727,7 +727,7 @@ def test_a_process_that_held_it_for_the_pod_is_the_pods_whatever_its_cgroup(pod_
     core.pass_time(limits.POLL_S)
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert "pod default/vm-1 is gone from kubelet's books" in core.reason(A)
+    assert "pod default/vm-1 is gone from kubelet's ledger" in core.reason(A)
 
 
 def test_allocate_waits_to_know_whose_process_holds_it() -> None:
@@ -795,7 +795,7 @@ def test_what_was_just_handed_out_and_is_gone_stays_listed_though_the_ledger_can
     look(core, A)
     core.pass_time(limits.GRANT_GRACE_S - 1)
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
-    assert core.reason(A) == "just handed out, but the PCI function is gone from this node"
+    assert core.reason(A) == "just allocated, but the PCI function is gone from this node"
 
 
 def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() -> None:
@@ -815,7 +815,10 @@ def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() ->
 
 # --- unbound, or unplugged, while somebody has it open ------------------------------------------------------
 
-WAITS = "its unbind or unplug waits in the kernel until nobody has it open: end whoever has /dev/vfio/1 open"
+WAITS = (
+    "its unbind or unplug waits in the kernel until no process has it open: "
+    "end the process that has /dev/vfio/1 open"
+)
 UNBINDING = gpu(A, driver=None, has_node=True)
 """The driver's link is gone, the group's node is not."""
 
@@ -825,7 +828,7 @@ def test_a_device_whose_unbind_waits_for_a_stranger_stays_listed_and_goes_when_h
     look(core, A, UNBINDING)
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
     held = "IOMMU group 1 is in use (enable of 0000:01:00.0 is 1), and kubelet has given it to no pod"
-    assert core.reason(A) == f"{held}; {WAITS}, nothing can be bound to it before"
+    assert core.reason(A) == f"{held}; {WAITS}; nothing can be bound to it before"
     core.pass_time(60)
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
@@ -909,7 +912,7 @@ def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
     assert core.reason(A).startswith(f"allocated to pod default/vm-1; {WAITS}")
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert "pod default/vm-1 is gone from kubelet's books, its process is not; " in core.reason(A)
+    assert "pod default/vm-1 is gone from kubelet's ledger, its process is not; " in core.reason(A)
     assert WAITS in core.reason(A)
     core.enabled = {}
     core.pass_time(limits.POLL_FAST_S)
@@ -1075,7 +1078,7 @@ def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> 
     core = node()
     ask(core, A)
     core.feed(*looked(core, A))
-    assert core.reason(A) == "just handed out"
+    assert core.reason(A) == "just allocated"
     core.enabled, core.ledger_problem = {A: 1}, "kubelet does not answer"
     core.pass_time(limits.POLL_S)
     assert core.frame() == {A: "Healthy", B: "Healthy"}
@@ -1098,7 +1101,7 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
     began_at = core.at
     while core.at < began_at + limits.GRANT_GRACE_S - 1:
         core.feed(Ticked(), settling(), after_s=limits.LEDGER_SETTLING_S)
-        assert core.reason(A) == "just handed out"
+        assert core.reason(A) == "just allocated"
     core.feed(Ticked(), after_s=2)
     core.feed(settling())
     assert core.reason(A) == "free"
@@ -1111,7 +1114,7 @@ def test_what_was_handed_out_is_not_forgotten_before_the_ledger_was_read() -> No
     core.feed(*looked(core, A))
     core.silent = True
     core.feed(Ticked(), after_s=600)
-    assert core.reason(A) == "just handed out"
+    assert core.reason(A) == "just allocated"
     read = core.state.ledger.outstanding
     assert read is not None
     core.ledger = {A: "vm-1"}
@@ -1148,7 +1151,7 @@ def test_a_start_that_waits_too_long_is_refused_with_the_holders_name() -> None:
     assert answer.status is Refusal.UNAVAILABLE
     assert answer.reason == (
         f"{A}: IOMMU group 1 is still held by process 4711 (qemu-system-x86), "
-        "by pod default/vm-1 that is gone from kubelet's books"
+        "by pod default/vm-1 that is gone from kubelet's ledger"
     )
     assert core.frame()[A] == "Healthy", "it is allocated to vm-2: counted once"
 

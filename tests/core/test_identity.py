@@ -418,7 +418,7 @@ def test_without_a_name_from_the_daemon_before_the_old_name_is_another_plugins()
 def test_a_gpu_that_is_called_otherwise_now_is_not_said_to_be_another_one() -> None:
     core = restarted(renewed(A), swapped(B), vm=A)
     assert [not_listed(core.state, H100, a).message for a in (A, B)] == [
-        "no selector chooses it by this name any more (--select, pci.ids)",
+        "no selector matches it under this name any more (--select, pci.ids)",
         "another device is there now (10de:20b0)",
     ]
 

@@ -165,7 +165,7 @@ def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE
     assert answer.reason == (
-        "kubelet did not tell its ledger (PodResources List) in time; look whether kubelet hangs"
+        "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
     )
 
 
@@ -233,7 +233,7 @@ def test_a_mate_that_was_handed_out_refuses_while_the_ledger_cannot_be_read() ->
     core.at += 1
     (answer,) = ask(core, B)
     assert isinstance(answer, Refused)
-    assert f"{A} is just handed out" in answer.reason
+    assert f"{A} is just allocated" in answer.reason
 
 
 def test_what_kubelet_does_not_list_after_it_was_handed_out_is_free() -> None:
@@ -395,7 +395,7 @@ def test_an_answer_that_was_kept_for_the_pod_before_does_not_refuse() -> None:
     assert core.answers(FunctionInspected(number, A, GROUP_82)) == [Ready()]
 
 
-LIMIT = "kubelet did not tell its ledger (PodResources List: RESOURCE_EXHAUSTED)"
+LIMIT = "kubelet did not return its ledger (PodResources List: RESOURCE_EXHAUSTED)"
 
 
 def test_what_kubelets_file_holds_counts_where_list_fails() -> None:

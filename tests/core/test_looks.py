@@ -236,7 +236,7 @@ def test_a_shortage_of_ours_is_no_devices_fault() -> None:
     for _ in range(5):
         core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
         assert core.frame() == {A: "Healthy", B: "Healthy"}
-        assert core.reason(A) == f"free; so it was seen last, and cannot be looked at now: {SHORT}"
+        assert core.reason(A) == f"free; last known state, it cannot be inspected now: {SHORT}"
         assert core.state.facts[A].function is known
         core.pass_time(limits.SHORTAGE_LOOK_S)  # every second, for as long as it lasts
     lines = [
@@ -275,7 +275,7 @@ def test_a_shortage_takes_no_fault_away() -> None:
     core.feed(HostChanged(A, None, "change pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
     assert core.frame() == {A: "Unhealthy", B: "Healthy"}
-    assert core.reason(A).startswith("vendor reads nonsense; so it was seen last")
+    assert core.reason(A).startswith("vendor reads nonsense; last known state")
 
 
 def test_a_failed_look_at_a_function_never_seen_before_is_repeated() -> None:

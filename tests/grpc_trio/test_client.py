@@ -258,7 +258,7 @@ def body(data: bytes) -> Callable[[RawServer, int], None]:
         (http_error, Status.UNAVAILABLE, "503"),
         (wrong_content, Status.UNKNOWN, "text/html"),
         (end_without_trailers, Status.INTERNAL, "without sending a grpc-status"),
-        (ok_without_answer, Status.INTERNAL, "has sent no answer"),
+        (ok_without_answer, Status.INTERNAL, "sent OK but no answer"),
         (error_after_answer, Status.RESOURCE_EXHAUSTED, "no more"),
         (body(b"\1\0\0\0\0"), Status.UNIMPLEMENTED, "compressed"),
         (body(b"\0\xff\xff\xff\xff"), Status.RESOURCE_EXHAUSTED, str(MESSAGE_MAX_BYTES)),

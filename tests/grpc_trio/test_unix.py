@@ -345,9 +345,9 @@ async def test_nobody_there(tmp_path: Path) -> None:
     with pytest.raises(ConnectError, match="no such file"):
         await connect_unix(str(tmp_path / "nothing"), deadline_s=deadline_s)
     stale_socket(tmp_path / "stale")
-    with pytest.raises(ConnectError, match="nobody listens"):
+    with pytest.raises(ConnectError, match="no process listens"):
         await connect_unix(str(tmp_path / "stale"), deadline_s=deadline_s)
-    with pytest.raises(ConnectError, match="nobody listens"):
+    with pytest.raises(ConnectError, match="no process listens"):
         await connect_unix(str(tmp_path), deadline_s=deadline_s)
 
 

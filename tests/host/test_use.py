@@ -108,7 +108,7 @@ async def test_what_cannot_be_read_is_told_and_what_has_gone_is_left_out(tree: H
     assert f"{GPU}/enable cannot be read (No such file or directory)" in uses[1].unseen
     assert uses[2].enabled == {}
     assert f"{address(2)}/enable reads something else" in uses[2].unseen
-    assert all("look for" in use.unseen and "by itself" in use.unseen for use in uses.values())
+    assert all("look for" in use.unseen and "automatically" in use.unseen for use in uses.values())
     tree.set_attribute(GPU, "enable", b"0\n")
     assert (await observe(kind(root(tree), "passive")))[1].unseen == ""
 
@@ -448,7 +448,7 @@ async def test_what_proc_lacks_is_said_once_until_it_is_there(
     (tree.root / "proc").rename(tree.root / "elsewhere")
     await observe(reader)
     assert said.events == ["holders.unavailable", "holders.available", "holders.unavailable"]
-    assert "may not be looked at (Permission denied)" in said.reasons[0]
+    assert "may not be read (Permission denied)" in said.reasons[0]
     assert "/proc cannot be listed (No such file or directory)" in said.reasons[1]
 
 

@@ -133,7 +133,7 @@ async def test_a_stream_that_ends_meanwhile_is_not_waited_for(autojump_clock: Mo
 async def test_a_change_that_kubelet_has_no_field_for_is_not_waited_for(autojump_clock: MockClock) -> None:
     plugin = service(
         tuple(
-            Advertised(a.id, a.address, a.health, None, "just handed out", Cause.JUST_ALLOCATED)
+            Advertised(a.id, a.address, a.health, None, "just allocated", Cause.JUST_ALLOCATED)
             for a in frame()
         )
     )

@@ -193,7 +193,7 @@ def test_every_form_of_the_file_is_read(content: bytes, ids: list[str]) -> None:
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_it_and_the_remedy(content: bytes) -> None:
-    with pytest.raises(KubeletError, match=r"^/the/file is damaged .*: start kubelet, which tells it over"):
+    with pytest.raises(KubeletError, match=r"^/the/file is damaged .*: start kubelet, which lists it over"):
         checkpoint_contents(content, "/the/file")
 
 
@@ -315,7 +315,7 @@ async def test_something_else_by_the_files_name_is_an_error(
             await node.ledger().read()
         node.file.unlink()
         node.file.mkdir()
-        with pytest.raises(KubeletError, match=r"cannot read .*Is a directory.*: look at that disk"):
+        with pytest.raises(KubeletError, match=r"cannot read .*Is a directory.*: check that disk"):
             await node.ledger().read()
 
 
@@ -325,11 +325,11 @@ async def test_something_else_by_the_files_name_is_an_error(
     [
         (
             Status.RESOURCE_EXHAUSTED,
-            "rejected by rate limit.*some client of PodResources on this node asks too",
+            "rejected by rate limit.*a client of PodResources on this node calls too",
         ),
         (Status.UNIMPLEMENTED, "has no PodResources v1"),
         (Status.UNAVAILABLE, "it is asked again"),
-        (Status.INTERNAL, "look at kubelet's log"),
+        (Status.INTERNAL, "see kubelet's log"),
     ],
 )
 async def test_a_kubelet_that_refuses_is_a_failed_read_and_no_reason_to_believe_the_file(
@@ -340,7 +340,7 @@ async def test_a_kubelet_that_refuses_is_a_failed_read_and_no_reason_to_believe_
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister, age_s=0):
             with pytest.raises(
-                KubeletError, match=f"{status.name}.*what was read last still counts.*"
+                KubeletError, match=f"{status.name}.*the last contents stay in effect.*"
             ) as failed:
                 await node.ledger().read()
             assert lister.asked == 1
@@ -599,7 +599,7 @@ async def test_a_kubelet_that_starts_while_it_is_asked_is_not_taken_for_the_one_
             assert (contents.entries, contents.settling) == ((entry("a", named("vm")),), False)
             lister.pods = []
             looks[:] = ["before", "new"]
-            with pytest.raises(LedgerError, match="started anew while it was asked"):
+            with pytest.raises(LedgerError, match="restarted while its ledger was read"):
                 await ledger.read()
             contents = await ledger.read()
             assert (contents.entries, contents.settling) == ((entry("a", by_uid("uid-1")),), True)
@@ -635,7 +635,7 @@ class Failing:
 
 
 LIMITED = Failing("rejected by rate limit", GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit"))
-HANGING = Failing("did not answer PodResources List on .* look whether kubelet hangs")
+HANGING = Failing("did not answer PodResources List on .* check whether kubelet hangs")
 
 
 async def failed_read(node: Node, how: Failing) -> LedgerError:

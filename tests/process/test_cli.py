@@ -145,7 +145,7 @@ def test_run_goes_on_without_a_host_and_without_uevents_and_recovers() -> None:
             done = gpuactors(
                 "inspect", f"--host-root={node.tree.root}", f"--state-dir={node.directory / 's'}"
             )
-            assert "\nuevents: not heard: " in done.stdout
+            assert "\nuevents: not received: " in done.stdout
             assert "must exist" in " ".join(done.stdout.split())
             node.assert_sound(daemon)
 

@@ -93,7 +93,7 @@ def test_a_device_whose_id_was_never_read_harms_nobody() -> None:
         node.tree.set_attribute(second, "device", b"0x23\n")
         with node.daemon() as daemon:
             daemon.wait_event(
-                "function.unreadable", address=second, has=[f"{second}/device", "lspci", "by itself"]
+                "function.unreadable", address=second, has=[f"{second}/device", "lspci", "automatically"]
             )
             node.wait_books({H100: {GOOD: HEALTHY}})
             node.tree.set_attribute(second, "device", b"0x2330\n")

@@ -160,7 +160,7 @@ def test_a_state_directory_that_cannot_be_written(node: Node) -> None:
     (node.directory / "s").touch()
     with node.daemon() as daemon:
         serves(node)
-        daemon.wait_event("journal.failed", has=["s/journal", "the daemon goes on without it"])
+        daemon.wait_event("journal.failed", has=["s/journal", "the daemon continues without it"])
 
 
 def test_a_journal_can_be_switched_off(node: Node) -> None:

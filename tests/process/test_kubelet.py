@@ -92,7 +92,7 @@ def test_kubelet_restarts_is_killed_and_cuts_its_streams() -> None:
         # Killed: kubelet.sock is still there, and nobody behind it.
         mark = daemon.mark()
         kubelet.stop(leave_sockets=True)
-        daemon.wait_event("plugin.unregistered", has=["nobody listens on it"], resource=H100, after=mark)
+        daemon.wait_event("plugin.unregistered", has=["no process listens on it"], resource=H100, after=mark)
         node.tell(node.tree.bind(OTHER, "vfio-pci"))
         kubelet.start()
         books[A100] = {OTHER: HEALTHY}

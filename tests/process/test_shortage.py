@@ -17,7 +17,7 @@ from tests.process.node import H100, HEALTHY, Node, address, open_node, refusal
 
 GIVEN, FREE, MORE = address(0x23), address(0x24), address(0x25)
 BOTH = {H100: {GIVEN: HEALTHY, FREE: HEALTHY}}
-SHORT = ["no file descriptors left (EMFILE)", "raise its limit", "tried again by itself"]
+SHORT = ["no file descriptors left (EMFILE)", "raise its limit", "retried automatically"]
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def test_no_descriptors_for_some_seconds() -> None:
                 look_at(node, FREE)
                 daemon.wait_event("look.failed", address=FREE, has=SHORT, after=mark)
                 daemon.wait_event(
-                    "device.changed", device=FREE, health=HEALTHY, has=["seen last", *SHORT], after=mark
+                    "device.changed", device=FREE, health=HEALTHY, has=["last known state", *SHORT], after=mark
                 )
                 sockets = [dial(node.endpoint(H100)), dial(node.directory / "s" / "gpuactors.sock")]
                 with pytest.raises(grpc.RpcError) as refused:

@@ -117,7 +117,7 @@ def test_the_incident_names_who_holds_a_gpu() -> None:
     (left,), (foreign,) = reasons[7], reasons[14]
     assert re.fullmatch(
         r"IOMMU group \d+ is still held by process 40\d\d \(qemu-system-x86\) of the pod with UID [0-9a-f-]{36}: "
-        r"pod default/vm-\d is gone from kubelet's books, its process is not",
+        r"pod default/vm-\d is gone from kubelet's ledger, its process is not",
         left,
     )
     assert re.fullmatch(
@@ -324,7 +324,7 @@ def test_expectations_say_what_is_there_instead(expectation: Expectation, proble
 
 
 NAMED = "IOMMU group 48 is held by process 17 (python3), and kubelet has given it to no pod"
-LEFT = "IOMMU group 48 is still held by process 17 (qemu): pod default/vm-2 is gone from kubelet's books"
+LEFT = "IOMMU group 48 is still held by process 17 (qemu): pod default/vm-2 is gone from kubelet's ledger"
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ async def read_status(path: str) -> Running:
         nobody = owner_of(path) is None
     except SocketError as exc:
         raise ControlError(
-            f"user {os.geteuid()} may not connect to {path}, where a running daemon is asked: run this as the daemon's "
-            "user, root as a rule"
+            f"user {os.geteuid()} may not connect to {path}, a running daemon's control socket: run this as the "
+            "daemon's user, usually root"
         ) from exc
     try:
         with trio.fail_after(limits.CONTROL_CONNECT_S + limits.CONTROL_CALL_S):
@@ -62,15 +62,15 @@ async def read_status(path: str) -> Running:
                 answer = await pb.ControlStub(channel).status(pb.StatusRequest())
     except SocketError as exc:
         if nobody:
-            raise NoDaemonError(f"no daemon runs (nobody listens at {path})") from exc
+            raise NoDaemonError(f"no daemon runs (no process listens at {path})") from exc
         raise ControlError(f"a daemon has the socket and does not answer; does it hang? {exc}") from exc
     except GRPCError as exc:
         raise ControlError(
-            f"the daemon behind {path} refused to tell its state: {exc.status.name}: {quoted(exc.message or '')}"
+            f"the daemon behind {path} refused to report its status: {exc.status.name}: {quoted(exc.message or '')}"
         ) from exc
     except trio.TooSlowError as exc:
         raise ControlError(
-            f"the daemon behind {path} did not tell its state within {limits.CONTROL_CALL_S:g} s; does it hang?"
+            f"the daemon behind {path} did not report its status within {limits.CONTROL_CALL_S:g} s; does it hang?"
         ) from exc
     return Running(answer.pid, answer.version, about_of(answer), node_view(answer))
 

@@ -54,7 +54,9 @@ def socket_path(state_dir: str) -> str:
 
 def obstacle(state_dir: str) -> str | None:
     """Why there can be no control socket in `state_dir`, as a sentence; None if there can."""
-    lost = "; without it there is no hand-over on an upgrade, and inspect and explain look for themselves"
+    lost = (
+        "; without it there is no hand-over on an upgrade, and inspect and explain read the node themselves"
+    )
     path_bytes = len(os.fsencode(socket_path(state_dir)))
     if path_bytes > limits.SOCKET_PATH_MAX_BYTES:
         return (
@@ -71,8 +73,8 @@ def obstacle(state_dir: str) -> str | None:
         is_directory = False
     except OSError as exc:
         return (
-            f"the state directory {state_dir} cannot be looked at ({exc.strerror}): let user {os.geteuid()}, or name "
-            f"another with --state-dir{lost}"
+            f"the state directory {state_dir} cannot be accessed ({exc.strerror}): give user {os.geteuid()} access, or "
+            f"name another with --state-dir{lost}"
         )
     if not is_directory:
         return (
@@ -81,8 +83,8 @@ def obstacle(state_dir: str) -> str | None:
         )
     if not os.access(state_dir, os.W_OK | os.X_OK):
         return (
-            f"user {os.geteuid()} may not write to the state directory {state_dir}: let it, mount it writable, or "
-            f"name another with --state-dir{lost}"
+            f"user {os.geteuid()} may not write to the state directory {state_dir}: give it access, mount it "
+            f"writable, or name another with --state-dir{lost}"
         )
     return None
 

@@ -92,7 +92,7 @@ class ResourceView:
     healthy: int
     """Of them, those that are Healthy: its `allocatable`."""
     allocated: int
-    """Devices that kubelet's ledger gives to pods under this name, or that were just handed out."""
+    """Devices that kubelet's ledger gives to pods under this name, or that were just allocated."""
 
     @property
     def free(self) -> int:
@@ -145,7 +145,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         devices=_devices(state, at),
         kubelet_problem="" if state.kubelet is not None else state.kubelet_missing,
         ledger_problem=state.ledger.problem or ("" if state.ledger.read else "it has not been read yet"),
-        uevents_problem=state.uevents and f"not heard: {state.uevents}; scans alone find changes",
+        uevents_problem=state.uevents and f"not received: {state.uevents}; only scans find changes",
     )
 
 
@@ -262,15 +262,15 @@ def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> st
         return None
     match assessments_of(state).of[device.function.address].ownership.cause:
         case Cause.GROUP_IN_USE:
-            return "nothing: an IOMMU group goes to one VM as a whole, and is free when that one has ended"
+            return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"
         case Cause.ORPHANED:
-            return f"wait until {who} has ended, or end it; the GPU is offered again as soon as it is let go"
+            return f"wait until {who} has ended, or end it; the GPU is offered again as soon as it is closed"
         case Cause.HELD_BY_OTHER:
-            ask = "" if holders else " (--holders proc tells who it is)"
+            ask = "" if holders else " (--holders proc names it)"
             return (
-                f"end {who}{ask} if it should not have the GPU; it is offered again as soon as it is let go"
+                f"end {who}{ask} if it should not have the GPU; it is offered again as soon as it is closed"
             )
         case Cause.HOLDER_UNKNOWN:
-            return "nothing while it lasts a moment; if it stays, make kubelet's ledger readable"
+            return "nothing at first; if it persists, make kubelet's ledger readable"
         case _:
             return None

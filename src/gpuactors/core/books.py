@@ -333,7 +333,7 @@ def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
     as a GPU is by its audio function (drivers/pci/quirks.c, quirk_gpu_hda), nor anything for ever.
     """
     awake = sorted(waited_for & use.active)
-    return f"being let go ({awake[0]} is not suspended yet)" if awake else None
+    return f"being closed ({awake[0]} is not suspended yet)" if awake else None
 
 
 def _still_there(

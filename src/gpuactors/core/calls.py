@@ -492,7 +492,7 @@ def _held(state: NodeState, call: Call) -> list[Blocker]:
         use = observed_use(state, device) if device is not None else None
         if device is not None and use is not None and use.in_use:
             pod = departed_pod(state, device)
-            gone = f", by pod {pod} that is gone from kubelet's books" if pod is not None else ""
+            gone = f", by pod {pod} that is gone from kubelet's ledger" if pod is not None else ""
             said = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
             held.append(Blocker(_held_by(state, device, left=pod is not None), said))
     return held
@@ -511,6 +511,6 @@ def _late(state: NodeState, call: Call) -> Refused:
         said = f"it could not be found out in time who uses {unpolled}; can its `enable` be read in sysfs?"
         return _refused(Refusal.UNAVAILABLE, Blocker(Cause.USE_LATE, said))
     if _is_unread(state, call):
-        said = "kubelet did not tell its ledger (PodResources List) in time; look whether kubelet hangs"
+        said = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
         return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, said))
     return _refused(Refusal.UNAVAILABLE, *(_held(state, call) or _taken(state, call)))

@@ -148,7 +148,7 @@ class ClientStream(client.Stream[Any, Any]):
             if not self._recv_trailing_metadata_done:
                 await self.recv_trailing_metadata()
             if not self._cardinality.server_streaming:
-                raise GRPCError(Status.INTERNAL, "the server says OK but has sent no answer")
+                raise GRPCError(Status.INTERNAL, "the server sent OK but no answer")
         return message
 
     def give_up(self) -> None:
@@ -266,10 +266,11 @@ async def open_unix_channel(
     async with _running(connection, stream):
         with trio.move_on_at(deadline_s) as waiting:
             if not await connection.handshake():
-                raise ConnectError(f"whoever listens on {path} closed the connection at once")
+                raise ConnectError(f"the process that listens on {path} closed the connection at once")
         if waiting.cancelled_caught:
             raise ConnectError(
-                f"whoever listens on {path} did not speak HTTP/2 within {connect_deadline_s:g} s; does it hang?"
+                f"the process that listens on {path} did not speak HTTP/2 within {connect_deadline_s:g} s; does it "
+                "hang?"
             )
         yield Channel(connection)
 

@@ -149,7 +149,7 @@ def owner_of(path: str) -> Owner | None:
             return None
         except PermissionError as error:
             raise SocketBindError(
-                f"{path} is somebody else's socket and this process may not connect to it ({error.strerror}): "
+                f"{path} belongs to another user and this process may not connect to it ({error.strerror}): "
                 "remove it, or run with the permission to"
             ) from error
         except OSError:  # EAGAIN: its backlog is full; EPROTOTYPE: not a stream socket. Alive either way.
@@ -192,7 +192,7 @@ async def connect_unix(path: str, *, deadline_s: float) -> trio.SocketStream:
             return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         if trio.current_time() + _DIAL_RETRY_S > deadline_s:
             raise ConnectError(
-                f"nobody accepts connections at {path}: the queue of its listener is full; is that process hanging?"
+                f"no process accepts connections at {path}: the queue of its listener is full; is that process hanging?"
             )
         await trio.sleep(_DIAL_RETRY_S)
 
@@ -217,7 +217,7 @@ def _check_vacant(path: str, evict: Collection[Owner]) -> None:
         return  # nothing there; or the directory is at fault, which bind() will say
     if not stat.S_ISSOCK(found.st_mode):
         raise NotASocketError(
-            f"{path} exists and is not a socket; it is left alone: remove it, or choose another socket directory"
+            f"{path} exists and is not a socket; it is not touched: remove it, or choose another socket directory"
         )
     owner = owner_of(path)
     if owner is not None and owner not in evict:
@@ -296,7 +296,9 @@ def _bind_error(path: str, error: OSError) -> SocketBindError:
         case errno.EROFS:
             text = f"{directory} is on a read-only file system: mount it writable"
         case errno.EACCES | errno.EPERM:
-            text = f"user {os.geteuid()} may not write to {directory}: let it, or run as its owner"
+            text = (
+                f"user {os.geteuid()} may not write to {directory}: give it write access, or run as its owner"
+            )
         case errno.ENOSPC | errno.EDQUOT:
             text = f"the file system of {directory} is full (space or inodes): make room"
         case _:
@@ -309,7 +311,7 @@ def _connect_error(path: str, error: OSError) -> ConnectError:
         case errno.ENOENT:
             text = "there is no such file: is the process that serves it running?"
         case errno.ECONNREFUSED:
-            text = "nobody listens on it: the process that made it has ended or has not got that far"
+            text = "no process listens on it: the process that made it has ended or has not got that far"
         case errno.EACCES | errno.EPERM:
             text = f"user {os.geteuid()} may not write to it: run as its owner or group"
         case _:

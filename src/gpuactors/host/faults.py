@@ -29,7 +29,7 @@ def fault(address: str, path: str, problem: str) -> str:
     """The sentence that the operator reads."""
     return encodable(
         f"{path} {problem}: look for {address} in the kernel's log and check it with lspci -vs {address}; it is read "
-        "again by itself"
+        "again automatically"
     )
 
 

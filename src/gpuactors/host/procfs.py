@@ -100,9 +100,7 @@ class ProcReader:
             except OSError as exc:
                 raise_if_short(exc, self._proc)
                 # Without its number: which of them is refused first changes all the time, what is wrong does not.
-                problem = (
-                    problem or f"processes' open files in {self._proc} may not be looked at ({exc.strerror})"
-                )
+                problem = problem or f"processes' open files in {self._proc} may not be read ({exc.strerror})"
                 groups = None
             if groups is None:
                 exhaustive = False

@@ -58,8 +58,8 @@ class ThreadedReader:
             async with self._slots:
                 return await self._in_thread(address, lambda: self._sysfs.look(address, given))
         raise HostError(
-            f"looking at {address} did not end within {self._look_deadline_s:g} s: a read of its sysfs directory "
-            "hangs, as it does while an unbind waits for a virtual machine to let go; stop what holds the device"
+            f"the inspection of {address} did not end within {self._look_deadline_s:g} s: a read of its sysfs "
+            "directory hangs, as it does while an unbind waits until a virtual machine closes the device; stop that VM"
         )
 
     async def _in_thread(self, key: PciAddress | None, read: Callable[[], T]) -> T:

@@ -267,7 +267,7 @@ class SysfsReader:
         except OSError as error:
             raise_if_short(error, path)
             if error.errno not in GONE:
-                faults.append(fault(name, path, f"cannot be looked at ({error.strerror})"))
+                faults.append(fault(name, path, f"cannot be accessed ({error.strerror})"))
             return False
         return True
 

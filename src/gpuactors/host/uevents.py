@@ -192,7 +192,7 @@ async def kernel_uevents() -> AsyncIterator[UeventSource]:
             raise_if_short(error, "the kernel's netlink socket for uevents")
         raise HostError(
             f"the kernel's uevents cannot be received ({error}): libudev must be installed and netlink sockets allowed "
-            "(seccomp, address families of the service manager); with --uevents off the periodic scan works alone"
+            "(seccomp, address families of the service manager); with --uevents off only the periodic scan is used"
         ) from error
     # The monitor is kept alive by this frame: it owns the socket that `receiver` is a second descriptor of.
     with receiver:

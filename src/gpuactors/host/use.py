@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 _LACKS: Final[Mapping[Holders, str]] = {
     "proc": "--holders proc needs the host's processes, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE (in a pod: "
     "deploy/overlays/holders-proc)",
-    "open": "--holders open needs to be let do that (in a pod: privileged)",
+    "open": "--holders open needs permission to open them (in a pod: privileged)",
 }
 """What each way to look needs beyond sysfs."""
 
@@ -296,7 +296,7 @@ class SysfsUse:
     def _tell_short(self, shortage: str) -> None:
         """Says once for want of what the use of the groups cannot be seen."""
         if shortage and not self._short:
-            _log.warning("host.short", reason=f"who uses which GPU is not known just now: {shortage}")
+            _log.warning("host.short", reason=f"which process uses which GPU is not known now: {shortage}")
         self._short = shortage
 
     def _tell(self, problem: str | None) -> None:
@@ -305,7 +305,7 @@ class SysfsUse:
             return
         self._problem = problem
         if problem:
-            reason = f"{problem}: {_LACKS[self._holders]}; until then only what sysfs shows is seen"
+            reason = f"{problem}: {_LACKS[self._holders]}; until then only sysfs is used"
             _log.warning("holders.unavailable", reason=reason)
         else:
             _log.info("holders.available")

@@ -53,7 +53,7 @@ POD_RESOURCES: Final = "PodResources"
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 """File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go), and the source of a read from it."""
 
-NOTHING_YET: Final = f"{CHECKPOINT} (not there: kubelet has given nothing away yet)"
+NOTHING_YET: Final = f"{CHECKPOINT} (missing: kubelet has allocated nothing yet)"
 """The source of a read that found kubelet's directory without the file."""
 
 
@@ -101,8 +101,8 @@ class KubeletLedger:
             raise _of_shortage(exc) from exc
         except trio.TooSlowError as exc:  # List has a deadline of its own, and the file beside it
             raise LedgerError(
-                f"{self._file} could not be read within {limits.LEDGER_DEADLINE_S:g} s; what was read last still "
-                "counts: look at that disk"
+                f"{self._file} could not be read within {limits.LEDGER_DEADLINE_S:g} s; the last contents stay "
+                "in effect: check that disk"
             ) from exc
 
     async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
@@ -111,8 +111,7 @@ class KubeletLedger:
             listed = await self._list(resources)
             if listed is not None and self._is_another(socket):
                 raise LedgerError(
-                    "kubelet was started anew while it was asked for its ledger; what was read last still counts: it "
-                    "is asked again"
+                    "kubelet restarted while its ledger was read; the last contents stay in effect: it is read again"
                 )
         except LedgerError as exc:
             raise _with_answers(exc, await self._beside()) from exc
@@ -146,7 +145,7 @@ class KubeletLedger:
         except trio.TooSlowError as exc:
             raise LedgerError(
                 f"kubelet did not answer PodResources List on {self._socket} within "
-                f"{limits.LEDGER_LIST_DEADLINE_S:g} s; what was read last still counts: look whether kubelet hangs"
+                f"{limits.LEDGER_LIST_DEADLINE_S:g} s; the last contents stay in effect: check whether kubelet hangs"
             ) from exc
         except ConnectError as exc:
             if _nobody_there(exc):
@@ -186,7 +185,7 @@ class KubeletLedger:
         except OSError as exc:
             if shortage(exc) is not None:
                 raise
-            raise LedgerError(f"cannot read {self._file} ({exc.strerror}): look at that disk") from exc
+            raise LedgerError(f"cannot read {self._file} ({exc.strerror}): check that disk") from exc
         if content is not None and len(content) > limits.CHECKPOINT_MAX_BYTES:
             raise LedgerError(
                 f"{self._file} has more than {limits.CHECKPOINT_MAX_BYTES} bytes, so it is not kubelet's ledger: "
@@ -385,7 +384,7 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise LedgerError(
             f"{path} is damaged ({quoted(str(exc))}), so it is not known which pods have which GPUs: start kubelet, "
-            "which tells it over PodResources and writes the file anew; if it is damaged while kubelet runs, look at "
+            "which lists it over PodResources and rewrites the file; if it is damaged while kubelet runs, check "
             "that disk"
         ) from exc
     entries: dict[LedgerEntry, None] = {}
@@ -431,7 +430,7 @@ def _said(damaged: list[str], path: str) -> str:
     more = f" and of {len(damaged) - _DAMAGED_MAX} more" if len(damaged) > _DAMAGED_MAX else ""
     return (
         f"in {path} the answer to Allocate (AllocResp) for {', '.join(damaged[:_DAMAGED_MAX])}{more} is damaged, so it "
-        "is not known which device nodes these containers get; look at that disk"
+        "is not known which device nodes these containers get; check that disk"
     )
 
 
@@ -457,14 +456,16 @@ def _nobody_there(error: ConnectError) -> bool:
 def _refusal(error: GRPCError) -> str:
     match error.status:
         case Status.RESOURCE_EXHAUSTED:
-            remedy = "some client of PodResources on this node asks too often, or the answer is over 4 MiB: find it"
+            remedy = (
+                "a client of PodResources on this node calls too often, or the answer is over 4 MiB: find it"
+            )
         case Status.UNIMPLEMENTED:
             remedy = "this kubelet has no PodResources v1 (Kubernetes 1.20 or later has): upgrade it"
         case Status.UNAVAILABLE:
             remedy = "kubelet is stopping or restarting: it is asked again"
         case _:
-            remedy = "look at kubelet's log"
+            remedy = "see kubelet's log"
     return (
-        f"kubelet did not tell its ledger (PodResources List: {error.status.name}: {quoted(error.message or '')}); "
-        f"what was read last still counts: {remedy}"
+        f"kubelet did not return its ledger (PodResources List: {error.status.name}: {quoted(error.message or '')}); "
+        f"the last contents stay in effect: {remedy}"
     )

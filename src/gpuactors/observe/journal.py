@@ -220,7 +220,7 @@ class FileJournal:
             if not self._missed:
                 log.warning(
                     "journal.dropped",
-                    reason=f"{self._directory} is slower than what happens; the journal has a gap",
+                    reason=f"writes to {self._directory} are slower than the events; the journal has a gap",
                 )
             self._missed += 1
             return
@@ -270,6 +270,6 @@ class FileJournal:
             self._problem = why
             log.warning(
                 "journal.failed",
-                reason=f"the journal in {self._directory} cannot be written: {why}; the daemon goes on without it and "
-                f"tries again every {limits.JOURNAL_RETRY_S:g} s; free the disk or give another --state-dir",
+                reason=f"the journal in {self._directory} cannot be written: {why}; the daemon continues without it "
+                f"and tries again every {limits.JOURNAL_RETRY_S:g} s; free the disk or give another --state-dir",
             )

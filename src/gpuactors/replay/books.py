@@ -17,7 +17,7 @@ class Books:
     allocatable: int
     """The Healthy ones."""
     allocated: int
-    """Given to pods: by kubelet's ledger as it was read last, or just handed out."""
+    """Given to pods: by kubelet's ledger as it was read last, or just allocated."""
 
     @property
     def free(self) -> int:

@@ -116,7 +116,7 @@ class Lanes:
         elif state.kubelet is not None:
             self.kubelet.is_now(at, "up", "kubelet.sock is there")
         else:
-            self.kubelet.is_now(at, "down", state.kubelet_missing or "not looked for yet")
+            self.kubelet.is_now(at, "down", state.kubelet_missing or "not checked yet")
         self._resources(state, at)
         self._devices(state, at)
 

@@ -32,12 +32,12 @@ ROWS_MAX: Final = 2_000
 KINDS: Final = {
     "free": "free",
     "allocated": "allocated to a pod",
-    "claimed": "claimed, or given under another name",
+    "claimed": "allocated by a claim, or under another name",
     "group-in-use": "its IOMMU group is in use",
     "orphaned": "held by a pod that is gone",
-    "external": "in foreign hands",
+    "external": "held by another process",
     "unhealthy": "unhealthy otherwise",
-    "unknown": "in use, and not known by whom",
+    "unknown": "in use, owner unknown",
     "not-offered": "not on a vfio driver",
 }
 """The kinds of a device's bands, in the words of the legend."""

@@ -38,11 +38,11 @@ def event_words(event: events.Event) -> str:
         case events.HostChanged(address, group, cause):
             return f"uevent {cause}: {address or f'IOMMU group {group}'}"
         case events.UeventsOpened():
-            return "uevents are heard"
+            return "uevents are received"
         case events.UeventsLost(reason):
             return f"uevents were lost: {reason}"
         case events.UeventsUnavailable(reason):
-            return f"uevents cannot be had: {reason}"
+            return f"uevents are unavailable: {reason}"
         case events.HostScanned(look, functions):
             return f"scan {look} found {count(len(functions), 'function')}"
         case events.ScanFailed(look, reason):

@@ -280,7 +280,7 @@ ANOTHER = replace(gpu(A), device="20b0", model="GA100 [A100 PCIe 80GB]")
 STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "nobody has it": (Cause.FREE, lambda: listed(node())),
     "a pod has it": (Cause.ALLOCATED, lambda: listed(node(ledger={A: "vm-1"}))),
-    "just handed out": (Cause.JUST_ALLOCATED, just_allocated),
+    "just allocated": (Cause.JUST_ALLOCATED, just_allocated),
     "a claim has it": (Cause.CLAIMED_ELSEWHERE, claimed_elsewhere),
     "another resource's pod has it": (Cause.CLAIMED_ELSEWHERE, of_another_resource),
     "a pod has its mate": (

@@ -39,7 +39,7 @@ GRANT_SEEN_WITHIN_S: Final = limits.GRANT_LEDGER_S + SLACK_S
 TRUE_COMPLAINTS: Final = {
     "device.changed": "bound to no driver",
     "kubelet.gone": "kubelet.sock does not exist",
-    "plugin.unregistered": "nobody",
+    "plugin.unregistered": "no process listens",
 }
 """What may be warned of in a life's beginning, with its words: nothing is bound yet; kubelet is not there yet, or its
 socket alone."""

@@ -115,7 +115,7 @@ def _deleted_by_force(guest: Guest, proc: Watcher, edu: Function) -> None:
         took_ms = proc.told(edu, UNHEALTHY, deleted_ns, LEFT_SEEN_WITHIN_S)
         figure(guest, "force_delete_to_unhealthy_ms", took_ms)
         proc.wait_reason(edu, f"process {vm.pid} ({vm.command}) of the pod with UID {POD_UID}")
-        proc.wait_reason(edu, "pod default/vm-2 is gone from kubelet's books")
+        proc.wait_reason(edu, "pod default/vm-2 is gone from kubelet's ledger")
         killed_ns = timed_ns(vm.kill)
         took_ms = proc.told(edu, HEALTHY, killed_ns, RELEASE_SEEN_WITHIN_S)
         figure(guest, "left_holder_sigkill_to_healthy_ms", took_ms)

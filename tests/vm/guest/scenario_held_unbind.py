@@ -47,7 +47,7 @@ SERVED: Final = ("bound_before", "bound_meanwhile")
 
 HELD_POD: Final = "vm-held"
 
-WAITS: Final = "its unbind or unplug waits in the kernel until nobody has it open"
+WAITS: Final = "its unbind or unplug waits in the kernel until no process has it open"
 """The daemon's words, once it has looked."""
 
 ANNOUNCED: Final = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 6)

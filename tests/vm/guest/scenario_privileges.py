@@ -254,7 +254,7 @@ def _an_operator_asks(scene: _Scene) -> None:
             scene.node.figure("explain_attempts", attempt)
             # The command gives the daemon 3 s and its own first call of gRPC takes seconds on a busy machine: then it
             # says that it looked itself. Any other failure is one.
-            if done.returncode == 0 or "looked at by this command itself" not in done.stderr:
+            if done.returncode == 0 or "read by this command itself" not in done.stderr:
                 break
         assert done.returncode == 0, done
         (scene.node.guest.artifacts / "explain.json").write_text(done.stdout, encoding="utf-8")

@@ -123,7 +123,7 @@ class _Scene:
             explained, _ = explain.communicate(timeout=limits.STOP_DEADLINE_S + 60.0)
             (self.guest.artifacts / "explain.txt").write_text(explained, encoding="utf-8")
             assert f"Unhealthy: IOMMU group {self.edu.group} is held by {qemu}" in explained, explained
-            assert "nobody: kubelet has given it to no pod" in explained, explained
+            assert "none: kubelet has given it to no pod" in explained, explained
 
     @contextmanager
     def pods_machine(self) -> Iterator[Qemu]:

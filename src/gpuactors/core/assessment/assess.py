@@ -41,7 +41,7 @@ def assessment_of(state: NodeState, device: Device, listed: Callable[[Device], H
     blocker = blocker_of(device, ownership, use)
     status = assess(device, ownership, blocker, use, listed)
     if short := index_of(state).short.get(device.function.address):
-        message = f"{status.message}; so it was seen last, and cannot be looked at now: {short}"
+        message = f"{status.message}; last known state, it cannot be inspected now: {short}"
         status = replace(status, message=message)
     return Assessment(ownership, blocker, status)
 

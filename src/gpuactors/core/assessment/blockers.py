@@ -56,8 +56,8 @@ def unbinding(function: PciFunction, ownership: Ownership) -> Blocker:
     """Whom it waits for, and what to do. To bind it is no remedy: that would wait as well."""
     return Blocker(
         Cause.UNBINDING,
-        f"{ownership.message}; its unbind or unplug waits in the kernel until nobody has it open: "
-        f"end whoever has /dev/vfio/{function.iommu_group} open, nothing can be bound to it before",
+        f"{ownership.message}; its unbind or unplug waits in the kernel until no process has it open: "
+        f"end the process that has /dev/vfio/{function.iommu_group} open; nothing can be bound to it before",
     )
 
 
@@ -83,7 +83,7 @@ def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Bl
     if use is not None and use.unseen:
         return Blocker(
             Cause.USE_UNREADABLE,
-            f"it cannot be seen whether IOMMU group {function.iommu_group} is in use: {use.unseen}",
+            f"whether IOMMU group {function.iommu_group} is in use cannot be determined: {use.unseen}",
         )
     return None
 
@@ -92,9 +92,9 @@ def _without_group(function: PciFunction) -> Blocker | None:
     if function.without_iommu:
         return Blocker(
             Cause.NO_IOMMU_MODE,
-            f"vfio drives it without an IOMMU (/dev/vfio/noiommu-{function.iommu_group}): nothing would keep a "
-            f"VM's GPU out of the node's memory, and QEMU refuses it; {_SWITCH_ON}, and leave the parameter "
-            "enable_unsafe_noiommu_mode of the module vfio out",
+            f"vfio drives it without an IOMMU (/dev/vfio/noiommu-{function.iommu_group}): a VM's GPU "
+            f"could access all of the node's memory, and QEMU refuses it; {_SWITCH_ON}, and remove the parameter "
+            "enable_unsafe_noiommu_mode of the module vfio",
         )
     if function.iommu_group is None and _is_behind_vmd(function):
         return Blocker(

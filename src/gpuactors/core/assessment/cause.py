@@ -54,7 +54,7 @@ class Cause(StrEnum):
 
 
 HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
-"""What kubelet is told of a device with a cause. A call's own cause says nothing of a device."""
+"""The health that a device with a cause is advertised with; CALL: the cause of a refused call only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ class Meaning:
 
 
 MEANINGS: Final[Mapping[Cause, Meaning]] = {
-    Cause.FREE: Meaning(HEALTHY, "Nobody has it, and a virtual machine could open it.", "Nothing."),
+    Cause.FREE: Meaning(
+        HEALTHY, "It is neither allocated nor in use, and a virtual machine could open it.", "Nothing."
+    ),
     Cause.ALLOCATED: Meaning(
         HEALTHY,
         "Kubelet's ledger gives it to a pod under this resource. It stays Healthy, as kubelet subtracts it already.",
@@ -76,17 +78,17 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.JUST_ALLOCATED: Meaning(
         HEALTHY,
-        "Allocate has handed it out, and kubelet's ledger does not name its pod yet.",
+        "Allocate has given it to a pod that kubelet's ledger does not name yet.",
         "Nothing: it lasts seconds.",
     ),
     Cause.CLAIMED_ELSEWHERE: Meaning(
         UNHEALTHY,
         "A pod has it by a DRA claim, or as a device of another resource. Kubelet counts it there.",
-        "Nothing, if that is meant. Otherwise let one plugin or driver alone offer this GPU, and end that pod.",
+        "Nothing, if that is meant. Otherwise let only one plugin or driver offer this GPU, and end that pod.",
     ),
     Cause.GROUP_IN_USE: Meaning(
         UNHEALTHY,
-        "Another function of its IOMMU group was given to somebody. A group goes to one virtual machine as a whole.",
+        "Another function of its IOMMU group is allocated. A group is given to one virtual machine as a whole.",
         "Nothing: it is free when that pod has ended.",
     ),
     Cause.ORPHANED: Meaning(
@@ -96,36 +98,36 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.HELD_BY_OTHER: Meaning(
         UNHEALTHY,
-        "Its IOMMU group is open, and kubelet has given it to nobody.",
+        "Its IOMMU group is open, and kubelet has given it to no pod.",
         "End the process if it should not have the GPU. `gpuactors explain` names it where --holders allows.",
     ),
     Cause.HOLDER_UNKNOWN: Meaning(
         AS_BEFORE,
-        "Its IOMMU group is open, and kubelet's ledger has not been read since, so whose it is cannot be told.",
-        "Nothing while it lasts a moment. If it stays, make kubelet's ledger readable.",
+        "Its IOMMU group is open, and kubelet's ledger has not been read since, so its owner is not known.",
+        "Nothing at first. If it persists, make kubelet's ledger readable.",
     ),
     Cause.UNREADABLE: Meaning(
         UNHEALTHY,
         "A file of it in sysfs cannot be read.",
-        "See the message: it names the file. A driver that hangs shows in dmesg.",
+        "See the message: it names the file. For a driver that hangs see dmesg.",
     ),
     Cause.UNBINDING: Meaning(
         UNHEALTHY,
-        "An unbind or unplug waits in the kernel until nobody has it open.",
-        "End whoever has its IOMMU group open. Nothing can be bound to it before.",
+        "An unbind or unplug waits in the kernel until no process has it open.",
+        "End the process that has its IOMMU group open. Nothing can be bound to it before.",
     ),
     Cause.NOT_BOUND: Meaning(
-        UNHEALTHY, "It is on no driver, or on one that is no vfio driver.", "Bind it to vfio-pci."
+        UNHEALTHY, "It is bound to no driver, or to one that is no vfio driver.", "Bind it to vfio-pci."
     ),
     Cause.NOT_SELECTED: Meaning(
         UNHEALTHY,
-        "No selector chooses it, or none by this name, and a pod still has it or a call may.",
+        "No selector matches it, or none under this name, and a pod still has it or a pending call names it.",
         "Nothing, if that is meant. Otherwise see --select, and whether pci.ids was renewed.",
     ),
     Cause.NO_IOMMU_MODE: Meaning(
         UNHEALTHY,
-        "vfio drives it without an IOMMU: nothing would keep the GPU out of the node's memory.",
-        "Switch the IOMMU on, and leave enable_unsafe_noiommu_mode out.",
+        "vfio drives it without an IOMMU: the GPU of a VM could access all of the node's memory.",
+        "Switch the IOMMU on, and remove enable_unsafe_noiommu_mode.",
     ),
     Cause.NO_IOMMU_GROUP: Meaning(
         UNHEALTHY,
@@ -139,7 +141,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.GROUP_NOT_VIABLE: Meaning(
         UNHEALTHY,
-        "Another function of its IOMMU group is on a driver of the host, so the kernel refuses to open the group.",
+        "Another function of its IOMMU group is bound to a host driver, so the kernel refuses to open the group.",
         "Bind that function to vfio-pci or to no driver. The message names both.",
     ),
     Cause.NODE_MISSING: Meaning(
@@ -149,12 +151,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.USE_UNREADABLE: Meaning(
         UNHEALTHY,
-        "It cannot be seen whether its IOMMU group is open.",
+        "Whether its IOMMU group is open cannot be determined.",
         "See the message: it names what cannot be read.",
     ),
     Cause.GONE: Meaning(
         UNHEALTHY,
-        "There is no PCI function at its address any more. It is listed as long as a pod has it or a call may.",
+        "No PCI function is at its address any more. It is listed as long as a pod has it or a pending call names it.",
         "Delete the pod: its GPU will not come back to it.",
     ),
     Cause.REPLACED_BY_ANOTHER: Meaning(
@@ -165,7 +167,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     Cause.UNKNOWN_ID: Meaning(
         UNHEALTHY,
         "Kubelet's ledger or a call names an ID that means no device of this node.",
-        "Find the pod, and who served this resource before.",
+        "Find the pod, and the plugin that served this resource before.",
     ),
     Cause.LISTED_AS_OTHER: Meaning(
         UNHEALTHY,
@@ -177,20 +179,20 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.SET_ASIDE: Meaning(
         UNHEALTHY,
-        "A rule of the device list did not hold for it. Nobody gets it, and the rest is served.",
-        "That is a bug in gpuactors: report it with its journal.",
+        "A rule of the device list did not hold for it. It is not allocated, and the rest is served.",
+        "This is a bug in gpuactors: report it with the journal.",
     ),
     Cause.GROUP_CHANGED: Meaning(
         CALL, "The device's IOMMU group has another number than when the call came.", "Ask again."
     ),
     Cause.STALE_NODES: Meaning(
         CALL,
-        "The container would get the nodes of an Allocate from before a restart of the node, or a new binding.",
-        "Delete the pod, so that its devices are allocated anew.",
+        "The container would get device nodes of an Allocate from before a restart of the node, or a new binding.",
+        "Delete the pod, so that its devices are allocated again.",
     ),
     Cause.SHORTAGE: Meaning(
         CALL,
-        "The daemon could not look at the device in time, as it lacks descriptors, memory or threads.",
+        "The daemon could not inspect the device in time, as it lacks descriptors, memory or threads.",
         "See the message, and raise that limit of the daemon's container.",
     ),
     Cause.INSPECTION_LATE: Meaning(
@@ -198,16 +200,16 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.USE_LATE: Meaning(
         CALL,
-        "It could not be found out in time who uses the device.",
-        "See whether its `enable` can be read in sysfs.",
+        "The device's users could not be determined in time.",
+        "Check that its `enable` can be read in sysfs.",
     ),
     Cause.LEDGER_LATE: Meaning(
         CALL,
-        "Kubelet did not answer in time what it has given to pods (PodResources List).",
-        "See whether kubelet hangs.",
+        "Kubelet did not return its ledger in time (PodResources List).",
+        "Check whether kubelet hangs.",
     ),
     Cause.INVALID_REQUEST: Meaning(
-        CALL, "The call names no device, or one twice.", "Nothing on this node: see who called."
+        CALL, "The call names no device, or one twice.", "Nothing on this node: find the client that called."
     ),
     Cause.NOT_SERVING: Meaning(CALL, "The daemon is stopping, or hands over to its successor.", "Ask again."),
 }
@@ -221,12 +223,11 @@ Made by `just causes` from `src/gpuactors/core/assessment/cause.py`: change it t
 
 The cause of a device's health is in the log (`cause` of `device.changed` and `device.gone`) and in the output of
 `gpuactors inspect` and `gpuactors explain` as JSON. The causes of a refused call are in the log (`causes` of
-`call.refused`). A cause stays what it is from one version to the next. The sentence beside it is for people, and may
-change.
+`call.refused`). A cause is stable across versions. The sentence beside it is for people, and may change.
 
-Health is what kubelet is told of a device with this cause: `as before` leaves it what it was, and `-` is of a call
-alone and says nothing of a device. What kubelet has given to a pod is Healthy as long as it is on a vfio driver,
-whatever else is wrong with it: kubelet subtracts it already.
+Health is what a device with this cause is advertised as: `as before` leaves it unchanged, and `-` is a cause of calls
+only. A device that kubelet has given to a pod is Healthy as long as it is bound to a vfio driver, whatever else is
+wrong with it: kubelet subtracts it already.
 """
 
 

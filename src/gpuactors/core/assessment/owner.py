@@ -34,7 +34,7 @@ class Given:
         """`allocated to pod default/vm-1`."""
         match self.to:
             case None:
-                return "just handed out"
+                return "just allocated"
             case Pod():
                 return f"allocated to pod {self.to}"
             case ClaimedDevice():

@@ -1,7 +1,7 @@
 """Whose a device is, between kubelet, the kernel and the other members of its group.
 
-This is the heart of the program (architecture, "The books"). Held by the pod that kubelet gave it to is Healthy and
-counted once; held by anybody else is Unhealthy and named.
+A device held by the pod that kubelet gave it to is Healthy, and counted once; one held by any other process is
+Unhealthy, and the holder named (docs/architecture.md, "Which devices are Healthy").
 """
 
 from __future__ import annotations
@@ -105,15 +105,17 @@ def _by_use(state: NodeState, device: Device) -> Ownership:
     if pod is not None:
         reads = [state.departed[m.address].read for m in device.group if m.address in state.departed]
         if use.poll < max(reads):
-            return Ownership(Cause.HOLDER_UNKNOWN, f"{group} is {use.evidence}; pod {pod} has just left")
+            return Ownership(
+                Cause.HOLDER_UNKNOWN, f"{group} is {use.evidence}; pod {pod} has just left kubelet's ledger"
+            )
         return Ownership(
             Cause.ORPHANED,
-            f"{group} is still {use.evidence}: pod {pod} is gone from kubelet's books, its process is not",
+            f"{group} is still {use.evidence}: pod {pod} is gone from kubelet's ledger, its process is not",
         )
     if state.ledger.read > use.since:
         # An old view is no fact: what it lacks may have been given away since.
         given = (
-            "was in no pod's hands when kubelet's ledger could last be read"
+            "no pod had it when kubelet's ledger was last readable"
             if state.ledger.problem is not None
             else "kubelet has given it to no pod"
         )

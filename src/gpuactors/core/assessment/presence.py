@@ -28,7 +28,9 @@ def function_at(state: NodeState, address: PciAddress) -> PciFunction | None:
 def not_offered(function: PciFunction) -> Blocker:
     """Why a function is not offered to kubelet at all."""
     if function.vfio_bound:
-        return Blocker(Cause.NOT_SELECTED, "no selector chooses it by this name any more (--select, pci.ids)")
+        return Blocker(
+            Cause.NOT_SELECTED, "no selector matches it under this name any more (--select, pci.ids)"
+        )
     if function.driver is None:
         return Blocker(Cause.NOT_BOUND, "bound to no driver; bind it to vfio-pci to offer it")
     return Blocker(
@@ -43,7 +45,7 @@ def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) ->
     if function is None:
         return GONE
     if function.vfio_bound and named(function) == resource:
-        return Blocker(Cause.NOT_SELECTED, "no selector chooses it any more (--select)")
+        return Blocker(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
     if function.vfio_bound and ids_of(function) not in state.served.get(resource, ()):
         return _another(f"{function.vendor}:{function.device}")
     return not_offered(function)

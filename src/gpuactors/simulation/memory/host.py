@@ -105,7 +105,7 @@ class FaultyReader:
             raise HostError("the look was told to fail")
         if self._faults.strikes(Fault.LOOK_HANGS):
             await trio.sleep(limits.LOOK_DEADLINE_S)
-            raise HostError(f"looking at {address} did not end in time")
+            raise HostError(f"the inspection of {address} did not end in time")
         return await self._take_time(await self._reader.look(address, given))
 
     def _need_descriptor(self) -> None:

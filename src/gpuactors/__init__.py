@@ -1,1 +1,2 @@
-"""A daemon that tells kubelet which passthrough GPUs a node has. Its rooms, paths and words: docs/architecture.md."""
+"""A daemon that advertises a node's passthrough GPUs to kubelet. Its packages, paths and glossary:
+docs/architecture.md."""

@@ -1,8 +1,9 @@
-"""What the daemon cannot do without, and has never been there: after a bound it ends, so that somebody looks.
+"""Required parts of the node that have been missing since the start: after a bound the daemon exits, so that the
+failure is seen.
 
-A daemon that waits for ever for a directory whose name was mistyped looks well from outside. What was there once and is
-gone is waited for without a bound: an unmounted /sys or a kubelet that is being replaced comes back, and meanwhile the
-daemon says what is missing.
+A daemon that waits for ever for a directory with a mistyped name looks healthy from outside. A part that has existed
+before is waited for without a bound: an unmounted /sys or a kubelet that is being replaced comes back, and meanwhile
+the daemon logs what is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpuactors.ports import HostError
 
 
 class AbsentError(HostError):
-    """Something of the node was not there for its bound; the text says what, and what to do."""
+    """A required part of the node was missing for its bound; the text names it and the remedy."""
 
 
 async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> None:
@@ -40,7 +41,7 @@ async def await_kubelet_directory(kubelet_dir: str) -> None:
     """Until kubelet's directory is there. Raises `AbsentError` if it is not after `limits.KUBELET_DIR_ABSENT_S`."""
     directory = os.path.join(kubelet_dir, "device-plugins")
     with trio.move_on_after(limits.KUBELET_DIR_ABSENT_S):
-        while not await trio.Path(directory).is_dir():  # noqa: ASYNC110 - nobody tells when a directory is made
+        while not await trio.Path(directory).is_dir():  # noqa: ASYNC110 - no event for a new directory
             await trio.sleep(limits.KUBELET_DIR_RETRY_S)
         return
     raise AbsentError(

@@ -32,7 +32,7 @@ def give_back() -> bool:
 
 def keep_the_start() -> None:
     """Takes what the start has made (modules, classes, tables) out of the collector's sight: it lives as long as the
-    process. Looking through its 50,000 objects takes 20 to 40 ms, in which the daemon answers nobody, some times a
-    minute while much is going on."""
+    process. Scanning its 50,000 objects takes 20 to 40 ms, in which the daemon answers no call, several times a minute
+    under load."""
     gc.collect()
     gc.freeze()

@@ -89,7 +89,7 @@ class Outside:
     use: UseReader
     ledger: LedgerReader
     open_uevents: OpenUevents | None
-    """None if they are switched off: then the periodic scan alone finds changes."""
+    """None if they are switched off: then only the periodic scan finds changes."""
     kubelet: Kubelet
     control: Control | None = None
     """The control socket; without one there is no hand-over."""
@@ -100,7 +100,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """A running daemon, for whoever started it."""
+    """A running daemon, for its caller."""
 
     state: LatestReader[NodeState]
     stop: Callable[[], None]
@@ -130,7 +130,7 @@ def sysfs_of(config: Config) -> SysfsReader:
 
 
 def about(config: Config, sources: Mapping[str, str]) -> About:
-    """What the daemon tells of itself; `sources` says where each setting came from."""
+    """The daemon's settings and node name; `sources` has the source of each setting."""
     settings = tuple(
         Setting(key, json.dumps(value, ensure_ascii=False), sources.get(key, ""))
         for key, value in as_dict(config).items()
@@ -156,7 +156,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
 
 
 def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About) -> UnixControl | None:
-    """The control socket in the state directory, which is made if it is not there; None, said once, if it cannot be."""
+    """The control socket in the state directory, which is made if missing; None, logged once, if it cannot be made."""
     state_dir = str(config.state_dir)
     with suppress(OSError):
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
@@ -167,7 +167,7 @@ def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About)
 
 
 def _journal_of(config: Config) -> FileJournal:
-    """The flight recorder; it says itself if it cannot write."""
+    """The flight recorder; it logs its own failures to write."""
     boot = ""
     with suppress(OSError), open(BOOT_ID, encoding="ascii") as file:
         boot = file.read(64).strip()
@@ -235,7 +235,7 @@ async def run_daemon(
 ) -> None:
     """Runs the daemon against any outside until it is stopped or cancelled.
 
-    Raises whatever the registry raises (a bug), and `ActorBrokenError` when another actor fails again and again.
+    Raises any exception of the registry (a bug), and `ActorBrokenError` when another actor fails again and again.
     """
     state = initial_state(settings, await _served_before(outside))
     outputs = project(state)
@@ -321,7 +321,7 @@ def _served_unkept(reason: str) -> None:
 
 
 async def _say_serving(state: LatestReader[NodeState], say: Callable[[Say], None]) -> None:
-    """Says once, when kubelet is first told of the node, what a hand-over says otherwise."""
+    """Logs `daemon.serving` once, when the first list is ready; with a control socket the hand-over does."""
     while not is_ready(state.value):
         await state.receive()
     fields = {"predecessor": "none was asked, as there is no control socket"}

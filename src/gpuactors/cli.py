@@ -1,4 +1,5 @@
-"""The command line. It reads its words, calls the one function that does the work, and turns faults into exit codes.
+"""The command line. It parses the arguments, calls the one function that does the work, and turns errors into exit
+codes.
 
 Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, or a replay differs; 2 wrong usage; 65 no
 journal that could be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was never there
@@ -282,7 +283,7 @@ def main() -> NoReturn:
         if not isinstance(cause, stdout.StdoutError):
             raise
         stdout.give_up()
-        if cause.errno == errno.EPIPE:  # `gpuactors … | head`: whoever read has seen enough
+        if cause.errno == errno.EPIPE:  # `gpuactors … | head`: the reader has closed the pipe
             sys.exit(1)
         _fail(
             f"standard output cannot be written: {cause.strerror}; free the disk, or write elsewhere",
@@ -308,7 +309,7 @@ def _given(flags: dict[str, object]) -> dict[str, object]:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    with suppress(OSError):  # the code says it where nobody can read the sentence
+    with suppress(OSError):  # the exit code remains where the sentence cannot be written
         click.echo(f"gpuactors: {text}", err=True)
     sys.exit(code)
 

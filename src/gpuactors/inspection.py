@@ -49,17 +49,17 @@ _ROUNDS: Final = 8
 
 
 class UnknownAddressError(Exception):
-    """There is no such device; the text says which there are."""
+    """There is no such device; the text lists those there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A view of the node, and whose it is."""
+    """A view of the node, and its source."""
 
     view: NodeView
     by_daemon: bool
     source: str
-    """Whose view it is, in words."""
+    """The source of the view, in words."""
     problem: str = ""
     """Why a daemon was not asked that runs, or may: what is shown is not what it knows. Empty where that is certain."""
     node: str = ""
@@ -119,7 +119,7 @@ def _name_of(running: Running) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Settings, and whose they are."""
+    """Settings, and their source."""
 
     settings: tuple[Setting, ...]
     heading: str = ""
@@ -275,8 +275,8 @@ def _as_dict(device: DeviceView) -> dict[str, object]:
 
 
 TABLE_COLUMNS: Final = 100
-"""How wide the table may get: a reason that does not fit goes on below itself. Resource names stand on lines of their
-own, as they alone may have 75 characters."""
+"""How wide the table may get: a reason that does not fit is continued below. Resource names have lines of their own, as
+a name may have 75 characters."""
 
 _REASON_MIN: Final = 30
 """A driver's long name must not squeeze the reason into a column of single words."""
@@ -285,7 +285,7 @@ _COLUMNS = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON")
 
 
 def as_table(found: Inspected) -> str:
-    """Whose view it is and what it lacks, then each resource with its totals and its devices."""
+    """The source of the view and what it lacks, then each resource with its totals and its devices."""
     devices = _shown(found)
     sections = [_heading(found)]
     if not devices:
@@ -315,7 +315,7 @@ def _heading(found: Inspected) -> list[str]:
 
 
 def _totals(resource: ResourceView | None, devices: int, found: Inspected) -> str:
-    """The books as kubelet keeps them, and whether it does."""
+    """Kubelet's counts of the resource, and whether it is registered."""
     if resource is None:
         return f"{devices} on this node, none listed"
     r = resource
@@ -395,7 +395,8 @@ def explanation_json(explained: Explained) -> str:
 
 
 def explanation(explained: Explained) -> str:
-    """The one reason in a sentence, then who has the device, where it stands, and what was said of it before."""
+    """The one reason in a sentence, then the device's owner and holders, its place in the host, and its former
+    reasons."""
     device = explained.device
     facts = [
         ("To do", device.remedy),
@@ -428,7 +429,7 @@ def _title(device: DeviceView) -> str:
 
 
 def _owner(device: DeviceView, view: NodeView) -> str:
-    """An old view is no fact: what kubelet's ledger said before it became unreadable may have changed."""
+    """An old view is no fact: kubelet's ledger may have changed since it became unreadable."""
     if not view.ledger_problem:
         return device.owner or "none: kubelet has given it to no pod"
     if device.owner is not None:

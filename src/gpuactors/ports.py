@@ -31,19 +31,19 @@ from gpuactors.core.text import encodable
 
 
 class PortError(Exception):
-    """What went wrong outside, as a sentence that can be written down whatever bytes are in the names it tells."""
+    """An error outside the daemon, as a sentence that can be encoded whatever bytes its names contain."""
 
     def __init__(self, text: str) -> None:
         super().__init__(encodable(text))
 
 
 class HostError(PortError):
-    """The host could not be read; the text says what, where and what to do."""
+    """The host could not be read; the text names what, where and the remedy."""
 
 
 class HostShortError(HostError):
-    """There was too little of something to look at the host with: descriptors, memory, threads. It says nothing of what
-    was to be looked at."""
+    """The host could not be read for lack of descriptors, memory or threads. This is no fault of the part that was to
+    be read."""
 
 
 class HostReader(Protocol):
@@ -79,8 +79,8 @@ class LedgerReader(Protocol):
     """Reads kubelet's ledger."""
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """All of it, from PodResources or else from the checkpoint file; and what kubelet itself has as healthy of
-        `resources`, if there are any and it says so.
+        """All of it, from PodResources or else from the checkpoint file; and kubelet's own healthy IDs of `resources`,
+        if there are any and kubelet lists them.
 
         Raises `LedgerError` if neither can be read, or if a kubelet that runs does not answer PodResources.
         """
@@ -131,15 +131,15 @@ class UeventSource(Protocol):
 
 
 OpenUevents = Callable[[], AbstractAsyncContextManager[UeventSource]]
-"""Opens the source. Raises `HostError` if it cannot be had."""
+"""Opens the source. Raises `HostError` if it is unavailable."""
 
 
 class KubeletError(PortError):
-    """Kubelet or our endpoint for it failed; the text says what, where and what to do."""
+    """Kubelet or our endpoint for it failed; the text names what, where and the remedy."""
 
 
 class LedgerError(KubeletError):
-    """It is not known who has what: a read of kubelet's ledger failed."""
+    """A read of kubelet's ledger failed: which pod has which device is not known."""
 
     def __init__(self, text: str, cached: tuple[CachedAnswer, ...] | None = None, damaged: str = "") -> None:
         """`cached` and `damaged` are as in `LedgerUnreadable`."""
@@ -160,7 +160,7 @@ class Caller(Protocol):
     async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer: ...
 
     def stream(self, resource: ResourceName) -> AbstractAsyncContextManager[None]:
-        """Says that a ListAndWatch stream is open as long as the context is."""
+        """Reports that a ListAndWatch stream is open while the context is."""
         ...
 
 
@@ -177,7 +177,7 @@ class Endpoint(Protocol):
         ...
 
     async def wait_disconnected(self) -> None:
-        """Returns when nobody is connected: kubelet closes its connection when it has noticed a stream's end."""
+        """Returns when no client is connected: kubelet closes its connection when it has noticed a stream's end."""
         ...
 
     async def drain(self, grace_s: float) -> None:
@@ -200,7 +200,7 @@ class Kubelet(Protocol):
 
     @property
     def absence(self) -> str:
-        """What to say while there is no kubelet.sock: which path, and what to look at."""
+        """The message while there is no kubelet.sock: which path, and what to check."""
         ...
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
@@ -227,7 +227,7 @@ class Kubelet(Protocol):
 
 
 class ControlError(PortError):
-    """The control socket cannot be had; the text says what, where and what to do."""
+    """There is no control socket; the text names what, where and the remedy."""
 
 
 class ControlTakenError(ControlError):
@@ -251,11 +251,11 @@ class HeldControl(Protocol):
 
 
 class Control(Protocol):
-    """The control socket in the state directory. Who has it serves kubelet."""
+    """The control socket in the state directory. The daemon that has it serves kubelet."""
 
     async def ask(self) -> str:
-        """Asks the daemon that runs already to hand over and waits until it has; returns how that went, for the log.
-        Takes at most HAND_OVER_DEADLINE_S; after it, whatever the answer was, kubelet is ours to serve."""
+        """Asks the running daemon to hand over and waits until it has; returns the outcome, for the log. Takes at most
+        HAND_OVER_DEADLINE_S; after it this daemon may serve, whatever the answer."""
         ...
 
     def hold(self, state: LatestReader[NodeState]) -> AbstractAsyncContextManager[HeldControl]:
@@ -266,12 +266,12 @@ class Control(Protocol):
         ...
 
     async def is_held(self) -> bool:
-        """Whether anybody listens on it."""
+        """Whether a process listens on it."""
         ...
 
 
 class StateFileError(PortError):
-    """A file of the state directory cannot be read or written; the text says which, why and what comes of it."""
+    """A file of the state directory cannot be read or written; the text names which, why and the consequence."""
 
 
 class ServedResources(Protocol):

@@ -1,7 +1,7 @@
 """Shortages of the process or of the node: no descriptors, no memory, no threads left.
 
-They pass, and say nothing of what was to be read or made just then: whoever meets one says so, keeps what was known,
-and tries again. Must not be taken for a fault of a device, of kubelet or of an actor (issue 10).
+They pass, and are no fault of what was to be read or made: the caller logs the shortage, keeps the known state, and
+retries. Must not be taken for a fault of a device, of kubelet or of an actor (issue 10).
 """
 
 from __future__ import annotations

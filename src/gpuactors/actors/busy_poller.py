@@ -1,7 +1,7 @@
-"""The busy poller: finds out which IOMMU groups are in use when the core asks, and says what it saw.
+"""The busy poller: polls which IOMMU groups are in use when the core requests it, and posts the result.
 
-When to poll, and which groups, is the core's: each number is polled once. One poll at a time: it has a deadline of its
-own, and the core gives out no other number before it is answered.
+The core decides when to poll, and which groups; each number is polled once. One poll at a time: it has a deadline of
+its own, and the core requests no other before its result.
 """
 
 from __future__ import annotations

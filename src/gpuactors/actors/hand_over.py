@@ -1,13 +1,11 @@
-"""The hand-over: who of two daemons on a node serves kubelet.
+"""The hand-over: which of two daemons on a node serves kubelet.
 
-Theory of operation. Whoever has the control socket serves. A new daemon, once it is ready, asks the one that has it;
-that one ends its plugins, gives the socket up and answers; the new one takes the socket and serves. The old process
-stays, as a DaemonSet would start it again, and serves again should its successor disappear. Whose turn it is is the
-core's to say (`NodeState.role`); this actor does what it demands and says what happened, and can be restarted at any
-time.
+Theory of operation. The daemon that has the control socket serves. A new daemon, once it is ready, sends a request to
+the daemon that has it; that one ends its plugins, releases the socket and answers; the new one takes the socket and
+serves. The old process stays, as a DaemonSet would restart it, and serves again if its successor disappears. The core
+decides the role (`NodeState.role`); this actor carries it out and posts the result, and can be restarted at any time.
 
-A daemon that hung while it was asked has lost its socket to its successor when it lives again: that counts as having
-been asked.
+A daemon that hung during the request has lost its socket to its successor when it continues: that counts as a request.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ class HandOverPorts:
     """The plugins whose streams and sockets may still be there."""
     inbox: trio.MemorySendChannel[Event]
     served: Callable[[], Awaitable[Mapping[ResourceName, frozenset[str]]]]
-    """What this node's daemons have served until now. Whoever served last may have named it otherwise than we do, and
-    pods have it by those names."""
+    """What this node's daemons have served until now. The last one may have used other resource names, and pods have
+    devices under those names."""
     on_problem: Callable[[str], None]
-    """Told why the control socket cannot be had, each time the reason changes."""
+    """Called with the reason why there is no control socket, each time the reason changes."""
 
 
 async def run(ports: HandOverPorts) -> None:
@@ -61,7 +59,7 @@ async def run(ports: HandOverPorts) -> None:
                 case other:
                     assert_never(other)
         except ControlError as exc:
-            # Kubelet is served all the same; only nobody can ask us anything.
+            # Kubelet is served without it; only requests over the socket fail.
             if str(exc) != problem:
                 problem = str(exc)
                 ports.on_problem(problem)
@@ -75,7 +73,7 @@ async def _take_over(ports: HandOverPorts) -> None:
         async with ports.control.hold(ports.state) as held:
             await _begin_to_serve(ports, how)
             await _attend(held, ports)
-    except ControlTakenError:  # somebody else was quicker: that one is to be asked now
+    except ControlTakenError:  # another daemon was quicker: send the request to that one
         await trio.sleep(limits.HAND_OVER_RETRY_S)
     except ControlError:
         await _begin_to_serve(ports, how)

@@ -30,6 +30,6 @@ def _changes(before: Sockets | None, now: Sockets, absence: str) -> Iterator[Eve
     same = before is not None and before.kubelet == now.kubelet
     if not same:
         yield KubeletGone(absence) if now.kubelet is None else KubeletAppeared(now.kubelet)
-    # Of the same names one may be another socket, or nothing else would have been told.
+    # A socket may have been replaced under the same name; otherwise there would be no report.
     if same or now.others != (before.others if before is not None else ()):
         yield NeighboursSeen(now.others)

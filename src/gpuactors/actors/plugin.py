@@ -1,8 +1,8 @@
 """The plugin of one resource: serves its endpoint and registers it, as ordered.
 
-When to bind, when to register and what to stream is decided in the core (`core/registration.py`); this actor does it
-and says how it went. One plugin's trouble never touches another: each has its own task, endpoint and connection, and
-fails and begins anew by itself, for ever.
+The core decides when to bind, when to register and what to stream (`core/registration.py`); this actor carries it out
+and posts the result. A failure of one plugin never affects another: each has its own task, endpoint and connection, and
+retries for ever.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PluginPorts:
     inbox: trio.MemorySendChannel[Event]
     pre_start: bool
     on_failure: OnFailure
-    """Told of an exception that nobody expected: a bug, to be logged with its traceback."""
+    """Called with an unexpected exception: a bug, to be logged with its traceback."""
 
 
 async def run_all(
@@ -103,7 +103,7 @@ async def run(resource: ResourceName, reads: PluginReaders, ports: PluginPorts, 
                 await endpoint.drain(limits.DRAIN_S)
                 with trio.move_on_after(
                     limits.DISCONNECT_WAIT_S
-                ):  # kubelet has noticed: who registers next is safe
+                ):  # kubelet has noticed: the next registration is safe
                     await endpoint.wait_disconnected()
         except KubeletError as exc:
             order = await _failed(resource, str(exc), order, orders, ports)
@@ -187,7 +187,7 @@ async def _failed(
     orders: _Orders,
     ports: PluginPorts,
 ) -> PluginOrder | None:
-    """Says that the endpoint could not be made or has died, and waits for the order to try again."""
+    """Posts that the endpoint could not be made or has failed, and waits for the order to try again."""
     if order is None:
         return None
     await ports.inbox.send(SocketFailed(resource, order.bind, reason))

@@ -1,7 +1,7 @@
-"""The pod resources actor: reads kubelet's ledger when a read is outstanding, and says what it found.
+"""The pod resources actor: reads kubelet's ledger when a read is outstanding, and posts the result.
 
-When to read is the core's decision; here each number is read once, one after another. A read has its own deadline, and
-what is asked for meanwhile conflates to the last number: a read begun after it was asked for answers it.
+The core decides when to read; here each number is read once, one after another. A read has its own deadline; requests
+that come meanwhile conflate to the last number, which one read answers.
 """
 
 from __future__ import annotations

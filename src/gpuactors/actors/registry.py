@@ -1,8 +1,8 @@
 """The registry: owner of the node's state, and the only caller of `step`.
 
-It takes one event after the other from the inbox and interprets what comes out without ever awaiting: standing outputs
-go into latest-value cells, answers to whoever waits for them, log lines to the log. So no reader can slow it down and
-no cycle of waiting channels can close.
+It takes one event after the other from the inbox and carries out the results without ever awaiting: standing outputs go
+into latest-value cells, answers to the waiting callers, log lines to the log. So no reader can slow it down, and no
+cycle of waiting channels can form.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PluginReaders:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Every standing output of the registry, made in the composition root, which gives the read ends to whoever needs
-    them. `plugins` is closed when the daemon is to stop."""
+    """Every standing output of the registry, made in the composition root, which passes the read ends to their readers.
+    `plugins` is closed when the daemon is to stop."""
 
     looks: Latest[LooksWanted]
     poll: Latest[PollWanted]
@@ -96,7 +96,7 @@ class _Published:
         self._plugins: dict[ResourceName, _PluginCells] = {}
 
     def show(self, outputs: Outputs) -> None:
-        """Puts each output into its cell; an equal value wakes nobody."""
+        """Puts each output into its cell; an equal value wakes no reader."""
         cells = self._cells
         cells.looks.set(outputs.looks)
         cells.poll.set(outputs.poll)

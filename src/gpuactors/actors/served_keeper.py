@@ -19,7 +19,7 @@ from gpuactors.ports import ServedResources, StateFileError
 async def run(
     state: LatestReader[NodeState], file: ServedResources, on_problem: Callable[[str], None]
 ) -> None:
-    """Runs for ever. A problem is said once, as long as it lasts; meanwhile it is tried again."""
+    """Runs for ever. A problem is logged once while it lasts; meanwhile the write is retried."""
     written: Mapping[ResourceName, frozenset[str]] | None = None
     said = ""
     async for now in state:

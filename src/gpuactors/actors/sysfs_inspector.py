@@ -1,4 +1,4 @@
-"""The sysfs inspector: does the looks at the host that are outstanding, and says what it found.
+"""The sysfs inspector: carries out the outstanding looks at the host, and posts the results.
 
 A look may hang in the kernel for ever, so looks run side by side, each with a deadline of its own, and a full scan
 holds up no look at a single function.

@@ -1,7 +1,7 @@
 """The udev watcher: kernel uevents become hints.
 
-A hint says "look there again" and nothing else; a lost, doubled or late one changes only how soon the truth is known.
-Where uevents cannot be had at all, the periodic scan finds every change, later.
+A hint only requests a new inspection; a lost, doubled or late one affects only the delay. Without uevents the periodic
+scan finds every change, later.
 """
 
 from __future__ import annotations

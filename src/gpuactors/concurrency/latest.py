@@ -34,7 +34,7 @@ class Latest(Generic[T]):
         return self._version
 
     def set(self, value: T) -> None:
-        """Replaces the value and wakes every reader. An equal value wakes nobody."""
+        """Replaces the value and wakes every reader. An equal value wakes no reader."""
         if self._closed:
             raise trio.ClosedResourceError("this cell is closed")
         if value == self._value:
@@ -66,7 +66,7 @@ class Latest(Generic[T]):
 class LatestReader(Generic[T]):
     """One reader's place in the sequence of values. An asynchronous iterator that ends when the cell is closed.
 
-    Whoever has it can read the cell, and give others a place of their own, but cannot write.
+    Its holder can read the cell, and create other readers, but cannot write.
     """
 
     def __init__(self, latest: Latest[T]) -> None:

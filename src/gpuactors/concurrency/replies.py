@@ -1,7 +1,7 @@
 """One-shot answers to numbered questions.
 
-A task asks by posting a message that carries a token, and waits here for the answer; whoever answers knows only the
-token. So no message has to carry a channel, and an answer to somebody who has gone is simply dropped.
+A task asks by posting a message that carries a token, and waits here for the answer; the answering side knows only the
+token. So no message has to carry a channel, and an answer to a caller that is gone is dropped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Replies(Generic[T]):
             del self._open[pending.token]
 
     def reply(self, token: int, value: T) -> bool:
-        """Answers the question; False if nobody waits for it any more."""
+        """Answers the question; False if no task waits for it any more."""
         pending = self._open.get(token)
         if pending is None:
             return False

@@ -15,7 +15,7 @@ class ActorReturnedError(Exception):
 
 
 class ActorBrokenError(Exception):
-    """An actor failed more often than its policy allows. The process should end and be started anew."""
+    """An actor failed more often than its policy allows. The process should end and be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,12 @@ async def supervise(
     on_failure: Callable[[str, Exception, float], None],
     passes: Callable[[Exception], bool] = lambda _: False,
 ) -> None:
-    """Runs `actor` for ever; `on_failure` is told the name, the exception and the wait in seconds.
+    """Runs `actor` for ever; `on_failure` is called with the name, the exception and the wait in seconds.
 
-    Raises `ActorBrokenError` after more than `policy.max_failures` failures within `policy.within_s` seconds.
-    A failure that `passes` by itself (a shortage) is waited out, `backoff_max_s` each time, and never counts: an actor
-    that finds no descriptors is not broken.
-    Cancellation passes through: only `Exception` is a failure. What fails while the actor is being cancelled is told,
-    and changes nothing about how the process ends.
+    Raises `ActorBrokenError` after more than `policy.max_failures` failures within `policy.within_s` seconds. A failure
+    that `passes` by itself (a shortage) is waited out, `backoff_max_s` each time, and never counts: an actor that finds
+    no descriptors is not broken. Cancellation passes through: only `Exception` is a failure. A failure while the actor
+    is being cancelled is reported, and does not change how the process ends.
     """
     failed_at: deque[float] = deque()
     while True:

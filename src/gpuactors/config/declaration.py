@@ -41,7 +41,7 @@ def variable_of(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the type of a setting does not say."""
+    """The parts of a setting that its type does not have."""
 
     description: str
     """What it means: one sentence or more, Markdown."""
@@ -50,7 +50,7 @@ class Described:
     must_be: str = ""
     """What a value must be: the end of the sentence that refuses another one. A switch and a choice name theirs."""
     default: str = ""
-    """What the default means, where its value does not say it (`None`, an empty text)."""
+    """The meaning of the default, where its value does not show it (`None`, an empty text)."""
     check: Callable[[Any], object] | None = None
     """Takes a value of the right type and returns it as it is kept. Raises ValueError."""
     fallback_variable: str = ""
@@ -87,7 +87,7 @@ class Declaration:
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line; a switch has `--no-…` besides."""
+        """Its flag on the command line; a switch also has `--no-…`."""
         return flag_of(self.key)
 
     @property
@@ -122,7 +122,7 @@ class Declaration:
         return tuple(filter(None, map(_written, values)))
 
     def default_text(self, form: str = "{}") -> str:
-        """The default for people, each value in `form`; its meaning where a value says nothing."""
+        """The default for people, each value in `form`; its meaning where the value does not show it."""
         text = self.described.default or " and ".join(map(form.format, self.default_values))
         instead = self.described.fallback_variable
         return f"{form.format(instead)}, else {text}" if instead and text else text

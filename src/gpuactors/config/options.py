@@ -17,10 +17,10 @@ PRECEDENCE: Final = (
     "A flag wins over the environment, the environment over the configuration file, the file over the default. "
     "The file is TOML (.toml) or YAML (.yaml, .yml); in it, --host-root is the key host_root."
 )
-"""What the help says before the settings."""
+"""The help text before the settings."""
 
 SEVERAL: Final = f"The flag may be repeated. In the variable, {LIST_SEPARATOR} separates values."
-"""What it says of a setting with several values."""
+"""The help text of a setting with several values."""
 
 
 class Configured(click.Command):
@@ -49,14 +49,14 @@ class Configured(click.Command):
 
 
 def _config_file() -> click.Option:
-    # click would read the variable itself if it knew it, and not say where a value came from.
+    # If click knew the variable it would read it itself, and the source of the value would be lost.
     return click.Option(
         ["--config"], metavar="FILE", help=f"Configuration file.  [env var: {CONFIG_FILE_VARIABLE}]"
     )
 
 
 def _option(setting: Declaration) -> click.Option:
-    """The flag of a setting. Its value is taken as it is written: whether it is right is the configuration's to say."""
+    """The flag of a setting. Its value is taken as written: `sources.py` validates it."""
     return click.Option(
         [f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag, setting.key],
         metavar=None if setting.is_switch else setting.metavar,

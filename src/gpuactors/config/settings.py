@@ -1,4 +1,4 @@
-"""The settings. Each is written once, here: key, type, default, and what is said of it.
+"""The settings. Each is declared once, here: key, type, default and description.
 
 Must not hold bounds (they are in `limits.py`).
 """
@@ -35,7 +35,7 @@ class KernelUevents:
 
 @dataclass(frozen=True, slots=True)
 class NoUevents:
-    """No uevents: what changes is found by the periodic scan alone."""
+    """No uevents: only the periodic scan finds changes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ CONFIG_FILE_VARIABLE: Final = variable_of(CONFIG_FILE_KEY)
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the text says which key, from where, and what would be right.
+    """The configuration cannot be used; the text names the key, its source, and the values allowed.
 
     The command line ends with code 78 (EX_CONFIG, sysexits.h) on it.
     """
@@ -59,7 +59,7 @@ class Resolved:
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> Config:
-    """The configuration from all sources; `resolve` says where each value came from. Raises ConfigError."""
+    """The configuration from all sources; `resolve` also returns the source of each value. Raises ConfigError."""
     return resolve(flags, environ).config
 
 
@@ -110,8 +110,7 @@ def _value(setting: Declaration, raw: object, source: Provenance) -> object:
         check = setting.described.check
         return value if check is None else check(value)
     except (msgspec.ValidationError, ValueError) as error:
-        # msgspec's words ("Expected `float` > 0.0") are for programmers; what our own checks say is for
-        # operators.
+        # msgspec's messages ("Expected `float` > 0.0") are for programmers; those of our own checks are for operators.
         detail = "" if isinstance(error, msgspec.ValidationError) else f" ({error})"
         raise ConfigError(
             f"{setting.key} is {_shown(raw)} ({source}), but must be {setting.must_be}{detail}"
@@ -135,15 +134,14 @@ def _decode(kind: type, raw: object) -> object:
     if kind is not Path:
         raise NotImplementedError(f"no setting is of the type {kind}")
     if not isinstance(raw, str):
-        raise ValueError(f"a {type(raw).__name__} is not a path")  # noqa: TRY004 - msgspec wraps ValueError alone
+        raise ValueError(f"a {type(raw).__name__} is not a path")  # noqa: TRY004 - msgspec wraps only ValueError
     if not raw or "\0" in raw:
         raise ValueError("a path is neither empty nor does it hold a NUL character")
     return Path(raw)
 
 
 def _shown(raw: object) -> str:
-    """The value for an error message: short, whatever a file holds (YAML's aliases can make a short text
-    huge)."""
+    """The value for an error message: short for any file (YAML's aliases can make a short text huge)."""
     brief = reprlib.Repr()
     brief.maxlevel, brief.maxstring, brief.maxother = 2, 200, 200
     return brief.repr(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)

@@ -1,8 +1,8 @@
 """Every bound of the program, in one place, but for those of gRPC itself (`grpc_trio/limits.py`): name, unit and the
 reason for the number.
 
-Must not hold settings: what an operator may change is in `config/settings.py`; what is here follows from kubelet, the
-kernel or arithmetic, and a change needs a reason, not a preference.
+Must not hold settings: those are in `config/settings.py`. These bounds follow from kubelet, the kernel or arithmetic,
+and a change needs a reason, not a preference.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INBOX_EVENTS: Final = 256
 """Events that may wait for the registry. Worst case: one uevent burst of a 16-GPU node (16 × 3 events) plus one
 call in flight per GPU plus a scan result; a full inbox makes the producers wait, never the registry."""
 
-# --- looking at the host ----------------------------------------------------------------------------------
+# --- reading the host -------------------------------------------------------------------------------------
 
 LOOK_DEADLINE_S: Final = 5.0
 """One look at a function and its IOMMU group. A healthy look takes about 0.2 ms; a sysfs read that hangs
@@ -25,14 +25,14 @@ SCAN_DEADLINE_S: Final = 60.0
 """A full scan. 4,096 functions take well under a second; as above."""
 
 LOOK_CONCURRENCY: Final = 16
-"""Looks that run side by side, so that one hanging look holds up no other device. 16 = GPUs of the largest node."""
+"""Looks that run side by side, so that one hanging look delays no other device. 16 = GPUs of the largest node."""
 
 UNSETTLED_LOOKS_S: Final = (0.2, 1.0, 5.0, 30.0)
-"""When to look again at a function whose look failed or was incomplete (a missing node, an unreadable attribute); the
-last one repeats. udev's own rules finish in well under a second."""
+"""When to repeat a look at a function that failed or was incomplete (a missing node, an unreadable attribute); the last
+one repeats. udev's own rules finish in well under a second."""
 
 SHORTAGE_LOOK_S: Final = 1.0
-"""How long after a look that failed for want of descriptors, memory or threads the next one is asked for: an Allocate
+"""How long after a look that failed for want of descriptors, memory or threads the next one is requested: an Allocate
 may wait for it, and has CALL_DEADLINE_S."""
 
 SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -74,8 +74,8 @@ device vanishes from the list during an Allocate or GetPreferredAllocation that 
 answer."""
 
 LIST_FIRST_S: Final = 0.2
-"""How long the answer to Allocate waits until the lists that kubelet was to have before it are on their way;
-microseconds as a rule. Whoever does not read his stream holds up one answer by so much, and none after it."""
+"""How long the answer to Allocate waits until the lists that kubelet was to have before it are on their way; usually
+microseconds. A client that does not read its stream delays one answer by this much, and none after it."""
 
 REGISTER_DEADLINE_S: Final = 60.0
 """Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; giving up early
@@ -90,8 +90,8 @@ that lasted there is none: 0 to 100 ms between a stream's end and Register lost 
 are short because kubelet.sock exists for a moment before kubelet listens on it."""
 
 STREAM_STABLE_S: Final = 5.0
-"""A stream that ended sooner than this after it opened counts as a failed registration, so that a kubelet that
-drops us at once is not asked in a tight loop."""
+"""A stream that ended sooner than this after it opened counts as a failed registration, so that a kubelet that drops
+the stream at once leads to no tight loop."""
 
 OLD_STREAM_GRACE_S: Final = 0.5
 """A new kubelet.sock while a stream of the old kubelet is still open: how long its end may take to be noticed (it comes
@@ -99,7 +99,7 @@ within milliseconds) before we end it ourselves and register."""
 
 DISCONNECT_WAIT_S: Final = 0.1
 """Before Register: how long to wait until kubelet has closed its connection to our old stream, the sign that it has
-noticed the end (seen: 0.6 ms). Somebody else's open connection must not hold a registration up for longer."""
+noticed the end (seen: 0.6 ms). Another client's open connection must not delay a registration further."""
 
 SERVE_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits between attempts to make our own socket (full or read-only directory, another process on it)."""
@@ -111,57 +111,58 @@ whose stream ended only after 300 s."""
 DRAIN_S: Final = 2.0
 """On stopping: calls in flight may finish for so long, then streams end. An Allocate takes about a millisecond."""
 
-# --- the books --------------------------------------------------------------------------------------------
+# --- the ledger and the groups' use -----------------------------------------------------------------------
 
 POLL_S: Final = 2.0
-"""How often the use of the groups is looked at while nothing special is known: how long a stranger can hold a free GPU
-before kubelet is told. One poll reads two small files per GPU."""
+"""How often the use of the groups is polled normally: how long another process can hold a free GPU before it is listed
+Unhealthy. One poll reads two small files per GPU."""
 
 POLL_FAST_S: Final = 0.25
-"""The same while somebody who should not hold a group may be expected to let go (for POLL_FAST_FOR_S), or a container
-waits to start: how soon a release is seen."""
+"""The same while the release of a group is expected (for POLL_FAST_FOR_S), or a container waits to start: how soon a
+release is seen."""
 
 POLL_FAST_FOR_S: Final = 30.0
-"""How long after the last change of who holds what (a holder comes or goes, a pod leaves kubelet's ledger, a device is
-given away) a release is looked for every POLL_FAST_S; then every POLL_S. A pod has 30 s to end by default
-(terminationGracePeriodSeconds), and whoever holds a GPU for longer may hold it for hours."""
+"""How long after the last change of holders (a holder comes or goes, a pod leaves kubelet's ledger, a device is
+allocated) the poll runs every POLL_FAST_S; then every POLL_S. A pod has 30 s to end by default
+(terminationGracePeriodSeconds), and a process that holds a GPU for longer may hold it for hours."""
 
 CLOSING_S: Final = 10.0
-"""How long a function that nobody has open any more is waited for to be suspended again. The reset of a slot takes 2 to
-3 s; what is awake for longer is so for another reason (`power/control`), and opens."""
+"""How long a closed function has to be suspended again. The reset of a slot takes 2 to 3 s; one that is active for
+longer is so for another reason (`power/control`), and can be opened."""
 
 POLL_DEADLINE_S: Final = 10.0
 """One poll. `enable` and `power/runtime_status` never block; a scan of /proc of a large node takes a second or two."""
 
 PROC_SCAN_REST: Final = 50
 """With `--holders proc`: after a pass over all processes none follows for so many times its own duration (2 % of one
-core at most), or for PROC_SCAN_REST_MAX_S if that is shorter, unless something changed or a call waits. In between, the
-known holders alone are looked at, which is how a release is seen at once."""
+core at most), or for PROC_SCAN_REST_MAX_S if that is shorter, unless something changed or a call waits. In between only
+the known holders are read, so a release is seen at once."""
 
 PROC_SCAN_REST_MAX_S: Final = 4.0
-"""The longest rest between two such passes, two polls, so that there is a promise on any node: a stranger who opens a
+"""The longest rest between two such passes, two polls, so that there is a bound on any node: a process that opens a
 group without its device, which sysfs does not show, is seen within POLL_S, this and two passes. Measured: 6 µs a
 descriptor; up to 13,000 of them keep to the 2 %, and a node with 60,000 (0.37 s a pass) spends 8 % of one core."""
 
 OPEN_WITHIN_S: Final = 0.5
-"""With `--holders open`: how long after it was allowed a group may be opened as a probe. It may be handed out in the
-meantime, and a container takes longer to start."""
+"""With `--holders open`: how long after it was allowed a group may be opened as a probe. It may be allocated meanwhile,
+and a container takes longer to start."""
 
 LEDGER_S: Final = 5.0
-"""How often kubelet's ledger is read while it lists anything of ours: how late a forced deletion is noticed, after
-which the old process lives on without any event. Kubelet allows 100 reads a second for all its clients together."""
+"""How often kubelet's ledger is read while it lists any device of ours: how late a forced deletion is noticed, after
+which the old process runs on without any event. Kubelet allows 100 reads a second for all its clients together."""
 
 LEDGER_QUIET_S: Final = 30.0
-"""The same while it lists nothing of ours: how late it is noticed that a DRA driver, or another plugin under a name of
-its own, has given away a GPU of ours. No Allocate waits for that, as each has a read of its own."""
+"""The same while it lists no device of ours: how late it is noticed that a DRA driver, or another plugin under its own
+name, has allocated a GPU of ours. No Allocate waits for that, as each has a read of its own."""
 
 LEDGER_FRESH_S: Final = 0.1
-"""A read of the ledger that was asked for so long before a call counts for it as if it came after, unless the call
-would be refused for it: a burst of calls costs 10 reads a second, of the 100 that kubelet allows all its clients."""
+"""A read of the ledger that was requested at most so long before a call counts for it as if it came after, unless the
+call would be refused by it: a burst of calls costs 10 reads a second, of the 100 that kubelet allows all its
+clients."""
 
 LEDGER_SETTLING_S: Final = 1.0
-"""The same while a kubelet that has just started does not list everything that its file names: what it has listed once
-is believed to have ended as soon as it is missing, so each read narrows what the file is believed for."""
+"""The same while a kubelet that has just started does not list everything that its file names: a device that it has
+listed once counts as ended as soon as it is missing, so each read leaves less to the file."""
 
 TAKE_OVER_LEDGER_S: Final = 0.1
 """After a predecessor has ended its streams: when kubelet's ledger is read again. Not at once, as until kubelet has our
@@ -174,36 +175,36 @@ LEDGER_DEADLINE_S: Final = 5.0
 """One read of kubelet's ledger, PodResources and the file."""
 
 LEDGER_LIST_DEADLINE_S: Final = 3.0
-"""PodResources' part of it; List answers within milliseconds. The rest is for the file, which alone has what Allocate
-answered: a List that hangs must not keep a read from that."""
+"""PodResources' part of it; List answers within milliseconds. The rest is for the file, which has the only copy of
+Allocate's answers: a List that hangs must not keep a read from it."""
 
 assert 2 * max(LOOK_DEADLINE_S, LEDGER_DEADLINE_S) < CALL_DEADLINE_S
 
 KUBELET_LIST_TAKEN_S: Final = 1.0
-"""A list of ours that has been out for so long is kubelet's as well, unless it has another one; a frame takes it
-milliseconds. No more often than this are the two compared, however often the ledger is read."""
+"""A list of ours that was sent so long ago is kubelet's as well, unless it has another one; a frame takes milliseconds.
+The two are compared no more often than this, however often the ledger is read."""
 
 KUBELET_LIST_AGAIN_S: Final = 2.0
 """After a read by which kubelet has another list than ours: when it is read again. One difference may be a frame that
-kubelet was slow to take; two are somebody else's list, or nobody's."""
+kubelet was slow to process; two are another plugin's list, or an empty one."""
 
 ODD_SIGHT_S: Final = 1.0
-"""After a socket of somebody else appeared beside kubelet's, or a stream ended that was not taken for kubelet's: when
-kubelet's list is read. A plugin registers as soon as its socket is there. Such sights lead to one read in so much
-time, however many there are."""
+"""After another process's socket appeared beside kubelet's, or a stream ended that was not taken for kubelet's: when
+kubelet's list is read. A plugin registers as soon as its socket is there. They lead to one read in this time, however
+many there are."""
 
 CONTEND_BACKOFF_S: Final = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0)
 """From the second read by which kubelet has another list than ours until we register again, by how often that was done
 in vain; the last one repeats. A plugin that answers each of our registrations with its own makes all GPUs of the node
-Unhealthy for some milliseconds each time, and pods that meet two plugins: hence ever more seldom."""
+Unhealthy for some milliseconds each time, and pods that meet two plugins: hence the growing intervals."""
 
 DESERTED_MAX_S: Final = 20.0
-"""The longest of these waits where kubelet has no healthy device of the resource at all: nobody is there to fight with,
-and each second more is one without GPUs on this node."""
+"""The longest of these waits where kubelet has no healthy device of the resource at all: there is no other plugin to
+contend with, and each further second is one without GPUs on this node."""
 
 CONTENTION_OVER_S: Final = 600.0
-"""The lists have agreed for so long: whoever had the resource has let it be, and the next contention begins with the
-first wait again. As long as the longest wait, so that a fight never looks over before its next round."""
+"""The lists have agreed for so long: the other plugin no longer registers, and the next contention begins with the
+first wait again. As long as the longest wait, so that a contention never seems over before its next round."""
 
 assert CONTEND_BACKOFF_S[-1] <= CONTENTION_OVER_S
 
@@ -215,11 +216,11 @@ NEIGHBOURS_MAX: Final = 16
 
 LEDGER_SETTLE_S: Final = 30.0
 """After its start kubelet answers List before it knows its pods (kubernetes #112119 for the same list over HTTP), and
-as long as the API server is away: until it has known them for so long, what its ledger file names counts as well,
-unless this kubelet has listed it before. More costs little: what the file names in excess is believed for longer."""
+as long as the API server is away: until it has known them for so long, the entries of its ledger file count as well,
+unless this kubelet has listed them before. More costs little: ended entries of the file count for longer."""
 
 CHECKPOINT_DEADLINE_S: Final = 1.0
-"""One read of kubelet's ledger file beside List: a disk that hangs holds up a call by so much."""
+"""One read of kubelet's ledger file beside List: a disk that hangs delays a call by this much."""
 
 assert CHECKPOINT_DEADLINE_S < LEDGER_DEADLINE_S
 
@@ -227,53 +228,53 @@ CHECKPOINT_MAX_BYTES: Final = 16 * 1024 * 1024
 """Kubelet's ledger file: some 300 bytes a device. Something else by that name must not be read for ever."""
 
 GRANT_GRACE_S: Final = 30.0
-"""How long a device that Allocate handed out counts as allocated while kubelet cannot say so: its ledger cannot be
-read, or it restarts just then and does not know its pods yet."""
+"""How long a device that Allocate granted counts as allocated while kubelet cannot confirm it: its ledger cannot be
+read, or it restarts at that moment and does not know its pods yet."""
 
 GRANT_LEDGER_S: Final = 0.5
 """When kubelet's ledger is read after an Allocate was answered. Seen: kubelet lists it as soon as it has the answer,
-before PreStartContainer; so what a read does not name that was asked for later than this is not given away."""
+before PreStartContainer; so a device that is missing in a read requested later than this is not allocated."""
 
 assert GRANT_LEDGER_S < GRANT_GRACE_S
 
 PRE_START_WAIT_S: Final = 25.0
-"""How long PreStartContainer waits for the previous holder to let go: under kubelet's 30 s. Waiting reacts at once, a
-refusal costs 12 to 15 s until kubelet asks again."""
+"""How long PreStartContainer waits for the previous holder to close the device: under kubelet's 30 s. A wait ends at
+once, after a refusal kubelet retries in 12 to 15 s."""
 
 HISTORY_ENTRIES: Final = 20
-"""How many changes of what was said of a device are kept for `explain`: a few hours of an unquiet one."""
+"""How many changes of a device's health and reason are kept for `explain`: a few hours of an unsteady one."""
 
 HISTORY_UNKNOWN_MAX: Final = 64
-"""IDs in kubelet's ledger that mean no function of this node, or no longer: of how many the history is kept."""
+"""The history is kept for so many IDs in kubelet's ledger that mean no function of this node, or no longer."""
 
 HAND_OVER_DEADLINE_S: Final = 5.0
 """How long a successor waits for the running daemon to end its streams before it takes over anyway. More than the
-longest orderly end: calls in flight (DRAIN_S), the last words of the streams (DRAIN_S), then DISCONNECT_WAIT_S."""
+longest orderly end: calls in flight (DRAIN_S), the streams' last frames (DRAIN_S), then DISCONNECT_WAIT_S."""
 
 HAND_OVER_RETRY_S: Final = 0.05
 """How often the running daemon is asked while it hands over to another successor or is just ending: milliseconds."""
 
 CONTROL_CONNECT_S: Final = 1.0
-"""From dialling the control socket to the daemon's HTTP/2 SETTINGS, for a command; a daemon that lives sends them at
+"""From dialling the control socket to the daemon's HTTP/2 SETTINGS, for a command; a daemon that runs sends them at
 once."""
 
 CONTROL_CALL_S: Final = 2.0
 """One reading of the running daemon's state by a command; it takes milliseconds."""
 
 CONTROL_LOOK_S: Final = 5.0
-"""How often the daemon looks whether the control socket is still its own (one lstat). It is not if somebody tidied up
-the directory, or if we were taken for hanging (stopped, frozen) and a successor serves."""
+"""How often the daemon checks that the control socket is still its own (one lstat). It is not if the directory was
+cleaned, or if this daemon was taken for hanging (stopped, frozen) and a successor serves."""
 
 CONTROL_RETRY_S: Final = 30.0
 """How often to try again where the control socket cannot be made (disk full, read-only)."""
 
 SUCCESSOR_LOOK_S: Final = 1.0
-"""After a hand-over: how often the predecessor looks whether anybody listens on the control socket. It has little else
-to do, and is ended soon by whoever upgrades."""
+"""After a hand-over: how often the predecessor checks that a process listens on the control socket. It has little else
+to do, and an upgrade ends it soon."""
 
 SUCCESSOR_GONE_S: Final = 5.0
-"""Nobody has listened for so long: the successor has ended (kubelet starts a container again after 10 s, then 20 s),
-and no GPU of this node is healthy until somebody serves. Handing over once more costs some milliseconds."""
+"""No process has listened for so long: the successor has ended (kubelet restarts a container after 10 s, then 20 s),
+and no GPU of this node is healthy until a daemon serves. Another hand-over costs some milliseconds."""
 
 # --- supervision ------------------------------------------------------------------------------------------
 
@@ -281,16 +282,17 @@ RESTART_BACKOFF_INITIAL_S: Final = 0.1
 RESTART_BACKOFF_MAX_S: Final = 10.0
 RESTART_MAX_FAILURES: Final = 5
 RESTART_WITHIN_S: Final = 60.0
-"""An actor that fails more often than this is broken, not unlucky: the process ends with code 70 and is started
-again by its own supervisor."""
+"""An actor that fails more often than this is broken: the process exits with code 70 and is restarted by its
+supervisor."""
 
 KUBELET_DIR_RETRY_S: Final = 1.0
 """How often to look for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
 
-# --- what others said, in our sentences -------------------------------------------------------------------
+# --- quotations in our sentences --------------------------------------------------------------------------
 
 QUOTED_ITEMS_MAX: Final = 16
-"""Devices that are named in one sentence or field of the log: GPUs of the largest node. Of more it is said how many."""
+"""Devices that are named in one sentence or field of the log: GPUs of the largest node. Of more only the number is
+given."""
 
 QUOTED_ID_CHARS_MAX: Final = 64
 """Characters of a device's ID, a driver's or a process's name in a sentence: three times a PCI address."""
@@ -299,7 +301,7 @@ QUOTED_NAME_CHARS_MAX: Final = 253
 """Characters of a pod's, namespace's, claim's or resource's name in a sentence: as many as Kubernetes allows."""
 
 QUOTED_TEXT_CHARS_MAX: Final = 1000
-"""Characters of somebody's error text in a sentence; half of what gRPC carries of one
+"""Characters of another program's error text in a sentence; half of what gRPC carries of one
 (GRPC_STATUS_TEXT_MAX_CHARS in `grpc_trio/limits.py`)."""
 
 LOG_TEXT_MAX_CHARS: Final = 8192
@@ -307,46 +309,47 @@ LOG_TEXT_MAX_CHARS: Final = 8192
 
 HOST_ABSENT_S: Final = 120.0
 """How long a start waits for a host that can be scanned, before the process ends with 69. /sys is mounted before any
-service starts, and what a container mounts before its process does; the rest is for a machine that crawls."""
+service starts, and what a container mounts before its process does; the rest is for a slow machine."""
 
 KUBELET_DIR_ABSENT_S: Final = 600.0
 """The same for kubelet's `device-plugins` directory, which kubelet makes when it first starts: a node that is being set
-up may have us some minutes before its kubelet. Whoever supervises us starts us again."""
+up may run this daemon some minutes before its kubelet. The supervisor restarts the daemon."""
 
 # --- the journal ------------------------------------------------------------------------------------------
 
 JOURNAL_FILE_MAX_BYTES: Final = 8 * 1024 * 1024
-"""A file of the journal; then the next one begins. Each begins with the whole state, so it can be replayed alone: 15 KB
-with 8 GPUs, 2 MB with 512 that were never quiet. A quiet node takes four days to fill one."""
+"""A file of the journal; then the next one begins. Each begins with the whole state, so it can be replayed by itself:
+15 KB with 8 GPUs, 2 MB with 512 that were never quiet. A quiet node takes four days to fill one."""
 
 JOURNAL_MAX_BYTES: Final = 64 * 1024 * 1024
 """All files of the journal together; the oldest are removed. A month of a quiet node with 8 GPUs: enough to have
 last weekend's incident on Monday, and nothing to a disk that holds container images."""
 
 JOURNAL_FILES_MAX: Final = 256
-"""Each start of a daemon begins a file: a daemon that is started again every few minutes must not fill a directory."""
+"""Each start of a daemon begins a file: a daemon that is restarted every few minutes must not fill a directory."""
 
 JOURNAL_WAITING_STEPS: Final = 1024
-"""Steps that wait to be written. The worst burst (INBOX_EVENTS, each with a look after it) fits twice. What comes while
-the disk hangs beyond that is counted, not kept: each step holds on to a state of its own."""
+"""Steps that wait to be written. The worst burst (INBOX_EVENTS, each with a look after it) fits twice. Steps beyond
+that while the disk hangs are counted, not kept: each step holds a state of its own."""
 
 JOURNAL_BATCH_S: Final = 0.25
 """Steps are gathered for so long and written at once: one wake-up of a thread for a uevent and what follows from it.
 A process that is killed (SIGKILL) loses so much; one that ends, even by a bug, nothing."""
 
 JOURNAL_ROUTINE_S: Final = 60.0
-"""Polls, ticks and reads of the ledger without any consequence wait so long, unless something else happens: what they
-have in common is written once. A process that is killed loses a minute in which nothing happened."""
+"""Polls, ticks and reads of the ledger without any consequence wait so long, unless something else happens: their
+common fields are written once. A process that is killed loses a minute in which nothing happened."""
 
 JOURNAL_RETRY_S: Final = 30.0
 """After a failed write (disk full, read-only) the next one is tried, in a new file."""
 
 JOURNAL_LAST_S: Final = 1.0
-"""How long the end of the process waits for the last steps to be written; a disk that hangs must not hold it up."""
+"""How long the end of the process waits for the last steps to be written; a disk that hangs must not delay it."""
 
 RESYNC_INTERVAL_MAX_S: Final = 86_400.0
-"""The longest that an operator may leave between two full scans, a day: what no uevent told (the kernel drops them when
-a socket's buffer is full) must be found at some time, and a scan of 4,096 functions costs 40 ms."""
+"""The longest interval that an operator may set between two full scans, a day: a change whose uevent was lost (the
+kernel drops them when a socket's buffer is full) must be found at some time, and a scan of 4,096 functions costs 40
+ms."""
 
 # --- configuration ----------------------------------------------------------------------------------------
 
@@ -356,10 +359,11 @@ CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
 # --- the edges of the process ----------------------------------------------------------------------------
 
 UEVENTS_RETRY_S: Final = 10.0
-"""How often to try again where uevents cannot be had (no netlink socket allowed); the periodic scan works meanwhile."""
+"""How often to try again where uevents are unavailable (no netlink socket allowed); the periodic scan works
+meanwhile."""
 
 STREAM_END_POST_S: Final = 1.0
-"""How long a cancelled handler may still try to tell the registry that its stream or call is over."""
+"""How long a cancelled handler may still try to post that its stream or call is over."""
 
 KUBELET_CONNECT_DEADLINE_S: Final = 5.0
 """Connecting to kubelet.sock: at once, or kubelet is not accepting."""

@@ -54,7 +54,11 @@ def test_no_descriptors_for_some_seconds() -> None:
                 look_at(node, FREE)
                 daemon.wait_event("look.failed", address=FREE, has=SHORT, after=mark)
                 daemon.wait_event(
-                    "device.changed", device=FREE, health=HEALTHY, has=["last known state", *SHORT], after=mark
+                    "device.changed",
+                    device=FREE,
+                    health=HEALTHY,
+                    has=["last known state", *SHORT],
+                    after=mark,
                 )
                 sockets = [dial(node.endpoint(H100)), dial(node.directory / "s" / "gpuactors.sock")]
                 with pytest.raises(grpc.RpcError) as refused:

@@ -1,1 +1,1 @@
-"""Adaptor: the control socket in the state directory, by which a daemon is asked what it knows and to hand over."""
+"""Adaptor: the control socket in the state directory, over which a daemon is asked for its status and to hand over."""

@@ -1,4 +1,4 @@
-"""Asking the running daemon over its control socket: for what it knows, and to hand over.
+"""Requests to the running daemon over its control socket: its status, and the hand-over.
 
 Every wait has a deadline: a daemon that hangs still has the kernel accept connections for it.
 """
@@ -41,11 +41,11 @@ class Running:
 
 
 class NoDaemonError(ControlError):
-    """Nobody serves the control socket: no daemon runs with this state directory."""
+    """No process serves the control socket: no daemon runs with this state directory."""
 
 
 async def read_status(path: str) -> Running:
-    """What the daemon that serves the control socket at `path` knows.
+    """The status of the daemon that serves the control socket at `path`.
 
     Raises `NoDaemonError` if there is none, and `ControlError` if there may be one and it does not answer.
     """
@@ -89,7 +89,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Somebody has the socket and did not hand over; `reason` says what happened instead."""
+    """Another process has the socket and did not hand over; `reason` is the failure."""
 
     reason: str
 
@@ -103,7 +103,7 @@ _TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCEL
 async def ask_to_hand_over(
     path: str, *, within_s: float, dial: Dial = connect_unix, owner_of: OwnerOf = owner_of
 ) -> Asked:
-    """Asks whoever serves the control socket at `path` until there is an answer, for at most `within_s`."""
+    """Asks the daemon that serves the control socket at `path` until there is an answer, for at most `within_s`."""
     reason = ""
     with trio.move_on_after(within_s):
         while True:

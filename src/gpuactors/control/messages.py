@@ -34,7 +34,7 @@ def status_response(view: NodeView, about: About, *, pid: int, version: str) -> 
 
 
 def about_of(response: pb.StatusResponse) -> About:
-    """What the daemon that answered said of itself."""
+    """What the answering daemon reports of itself."""
     return About(response.node, tuple(Setting(s.key, s.value, s.source) for s in response.settings))
 
 

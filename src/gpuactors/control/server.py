@@ -17,7 +17,7 @@ from gpuactors.grpc_trio import BoundListener, Server
 
 
 class ControlService(pb.ControlBase):
-    """Shows the state; the first one who asks for a hand-over is answered when `given_up` is set."""
+    """Reports the state; the first request for a hand-over is answered when `given_up` is set."""
 
     def __init__(self, state: LatestReader[NodeState], about: About, pid: int) -> None:
         self._state = state

@@ -1,10 +1,10 @@
 """The control socket `gpuactors.sock` in the state directory. Implements `ports.Control`.
 
-A daemon that was asked and did not hand over is taken over anyway. It may hang and listen still, on this socket and on
-those of its plugins: `bind_unix` leaves a live process its socket, unless its pid is known to be the one that hangs.
-So this adaptor says which that is (`hanging`), and the kubelet adaptor reads it. The pid is what the kernel says of who
-listens; of a process in another PID namespace (the DaemonSet's other pod) it says 0, which is as good: the names of the
-sockets are ours, and no third gpuactors belongs there.
+A daemon that was asked and did not hand over is taken over anyway. It may hang and still listen, on this socket and on
+those of its plugins: `bind_unix` does not replace the socket of a live process unless its pid is known to be the
+hanging one. So this adaptor publishes that pid (`hanging`), and the kubelet adaptor reads it. The pid is the kernel's
+for the listening process; for a process in another PID namespace (the DaemonSet's other pod) it is 0, which is
+sufficient: the names of the sockets are ours, and no third gpuactors belongs there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gpuactors.shortage import shortage
 SOCKET_NAME: Final = "gpuactors.sock"
 
 SOCKET_MODE: Final = 0o600
-"""Whoever may ask for a hand-over may end the service of this node's GPUs."""
+"""A process that may request a hand-over may end the service of this node's GPUs."""
 
 
 def socket_path(state_dir: str) -> str:
@@ -103,7 +103,7 @@ class ControlIo:
 class UnixControl:
     """The control socket in `state_dir`. Implements `ports.Control`.
 
-    `hanging` is set to whoever was asked to hand over and did not, and is empty otherwise.
+    `hanging` is set to the process that was asked to hand over and did not, and is empty otherwise.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What an operator sees of a node: every device with the one reason, its holders, and what was said of it before.
+"""What an operator sees of a node: every device with the one reason, its holders, and its history.
 
-Read off the state, never kept. Made by the daemon for its control socket, and by a command that looks for itself. Must
-not judge anything anew: health and reason are those that kubelet is told.
+Derived from the state, never kept. Made by the daemon for its control socket, and by a command that reads the node
+itself. Must not decide anything again: health and reason are the advertised ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuactors.core.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 
 NOT_LISTED = "not listed"
-"""The health of a device that is not there any more and that kubelet is told nothing of."""
+"""The health of a device that is gone and not advertised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of what was said of a device."""
+    """One change of a device's health or reason."""
 
     age_s: float
     """Seconds before the view was made."""
@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device. Of one that is not on the node any more only what is remembered is known."""
+    """One device. Of one that is gone from the node only what is remembered is known."""
 
     address: str
     id: str
@@ -69,14 +69,14 @@ class DeviceView:
     """Why it is so, as a word for programs: a `Cause`. Empty if a daemon of an older version was asked."""
     reason: str
     owner: str | None
-    """To whom kubelet has given it."""
+    """The pod or claim that kubelet has given it to."""
     holders: tuple[Holder, ...]
     history: tuple[Change, ...]
     """Oldest first."""
     remedy: str | None
-    """What to do, where the reason does not say it already."""
+    """What to do, where the reason does not include it."""
     listed: bool
-    """Kubelet is told of it."""
+    """It is advertised to kubelet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class NodeView:
     ledger_problem: str
     """Why kubelet's ledger could not be read the last time, or that it has not been read yet; empty if it was."""
     uevents_problem: str
-    """Why uevents are not heard, and what finds changes instead; empty if they are heard."""
+    """Why uevents are not received, and what finds changes instead; empty if they are received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 
 
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
-    """What to do about whose it is. What to do about its files stands in the reason itself."""
+    """What to do about its owner or holder. What to do about its files is in the reason itself."""
     who = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device.function, observed_use(state, device)):
         return None

@@ -1,8 +1,8 @@
-"""What is to be done once, as values. Imperative.
+"""Things to do once, as values. Imperative.
 
-Whatever is a *standing* wish or a published view (frames, orders to plugins, outstanding looks) is not an effect: it
-is read off the state by `snapshot.project` and put into latest-value cells, where only the newest one counts. What
-remains are the two things that must happen exactly once: answering a call, and saying something in the log.
+A *standing* output (frames, orders to plugins, outstanding looks) is not an effect: `snapshot.project` derives it from
+the state, and it is put into latest-value cells, where only the newest value counts. Effects are the two things that
+must happen exactly once: answering a call, and writing a log line.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Refused:
     causes: tuple[Cause, ...]
     """What for, each once, sorted. Sent nowhere: for the log."""
     owners: tuple[Given, ...] = ()
-    """To whom kubelet has given what is in the way, as far as it is refused for that."""
+    """The owners of the devices in the way, as far as the call is refused for that."""
 
 
 Answer = Granted | Preferred | Ready | Refused
@@ -70,7 +70,7 @@ Answer = Granted | Preferred | Ready | Refused
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer the call `token`. Nobody may be waiting any more; then it is dropped."""
+    """Answer the call `token`. If no caller waits any more it is dropped."""
 
     token: Token
     answer: Answer

@@ -36,19 +36,19 @@ class HostChanged:
 
 @dataclass(frozen=True, slots=True)
 class UeventsOpened:
-    """Uevents are heard from now on. What happened before may have been missed."""
+    """Uevents are received from now on. Earlier changes may have been missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class UeventsLost:
-    """Uevents were lost (ENOBUFS); they are heard all the same."""
+    """Uevents were lost (ENOBUFS); reception continues."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class UeventsUnavailable:
-    """Uevents cannot be had: only scans find changes until they can."""
+    """Uevents are unavailable: until they are received only scans find changes."""
 
     reason: str
 
@@ -114,23 +114,23 @@ class LedgerRead:
     settling: bool = False
     """Kubelet has just started and may not know every pod: what its ledger file names was added if it is readable."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
-    """Kubelet's own list: what it has as healthy of each resource that was asked about, as `listing.comparable` puts
-    it; one without a healthy device is not in here. None if kubelet did not say."""
+    """Kubelet's own list: the healthy IDs of each requested resource, in the form of `listing.comparable`; a resource
+    without a healthy device is not in here. None if kubelet did not list them."""
     cached: tuple[CachedAnswer, ...] | None = None
     """What Allocate answered, by kubelet's ledger file; empty where there is none, None if it could not be read."""
     damaged: str = ""
-    """As `Ledger.damaged`; says nothing if `cached` is None."""
+    """As `Ledger.damaged`; without meaning if `cached` is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerUnreadable:
-    """Read number `read` failed: PodResources did not answer, and its file does not tell who has what while kubelet
-    runs, or could not be read either."""
+    """Read number `read` failed: PodResources did not answer, and kubelet's file does not count for owners while
+    kubelet runs, or could not be read either."""
 
     read: int
     reason: str
     cached: tuple[CachedAnswer, ...] | None = None
-    """As `LedgerRead.cached`: what Allocate answered is the file's to tell, whether PodResources answers or not."""
+    """As `LedgerRead.cached`: the answers to Allocate are in the file, whether PodResources answers or not."""
     damaged: str = ""
     """As `LedgerRead.damaged`."""
 
@@ -147,14 +147,14 @@ class KubeletAppeared:
 
 @dataclass(frozen=True, slots=True)
 class KubeletGone:
-    """kubelet.sock is not there; `reason` says what is missing, where."""
+    """kubelet.sock is not there; `reason` names what is missing, and where."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NeighboursSeen:
-    """The sockets of others beside kubelet's are these now; one may have been made anew under its name."""
+    """The other processes' sockets beside kubelet's are these now; one may have been replaced under its name."""
 
     sockets: tuple[str, ...]
 
@@ -195,7 +195,7 @@ class RegisterFailed:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """Somebody, kubelet as a rule, opened ListAndWatch."""
+    """A client, usually kubelet, opened ListAndWatch."""
 
     resource: ResourceName
     stream: int
@@ -203,7 +203,7 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """That stream is over, whoever ended it."""
+    """That stream has ended, on either side."""
 
     resource: ResourceName
     stream: int
@@ -265,12 +265,12 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class PredecessorGone:
-    """The daemon that ran before has ended its streams, or there is none; `how` says which, for the log."""
+    """The daemon that ran before has ended its streams, or there is none; `how` has the outcome, for the log."""
 
     how: str
     served: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
-    """The resources, and the models of each, that this node's daemons have served, as their file says now: those of
-    whoever served last as well, which may have begun after us."""
+    """The resources, and the models of each, that this node's daemons have served, as their file lists them now: those
+    of the last serving daemon as well, which may have started after us."""
 
 
 @dataclass(frozen=True, slots=True)

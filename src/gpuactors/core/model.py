@@ -1,7 +1,7 @@
 """The values that the node's state is made of.
 
-Every value is frozen. Mappings are plain dictionaries that nobody changes after they were put into a state: a
-transition builds new ones. What these values mean for kubelet is decided in `inventory.py` and `assessment/`, not here.
+Every value is frozen. Mappings are plain dictionaries that are never changed after they were put into a state: a
+transition builds new ones. `inventory.py` and `assessment/` decide what these values mean for kubelet.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class PciFunction:
     """The driver is a vfio driver: by name, or because the kernel made `vfio-dev/` below the function."""
     iommu_group: int | None
     numa_node: int | None
-    """None where the kernel says -1: no topology, which is not node 0."""
+    """None where the kernel has -1: no topology, which is not node 0."""
     pcie_root: str | None
     """The host bridge it hangs on: `pci0000:20`."""
     nodes: tuple[str, ...]
     """Device nodes that exist for it, as paths of the host: container, group, cdev, iommufd; of a function without a
-    driver its group's alone."""
+    driver only its group's."""
     model: str | None
     """Its name in pci.ids."""
     fault: str | None
@@ -94,7 +94,7 @@ class PciFunction:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What the look with number `look` found at an address; `function` is None if nothing of interest is there.
+    """The result of the look with number `look` at an address; `function` is None if no relevant function is there.
 
     A look with a smaller number never overwrites a fact: it may have read before the fact's look was even asked for.
     """
@@ -102,12 +102,12 @@ class Fact:
     look: int
     function: PciFunction | None
     short: str = ""
-    """Why it could not be looked at since: a shortage of the daemon's own, which says nothing of the function."""
+    """Why it could not be inspected since: a shortage of the daemon's own, which is no fault of the function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A function whose facts are incomplete is looked at again: when, and how often that was done."""
+    """A function whose facts are incomplete is inspected again: when, and how often that was done."""
 
     attempt: int
     at: float
@@ -170,7 +170,7 @@ class Listing:
     compared_at: float = -math.inf
     """When such a read came back."""
     sighted_at: float = -math.inf
-    """When something odd was last seen beside it, so that the list may have been somebody else's since."""
+    """When something odd was last seen beside it, so that kubelet's list may be another plugin's since."""
     against: int = 0
     """How many of them in a row have spoken against us."""
     disputed_at: float = -math.inf
@@ -201,7 +201,7 @@ class PluginState:
     renew: bool
     """The order is to end the old endpoint's streams and make a new endpoint, even if its socket is still there."""
     streams: frozenset[int]
-    """Every open ListAndWatch stream, whoever reads it."""
+    """Every open ListAndWatch stream, of any reader."""
     kubelet_stream: int | None
     """The one that opened first since Register was called: kubelet's. Its end is the end of the registration."""
     stream_opened_at: float
@@ -262,7 +262,7 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Kubelet's books: which pod has been given what. Numbers come from the same counter as looks."""
+    """Kubelet's ledger: which pod has which device. Numbers come from the same counter as looks."""
 
     read: int
     """The number of the read that these entries are from; 0 before the first one since this daemon serves."""
@@ -271,7 +271,7 @@ class Ledger:
     problem: str | None
     """Why the last read failed, as a sentence; the entries are the last known ones then."""
     tried: bool
-    """A first read has come back, whatever it said."""
+    """A first read has come back, with any result."""
     outstanding: int | None
     again: bool
     due_at: float
@@ -280,7 +280,7 @@ class Ledger:
     read_at: float = -math.inf
     """When the read was asked for that these entries are from: no change since then is in them."""
     done: int = 0
-    """The number of the last read that came back, whatever it said."""
+    """The number of the last read that came back, with any result."""
     cached: Mapping[tuple[ResourceName, DeviceId], tuple[str, ...]] = field(default_factory=dict)
     """By kubelet's ID: the nodes of `CachedAnswer`."""
     damaged: str = ""
@@ -314,9 +314,9 @@ class GroupUse:
     active: frozenset[PciAddress]
     """Functions whose `power/runtime_status` is `active`."""
     holders: tuple[Holder, ...] | None
-    """Who holds it open, by /proc/*/fd; None where that was not looked at."""
+    """The processes that have it open, by /proc/*/fd; None where that was not read."""
     open_refused: bool | None
-    """The group was opened as a probe: True if that said EBUSY; None where it was not tried."""
+    """The group was opened as a probe: True if that failed with EBUSY; None where it was not tried."""
     unseen: str = ""
     """Why `enabled` lacks a function that is there, as a sentence: what cannot be read, and what to do."""
 
@@ -328,19 +328,20 @@ class Observed:
     poll: int
     in_use: bool
     since: int
-    """The number of the poll that first saw this use of it, or first saw it free again. Others who hold it are another
+    """The number of the poll that first saw this use of it, or first saw it free again. Other holders are another
     use."""
     evidence: str
     """How it is in use: `held by process 4711 (qemu-system-x86)`, `in use (enable of 0000:23:00.0 is 1)`."""
     holders: tuple[Holder, ...]
     open: frozenset[PciAddress] = frozenset()
-    """Its functions that were open as devices. An unbind waits for these, and not for who has the group alone."""
+    """Its functions that were open as devices. An unbind waits for these, and not for a process that has only the group
+    open."""
     at_rest: frozenset[PciAddress] = frozenset()
     """Its functions that were suspended when it was last free; the use is not over before they are again."""
     closing_at: float | None = None
     """Since when nothing but that shows that it is in use."""
     unseen: str = ""
-    """Why it cannot be seen whether it is in use, as a sentence; what was seen last counts."""
+    """Why its use cannot be determined, as a sentence; the last known use counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +358,7 @@ class Polls:
     again: bool
     due_at: float
     fast_until: float = 0.0
-    """Until when a release is looked for every POLL_FAST_S. Moved on by every change of who holds what."""
+    """Until when a release is looked for every POLL_FAST_S. Extended by every change of holders."""
     leaving: frozenset[PciAddress] = frozenset()
     """Functions that were on a vfio driver, are on none now, and may still be waited for by their unbind."""
     doubtful: frozenset[PciAddress] = frozenset()
@@ -385,7 +386,7 @@ class Resolved:
     was ever called by the resource's name, one that was. None: not seen yet; empty: there was nothing when it was first
     looked for."""
     looked_for: bool = False
-    """It was not in the scan, which knows the selected functions alone, and a look at it has been asked for."""
+    """It was not in the scan, which reads only the selected functions, and a look at it has been requested."""
 
 
 class Role(StrEnum):
@@ -400,7 +401,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One change of what is said of a device."""
+    """One change of a device's health or reason."""
 
     at: float
     health: Health | None
@@ -432,7 +433,7 @@ class Call:
     came_at: float = -math.inf
     """A read of the ledger that was asked for LEDGER_FRESH_S before this counts as well as a later one."""
     doubts: bool = False
-    """It would be refused for what an earlier read of the ledger says: only a read asked for after the call counts."""
+    """It would be refused by an earlier read of the ledger: only a read requested after the call counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,5 +446,5 @@ class Settings:
     hand_over: bool = False
     """Whether a daemon that runs already is asked to hand over before this one serves."""
     strict: bool = True
-    """Whether a rule of `frames` that does not hold ends the process, as it shall in tests and simulation. In
-    production it is said loudly, and the entry that it is about is set aside."""
+    """Whether a broken rule of `frames` ends the process, as it does in tests and simulation. In production it is
+    logged as an error, and the offending entry is set aside."""

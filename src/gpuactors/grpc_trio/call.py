@@ -1,8 +1,8 @@
 """One call on the server: from its request headers to its trailers.
 
 A call is one task with one cancel scope. The scope is cancelled when the peer resets the stream, when the connection
-ends, and on shutdown; only in the last case is there still somebody to answer, and the answer is UNAVAILABLE. Must not
-know what the handlers do.
+ends, and on shutdown; only in the last case can the caller still be answered, with UNAVAILABLE. Must not know what the
+handlers do.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Call:
             if self._stream.closable:
                 await reply.send_trailing_metadata(status=status, status_message=text)
         except BaseException as error:
-            cancelled = not isinstance(error, Exception)  # alone, or in a group with others
+            cancelled = not isinstance(error, Exception)  # by itself, or in a group with others
             if cancelled and self._stream.closable and not reply._send_trailing_metadata_done:
                 await self._say_shutting_down(reply)
             raise

@@ -6,7 +6,7 @@ generated stubs. Every failure of a call is a `GRPCError`, as with other gRPC li
 - UNAVAILABLE: the connection was lost, or the server is going away (GOAWAY ends the connection's calls at once: h2
   takes nothing in after it)
 - DEADLINE_EXCEEDED: the call's `timeout` or `deadline` has passed, on trio's clock
-- otherwise what the server says; a reset stream is mapped as "gRPC over HTTP/2" has it
+- otherwise the server's status; a reset stream is mapped as in "gRPC over HTTP/2"
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class ClientStream(client.Stream[Any, Any]):
     async def recv_message(self) -> Any:
         """The next message; None at the end of a stream whose status is OK.
 
-        Raises GRPCError: the call's status, and as the module docstring and `read_message` say.
+        Raises GRPCError: the call's status, and as in the module docstring and `read_message`.
         """
         if not self._recv_initial_metadata_done:
             await self.recv_initial_metadata()
@@ -187,7 +187,7 @@ class Channel(client.Channel):
 
     @property
     def lost(self) -> trio.Event:
-        """Set when the connection has ended, whoever ended it."""
+        """Set when the connection has ended, on either side."""
         return self._connection.ended
 
     def request(
@@ -221,7 +221,7 @@ class Channel(client.Channel):
     ) -> AsyncIterator[AsyncIterator[AnswerT]]:
         """A server-streaming call whose stream is reset as soon as the block is left.
 
-        A generated stub's generator does that too, but only when the garbage collector finds its inner half.
+        A generated stub's generator does that too, but only when the garbage collector finds its inner generator.
         """
         call = self.request(name, Cardinality.UNARY_STREAM, type(request), reply_type, timeout=timeout)
         async with call:
@@ -257,8 +257,8 @@ async def open_unix_channel(
 ) -> AsyncIterator[Channel]:
     """Dial a unix socket; there is a channel only once the other side has shown that it speaks HTTP/2.
 
-    Raises ConnectError: nobody there, no permission, or no HTTP/2 SETTINGS within `connect_deadline_s` (a process that
-    hangs still has the kernel accept connections for it). `dial` is another way to `path`, in a simulation.
+    Raises ConnectError: no process listens, no permission, or no HTTP/2 SETTINGS within `connect_deadline_s` (a process
+    that hangs still has the kernel accept connections for it). `dial` is another way to `path`, in a simulation.
     """
     deadline_s = trio.current_time() + connect_deadline_s
     stream = await dial(path, deadline_s=deadline_s)

@@ -1,8 +1,8 @@
 """One HTTP/2 connection over one trio stream: the two tasks that carry its bytes, and its end.
 
 Theory of operation. grpclib's protocol objects (`http2.py`) are synchronous. One task reads the stream and feeds them,
-one pumps what they write; both under a shield of their own, so that a cancelled connection can still say goodbye in
-whole frames. `close()` ends them within a bound. Must not know about gRPC calls: `server.py` and `client.py` do.
+one pumps what they write; both under a shield of their own, so that a cancelled connection can still end with whole
+frames. `close()` ends them within a bound. Must not know about gRPC calls: `server.py` and `client.py` do.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Http2Connection:
     async def close(self, within_s: float) -> None:
         """Send GOAWAY and what still waits, for at most `within_s`, even if the caller is cancelled; then end.
 
-        A peer that does not read cannot hold this up longer, and gets no half-said goodbye.
+        A peer that does not read cannot delay this further, and gets no partial frame.
         """
         with trio.move_on_after(within_s, shield=True):
             if not self.protocol.connection.is_closed():
@@ -98,7 +98,7 @@ class Http2Connection:
         except ProtocolError as error:
             reason = f"the connection was dropped: {error}"
             log.warning("connection dropped: %s", error)
-        except Exception as error:  # whatever a peer's bytes bring about, the process lives
+        except Exception as error:  # no bytes of a peer may end the process
             reason = f"the connection was dropped: {error!r}"
             log.exception("connection dropped, its bytes broke the HTTP/2 layer")
         finally:

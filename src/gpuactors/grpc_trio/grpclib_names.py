@@ -15,7 +15,8 @@ GRPCLIB_VERSION: Final = "0.4.9"
 
 @dataclass(frozen=True, slots=True)
 class PrivateName:
-    """`module` and dotted `name` in it; `parameters` if it is called or overridden; `used_for` says where and why."""
+    """`module` and dotted `name` in it; `parameters` if it is called or overridden; `used_for` has the place and the
+    reason."""
 
     module: str
     name: str

@@ -1,5 +1,5 @@
-"""grpclib's HTTP/2 objects, made to run without asyncio, and with the holes closed that cost us a process, a hang or
-memory; each override says which.
+"""grpclib's HTTP/2 objects, made to run without asyncio, and with fixes for bugs that ended a process, hung or leaked
+memory; each override names its bug.
 
 All synchronous: bytes in by `Protocol.data_received`, bytes out by `transport.write`, events to an `AbstractHandler`.
 Must not carry bytes itself (`connection.py` does), and must not know about gRPC calls.
@@ -97,7 +97,7 @@ class Http2Stream(protocol.Stream):
         self.buffer = ReceiveBuffer(lambda size: connection.ack(stream_id, size))
 
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """As grpclib's, but a client that gives up says CANCEL, not "no error"."""
+        """As grpclib's, but a client that gives up sends CANCEL, not "no error"."""
         if self._h2_connection.config.client_side and error_code is ErrorCodes.NO_ERROR:
             error_code = ErrorCodes.CANCEL
         super().reset_nowait(error_code)
@@ -111,7 +111,7 @@ class Http2Stream(protocol.Stream):
         return self.trailers
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Waits for the peer's window and for our own buffer. Raises StreamClosedError when nobody will read on.
+        """Waits for the peer's window and for our own buffer. Raises StreamClosedError when the peer will not read on.
 
         Unlike grpclib's own loop it does not wait for ever for the window of a server that has answered without
         reading its whole request, and sends no frame over HTTP/2's default size.
@@ -145,8 +145,8 @@ class Http2Stream(protocol.Stream):
     def __terminated__(self, reason: str) -> None:
         """The connection is gone or the peer has reset the stream.
 
-        If the answer is complete all the same, its reader is left alone (an answer and the end of the connection
-        often arrive in one read).
+        If the answer is complete its reader is not interrupted (an answer and the end of the connection often arrive in
+        one read).
         """
         if not self.ended and self.wrapper is not None:
             self.wrapper.cancel(StreamTerminatedError(reason))
@@ -155,7 +155,8 @@ class Http2Stream(protocol.Stream):
 class _EventOrEnd(Event):
     """Its waiters are also woken by the connection's end, which they then raise (h2.exceptions.ProtocolError).
 
-    grpclib's senders look again and wait on: for room in a buffer that nobody empties, for a turn that never comes.
+    grpclib's senders look again and wait on: for room in a buffer that is no longer emptied, for a turn that never
+    comes.
     """
 
     def __init__(self, is_closing: Callable[[], bool]) -> None:
@@ -186,7 +187,7 @@ class Connection(protocol.Connection):
         return Http2Stream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
 
     def ack(self, stream_id: int, size: int) -> None:
-        """After the end there is nobody to acknowledge to; grpclib would raise at whoever reads what is left."""
+        """After the end there is no peer to acknowledge to; grpclib would raise in the reader of the remaining data."""
         if not self.is_closing():
             super().ack(stream_id, size)
 
@@ -195,7 +196,7 @@ class Connection(protocol.Connection):
         return self._closed
 
     def close(self) -> None:
-        """As grpclib's, and wakes whoever waits to send."""
+        """As grpclib's, and wakes the waiting senders."""
         self._closed = True
         super().close()
         self.write_ready.set()
@@ -203,8 +204,8 @@ class Connection(protocol.Connection):
 
 
 class _Processors(dict[type[H2Event], Callable[[Any], None]]):
-    """grpclib raises NotImplementedError on an event it does not know (unknown frame types, ALTSVC, 1xx, pushes);
-    RFC 9113 5.5 says: ignore."""
+    """grpclib raises NotImplementedError on an event it does not know (unknown frame types, ALTSVC, 1xx, pushes); RFC
+    9113 5.5 requires to ignore it."""
 
     def __missing__(self, key: type[H2Event]) -> Callable[[Any], None]:
         return _ignore
@@ -253,7 +254,7 @@ class Protocol(protocol.H2Protocol):
         self.processor = _EventsProcessor(self.handler, self.connection)
 
     def data_received(self, data: bytes) -> None:
-        """As grpclib's, but the peer is told of its error (GOAWAY) before the connection closes."""
+        """As grpclib's, but the peer is notified of its error (GOAWAY) before the connection closes."""
         try:
             events = self.connection.feed(data)
             self._refuse_overlong_frame()

@@ -23,8 +23,8 @@ async def read_message(
 ) -> M | None:
     """One message, or None if the peer has ended its side before it.
 
-    Raises GRPCError: UNIMPLEMENTED (compressed), RESOURCE_EXHAUSTED (over MESSAGE_MAX_BYTES, seen from the length
-    alone, nothing is collected; or of more than `fields_max` fields), INTERNAL (cut short, or not that message).
+    Raises GRPCError: UNIMPLEMENTED (compressed), RESOURCE_EXHAUSTED (over MESSAGE_MAX_BYTES, seen from the length,
+    nothing is collected; or of more than `fields_max` fields), INTERNAL (cut short, or not that message).
     """
     prefix = await _read_exactly(stream, _PREFIX_BYTES)
     if not prefix:
@@ -49,8 +49,8 @@ async def read_message(
 
 
 def frame_message(codec: CodecBase, message: Any, message_type: Any) -> bytes:
-    """Prefix and payload. Raises TypeError (not of that type), GRPCError RESOURCE_EXHAUSTED (too large: the
-    receiver, with gRPC's default limit, would refuse it with a text that does not say whose fault it is)."""
+    """Prefix and payload. Raises TypeError (not of that type), GRPCError RESOURCE_EXHAUSTED (too large: the receiver,
+    with gRPC's default limit, would refuse it with a text that does not name the side at fault)."""
     payload = codec.encode(message, message_type)
     refuse_oversized(len(payload))
     return b"\0" + len(payload).to_bytes(4, "big") + payload
@@ -68,7 +68,7 @@ async def _read_exactly(stream: Http2Stream, size_bytes: int) -> bytes:
     """`size_bytes` bytes, or b"" at the end of the stream."""
     try:
         return await stream.recv_data(size_bytes)
-    except AssertionError:  # grpclib's way to say that the stream ended in between
+    except AssertionError:  # grpclib's sign that the stream ended in between
         raise _cut_short() from None
 
 

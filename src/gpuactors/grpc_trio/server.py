@@ -1,7 +1,7 @@
 """gRPC server on trio: connections in, calls out, a graceful end.
 
 Per connection: a task that carries bytes (shielded, see `connection.py`) and a nursery of calls. Cancelling the task
-that serves ends every call with UNAVAILABLE trailers, says GOAWAY, and is done within twice `drain_s`. Must not know
+that serves ends every call with UNAVAILABLE trailers, sends GOAWAY, and is done within twice `drain_s`. Must not know
 which services it serves, nor where the streams come from.
 """
 
@@ -69,8 +69,8 @@ class Server:
     ) -> None:
         """Accept until cancelled; one task per connection. Closes the listener.
 
-        Lives through a want of descriptors (tries again every ACCEPT_RETRY_S) and through any peer. If somebody else
-        closes the listener, goes on until the connections have ended, then returns.
+        Lives through a want of descriptors (tries again every ACCEPT_RETRY_S) and through any peer. If other code
+        closes the listener, continues until the connections have ended, then returns.
         """
         async with trio.open_nursery() as nursery, listener:
             task_status.started()
@@ -199,7 +199,7 @@ class _ServerConnection(AbstractHandler):
 
 
 async def _accept(listener: trio.abc.Listener[trio.abc.Stream]) -> trio.abc.Stream:
-    """The next connection; waits while descriptors or memory are short, and says so once."""
+    """The next connection; waits while descriptors or memory are short, and logs it once."""
     complained = False
     while True:
         try:

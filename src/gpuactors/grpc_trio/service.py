@@ -15,8 +15,8 @@ from betterproto2.grpclib import ServiceBase
 class TrioService(ServiceBase):
     """Put it first: `class Plugin(TrioService, DevicePluginBase)`.
 
-    betterproto2's own helper leaves an answer generator alone when the peer goes away: it stays subscribed to whatever
-    it reads until the garbage collector finds it.
+    betterproto2's own helper does not close an answer generator when the peer disconnects: it stays subscribed to its
+    source until the garbage collector finds it.
     """
 
     async def _call_rpc_handler_server_stream(

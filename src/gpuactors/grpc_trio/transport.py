@@ -67,8 +67,8 @@ class Transport:
     async def pump(self) -> None:
         """Send until closed and empty, or until the stream is gone.
 
-        A cancellation inside `send_all` may leave half an HTTP/2 frame on the wire. After it nothing more may be
-        sent, so nobody else ever writes to the stream.
+        A cancellation inside `send_all` may leave half an HTTP/2 frame on the wire. After it nothing more may be sent,
+        so no other code ever writes to the stream.
         """
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Unix sockets by path: bind one without hurting anybody, dial one without believing too early.
+"""Unix sockets by path: bind one without disturbing other processes, dial one without a premature success.
 
 Standard library calls on purpose: trio binds a unix socket in a thread, and its `open_unix_socket` takes EAGAIN (the
 listener's backlog is full) for "connecting" and returns a stream that was never connected. Must not know gRPC.
@@ -45,7 +45,7 @@ class SocketInUseError(SocketError):
 
 
 class NotASocketError(SocketError):
-    """There is something else at the path; it is left alone."""
+    """There is something else at the path; it is not touched."""
 
 
 class SocketBindError(SocketError):
@@ -53,7 +53,7 @@ class SocketBindError(SocketError):
 
 
 class ConnectError(SocketError):
-    """Nobody answers at the path."""
+    """No process answers at the path."""
 
 
 class BoundListener(trio.abc.Listener[trio.abc.Stream]):
@@ -61,7 +61,8 @@ class BoundListener(trio.abc.Listener[trio.abc.Stream]):
 
     @abstractmethod
     def still_there(self) -> bool:
-        """Whether who dials the path comes here. Kubelet removes every socket of its directory when it starts."""
+        """Whether a client that dials the path reaches this listener. Kubelet removes every socket of its directory
+        when it starts."""
 
 
 class UnixListener(BoundListener):
@@ -82,11 +83,12 @@ class UnixListener(BoundListener):
         return await self._listener.accept()
 
     async def aclose(self) -> None:
-        """Removes the file, if it is still ours, and then closes, so that nobody is refused at a path that exists."""
+        """Removes the file, if it is still ours, and then closes, so that no client is refused at a path that
+        exists."""
         if self.still_there():
             with suppress(OSError):  # gone meanwhile, or the directory is read-only now: nothing to be done
                 os.unlink(self.path)
-        self._closed = True  # from here on somebody else's file may have our inode number
+        self._closed = True  # from here on another process's file may have our inode number
         await self._listener.aclose()
 
 
@@ -99,10 +101,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """What lies at the path of a socket, whether or not anybody listens behind it."""
+    """What lies at the path of a socket, whether or not a process listens behind it."""
 
     identity: str
-    """Which one it is: a socket made anew has another, even with the same inode."""
+    """Its identity: a new socket has another, even with the same inode."""
     age_s: float
     """For how long it has been there. A clock that was set back makes it young."""
 
@@ -126,7 +128,7 @@ class OwnerOf(Protocol):
 
 
 def socket_file(path: str) -> SocketFile | None:
-    """None if there is no socket at `path`, or it cannot be looked at."""
+    """None if there is no socket at `path`, or it cannot be accessed."""
     try:
         found = os.stat(path)
     except OSError:
@@ -137,7 +139,7 @@ def socket_file(path: str) -> SocketFile | None:
 
 
 def owner_of(path: str) -> Owner | None:
-    """Who listens at `path`; None if nobody does, or nothing is there. Dials it, without waiting.
+    """The process that listens at `path`; None if there is none, or no file. Dials it, without waiting.
 
     Raises SocketBindError if this process may not dial it.
     """
@@ -161,10 +163,10 @@ def owner_of(path: str) -> Owner | None:
 def bind_unix(path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> UnixListener:
     """Listen at `path`, atomically: the socket is made and listens under a hidden name, and is then renamed.
 
-    So nobody who dials `path` is ever refused, and a stale socket file (nobody listens) is replaced without a moment
-    of absence. (A path so near the limit that no hidden name fits is bound directly.) `mode`: permission bits of the
-    file. `evict`: owners whose socket is replaced although they live, because they are known to hang; whoever has
-    dialled them stays connected to them. Raises SocketError, as its subclasses say.
+    So no client that dials `path` is ever refused, and a stale socket file (no process listens) is replaced without a
+    moment of absence. (A path so near the limit that no hidden name fits is bound directly.) `mode`: permission bits of
+    the file. `evict`: owners whose socket is replaced although they run, because they are known to hang; clients that
+    have dialled them stay connected to them. Raises SocketError, as its subclasses say.
     """
     _check_length(path)
     _check_vacant(path, evict)
@@ -210,11 +212,11 @@ def _check_length(path: str) -> None:
 
 
 def _check_vacant(path: str, evict: Collection[Owner]) -> None:
-    """Nothing there, or a socket file with nobody behind it, or with one who is to be evicted."""
+    """Nothing there, or a socket file with no process behind it, or with one that is to be evicted."""
     try:
         found = os.lstat(path)
     except OSError:
-        return  # nothing there; or the directory is at fault, which bind() will say
+        return  # nothing there; or the directory is at fault, which bind() will report
     if not stat.S_ISSOCK(found.st_mode):
         raise NotASocketError(
             f"{path} exists and is not a socket; it is not touched: remove it, or choose another socket directory"
@@ -268,7 +270,7 @@ def _bind_renamed(path: str, mode: int) -> tuple[socket.socket, tuple[int, int]]
 
 
 def _hidden_name(path: str) -> str | None:
-    """A name beside `path` that fits, or None. The dot: kubelet's plugin watcher leaves hidden files alone."""
+    """A name beside `path` that fits, or None. The dot: kubelet's plugin watcher ignores hidden files."""
     directory, base = os.path.split(path)
     token = secrets.token_hex(3)
     for name in (f".{base}.{token}", f".{token}"):

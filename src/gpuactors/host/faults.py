@@ -34,6 +34,6 @@ def fault(address: str, path: str, problem: str) -> str:
 
 
 def raise_if_short(error: OSError, path: str) -> None:
-    """A shortage is no fault of whatever was to be read. Raises `HostShortError`."""
+    """A shortage is no fault of the file that was to be read. Raises `HostShortError`."""
     if (problem := shortage(error)) is not None:
         raise HostShortError(f"{path} could not be read: {problem}") from error

@@ -1,9 +1,9 @@
 """Names of PCI ids, from a pci.ids file: the one that is shipped, or the operator's.
 
-The host's own file is not looked for: a GPU's name is its resource's name, and must be the same on every node of a
-cluster, whatever its distribution ships (Debian 12's names an H100 otherwise than today's pci.ids, issue 10).
-Must not parse more than it is asked for: the file has 40,000 lines, and a node has GPUs of one vendor. Format and
-origin: https://pci-ids.ucw.cz/ (vendor lines at the start of a line, device lines after one tab).
+The host's own file is not used: a GPU's name is its resource's name, and must be the same on every node of a cluster,
+whatever its distribution ships (Debian 12's name of an H100 differs from today's pci.ids, issue 10). Must not parse
+more than is requested: the file has 40,000 lines, and a node has GPUs of one vendor. Format and origin:
+https://pci-ids.ucw.cz/ (vendor lines at the start of a line, device lines after one tab).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Who holds vfio groups and devices open: /proc/*/fd, by device number.
+"""The processes that have vfio groups and devices open: /proc/*/fd, by device number.
 
 By number, not by path: a container has device nodes of its own, with other inodes and maybe other names. Synchronous;
 `use.py` runs it. Must not open a device node, and must not wait for a filesystem: a process may have files open on a
 dead NFS server.
 
-Needs a /proc of the host's PID namespace, and two capabilities even as root. CAP_DAC_READ_SEARCH: /proc/PID/fd is its
-owner's alone (mode 0500), so without it the descriptors of another user's process, as KubeVirt's QEMU is, cannot even
-be listed. CAP_SYS_PTRACE: its entries are read and followed under ptrace's access check (man 5 proc,
+Needs a /proc of the host's PID namespace, and two capabilities even as root. CAP_DAC_READ_SEARCH: only its owner may
+list /proc/PID/fd (mode 0500), so without it the descriptors of another user's process, as KubeVirt's QEMU is, cannot
+even be listed. CAP_SYS_PTRACE: its entries are read and followed under ptrace's access check (man 5 proc,
 PTRACE_MODE_READ_FSCREDS), which refuses another user's process, and one of our own user that has a capability more.
 """
 
@@ -27,11 +27,11 @@ from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, HostRoot, cdev_node, group_node
 
 NodeId = tuple[int, int]
-"""What makes two open files the same device: (-1, device number) of a character device, whatever its inode; (device,
-inode) of a plain file, which stands for a node in a fake tree."""
+"""The identity of an open device: (-1, device number) of a character device, whatever its inode; (device, inode) of a
+plain file, which stands for a node in a fake tree."""
 
 _VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
-"""The descriptor that VFIO_GROUP_GET_DEVICE_FD returns (drivers/vfio/group.c): it does not say of which device."""
+"""The descriptor that VFIO_GROUP_GET_DEVICE_FD returns (drivers/vfio/group.c): its device is not shown."""
 
 _NOBODY: Final[Mapping[int, tuple[Holder, ...]]] = MappingProxyType({})
 
@@ -50,10 +50,10 @@ class Found:
     holders: Mapping[int, tuple[Holder, ...]]
     """By IOMMU group, in the order of their PIDs; no entry for a group without a holder."""
     exhaustive: bool
-    """Every process was looked at, and for each open vfio device it is known in which group it is: a group without a
-    holder in here is held by nobody."""
+    """Every process was read, and for each open vfio device its group is known: a group without a holder in here is
+    held by no process."""
     problem: str = ""
-    """Why processes could not be looked at, as a sentence; empty if all could."""
+    """Why processes could not be read, as a sentence; empty if all could."""
 
 
 @final
@@ -72,12 +72,12 @@ class ProcReader:
         before: Mapping[int, tuple[Holder, ...]] = _NOBODY,
         go_on: Callable[[], bool] = lambda: True,
     ) -> Found:
-        """Who holds the groups of `targets`, or a device in them: one pass for all.
+        """The holders of the groups of `targets`, or of a device in them: one pass for all.
 
-        `only` are the PIDs to look at, else all; the answer is not exhaustive then. `before` are the holders that the
-        last pass found: one of them that is ending holds what it held. When `go_on` says no the pass ends early. A
-        process that vanishes is not there, one that may not be looked at makes the answer inexhaustive. Raises
-        `HostError` for want of descriptors alone: who holds what is not known then, and nobody has let go.
+        `only` are the PIDs to read, else all; the answer is not exhaustive then. `before` are the holders that the last
+        pass found: one of them that is ending holds what it held. When `go_on` returns False the pass ends early. A
+        process that vanishes is left out; one that may not be read makes the answer not exhaustive. Raises `HostError`
+        only for want of descriptors: the holders are not known then, and no holder counts as gone.
         """
         try:
             pids = self._pids() if only is None else tuple(only)
@@ -146,7 +146,7 @@ class ProcReader:
         """The groups of which a process has the node or a cdev open (-1: one of no target); empty if it is gone.
 
         None if that cannot be known: it has a vfio device open but no node (it got the descriptor from another process,
-        or closed the group's). Raises `OSError` if its descriptors may not be looked at.
+        or closed the group's). Raises `OSError` if its descriptors may not be read.
         """
         directory = f"{self._proc}/{pid}/fd"
         held: set[int] = set()
@@ -170,7 +170,7 @@ class ProcReader:
 
         At its end a process loses them at once, and is a zombie when the last one is closed; a group's comes after its
         device's, which may take seconds (kernel/exit.c, exit_files and exit_task_work). Its first thread may be a
-        zombie before the others let go.
+        zombie before the others close theirs.
         """
         directory = f"{self._proc}/{pid}"
         threads = (f"{directory}/task/{name}/stat" for name in _listing(f"{directory}/task"))

@@ -14,7 +14,8 @@ IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
 
 PROC: Final = "/proc"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The kernel's own, in whatever namespace: to be read without the prefix, as a pod does not have the host's /proc."""
+"""The kernel's own, the same in every namespace: to be read without the prefix, as a pod does not have the host's
+/proc."""
 
 GROUP_NODES: Final = "/dev/vfio"
 CDEV_NODES: Final = "/dev/vfio/devices"

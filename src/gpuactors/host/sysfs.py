@@ -46,7 +46,7 @@ class _Identity:
 
 @final
 class SysfsReader:
-    """Reads what the selectors choose, and what shares an IOMMU group with it. Keeps nothing between calls."""
+    """Reads the selected functions, and those that share an IOMMU group with them. Keeps nothing between calls."""
 
     def __init__(self, root: HostRoot, selectors: tuple[Selector, ...], names: PciIds) -> None:
         self._bus = root.real(PCI_DEVICES)
@@ -110,7 +110,7 @@ class SysfsReader:
             self._list_bus()
 
     def _candidate(self, name: str) -> bool:
-        """Whether it may be chosen, by its vendor alone: one read for most functions of a large host."""
+        """Whether it may be selected, by its vendor only: one read for most functions of a large host."""
         try:
             match = _ID.fullmatch(_read(f"{self._bus}/{name}/vendor"))
         except OSError:
@@ -121,7 +121,7 @@ class SysfsReader:
         return any(s.vendor in (None, vendor) for s in self._selectors if not s.exclude)
 
     def _chosen(self, address: str, identity: _Identity) -> bool:
-        """Whether a selector chooses it, or might if the unreadable parts were known."""
+        """Whether a selector matches it, or might if the unreadable parts were known."""
         # What cannot be read is taken to be what the selector asks for: the core knows what the function was before,
         # and ignores it if it never knew it. For the same reason it is left out only for what could be read.
         return any(
@@ -158,8 +158,8 @@ class SysfsReader:
     def _with_group(self, function: PciFunction) -> tuple[PciFunction | None, tuple[PciAddress, ...]]:
         """The function and the addresses in its IOMMU group.
 
-        At fault if the group cannot be listed, as nobody can say then what else a tenant would get; None if the
-        function went, and its group with it.
+        At fault if the group cannot be listed, as the other functions that a tenant would get are not known then; None
+        if the function is gone, and its group with it.
         """
         if function.iommu_group is None:
             return function, ()
@@ -215,7 +215,7 @@ class SysfsReader:
             numa_node=numa_node,
             pcie_root=root,
             nodes=nodes,
-            # Of the chosen ones alone: reading a vendor's names for the first time takes as long as a hundred looks.
+            # Only of the selected ones: reading a vendor's names for the first time takes as long as a hundred looks.
             model=self._names.lookup(identity.vendor, identity.device)
             if self._chosen(name, identity)
             else None,
@@ -255,8 +255,8 @@ class SysfsReader:
         return tuple(node for node in wanted if self._exists(name, node, faults))
 
     def _left(self, group: int | None) -> tuple[str, ...]:
-        """The group's node, if it is there for a function without a driver: its unbind may wait for its holder, who may
-        have been there before us."""
+        """The group's node, if it is there for a function without a driver: its unbind may wait for its holder, which
+        may be older than this daemon."""
         node = group_node_of(group) if group is not None else None
         return (node,) if node is not None and os.path.exists(self._root.real(node)) else ()
 
@@ -315,7 +315,7 @@ def _listing(directory: str) -> list[str]:
 def _link_name(name: str, path: str, faults: list[str]) -> str | None:
     """The last component of a link's target (which need not exist any more); None if there is no link.
 
-    A module may call its driver whatever it likes, UTF-8 or not.
+    A driver's name may be any bytes, UTF-8 or not.
     """
     try:
         return encodable(os.path.basename(os.readlink(path)))

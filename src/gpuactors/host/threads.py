@@ -1,6 +1,6 @@
-"""A blocking call in a thread of its own, which whoever waits for it may give up: a read of sysfs or /proc may hang.
+"""A blocking call in a thread of its own, which the waiting task may give up: a read of sysfs or /proc may hang.
 
-Must not know what is read, set deadlines or limit how many calls there are: that is its callers'.
+Must not know what is read, set deadlines or limit how many calls there are: its callers do.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ T = TypeVar("T")
 async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> T:
     """What `call` returns or raises. When cancelled it stops waiting; the thread cannot be ended and lives on.
 
-    `ended` is called once, in the trio run, as soon as the thread is over, whether or not anybody still waits; not at
+    `ended` is called once, in the trio run, as soon as the thread is over, whether or not a task still waits; not at
     all if the run is over by then. The thread is a daemon thread, so it does not keep the process from ending.
 
     Not trio.to_thread: there the thread of a call that was given up keeps its place in the limiter, and whether a
     cancelled call had started its thread cannot be known.
 
-    Raises `HostShortError` if there is no thread to be had; `ended` has been called then.
+    Raises `HostShortError` if no thread can be started; `ended` has been called then.
     """
     over = trio.Event()
     results: list[outcome.Outcome[T]] = []

@@ -1,13 +1,13 @@
 """Uevents from the kernel, or from a test rig in the kernel's format, as hints.
 
-A hint only says where to look. Everything in it comes from the message, as the sysfs directory may be gone by the time
-it is read. Must not read sysfs, must not raise for a malformed message.
+A hint only names what to inspect. Everything in it comes from the message, as the sysfs directory may be gone by the
+time it is read. Must not read sysfs, must not raise for a malformed message.
 
 pyudev opens the kernel's socket and sizes its buffer (libudev asks for 128 MiB and gets 2 × net.core.rmem_max without
 CAP_NET_ADMIN). The datagrams are received here, not by `Monitor.poll()`: after an overflow that raises for ever (pyudev
-#194), and a pyudev device is a window on sysfs, which must not be looked through here. pyudev's `filter_by` is not
-used: its filter in the kernel reads udevd's message header and lets every message of the kernel pass (libudev,
-udev_monitor_filter_update), so nothing is gained over filtering here.
+#194), and a pyudev device reads sysfs, which is not allowed here. pyudev's `filter_by` is not used: its filter in the
+kernel reads udevd's message header and lets every message of the kernel pass (libudev, udev_monitor_filter_update), so
+nothing is gained over filtering here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse_datagram(datagram: bytes) -> Mapping[str, str] | None:
 
 
 def hint_of(properties: Mapping[str, str]) -> Hint | None:
-    """What a uevent points at; None if it is none of ours or names no place that can be looked at."""
+    """What a uevent points at; None if it is not relevant or names nothing that can be inspected."""
     action, subsystem = properties.get("ACTION", ""), properties.get("SUBSYSTEM", "")
     if subsystem not in SUBSYSTEMS or action not in ACTIONS:
         return None
@@ -174,9 +174,9 @@ def open_uevents(setting: str) -> OpenUevents | None:
 
 @asynccontextmanager
 async def kernel_uevents() -> AsyncIterator[UeventSource]:
-    """The kernel's own uevents (netlink group `kernel`), which a pod's network namespace hears as well.
+    """The kernel's own uevents (netlink group `kernel`), which a pod's network namespace receives as well.
 
-    Raises `HostError` if the kernel does not give the socket, or would send nothing there.
+    Raises `HostError` if the kernel refuses the socket, or would send nothing there.
     """
     if _is_deaf():
         raise HostError(
@@ -226,7 +226,7 @@ async def unix_uevents(path: Path) -> AsyncIterator[UeventSource]:
     """Uevents from a test rig: a datagram socket that is made at `path` and removed at the end.
 
     An overflow cannot be seen here: when the queue is full (net.unix.max_dgram_qlen, 10 by default) a unix datagram
-    sender waits or gets EAGAIN, and the receiver is told nothing; a rig has to wait for room. Raises `HostError` if the
+    sender waits or gets EAGAIN, and the receiver is not notified; a rig has to wait for room. Raises `HostError` if the
     socket cannot be made.
     """
     with (
@@ -263,7 +263,7 @@ def _bound(receiver: socket.socket, path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket file that nobody receives on. Raises `HostError` for anything else that is in the way."""
+    """Removes a socket file that no process receives on. Raises `HostError` for anything else that is in the way."""
     try:
         in_the_way = os.lstat(path)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
 """Which IOMMU groups are in use, without touching them: the adaptor behind the busy poller.
 
 Reads `enable` and `power/runtime_status` of each function, which never block (not even on kernel 6.1 while an unbind
-waits for its holder). With `proc` it asks `procfs.py` who holds what. Opening a group makes it busy for whoever opens
-it at that instant, so it is done with `open` alone, and only where the target allows it. Must not decide what the
-evidence means.
+waits for its holder). With `proc` it reads the holders by `procfs.py`. Opening a group makes it busy for any process
+that opens it at that instant, so it is done only with `open`, and only where the target allows it. Must not decide what
+the evidence means.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ _PROC: Final = -1
 
 
 def open_and_close(path: str) -> None:
-    """As `OpenNode`: 13 µs, in which nobody else can open the group (drivers/vfio/group.c, vfio_group_fops_open)."""
+    """As `OpenNode`: 13 µs, in which no other process can open the group (drivers/vfio/group.c,
+    vfio_group_fops_open)."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
 
 @dataclass(frozen=True, slots=True)
 class _Passive:
-    """What sysfs says of one group."""
+    """What sysfs shows of one group."""
 
     target: PollTarget
     enabled: Mapping[PciAddress, int]
@@ -67,20 +68,20 @@ class _Passive:
 
     @property
     def to_open(self) -> bool:
-        """With `open`: only opening it can say more, and hurts nobody."""
+        """With `open`: only opening it can show more, and no process is disturbed."""
         return self.target.may_open and not self.seems_used
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The last pass over all processes, and what sysfs said then."""
+    """The last pass over all processes, and what sysfs showed then."""
 
     holders: Mapping[int, tuple[Holder, ...]]
     enabled: Mapping[PciAddress, int]
     groups: frozenset[int]
     took_s: float
     problem: str
-    """Why processes could not be looked at; empty if all could."""
+    """Why processes could not be read; empty if all could."""
 
 
 @final
@@ -112,13 +113,13 @@ class _Look:
         self.known = known
         """The last pass over all processes, this observation's included."""
         self.at: int | None = None
-        """The group that is being looked at, or `_PROC`."""
+        """The group that is being read, or `_PROC`."""
         self.given_up = False
-        """Nobody waits for it any more."""
+        """No task waits for it any more."""
         self._passive: list[_Passive] = []
         self._found: Found | None = None
         self._refused: dict[int, bool | None] = {}
-        """What opening said; no entry where it was not tried."""
+        """The result of opening; no entry where it was not tried."""
         self.forbidden = ""
         """Why a group may not be opened."""
 
@@ -182,7 +183,7 @@ class _Look:
             self._open_node(self._root.real(group_node(group)))
         except OSError as error:
             raise_if_short(error, self._root.real(group_node(group)))
-            # Any other refusal (no such node, no permission) says nothing about use.
+            # Any other refusal (no such node, no permission) is no evidence of use.
             if isinstance(error, PermissionError):
                 self.forbidden = f"{self._root.real(GROUP_NODES)}/* may not be opened ({error.strerror})"
             self._refused[group] = True if error.errno == errno.EBUSY else None
@@ -191,7 +192,7 @@ class _Look:
 
     @property
     def problem(self) -> str | None:
-        """Why less is seen than was asked for; empty if nothing is wrong, None if this look does not tell."""
+        """Why less is seen than was requested; empty if nothing is wrong, None if this look does not show it."""
         if self._holders == "proc" and self.known is not None:
             return self.known.problem
         if self._holders == "open" and self._refused:
@@ -218,7 +219,7 @@ class _Look:
         )
 
     def _use(self, passive: _Passive, found: Found | None) -> GroupUse | None:
-        """None if nothing can be said of the group."""
+        """None if nothing is known of the group."""
         group = passive.target.group
         holders = None if found is None else found.holders.get(group, () if found.exhaustive else None)
         if passive.unseen:
@@ -226,7 +227,8 @@ class _Look:
             return GroupUse(group, passive.enabled, passive.active, holders, refused, passive.unseen)
         if not passive.enabled and not holders:
             return None
-        # Sysfs shows nothing of a group whose node alone is open, so it proves nothing where more was wanted in vain.
+        # Sysfs shows nothing of a group of which only the node is open, so it proves nothing where the requested check
+        # failed.
         if self._holders == "proc" and found is None and not passive.seems_used and self._was_held(group):
             return None
         if self._holders == "open" and passive.to_open and group not in self._refused:
@@ -262,7 +264,7 @@ class SysfsUse:
         self._known: _Known | None = None
         self._rested_at = 0.0
         self._problem = ""
-        """What was said last of what is missing."""
+        """The last logged reason for what is missing."""
         self._short = ""
 
     async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
@@ -294,13 +296,13 @@ class SysfsUse:
         return look.uses()
 
     def _tell_short(self, shortage: str) -> None:
-        """Says once for want of what the use of the groups cannot be seen."""
+        """Logs once which shortage hides the use of the groups."""
         if shortage and not self._short:
             _log.warning("host.short", reason=f"which process uses which GPU is not known now: {shortage}")
         self._short = shortage
 
     def _tell(self, problem: str | None) -> None:
-        """Says what is missing, once, and when it is there again."""
+        """Logs what is missing, once, and when it is available again."""
         if problem is None or problem == self._problem:
             return
         self._problem = problem
@@ -370,9 +372,9 @@ def _function(directory: str) -> tuple[int, bool]:
     """The enable count and whether the function is active, as they were at one moment.
 
     A device is resumed before it is enabled, and suspended after it is disabled (drivers/vfio/pci/vfio_pci_core.c,
-    vfio_pci_core_enable and _disable). If one closes between the two reads, they say enabled and suspended, which is
-    what a count that an operator wrote says for ever. So that is read once more: between two reads of `suspended` no
-    descriptor was open, as a resume and a suspend take milliseconds. Raises `OSError`, `ValueError`.
+    vfio_pci_core_enable and _disable). If one closes between the two reads, they show enabled and suspended, as a count
+    that an operator wrote does for ever. So that is read once more: between two reads of `suspended` no descriptor was
+    open, as a resume and a suspend take milliseconds. Raises `OSError`, `ValueError`.
     """
     count = int(_read(f"{directory}/enable"))
     active = _is_active(directory)
@@ -383,7 +385,7 @@ def _function(directory: str) -> tuple[int, bool]:
 
 
 def _is_active(directory: str) -> bool:
-    """Only `suspended` says that no descriptor is open: a kernel without CONFIG_PM has no such file, and `resuming`,
+    """Only `suspended` shows that no descriptor is open: a kernel without CONFIG_PM has no such file, and `resuming`,
     `suspending` and `error` can be either."""
     try:
         return _read(f"{directory}/power/runtime_status").strip() != b"suspended"

@@ -3,9 +3,9 @@
 A handler turns its request into an event and waits for the core's answer. It decides nothing, and keeps nothing but
 which list each stream was sent.
 
-Handing out one device of an IOMMU group makes the others Unhealthy. The list that says so leaves before the answer to
-Allocate, on every open stream: else kubelet may give one of the others to its next pod, which could not be admitted.
-Kubelet reads both from one connection, in this order; what it does with them is its own.
+Handing out one device of an IOMMU group makes the others Unhealthy. That list is sent before the answer to Allocate, on
+every open stream: else kubelet may give one of the others to its next pod, which could not be admitted. Kubelet reads
+both from one connection, in this order; how it processes them is not guaranteed.
 """
 
 from __future__ import annotations

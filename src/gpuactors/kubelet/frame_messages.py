@@ -12,7 +12,7 @@ from gpuactors.core.model import DeviceId, Frame, Health
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 _Told = tuple[DeviceId, Health, int | None]
-"""What kubelet is told of a device; it has no field for our reason."""
+"""The advertised fields of a device; there is none for our reason."""
 
 
 class FrameMessage(pb.ListAndWatchResponse):
@@ -34,7 +34,7 @@ class FrameMessages:
         self._devices: dict[_Told, tuple[pb.Device, bytes]] = {}
 
     def of(self, frame: Frame) -> FrameMessage:
-        """The message of a frame: the same object as before where kubelet would be told the same."""
+        """The message of a frame: the same object as before where its contents are the same."""
         if frame is self._frame:
             return self._message
         told = [(entry.id, entry.health, entry.numa_node) for entry in frame]

@@ -72,7 +72,7 @@ class KubeletIo:
 class UnixKubelet:
     """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet).
 
-    `hanging`: owners whose sockets may be replaced although they live, see `control.unix`.
+    `hanging`: owners whose sockets may be replaced although the process lives, see `control.unix`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SocketsWatch:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AsyncIterator[Sockets]]:
         """The directory is an ordinary one, made by a program and not by the kernel, so inotify does see it. Where
-        inotify cannot be had (fs.inotify.max_user_instances is used up), the directory is looked at periodically."""
+        inotify is unavailable (fs.inotify.max_user_instances is used up), the directory is read periodically."""
         watched = self._directory_id()
         self._check_not_removed()
         with self._watch() as inotify:
@@ -179,11 +179,11 @@ class SocketsWatch:
     async def _identities(
         self, inotify: INotify | None, watched: tuple[int, int] | None
     ) -> AsyncIterator[Sockets]:
-        """Kubelet's own socket is told of at once, the others' together and at most once in ODD_SIGHT_S."""
+        """Kubelet's own socket is reported at once, the others together and at most once in ODD_SIGHT_S."""
         kubelet: str | None = ""
         others: dict[str, str] = {}
         others_at = -math.inf
-        odd = False  # a socket of somebody's may have come and gone since they were looked at
+        odd = False  # another process's socket may have come and gone since they were read
         while True:
             now, changed = self._identity(), False
             if (wait_s := others_at + limits.ODD_SIGHT_S - trio.current_time()) <= 0:
@@ -192,8 +192,8 @@ class SocketsWatch:
             if now != kubelet or changed:
                 kubelet = now
                 yield Sockets(now, tuple(sorted(others)))
-            # That the directory was removed inotify says only when nobody holds it any more, and our own sockets do.
-            # It cannot go while kubelet.sock is in it, whose removal is told at once.
+            # inotify reports the directory's removal only when no process has it open, and our own sockets keep it
+            # open. It cannot be removed while kubelet.sock is in it, whose removal is reported at once.
             unsure = now is None or inotify is None
             with trio.move_on_after(min(wait_s, limits.KUBELET_DIR_RETRY_S if unsure else math.inf)):
                 if inotify is None:
@@ -208,7 +208,7 @@ class SocketsWatch:
 
     def _others(self, before: dict[str, str]) -> dict[str, str]:
         """The sockets that are neither kubelet's nor ours, and which each one is. As `before` for want of descriptors:
-        that says nothing of anybody's socket."""
+        that is no evidence about any socket."""
         found: dict[str, str] = {}
         try:
             with os.scandir(self._directory) as entries:

@@ -1,10 +1,10 @@
 """Kubelet's ledger: which devices it has given to which pods. Implements `ports.LedgerReader`.
 
-PodResources is asked first, because only it notices that a pod has ended; the ledger *file* is rewritten by a frame or
-an allocation alone and names ended pods until then. The file counts where kubelet does not run (no socket, or nobody
-behind it), and beside PodResources after a kubelet's start, as long as it answers without knowing its pods. A kubelet
-that runs and cannot answer (rate limit, timeout) is a failed read and never a reason to believe who has what by the
-file. The file alone has what Allocate answered, which kubelet gives every container that it makes: that counts beside
+PodResources is read first, because only it notices that a pod has ended; the ledger *file* is rewritten only by a frame
+or an allocation, and names ended pods until then. The file counts where kubelet does not run (no socket, or no process
+behind it), and beside PodResources after a kubelet's start, as long as kubelet answers without knowing its pods. A
+kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to take owners from the
+file. Only the file has the answers to Allocate, which kubelet gives every container that it makes: they count beside
 PodResources and beside its failure.
 
 Must not decide what an entry means for a device: that is the core's.
@@ -90,7 +90,7 @@ class KubeletLedger:
         self._file = os.path.join(self._directory, CHECKPOINT)
         self._young = YoungKubelet()
         self._said_last: LedgerContents | None = None
-        """What the file said when it could last be read."""
+        """The contents of the file at the last successful read."""
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
@@ -127,7 +127,7 @@ class KubeletLedger:
         return now is not None and (before is None or now.identity != before.identity)
 
     async def _beside(self) -> LedgerContents | None:
-        """The file beside List. One that cannot be read, or not soon, says nothing then."""
+        """The file beside List. One that cannot be read, or not soon, counts as absent."""
         with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S), suppress(LedgerError):
             return await self._checkpoint()
         return None
@@ -160,8 +160,8 @@ class KubeletLedger:
 
     async def _checkpoint(self) -> LedgerContents:
         contents = await self._io.apart(self._read_checkpoint)
-        # Should it not be readable when kubelet starts anew, it is all that is known of the pods; of Allocate's answers
-        # the core keeps what was known.
+        # If the file is not readable when kubelet restarts, this is all that is known of the pods; the core keeps the
+        # known answers to Allocate.
         self._said_last = replace(contents, cached=None, damaged="")
         return contents
 
@@ -220,15 +220,15 @@ class YoungKubelet:
     """Completes the answers of a kubelet that has just started.
 
     Kubelet serves PodResources before its pods are known to it again: List is empty or partial then, for a moment or
-    for as long as the API server is away (seen: 75 s and on, while their virtual machines run). What its ledger file
-    names counts beside it, except what this kubelet has listed before: that has ended since, and only the file still
-    names it.
+    for as long as the API server is away (seen: 75 s and on, while their virtual machines run). The entries of its
+    ledger file count beside it, except those that this kubelet has listed before: they have ended since, and only the
+    file still names them.
 
     That is over when this kubelet has known the API server's pods for LEDGER_SETTLE_S. It knows them if it lists a
     device of the file, as it learns of all pods at once, or any pod that is not static. Static pods it has without the
     API server; their names all end in the node's (pkg/kubelet/config/common.go, generatePodName), those of others do
-    not. So the file's pods that ended while kubelet was down are believed in for no longer than that either, on a node
-    with any two pods of a DaemonSet, say.
+    not. So the file's pods that ended while kubelet was down count for no longer than that either, for example on a
+    node with any two pods of a DaemonSet.
     """
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class YoungKubelet:
             listed = replace(listed, cached=checkpoint.cached, damaged=checkpoint.damaged)
             named = {(entry.resource, entry.device) for entry in checkpoint.entries}
         if self._over_s == math.inf and (_are_from_api(listed.pods) or not self._listed.isdisjoint(named)):
-            # Who was old already when we came has known them for as long.
+            # A kubelet that is older than this daemon has known them for as long.
             met_old = is_new and age_s >= limits.LEDGER_SETTLE_S
             self._over_s = age_s if met_old else age_s + limits.LEDGER_SETTLE_S
         if age_s >= self._over_s:
@@ -279,8 +279,8 @@ def _are_from_api(pods: Collection[str]) -> bool:
 
 
 def _with_answers(failure: LedgerError, checkpoint: LedgerContents | None) -> LedgerError:
-    """List's failure, with what Allocate answered by the file beside it. Who has what is not taken from there: the
-    file still names pods that have ended."""
+    """List's failure, with the answers to Allocate from the file beside it. Owners are not taken from there: the file
+    still names pods that have ended."""
     if checkpoint is None:
         return LedgerError(str(failure))
     return LedgerError(str(failure), checkpoint.cached, checkpoint.damaged)
@@ -300,7 +300,7 @@ async def _list_over(channel: Channel, resources: Collection[ResourceName] = ())
 async def _healthy(
     channel: Channel, resources: Collection[ResourceName]
 ) -> Mapping[ResourceName, tuple[DeviceId, ...]] | None:
-    """What kubelet has as healthy of `resources`. None where it does not say: it is too old, the feature is switched
+    """Kubelet's healthy IDs of `resources`. None where it does not list them: it is too old, the feature is switched
     off, its rate limit is reached, it is stopping. Nothing follows from that. Other plugins' devices are not kept."""
     try:
         response = await pb.PodResourcesListerStub(channel).get_allocatable_resources(
@@ -316,7 +316,7 @@ async def _healthy(
 
 
 def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
-    """What List says, each device of a pod once: kubelet names it once per container and NUMA node."""
+    """The answer of List, each device of a pod once: kubelet names it once per container and NUMA node."""
     entries: dict[LedgerEntry, None] = {}
     claims: dict[ClaimedDevice, None] = {}
     pods = tuple(sorted({listed.name for listed in response.pod_resources}))
@@ -362,7 +362,8 @@ class _Entry(msgspec.Struct, rename="pascal"):
     device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     """By NUMA node; before Kubernetes 1.20 a plain list. A device with two nodes is there twice."""
     answer: object = msgspec.field(name="AllocResp", default="")
-    """The container's part of AllocateResponse, in base64. Whatever else it is, the rest of the file counts."""
+    """The container's part of AllocateResponse, in base64. If it is anything else, the rest of the file still
+    counts."""
 
 
 class _Data(msgspec.Struct):
@@ -375,7 +376,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
-    """What the ledger file says. Unknown fields and the checksum are not looked at; of a pod only the UID is known.
+    """The contents of the ledger file. Unknown fields and the checksum are not checked; of a pod only the UID is known.
 
     Raises `LedgerError`, which names `path`, for what kubelet cannot have written.
     """

@@ -59,7 +59,7 @@ def _bounded(items: Sequence[T]) -> Sequence[T]:
 
 
 def _refuse_too_many(requests: Sequence[Sequence[DeviceId]]) -> None:
-    """Raises `GRPCError` INVALID_ARGUMENT where all containers together name more than anybody could mean."""
+    """Raises `GRPCError` INVALID_ARGUMENT where all containers together name more than any node has."""
     count, chars = sum(map(len, requests)), sum(len(i) for ids in requests for i in ids)
     if count > limits.CALL_IDS_MAX or chars > limits.CALL_TEXT_MAX_CHARS:
         raise GRPCError(

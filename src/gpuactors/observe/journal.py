@@ -1,8 +1,8 @@
 """The flight recorder: every step of the registry, in files of bounded size, to be replayed later.
 
 The registry hands each step over without waiting (`record`); it is encoded and written in a thread, because a disk may
-hang. What cannot be kept is counted, and the next thing that is written is the whole state: a journal may have gaps,
-but what it shows is what happened. Nothing that goes wrong here touches the daemon: it is said once, and tried again.
+hang. Steps that cannot be kept are counted, and the next line is the whole state: a journal may have gaps, but its
+contents are what happened. A failure here does not affect the daemon: it is logged once, and retried.
 
 Must not be read by the daemon itself: a journal is for people, and nothing depends on it.
 """
@@ -40,7 +40,7 @@ WriteBytes = Callable[[int, bytearray], int]
 """As os.write: file descriptor and bytes to the number written. Raises `OSError`."""
 
 Apart = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs a function that may block, where it holds nobody up."""
+"""Runs a function that may block, where it delays no other task."""
 
 
 async def _in_thread(function: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What each file says of the process that wrote it."""
+    """The header of each file about the process that wrote it."""
 
     version: str
     run: str
@@ -201,7 +201,7 @@ class FileJournal:
         write: WriteBytes = os.write,
         apart: Apart | None = None,
     ) -> None:
-        """`apart` runs what may block apart from the event loop: in a thread unless the simulation says otherwise."""
+        """`apart` runs what may block apart from the event loop: in a thread except in the simulation."""
         self._directory = directory
         self._bounds = bounds or Bounds()
         self._files = JournalFiles(directory, origin, self._bounds, write)
@@ -264,7 +264,7 @@ class FileJournal:
             self._files.write([self._waiting.popleft() for _ in range(len(self._waiting))], now)
 
     def _fails(self, exc: Exception) -> None:
-        """Says why, each time the reason changes."""
+        """Logs why, each time the reason changes."""
         why = shortage(exc) or (exc.strerror if isinstance(exc, OSError) and exc.strerror else repr(exc))
         if why != self._problem:
             self._problem = why

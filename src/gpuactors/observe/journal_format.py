@@ -9,10 +9,10 @@ file can be replayed by itself, from its first state on:
     {"at":14.6,"event":"Ticked","digest":"…"}
     {"at":16.6,"again":"TPTPTRP","after":[0.0011,1.9994,0.0012,1.9996,0.0018,0.0003],"digest":"…"}
 
-`at` is the daemon's own clock, which is what the core was told; the header says which time of day it was. Of an event
-only the fields are written that differ from the last event of its kind since the last state. Routine steps that say
-what the last one of their kind said, with the number that was asked for, are folded into one line: their kinds, and
-the seconds between them. Must not open a file: that is `journal.py` and whoever replays.
+`at` is the daemon's own clock, as passed to the core; the header has the time of day. Of an event only the fields are
+written that differ from the last event of its kind since the last state. Routine steps that repeat the last one of
+their kind, with the requested number, are folded into one line: their kinds, and the seconds between them. Must not
+open a file: `journal.py` and the replay do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMAT: Final = 3
 
 
 class FormatError(ValueError):
-    """A line that is none of a journal's, or of another version; the text says which."""
+    """A line that is none of a journal's, or of another version; the text names which."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,7 +141,7 @@ ROUTINE: Final[Mapping[str, tuple[str, str]]] = {
     "U": ("LedgerUnreadable", "read"),
 }
 """By its letter, each kind of event that happens every few seconds, and which of its fields is its number. That is the
-number that was outstanding, so whoever has the state has it."""
+number that was outstanding, so it follows from the state."""
 
 NUMBERED: Final = frozenset(letter for letter, (_, number) in ROUTINE.items() if number)
 """The letters of those that answer something."""
@@ -318,7 +318,7 @@ _as_again = msgspec.json.Decoder(AgainLine)
 
 
 class _Kind(msgspec.Struct):
-    """Enough of a line to tell what it is."""
+    """Enough of a line to identify its kind."""
 
     journal: int | msgspec.UnsetType = msgspec.UNSET
     missed: int | msgspec.UnsetType = msgspec.UNSET

@@ -118,7 +118,7 @@ def _renderers(log_format: LogFormat) -> list[Processor]:
 
 
 def _fit_for_a_terminal(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """No line takes a terminal over or a disk full, whatever a library, or a sentence that forgot to quote, says."""
+    """No line controls a terminal or fills a disk, whatever the text of a library or an unquoted sentence."""
     return {key: _fit(value) for key, value in event.items()}
 
 

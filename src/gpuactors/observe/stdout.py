@@ -1,7 +1,7 @@
-"""Standard output, whose failures can be told from everybody else's: a disk that is full is no bug of the command.
+"""Standard output, whose failures can be distinguished from other files': a full disk is no bug of the command.
 
-`print` and click raise a plain `OSError`, which may be any file's, and the interpreter's own last flush says "Exception
-ignored". Must not know who writes what.
+`print` and click raise a plain `OSError`, which may be any file's, and the interpreter's own last flush prints
+"Exception ignored". Must not know what is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StdoutError(OSError):
-    """Standard output could not be written; `errno` and `strerror` say why."""
+    """Standard output could not be written; `errno` and `strerror` are the reason."""
 
 
 class _File(io.FileIO):

@@ -1,4 +1,4 @@
-"""The books of each resource, as the daemon knew them: capacity, allocatable, allocated and free."""
+"""Kubelet's counts of each resource, as the daemon knew them: capacity, allocatable, allocated and free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Books:
     allocatable: int
     """The Healthy ones."""
     allocated: int
-    """Given to pods: by kubelet's ledger as it was read last, or just allocated."""
+    """Allocated to pods: by kubelet's ledger as last read, or just allocated."""
 
     @property
     def free(self) -> int:
@@ -29,7 +29,7 @@ class Books:
 
 
 def books_of(state: NodeState) -> dict[ResourceName, Books]:
-    """The books of every resource that kubelet is told of."""
+    """The counts of every resource that is advertised."""
     books: dict[ResourceName, Books] = {}
     for resource, frame in sorted(state.frames.items()):
         listed = {device for of, device in state.ledger.entries if of == resource}

@@ -67,8 +67,8 @@ class Device:
     """Calls about it that have not been answered."""
 
     def concerns(self, moment: Moment) -> bool:
-        """Whether a moment is about it: what is said of it changed, or an event, an answer or a line of the log names
-        it. What differs, raises or is missing concerns every device."""
+        """Whether a moment concerns it: its health or reason changed, or an event, an answer or a log line names it. A
+        difference, an exception or a gap concerns every device."""
         if isinstance(moment, Played):
             return self._is_about(moment) or bool(moment.differences or moment.failure)
         if isinstance(moment, Began | Resumed):

@@ -1,7 +1,7 @@
-"""What a replay looks like over time: for each device, each resource and the daemon itself, bands and marks.
+"""A replay over time: bands and marks for each device, each resource and the daemon itself.
 
-A band is a stretch of time in which one thing was so, with the sentence that says why; a mark is a moment. Must not
-know how they are drawn: that is `page.py`.
+A band is a period of one status, with its reason as a sentence; a mark is a moment. Must not know how they are drawn:
+that is `page.py`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ KINDS: Final[Mapping[Cause, str]] = {
     Cause.HELD_BY_OTHER: "external",
     Cause.HOLDER_UNKNOWN: "unknown",
 }
-"""The kind of a device's band, by the causes that say whose it is."""
+"""The kind of a device's band, by the causes of ownership."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """From `began` to `ended` (seconds since the beginning) it was `kind`, and `said` is why."""
+    """From `began` to `ended` (seconds since the beginning) it was `kind`, for the reason `said`."""
 
     began: float
     ended: float
@@ -69,7 +69,7 @@ class Lane:
     _now: tuple[float, str, str] | None = None
 
     def is_now(self, at: float, kind: str, said: str) -> None:
-        """From `at` on it is so, until something else is said."""
+        """From `at` on it is so, until the next call."""
         if self._now is not None and self._now[1:] == (kind, said):
             return
         self.ends(at)
@@ -190,9 +190,9 @@ def _daemon(state: NodeState) -> tuple[str, str]:
 
 
 def _same(before: NodeState, state: NodeState) -> bool:
-    """Nothing changed that a lane shows; by identity, because this is asked at every step.
+    """Nothing changed that a lane shows; by identity, because this is checked at every step.
 
-    The core makes its frames anew whenever anything changed that decides whose a device is.
+    The core makes new frames whenever an ownership may have changed.
     """
     return (
         before.frames is state.frames

@@ -1,7 +1,7 @@
-"""A replay as one HTML page: the timeline of every device, for people who would rather look than read.
+"""A replay as one HTML page: the timeline of every device, for people.
 
-The page needs nothing from anywhere else: style, script and data are in it (`page.html` is its frame). Without a script
-its tables still tell everything.
+The page is self-contained: style, script and data are in it (`page.html` is its frame). Without the script its tables
+still show everything.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KINDS: Final = {
 
 @dataclass
 class Page:
-    """Collects what there is to be shown. `only`: of this device alone, if it is given."""
+    """Collects what is shown. `only`: restricted to this device, if given."""
 
     only: Device | None = None
     lanes: Lanes = field(default_factory=Lanes)

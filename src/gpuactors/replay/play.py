@@ -1,7 +1,7 @@
-"""Feeds a journal's events to the core, and compares what comes out with what came out then.
+"""Feeds a journal's events to the core, and compares the results with the recorded ones.
 
-Where the program is the one that wrote the journal nothing may differ. Each state in the journal is a fresh start: what
-is missing before it is told, and what was computed up to it is compared with it.
+In the version that wrote the journal nothing may differ. Each state in the journal is a new start: a gap before it is
+reported, and the computed state is compared with it.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, .
 
 
 def until(moments: Iterable[Moment], end: float | None) -> Iterator[Moment]:
-    """The moments up to a time of day, of every process; damage has none, and is told of as far as it was met."""
+    """The moments up to a time of day, of every process; damage has none, and is reported as far as it was met."""
     for moment in moments:
         if end is None or isinstance(moment, Damage) or moment.wall <= end:
             yield moment

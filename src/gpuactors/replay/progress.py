@@ -11,7 +11,7 @@ from gpuactors.replay.reading import Meter
 from gpuactors.replay.words import count
 
 TERMINAL_EVERY_S: Final = 0.5
-"""How often the line on a terminal is written anew."""
+"""How often the line on a terminal is rewritten."""
 
 LINE_EVERY_S: Final = 10.0
 """How often a line is written where standard error is no terminal."""

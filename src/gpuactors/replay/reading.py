@@ -1,6 +1,6 @@
 """Finds a journal's files and reads them, whatever state a crash or a full disk left them in.
 
-Must not judge what the lines say: that is `play.py`.
+Must not interpret the lines: that is `play.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpuactors.observe.journal import DIRECTORY, files_of
 from gpuactors.observe.journal_format import AgainLine, FormatError, Header, StateLine, StepLine, read_line
 
 _TAIL_BYTES: Final = 1 << 16
-"""As much of a file's end is looked at for its last line: many lines, as most have some hundred bytes."""
+"""This much of a file's end is read for its last line: many lines, as most have some hundred bytes."""
 
 
 class JournalError(Exception):
-    """There is no journal that could be replayed; the text says where, why and what to do."""
+    """There is no journal that can be replayed; the text names where, why and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _is_time(text: str) -> bool:
 
 
 def _entries(file: File, meter: Meter) -> Iterator[Entry]:
-    """Steps only after a state; what cannot be read is told once it is known how far it goes."""
+    """Steps only after a state; unreadable data is reported once its extent is known."""
     skipped, first, why = 0, 0, ""
     with open(file.path, "rb") as lines:
         lines.readline()

@@ -21,11 +21,11 @@ EXIT_DIFFERS: Final = 1
 
 
 class PageError(Exception):
-    """The page cannot be written; the text says where and why."""
+    """The page cannot be written; the text names where and why."""
 
 
 class TimeError(Exception):
-    """What was given for `--since` or `--until` is no time; the text says what would be."""
+    """The value of `--since` or `--until` is no time; the text names the formats."""
 
     def __init__(self, option: str, text: str) -> None:
         self.option = option
@@ -35,7 +35,7 @@ class TimeError(Exception):
 
 
 class DeviceError(Exception):
-    """What was given for `--device` is no device of this journal; the text says why."""
+    """The value of `--device` is no device of this journal; the text names the reason."""
 
 
 def replay(
@@ -52,8 +52,8 @@ def replay(
 ) -> int:
     """Replays and shows a journal; returns the exit code: 1 if anything differs from what was recorded, else 0.
 
-    `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address; `progress` is where to say how far
-    it has come. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
+    `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address; `progress` is the stream for the
+    progress line. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
     """
     files, damaged = files_to_read(path)
     first_wall = wall_seconds(files[0].header)
@@ -97,7 +97,7 @@ def replay(
 
 
 def wall_of(text: str, first_wall: float, option: str) -> float:
-    """Seconds since the beginning, or an ISO 8601 time (UTC unless it says otherwise), as a time of day.
+    """Seconds since the beginning, or an ISO 8601 time (UTC if it has no offset), as a time of day.
 
     Raises `TimeError`.
     """

@@ -94,7 +94,7 @@ def _same_books(before: NodeState, state: NodeState) -> bool:
 class Text:
     """Lines for people. `only_differences`: nothing but what differs, and what is missing.
 
-    The books of a resource are shown where they change, and hold until they are shown again.
+    The counts of a resource are shown where they change, and hold until they are shown again.
     """
 
     only_differences: bool = False
@@ -131,7 +131,7 @@ class Text:
                 assert_never(moment)
 
     def rest(self) -> Iterator[str]:
-        """The quiet steps that have not been told of yet."""
+        """The quiet steps that have not been reported yet."""
         if not self._quiet:
             return
         kinds = Counter(_kind(played) for played in self._quiet)
@@ -175,7 +175,7 @@ def _kind(played: Played) -> str:
 
 
 def frame_changes(old: Frame, new: Frame) -> str:
-    """What a frame says that the one before it did not."""
+    """What changed between a frame and the one before it."""
     was, now = {a.id: a for a in old}, {a.id: a for a in new}
     changed = [
         f"{i} {a.health}"

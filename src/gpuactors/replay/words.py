@@ -1,4 +1,4 @@
-"""Events and effects in words, for people who read what happened. Must not judge."""
+"""Events and effects in words. Must not decide anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one status of a device, out of whose it is and what of its files forbids it."""
+"""The one status of a device, from its ownership and its blocker."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Assessment:
 
     ownership: Ownership
     blocker: Blocker | None
-    """What forbids that it is handed out, whosever it is."""
+    """What forbids that it is allocated, whatever its owner."""
     status: DeviceStatus
 
 
 def assessment_of(state: NodeState, device: Device, listed: Callable[[Device], Health | None]) -> Assessment:
-    """How `device` is. `listed` tells what kubelet was told of a device last, None if nothing.
+    """The assessment of `device`. `listed` returns the last advertised health of a device, None if there is none.
 
-    A shortage of ours changes nothing but the words: it is no device's fault, and Allocate waits for a look.
+    A shortage of ours changes only the message: it is no device's fault, and Allocate waits for a look.
     """
     use = observed_use(state, device)
     ownership = ownership_of(state, device)
@@ -53,7 +53,7 @@ def assess(
     use: Observed | None,
     listed: Callable[[Device], Health | None],
 ) -> DeviceStatus:
-    """The status of a device that is one of somebody, or of nobody, and has a blocker, or none."""
+    """The status of a device with this ownership and this blocker, if any."""
     health, cause, message = _decided(device, ownership, blocker, use, listed)
     holders = use.holders if use is not None else ()
     return DeviceStatus(health, cause, message, ownership.owner, holders)
@@ -81,8 +81,8 @@ def _decided(
         case Cause.FREE:
             health = Health.HEALTHY
         case Cause.HOLDER_UNKNOWN:
-            # Never guessed away: if kubelet has given it to a pod, Unhealthy would subtract it twice. It is not handed
-            # out either, because Allocate looks again.
+            # Not guessed: if kubelet has given it to a pod, Unhealthy would subtract it twice. It is not allocated
+            # either, because Allocate inspects and polls again.
             health = listed(device) or Health.HEALTHY
         case _:
             health = Health.UNHEALTHY

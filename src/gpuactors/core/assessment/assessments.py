@@ -1,7 +1,7 @@
 """The assessment of every device, derived once when something of the device changes, and carried in the state.
 
-As an index is (`index.py`), they are carried with the very objects that they follow from. So whether they are of this
-state is told by identity, and nobody can read one that is stale. Must not judge: that is `assess.py`.
+Like an index (`index.py`), they are carried with the very objects that they follow from. So identity shows whether they
+belong to this state, and a stale one is never read. Must not decide: that is `assess.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assessments:
-    """What is decided, and before it what it follows from."""
+    """The assessments, preceded by the values that they follow from."""
 
     devices: Mapping[PciAddress, Device]
     owners: Mapping[PciAddress, Owner]
@@ -85,7 +85,7 @@ def assessments_of(state: NodeState) -> Assessments:
 
 
 def assessed(state: NodeState) -> NodeState:
-    """`state` with its assessments, for all who come later."""
+    """`state` with its assessments, for later readers."""
     assessments = assessments_of(state)
     return state if assessments is state.assessments else replace(state, assessments=assessments)
 
@@ -143,16 +143,16 @@ def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:
 
 
 def _given_otherwise(before: Assessments, state: NodeState) -> Iterable[PciAddress]:
-    """What has another owner than before, or may be held by who has left."""
+    """Devices that have another owner than before, or may be held by a pod that has left."""
     given = changed_keys(before.owners, index_of(state).owners) | changed_keys(
         before.departed, state.departed
     )
-    # Whether it is held by who has left hangs on which came later, the read or the poll.
+    # Whether a pod that has left holds it depends on which came later, the read or the poll.
     return given if before.uses is state.polls.groups else given | state.departed.keys()
 
 
 def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
-    """The groups of whose use something has changed that a device's assessment follows from."""
+    """The groups of which a use has changed that a device's assessment follows from."""
     uses, ledger = state.polls.groups, state.ledger
     if before.uses is uses and (before.read, before.problem) == (ledger.read, ledger.problem):
         return set()
@@ -169,12 +169,12 @@ def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
 
 
 def _seen(use: Observed, read: int) -> tuple[object, ...]:
-    """What of a group's use an assessment follows from, where kubelet's ledger is that of `read`."""
+    """The parts of a group's use that an assessment follows from, where kubelet's ledger is that of `read`."""
     return use.in_use, use.in_use and read > use.since, use.evidence, use.holders, use.open, use.unseen
 
 
 def _listed(state: NodeState) -> Callable[[Device], Health | None]:
-    """What kubelet was told of a device last. The table is made when it is asked for, which is seldom."""
+    """The last advertised health of a device. The table is made on demand, which is rare."""
     told: dict[tuple[ResourceName, PciAddress], Advertised] = {}
 
     def health(device: Device) -> Health | None:

@@ -1,6 +1,6 @@
-"""What of a device's files, and of its group's, forbids that a virtual machine opens it.
+"""Blockers in the files of a device and of its group: why a virtual machine cannot open it.
 
-Must not say whose a device is: that is `ownership.py`.
+Must not decide on owners: that is `ownership.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuactors.core.model import Observed, PciFunction
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
-"""Drivers beside which the kernel still calls a group viable: they do no DMA of their own (`driver_managed_dma` in
+"""Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in
 drivers/pci/pci-stub.c and drivers/pci/pcie/portdrv.c; before Linux 6.0 vfio_dev_viable in drivers/vfio/vfio.c)."""
 
 
@@ -44,16 +44,16 @@ def offending(device: Device) -> PciFunction | None:
 
 
 def is_unbinding(function: PciFunction, use: Observed | None) -> bool:
-    """Its driver has been told to let it go and waits for whoever has it open, as the last poll saw.
+    """Its driver is asked to release it and waits for the process that has it open, as the last poll saw.
 
     The node counts as well as `enable`, to which any process may have written where there was never a driver
-    (`bindings.py` says whose count is evidence).
+    (`bindings.py` decides which count is evidence).
     """
     return may_be_unbinding(function) and use is not None and function.address in use.open
 
 
 def unbinding(function: PciFunction, ownership: Ownership) -> Blocker:
-    """Whom it waits for, and what to do. To bind it is no remedy: that would wait as well."""
+    """The process it waits for, and the remedy. Binding it is none: that would wait as well."""
     return Blocker(
         Cause.UNBINDING,
         f"{ownership.message}; its unbind or unplug waits in the kernel until no process has it open: "

@@ -1,7 +1,7 @@
-"""Why a device is as it is, or why a call was refused, as a word for programs: labels of metrics, taints, alerts.
+"""The reason for a device's health, or for a refused call, as a word for programs: labels of metrics, taints, alerts.
 
-One cause for each remedy. `MEANINGS` says of each what it means and what to do; docs/causes.md is made from it by
-`just causes`. A cause is never taken out of a sentence, and no sentence is ever compared.
+One cause for each remedy. `MEANINGS` has the meaning and the remedy of each; `just causes` makes docs/causes.md from
+it. A cause is never parsed from a sentence, and no sentence is ever compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 class Cause(StrEnum):
     """The causes, written as Kubernetes writes the reason of a condition."""
 
-    # --- whose a device is
+    # --- owners and holders
     FREE = "Free"
     ALLOCATED = "Allocated"
     JUST_ALLOCATED = "JustAllocated"
@@ -42,7 +42,7 @@ class Cause(StrEnum):
     LISTED_AS_OTHER = "ListedAsOther"
     ID_RELEASED = "IdReleased"
     SET_ASIDE = "SetAside"
-    # --- of a call alone
+    # --- of calls only
     GROUP_CHANGED = "GroupChanged"
     STALE_NODES = "StaleNodes"
     SHORTAGE = "Shortage"

@@ -1,4 +1,4 @@
-"""To whom kubelet has given a device: the entries of its books, by whatever ID and API, as one owner per device."""
+"""The owner of a device: the entries of kubelet's ledger that name it, by any ID and API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Named = tuple[ResourceName, DeviceId]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One entry of kubelet's books that names a device: a pod has it as a resource's device, or by a DRA claim."""
+    """One entry of kubelet's ledger that names a device: a pod has it as a resource's device, or by a DRA claim."""
 
     resource: ResourceName | None
     """None for a DRA claim."""
@@ -43,25 +43,26 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """To whom kubelet has given a device. Kubelet's books may name it more than once, as every plugin and driver on the
-    node has a list of its own; the entries are sorted, whatever the order in which kubelet lists its pods."""
+    """The pods and claims that kubelet has given a device to. Its ledger may name a device more than once, as every
+    plugin and driver on the node has a list of its own; the entries are sorted, as the order of kubelet's pods has no
+    meaning."""
 
     entries: tuple[Given, ...]
 
     def cause(self, resource: ResourceName) -> Cause:
-        """Whose it is, for a list of that resource: kubelet counts it in `allocated` there, or elsewhere."""
+        """The cause in a list of that resource: kubelet counts it in `allocated` there, or elsewhere."""
         causes = {e.cause for e in self.entries if e.resource == resource}
         if not causes:
             return Cause.CLAIMED_ELSEWHERE
         return Cause.ALLOCATED if Cause.ALLOCATED in causes else Cause.JUST_ALLOCATED
 
     def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
-        """Who has it beside the pod, if any, that has that ID of that resource."""
+        """The owners other than the pod, if any, that has that ID of that resource."""
         others = tuple(e for e in self.entries if (e.resource, e.device) != (resource, device))
         return Owner(others) if others else None
 
     def said(self, resource: ResourceName | None = None) -> str:
-        """In words, for a list of `resource`: its own entries first, and of the others by which resource they are."""
+        """A sentence for a list of `resource`: its own entries first, then the others with their resource."""
         own = [e for e in self.entries if e.resource == resource]
         others = [e for e in self.entries if e.resource != resource]
         words = [e.said + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
@@ -77,7 +78,7 @@ def owners_of(
     resolved: Mapping[Named, Resolved],
     entries: Mapping[Named, Pod],
 ) -> dict[PciAddress, Owner]:
-    """The owners of those of `addresses` that kubelet has given to somebody."""
+    """The owners of those of `addresses` that kubelet's ledger gives to a pod or claim."""
     found: dict[PciAddress, list[Given]] = {address: [] for address in addresses}
     for address in found.keys() & claims.keys():
         found[address].append(Given(None, claims[address].claim, claims[address]))

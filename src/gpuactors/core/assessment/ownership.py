@@ -1,4 +1,4 @@
-"""Whose a device is, between kubelet, the kernel and the other members of its group.
+"""The owner or holder of a device, by kubelet, the kernel and the other members of its group.
 
 A device held by the pod that kubelet gave it to is Healthy, and counted once; one held by any other process is
 Unhealthy, and the holder named (docs/architecture.md, "Which devices are Healthy").
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Whose a device is, and the sentence that says so."""
+    """The owner or holder of a device, as cause and sentence."""
 
     cause: Cause
     """One of the first of them, from FREE to HOLDER_UNKNOWN."""
     message: str
     owner: Owner | None = None
-    """To whom kubelet has given it, under whatever ID and API."""
+    """The pod or claim that kubelet has given it to, by any ID and API."""
 
     @property
     def is_allocated(self) -> bool:
@@ -44,7 +44,7 @@ def given_away(state: NodeState, resources: Container[ResourceName]) -> dict[Nam
 
 
 def ownership_of(state: NodeState, device: Device) -> Ownership:
-    """Whose `device` is."""
+    """The ownership of `device`."""
     owners = index_of(state).owners
     owner = owners.get(device.function.address)
     if owner is not None:
@@ -65,10 +65,10 @@ def observed_use(state: NodeState, device: Device) -> Observed | None:
 
 
 def is_offered(state: NodeState, device: Device) -> bool:
-    """Whether kubelet is told about it at all: bound to a vfio driver (or not readable just now, but bound before), or
-    being unbound or unplugged under somebody who has it open.
+    """Whether it is advertised at all: bound to a vfio driver (or not readable now, but bound before), or being unbound
+    or unplugged while a process has it open.
 
-    What has lost its driver stays in the list until a poll has seen whether it is open, and as long as it is.
+    A device that has lost its driver stays in the list until a poll has seen whether it is open, and as long as it is.
     """
     if device.function.vfio_bound or is_unbinding(device.function, observed_use(state, device)):
         return True
@@ -92,7 +92,7 @@ def departed_pod(state: NodeState, device: Device) -> Pod | None:
 
 
 def may_be_a_pods(use: Observed) -> bool:
-    """Whether a pod's process may use the group: nothing is known of who does, or one of them is in a pod."""
+    """Whether a pod's process may use the group: the holders are not known, or one of them is in a pod."""
     return not use.holders or any(holder.pod_uid is not None for holder in use.holders)
 
 
@@ -113,7 +113,7 @@ def _by_use(state: NodeState, device: Device) -> Ownership:
             f"{group} is still {use.evidence}: pod {pod} is gone from kubelet's ledger, its process is not",
         )
     if state.ledger.read > use.since:
-        # An old view is no fact: what it lacks may have been given away since.
+        # An old view is no fact: a device that it lacks may have been allocated since.
         given = (
             "no pod had it when kubelet's ledger was last readable"
             if state.ledger.problem is not None

@@ -1,6 +1,6 @@
-"""Whether a device is still what it was: gone, another device, not offered, changed since. Decided here alone.
+"""Whether a device is still the same: gone, another device, not offered, changed since. Decided only here.
 
-Must not say how a device that is there is: that is `blockers.py`.
+Must not decide on a device that is present: that is `blockers.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ GONE: Final = Blocker(Cause.GONE, "the PCI function is gone from this node")
 
 
 def function_at(state: NodeState, address: PciAddress) -> PciFunction | None:
-    """What the last look found there."""
+    """The function that the last look found there."""
     fact = state.facts.get(address)
     return fact.function if fact is not None else None
 
 
 def not_offered(function: PciFunction) -> Blocker:
-    """Why a function is not offered to kubelet at all."""
+    """Why a function is not advertised to kubelet at all."""
     if function.vfio_bound:
         return Blocker(
             Cause.NOT_SELECTED, "no selector matches it under this name any more (--select, pci.ids)"
@@ -52,11 +52,11 @@ def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) ->
 
 
 def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Blocker | None:
-    """Why a pod cannot have any more what it was given by an ID: it is gone, unbound, or another model's; None if it
-    can. `meant` is what the ID stands for.
+    """Why a pod can no longer have the device that it was given by an ID: it is gone, unbound, or another model; None
+    if it can. `meant` is the device of the ID.
 
-    One whose ids could never be read is not lost: which model it is was known when it was given away. Nor is one that
-    is what it was and has another name, as pci.ids was renewed.
+    A device whose vendor and device ids could never be read is not lost: its model was known when it was allocated. Nor
+    is one of the same model that has another name, as pci.ids was renewed.
     """
     if meant is None:
         return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
@@ -71,7 +71,7 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Bl
 
 
 def changed(seen: PciFunction, now: PciFunction | None) -> Blocker | None:
-    """Why a function that was `seen` when a call came is not what the call is about any more; None if it is."""
+    """Why a function that was `seen` when a call came is no longer the one of the call; None if it is."""
     if now is None:
         return GONE
     if now.fault is not None and not (now.vendor and now.device):

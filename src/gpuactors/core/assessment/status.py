@@ -1,4 +1,4 @@
-"""What is decided of a device: a cause for programs and a message for people, never parsed from each other."""
+"""The decision about a device: a cause for programs and a message for people, never parsed from each other."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Blocker:
 
     cause: Cause
     message: str
-    """A sentence that says where it is and what to do."""
+    """A sentence with the place and the remedy."""
     owner: Owner | None = None
-    """To whom kubelet has given what is in the way; None if that is not why."""
+    """The owner of the device that is in the way; None if that is not the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class DeviceStatus:
     cause: Cause
     message: str
     owner: Owner | None
-    """To whom kubelet has given it, whatever the cause is."""
+    """The owner by kubelet's ledger, whatever the cause."""
     holders: tuple[Holder, ...]
-    """The processes that have its group open; none where that is not looked at."""
+    """The processes that have its group open; none where that is not read."""
 
 
 def causes_of(blockers: Iterable[Blocker]) -> tuple[Cause, ...]:

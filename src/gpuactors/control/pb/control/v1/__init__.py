@@ -105,7 +105,7 @@ class Device(betterproto2.Message):
 
     holders: "list[Holder]" = betterproto2.field(16, betterproto2.TYPE_MESSAGE, repeated=True)
     """
-    known only where /proc is looked at
+    known only where /proc is read
     """
 
     history: "list[Change]" = betterproto2.field(17, betterproto2.TYPE_MESSAGE, repeated=True)
@@ -256,7 +256,7 @@ class StatusResponse(betterproto2.Message):
 
     uevents_problem: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
     """
-    why uevents are not heard, and what finds changes instead; empty if they are heard
+    why uevents are not received, and what finds changes instead; empty if they are received
     """
 
     node: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)

@@ -35,16 +35,16 @@ HIGHLIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "Bind to frame, largest of 30 (p99), ms": ("binding.rebind_to_frame_max_ms",),
     "Unbind to frame, median of 30, ms": ("binding.unbind_to_frame_p50_ms",),
     "Unbind to frame, largest of 30 (p99), ms": ("binding.unbind_to_frame_max_ms",),
-    "A stranger opens a device, to the frame, ms": (
+    "Another process opens a device, to the frame, ms": (
         "*device_open_to_unhealthy_ms",
         "*cdev_bound_to_unhealthy_ms",
     ),
-    "A holder lets go, to the frame, ms": (
+    "A holder closes it, to the frame, ms": (
         "*close_to_healthy_ms",
         "*sigkill_to_healthy_ms",
         "*release_to_frame_ms",
     ),
-    "Storm of uevents, until kubelet's books are right, ms": ("storm.*settled_ms",),
+    "Storm of uevents, until kubelet's lists are right, ms": ("storm.*settled_ms",),
     "Opens of a group beside the daemon": ("*.opens",),
     "of them EBUSY": ("*.opens_ebusy", "opens.ebusy"),
 }

@@ -78,12 +78,12 @@ def test_figures_by_name_and_by_pattern() -> None:
     }
     row = Row("books", "Shows it.", MACHINE, {"6.12": Result("passed", figures=figures)})
     lines = {line[0]: line[1:] for line in rendered(row)}
-    assert lines["A holder lets go, to the frame, ms"] == ["–", "7 to 12.0", "–"]
+    assert lines["A holder closes it, to the frame, ms"] == ["–", "7 to 12.0", "–"]
     assert lines["`books.close_to_healthy_ms`"] == ["–", "12.0", "–"]
     assert lines["`books.blocked`"] == ["–", "none", "–"]
     assert len(lines["`books.words`"][1]) < 200
     assert "`books.log`" not in lines
-    assert "A holder lets go, to the frame, ms" not in unmatched([row])
+    assert "A holder closes it, to the frame, ms" not in unmatched([row])
     assert "of them EBUSY" in unmatched([row])
 
 

@@ -1,4 +1,4 @@
-"""Every way in which a function comes to vfio-pci and leaves it reaches kubelet, within the bound, by one process.
+"""Every way to bind a function to vfio-pci and to unbind it reaches kubelet, within the bound, by one process.
 
 Bound before the daemon starts (vfio-pci's parameter `ids=`), later by an override with `bind` or with `drivers_probe`,
 by an id given to the driver (`new_id`), by that id and `drivers_probe`; unbound and bound again; removed and found by a

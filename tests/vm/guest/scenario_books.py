@@ -1,4 +1,4 @@
-"""Kubelet's ledger against what the kernel says: whose a GPU in use is, and what Allocate makes of it.
+"""Kubelet's ledger compared with the kernel: the owner of a GPU in use, and the answer of Allocate.
 
 A stranger or a pod's virtual machine is a process of its own that opens group, container and device as QEMU does. How
 each kind of open is seen and named is `scenario_tenants.py`.

@@ -1,4 +1,4 @@
-"""One pod after the other on IOMMU groups of two, as fast as kubelet admits them: nobody is refused whom kubelet sent.
+"""One pod after the other on IOMMU groups of two, as fast as kubelet admits them: no call of kubelet is refused.
 
 Two functions of one slot share a group, so that a pod with one of them makes the other useless to everybody else.
 Kubelet does not know of groups: it gives away whatever the list has Healthy. So the list that says so must be on its

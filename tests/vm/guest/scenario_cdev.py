@@ -1,4 +1,4 @@
-"""A kernel with iommufd: cdevs are handed out with the group's node, and who has one open is seen and named.
+"""A kernel with iommufd: cdevs are allocated with the group's node, and their holders are detected and named.
 
 A virtual machine may have its GPU either way, by the group or by the cdev; the kernel lets only one of them be in use.
 A bound cdev is no different from an open device to whoever counts, except that the group's node was never opened.

@@ -1,4 +1,4 @@
-"""The main job against the real kernel: GPUs that come, go and are of a new kind reach kubelet without a restart.
+"""The main job against the real kernel: GPUs that are added, removed or of a new model reach kubelet without a restart.
 
 The daemon runs with its periodic scan an hour away, so whatever kubelet sees after the start came from uevents. The
 emulated functions are no GPUs: they are selected by vendor and device, and no class is asked for.

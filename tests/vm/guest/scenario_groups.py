@@ -1,4 +1,4 @@
-"""A GPU alone, and a GPU whose IOMMU group has an audio function as well, with NVIDIA's ids and the default selectors.
+"""A GPU alone in its IOMMU group, and one with an audio function, with NVIDIA's ids and the default selectors.
 
 The group is lent as a whole: as long as a host driver has the audio function no virtual machine can have the GPU, and
 who holds the audio function holds the GPU. The audio function itself is nothing that anybody asks kubelet for. The host

@@ -1,4 +1,4 @@
-"""A GPU is unbound, or pulled out, while somebody holds it: the kernel waits, the daemon does not.
+"""A GPU is unbound, or pulled out, while a process holds it: the kernel waits, the daemon does not.
 
 Such an unbind sleeps in the kernel until the holder lets go. A newer kernel says `remove` of the vfio device at once
 and the rest at the release; 6.1 says nothing before, and whoever reads `driver_override` or `uevent` of that function

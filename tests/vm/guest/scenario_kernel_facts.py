@@ -1,5 +1,5 @@
-"""What the daemon believes about the kernel, asked of the kernel: the order of uevents, what exists when they are
-read, and who can open a group. No daemon here: a failure says that the ground has moved, not the house."""
+"""The daemon's assumptions about the kernel, checked: the order of uevents, what exists when they are read, and which
+process can open a group. No daemon here: a failure means that the kernel differs, not the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kubelet in every kind of trouble, while GPUs are really bound and unbound: when it is back, its books are the truth.
+"""Kubelet's failures, while GPUs are really bound and unbound: when it is back, its device lists are right.
 
 It restarts, is killed, dies in the middle of Register, hangs, holds an answer back, cuts a stream; its directory is
 wiped; its PodResources socket goes away. Two models, so that what happens to one plugin is seen not to touch the other.

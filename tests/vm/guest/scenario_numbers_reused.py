@@ -1,4 +1,4 @@
-"""The kernel gives the numbers of IOMMU groups and vfio devices away again: nobody is handed another device's node.
+"""The kernel reuses the numbers of IOMMU groups and vfio devices: no pod is given another device's node.
 
 A function that is plugged in takes the smallest group number that is free, which is the one of whatever was pulled out
 before. So one address can come back with another's group, and another address, or another model, with its own.

@@ -1,4 +1,4 @@
-"""10,000 opens beside the polling daemons: nobody ever hears EBUSY because of them.
+"""10,000 opens beside the polling daemons: none fails with EBUSY because of them.
 
 A group opens once at a time, so whoever opens it to find out whether it is in use disturbs whoever wants it at that
 moment (1 in 1,000 opens at a period of 1 ms). Counting refusals alone, a lucky daemon would pass: inotify counts every

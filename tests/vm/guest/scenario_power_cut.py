@@ -1,4 +1,4 @@
-"""The power is cut at a random moment, again and again; each time the node comes up with the right books.
+"""The power is cut at a random moment, again and again; each time the node comes up with the right device lists.
 
 The daemon's state directory and kubelet's directory are on a disk that stays. A life begins with what the last one
 left: its sockets, kubelet's ledger, a journal that may be torn. The daemon must come up without complaint, list what

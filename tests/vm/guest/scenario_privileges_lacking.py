@@ -1,4 +1,4 @@
-"""What fails where an option lacks what it needs (deploy/README.md, "What each option needs"), and in which words.
+"""What fails where an option lacks what it needs (deploy/README.md, "What each option needs"), and the messages for it.
 
 Five daemons beside each other, each with a kubelet of its own, in pods that lack something. None of them may fail
 silently, and none may do worse at what it does not lack it for: late binds reach kubelet, GPUs are handed out.

@@ -1,4 +1,4 @@
-"""A GPU that cannot be reset alone is let go slowly, and nobody may have it before that is over.
+"""A GPU that cannot be reset by itself is released slowly, and is not allocated before that is over.
 
 Where a slot has several functions (a GPU and its audio) and none of them can be reset by itself, the kernel resets the
 slot when the last one is closed: with `enable` 0 already, with no descriptor in /proc any more where its holder was

@@ -1,4 +1,4 @@
-"""10,000 uevents that nothing has caused, while GPUs are really bound and unbound: the truth comes out, in few frames.
+"""10,000 uevents without a change, while GPUs are really bound and unbound: the lists become right, in few frames.
 
 Three daemons hear the same storm, each with a kubelet of its own: one as root, for which libudev gets a buffer of 128
 MiB; one without any capability, whose buffer is full after some 200 events (ENOBUFS); and one without any capability in

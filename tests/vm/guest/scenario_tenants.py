@@ -1,4 +1,4 @@
-"""Every way to have a GPU open, inside and outside a container: what is seen, who is named, when it is free again.
+"""Every way to have a GPU open, inside and outside a container: detection, the named holder, and the release.
 
 The kernel says nothing of an open or a close (no uevent), and a container has device nodes of its own, at which nobody
 outside can look: all that kubelet is told here comes from the daemons' polls.

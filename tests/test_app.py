@@ -32,7 +32,7 @@ class EmptyHost:
         await trio.lowlevel.checkpoint()
         return ()
 
-    async def observe(self, targets: Sequence[PollTarget]) -> tuple[GroupUse, ...]:
+    async def observe(self, targets: Sequence[PollTarget], *, whole: bool) -> tuple[GroupUse, ...]:
         await trio.lowlevel.checkpoint()
         return ()
 

@@ -187,7 +187,7 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
             damaged=contents.damaged,
         )
     if wanted.poll.poll is not None:
-        return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets))
+        return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets, whole=True))
     return None
 
 

@@ -69,9 +69,10 @@ class HostReader(Protocol):
 class UseReader(Protocol):
     """Finds out which IOMMU groups are in use."""
 
-    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+    async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """The use of each group, in any order; a group that could not be looked at is left out. Never blocks for long,
-        never opens a group unless the target allows it (and then only where the configuration asks for it)."""
+        never opens a group unless the target allows it (and then only where the configuration asks for it). `whole`:
+        there are no other groups; what is remembered of any other may be forgotten."""
         ...
 
 

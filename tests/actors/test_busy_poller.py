@@ -11,7 +11,7 @@ import trio.testing
 
 from gpuactors.actors import busy_poller
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events import Event, GroupsObserved
+from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
 from gpuactors.core.model import GroupUse, PciAddress
 from gpuactors.core.snapshot import PollTarget, PollWanted
 from tests.support.patience import patient
@@ -30,7 +30,7 @@ class FakeUse:
         self.may_answer.set()
         self.failure: Exception | None = None
 
-    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+    async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         self.asked.append(targets)
         await self.may_answer.wait()
         if self.failure is not None:
@@ -81,6 +81,12 @@ async def test_each_number_is_polled_once() -> None:
         wanted.set(PollWanted(7, ()))
         assert await inbox.receive() == GroupsObserved(7, ())
         assert use.asked == [TARGETS, ()]
+
+
+@pytest.mark.trio
+async def test_a_poll_of_some_groups_says_that_it_is_one() -> None:
+    async with polling(PollWanted(3, TARGETS, whole=False)) as (_, _, inbox):
+        assert await inbox.receive() == SomeGroupsObserved(3, USES)
 
 
 @pytest.mark.trio

@@ -751,6 +751,7 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             ranks[polls.done],
             ranks[polls.outstanding or 0],
             polls.again,
+            (polls.of, polls.again_of),
             polls.due_at - at,
             max(0.0, polls.fast_until - at),
             polls.leaving,

@@ -100,7 +100,7 @@ async def test_the_use_of_a_group(tree: HostTree) -> None:
     for name in ("enable", "power/runtime_status"):
         tree.set_attribute(GPU.address, name, ODD)
     with trio.fail_after(10):
-        uses = await SysfsUse(HostRoot(str(tree.root)), "passive").observe(TARGETS)
+        uses = await SysfsUse(HostRoot(str(tree.root)), "passive").observe(TARGETS, whole=True)
     assert uses[0].unseen
     written(uses)
 

@@ -62,7 +62,7 @@ def root(tree: HostTree) -> HostRoot:
 
 async def observe(reader: UseReader, *targets: PollTarget) -> dict[int, GroupUse]:
     with trio.fail_after(PATIENCE_S):
-        uses = await reader.observe(targets or ALL)
+        uses = await reader.observe(targets or ALL, whole=True)
     by_group = {use.group: use for use in uses}
     assert len(by_group) == len(uses)
     return by_group
@@ -257,6 +257,31 @@ async def test_all_processes_are_not_looked_at_again_and_again(
 
     await observe(reader, target(2))  # other groups are asked for
     assert passes.since() == [None]
+
+
+@pytest.mark.trio
+async def test_a_look_at_some_groups_forgets_nothing_of_the_others(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = Passes(monkeypatch)
+    reader = SysfsUse(root(tree), "proc")
+    tree.open_group(2, 4711, device=False)
+    before = await observe(reader)
+    tree.open_group(1, 4712)
+    assert [use.group for use in await reader.observe((target(1, functions=2),), whole=False)] == [1]
+    assert passes.since() == [None, None]
+    assert (await observe(reader))[2].holders == before[2].holders
+    assert passes.since() == [{4711, 4712}], "nothing is to be looked at again that is known"
+
+
+@pytest.mark.trio
+async def test_looks_at_some_groups_do_not_put_off_the_pass_over_all_processes(tree: HostTree) -> None:
+    """Who has another group open without its device is found by that pass alone."""
+    rested = SysfsUse(root(tree), "proc")
+    await observe(rested)
+    due_at = rested._rested_at
+    await rested.observe((replace(target(1), urgent=True),), whole=False)
+    assert rested._rested_at == due_at
 
 
 @pytest.mark.trio
@@ -556,7 +581,7 @@ async def test_a_cancelled_observation_is_left_alone(tree: HostTree) -> None:
     tree.make_hang(address(2), "enable")
     with trio.fail_after(PATIENCE_S):
         with trio.move_on_after(SHORT_S) as scope:
-            await reader.observe(ALL)
+            await reader.observe(ALL, whole=True)
         assert scope.cancelled_caught
         assert hangs(await observe(reader)) == {1: False, 2: True, 3: False}
         tree.end_hang(address(2), "enable", b"0\n")
@@ -572,7 +597,7 @@ async def test_a_bug_is_not_swallowed(tree: HostTree, kind: Kind) -> None:
 
     opens: OpenNode = broken
     with trio.fail_after(PATIENCE_S), pytest.raises(RuntimeError, match="a bug"):
-        await kind(root(tree), "open", open_node=opens).observe((target(1, may_open=True),))
+        await kind(root(tree), "open", open_node=opens).observe((target(1, may_open=True),), whole=True)
 
 
 def test_statx_is_there() -> None:

@@ -32,6 +32,29 @@ class Mutation:
 MUTATIONS: Final = (
     # --- the books ------------------------------------------------------------------------------------------
     Mutation(
+        "a poll of some groups is taken for one of all",
+        "core/books.py",
+        "        due_at=due_at if of_all else min(due_at, before.due_at),\n",
+        "        due_at=due_at,\n",
+        tests=("tests/core/test_polls.py",),
+    ),
+    Mutation(
+        "a group that a poll was not of counts as polled",
+        "core/model.py",
+        "        asked = self.outstanding is not None and (self.of is None or group in self.of)\n"
+        "        return asked or (self.again",
+        "        asked = self.outstanding is not None and (self.of is None or group in self.of)\n"
+        "        return asked or False and (self.again",
+        tests=("tests/core/test_polls.py",),
+    ),
+    Mutation(
+        "callers without end put off the poll of all groups",
+        "core/books.py",
+        "    if state.polls.due_at <= at:\n",
+        "    if state.polls.due_at <= at and state.polls.outstanding is None:\n",
+        tests=("tests/core/test_polls.py",),
+    ),
+    Mutation(
         "an allocated GPU that is held is Unhealthy",
         "core/assessment/assess.py",
         "        if device.function.vfio_bound:\n            return Health.HEALTHY, ownership.cause",
@@ -439,9 +462,8 @@ MUTATIONS: Final = (
     Mutation(
         "a poll is done again under its old number",
         "actors/busy_poller.py",
-        "        await inbox.send(GroupsObserved(now.poll, await use.observe(now.targets)))\n",
-        "        uses = await use.observe(now.targets)\n        await trio.sleep(3)\n"
-        "        await inbox.send(GroupsObserved(now.poll - 1, uses))\n",
+        "        await inbox.send((GroupsObserved if now.whole else SomeGroupsObserved)(now.poll, uses))\n",
+        "        await trio.sleep(3)\n        await inbox.send(GroupsObserved(now.poll - 1, uses))\n",
     ),
     Mutation(
         "the inspector does one look after the other",

@@ -68,6 +68,7 @@ EVENTS: tuple[events.Event, ...] = (
     events.FunctionInspected(3, GPU, ()),
     events.InspectionFailed(4, GPU, "hangs"),
     events.GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
+    events.SomeGroupsObserved(6, (USE,)),
     events.LedgerRead(
         6,
         "PodResources",

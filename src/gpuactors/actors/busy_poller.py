@@ -9,7 +9,7 @@ from __future__ import annotations
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.events import Event, GroupsObserved
+from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
 from gpuactors.core.snapshot import PollWanted
 from gpuactors.ports import UseReader
 
@@ -21,4 +21,5 @@ async def run(wanted: LatestReader[PollWanted], use: UseReader, inbox: trio.Memo
         if now.poll is None or now.poll <= done:
             continue
         done = now.poll
-        await inbox.send(GroupsObserved(now.poll, await use.observe(now.targets)))
+        uses = await use.observe(now.targets, whole=now.whole)
+        await inbox.send((GroupsObserved if now.whole else SomeGroupsObserved)(now.poll, uses))

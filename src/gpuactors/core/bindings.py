@@ -28,10 +28,10 @@ _LET_GO: Final = frozenset({"unbind pci", "remove pci"})
 """Uevents that come when the driver has let go of the function (drivers/base/dd.c, __device_release_driver)."""
 
 
-def countable(state: NodeState) -> frozenset[PciAddress]:
-    """The functions whose `enable` is evidence."""
-    on_vfio = {a for a, function in index_of(state).functions.items() if function.vfio_bound}
-    return state.polls.leaving | on_vfio
+def _is_evidence(state: NodeState, address: PciAddress) -> bool:
+    """Whether `enable` of the function is evidence."""
+    function = index_of(state).functions.get(address)
+    return address in state.polls.leaving or (function is not None and function.vfio_bound)
 
 
 def rebound(before: NodeState, state: NodeState) -> NodeState:
@@ -89,11 +89,10 @@ def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[P
     )
 
 
-def only(use: GroupUse, counted: frozenset[PciAddress]) -> GroupUse:
+def only(state: NodeState, use: GroupUse) -> GroupUse:
     """`use` without the counts that are no evidence."""
-    if use.enabled.keys() <= counted:
-        return use
-    return replace(use, enabled={a: n for a, n in use.enabled.items() if a in counted})
+    enabled = {a: n for a, n in use.enabled.items() if _is_evidence(state, a)}
+    return use if len(enabled) == len(use.enabled) else replace(use, enabled=enabled)
 
 
 def _is_rebound(was: PciFunction, now: PciFunction) -> bool:

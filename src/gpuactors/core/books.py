@@ -4,7 +4,8 @@ Theory of operation. Reads of the ledger and polls of the groups' use are asked 
 looks (see `looks.py`), so that "known after" can be told across all three. At most one of each is outstanding. A device
 that leaves the ledger is remembered as departed until a later poll finds its group free: a forced deletion leaves the
 ledger within milliseconds while the process lives on. A group that is found in use and that nobody was given leads to
-another read of the ledger before anybody is called a stranger.
+another read of the ledger before anybody is called a stranger. Every group is polled in turn; what waits for a few of
+them (a call, a driver that has come or gone) has these polled alone, and nothing is known anew of the others.
 
 Must not judge: what these facts mean for a device is decided in `assessment/`.
 """
@@ -12,12 +13,12 @@ Must not judge: what these facts mean for a device is decided in `assessment/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core import bindings
-from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable
+from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable, SomeGroupsObserved
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.model import (
@@ -66,12 +67,18 @@ def ask_ledger(state: NodeState, at: float) -> NodeState:
     return replace(state, ledger=ledger)
 
 
-def ask_poll(state: NodeState) -> NodeState:
-    """Asks for a poll of every group that matters; if one is outstanding, for another one after it."""
-    if state.polls.outstanding is not None:
-        return replace(state, polls=replace(state.polls, again=True))
+def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeState:
+    """Asks for a poll of these groups, or of every group that matters; if one is outstanding, for another one after it,
+    which is of all that are asked for meanwhile."""
+    polls = state.polls
+    due_at = math.inf if groups is None else polls.due_at
+    if polls.outstanding is not None:
+        if polls.again:
+            groups = None if groups is None or polls.again_of is None else groups | polls.again_of
+        return replace(state, polls=replace(polls, again=True, again_of=groups, due_at=due_at))
     state, number = _numbered(state)
-    return replace(state, polls=replace(state.polls, outstanding=number, again=False, due_at=math.inf))
+    polls = replace(polls, outstanding=number, of=groups, again=False, again_of=None, due_at=due_at)
+    return replace(state, polls=polls)
 
 
 def _numbered(state: NodeState) -> tuple[NodeState, int]:
@@ -225,37 +232,42 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 # --- the use of the groups --------------------------------------------------------------------------------
 
 
-def observed(state: NodeState, event: GroupsObserved, at: float) -> NodeState:
-    """A poll came back. Changes lead to a read of the ledger: a release, or somebody who may be a stranger."""
+def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: float) -> NodeState:
+    """A poll came back. Changes lead to a read of the ledger: a release, or somebody who may be a stranger.
+
+    Of a group that it does not tell of everything stays as it was, whether it was asked about or not.
+    """
     before = state.polls
     if event.poll != before.outstanding:
         return state
-    counted = bindings.countable(state)
-    uses = [bindings.only(use, counted) for use in event.uses]
+    index = index_of(state)
+    uses = [bindings.only(state, use) for use in event.uses if use.group in index.polled]
     enabled = {a: n for use in uses for a, n in use.enabled.items()}
     learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
-    matter = index_of(state).polled
-    groups = {g: o for g, o in before.groups.items() if g in matter}
-    whole = _whole_slots(index_of(state).functions)
+    groups = {g: o for g, o in before.groups.items() if g in index.polled}
     for use in uses:
-        groups[use.group] = _observed(
-            use, event.poll, at, learned.baselines, whole, before.groups.get(use.group)
-        )
+        was = before.groups.get(use.group)
+        groups[use.group] = _observed(use, event.poll, at, learned.baselines, index.functions, was)
     changed = any(
-        use.since != before.groups[g].since if g in before.groups else use.in_use for g, use in groups.items()
+        groups[g].since != was.since if (was := before.groups.get(g)) is not None else groups[g].in_use
+        for g in (use.group for use in uses)
     )
+    due_at = at + limits.POLL_S if index.polled else math.inf
+    of_all = before.of is None
     polls = replace(
         learned,
         groups=groups,
-        done=event.poll,
+        done=event.poll if of_all else before.done,
         outstanding=None,
+        of=None,
         again=False,
-        due_at=at + limits.POLL_S if matter else math.inf,
+        again_of=None,
+        due_at=due_at if of_all else min(due_at, before.due_at),
     )
-    state = replace(state, polls=polls, departed=_still_there(state, groups, matter))
+    state = replace(state, polls=polls, departed=_still_there(state, groups))
     if changed:
         state = ask_ledger(state, at)
-    return ask_poll(state) if before.again else state
+    return ask_poll(state, before.again_of) if before.again else state
 
 
 def _observed(
@@ -263,13 +275,14 @@ def _observed(
     poll: int,
     at: float,
     baselines: Mapping[PciAddress, int],
-    whole: frozenset[PciAddress],
+    functions: Mapping[PciAddress, PciFunction],
     before: Observed | None,
 ) -> Observed:
     evidence, closing_at = _evidence(use, baselines), None
     if evidence is None and before is not None and before.in_use:
         closing_at = at if before.closing_at is None else before.closing_at
-        evidence = _closing(use, whole & before.at_rest) if at - closing_at < limits.CLOSING_S else None
+        closes = at - closing_at < limits.CLOSING_S
+        evidence = _closing(use, _whole_slots(functions) & before.at_rest) if closes else None
     if evidence is None and use.unseen and before is not None and before.in_use:
         evidence, closing_at = before.evidence, before.closing_at  # what cannot be seen has not ended
     in_use = evidence is not None
@@ -336,21 +349,19 @@ def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
     return f"being closed ({awake[0]} is not suspended yet)" if awake else None
 
 
-def _still_there(
-    state: NodeState, groups: Mapping[int, Observed], matter: Container[int | None]
-) -> dict[PciAddress, Departed]:
+def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[PciAddress, Departed]:
     """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free, or held
     by somebody who cannot be that pod. Nobody holds a device of a group that there is no reason to poll any more."""
-    rest = {}
+    rest, matter = {}, index_of(state).polled
     for address, departed in state.departed.items():
         fact = state.facts.get(address)
         group = fact.function.iommu_group if fact is not None and fact.function is not None else None
-        now = groups.get(group) if group is not None else None
-        if fact is None or group not in matter:
+        if group is None or group not in matter:
             continue
+        now = groups.get(group)
         if now is None or now.poll <= departed.read or (now.in_use and _may_be(departed, now)):
             rest[address] = departed
-    return rest
+    return rest if len(rest) != len(state.departed) else state.departed
 
 
 def _may_be(departed: Departed, use: Observed) -> bool:
@@ -378,13 +389,9 @@ def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
 # --- sooner than by the clock -----------------------------------------------------------------------------
 
 
-def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool) -> NodeState:
+def hastened(before: NodeState, state: NodeState, at: float) -> NodeState:
     """After an event: a read of the ledger at once where something was taken from under a pod, which may have ended
-    just before; a poll at once where a group appeared that was never polled, and soon where somebody should let go.
-
-    `waited_for`: a call waits for what a poll tells. Without one a release is expected soon for POLL_FAST_FOR_S after
-    the last change only: a stranger who stays costs no more polls than a free group.
-    """
+    just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
     state = indexed(bindings.rebound(before, state))
     if _has_changed(before, state):
         state = replace(state, polls=replace(state.polls, fast_until=at + limits.POLL_FAST_FOR_S))
@@ -396,9 +403,19 @@ def hastened(before: NodeState, state: NodeState, at: float, *, waited_for: bool
         # It was read before there was anything of ours in it, at the daemon's start for instance.
         state = replace(state, ledger=replace(state.ledger, due_at=at + limits.LEDGER_S))
     if state.facts is not before.facts and state.scanned:
-        matter = index_of(state).polled
-        if matter.keys() - state.polls.groups.keys() or _are_taken(before, state, matter):
-            return ask_poll(state)
+        polled = index_of(state).polled
+        unseen = (polled.keys() - state.polls.groups.keys()) | _taken(before, state, polled)
+        if unseen:
+            return ask_poll(state, frozenset(unseen) if unseen != polled.keys() else None)
+    return state
+
+
+def hurried(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
+    """After an event: a poll soon where somebody should let go.
+
+    `waited_for`: a call waits for what a poll tells. Without one a release is expected soon for POLL_FAST_FOR_S after
+    the last change only: a stranger who stays costs no more polls than a free group.
+    """
     fast = waited_for or (at < state.polls.fast_until and _is_wrongly_held(state))
     if fast and state.polls.outstanding is None:
         soon = min(state.polls.due_at, at + limits.POLL_FAST_S)
@@ -428,13 +445,16 @@ def _use(use: Observed) -> tuple[object, ...]:
     return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
 
 
-def _are_taken(before: NodeState, state: NodeState, matter: Mapping[int, tuple[PciAddress, ...]]) -> bool:
-    """A function of these groups has just lost its driver: whether it is open is not known as of now."""
-    return any(
-        _is_bound(before, a) and (f := state.facts[a].function) is not None and f.driver is None
-        for members in matter.values()
-        for a in members
-    )
+def _taken(before: NodeState, state: NodeState, polled: Mapping[int, tuple[PciAddress, ...]]) -> set[int]:
+    """The groups of which a function has just lost its driver: whether it is open is not known as of now."""
+    return {
+        group
+        for group, members in polled.items()
+        if any(
+            _is_bound(before, a) and (f := state.facts[a].function) is not None and f.driver is None
+            for a in members
+        )
+    }
 
 
 def _is_bound(state: NodeState, address: PciAddress) -> bool:
@@ -460,14 +480,14 @@ def due(state: NodeState, at: float) -> NodeState:
     """Asks for the read and the poll whose time has come. Only the ledger tells what was handed out in vain."""
     if _ledger_due_at(state) <= at:
         state = ask_ledger(state, at)
-    if _poll_due_at(state) <= at:
+    if state.polls.due_at <= at:
         state = ask_poll(state)
     return state
 
 
 def deadline(state: NodeState) -> float:
     """When `due` will next have something to do."""
-    return min(_ledger_due_at(state), _poll_due_at(state))
+    return min(_ledger_due_at(state), state.polls.due_at)
 
 
 def _ledger_due_at(state: NodeState) -> float:
@@ -477,7 +497,3 @@ def _ledger_due_at(state: NodeState) -> float:
     grants: Iterable[float] = state.granted.values() if ledger.problem is None else ()
     listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)
     return min([ledger.due_at, *listed])
-
-
-def _poll_due_at(state: NodeState) -> float:
-    return state.polls.due_at if state.polls.outstanding is None else math.inf

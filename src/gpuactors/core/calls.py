@@ -93,7 +93,7 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
         came_at=at,
     )
     state = replace(state, looks=looks.ask_looks(state.looks, sorted(call.seen)))
-    state = books.ask_poll(replace(state, calls={**state.calls, event.token: call}))
+    state = _with_poll(replace(state, calls={**state.calls, event.token: call}), call)
     return _with_read(state, call, at), []
 
 
@@ -168,8 +168,11 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
 
 
 def waits_for_poll(state: NodeState) -> bool:
-    """A call has its looks and waits for more: who has its devices, or that he lets go."""
-    return any(not _unseen(state, call) for call in state.calls.values())
+    """A call has its looks and waits for what a poll tells: who has its devices, or that he lets go."""
+    return any(
+        not _unseen(state, call) and (bool(_unpolled(state, call)) or not _is_unread(state, call))
+        for call in state.calls.values()
+    )
 
 
 def devices_by_id(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
@@ -289,6 +292,12 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
     return books.ask_ledger(state, at)
 
 
+def _with_poll(state: NodeState, call: Call) -> NodeState:
+    """A poll of its devices' groups, whether there is reason to poll them yet or not, is outstanding or will be."""
+    groups = {f.iommu_group for f in call.seen.values() if f.iommu_group is not None}
+    return books.ask_poll(state, frozenset(groups)) if groups else state
+
+
 def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
     """Its devices that have not been looked at since it came: the look is out, or there was a shortage."""
     return sorted(
@@ -383,7 +392,8 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
             continue
         left = [state.departed[m.address].read for m in device.group if m.address in state.departed]
         read_comes = use.since > state.ledger.read and state.ledger.outstanding is not None
-        poll_comes = any(use.poll <= read for read in left) and state.polls.outstanding is not None
+        group = device.function.iommu_group
+        poll_comes = any(use.poll <= read for read in left) and state.polls.is_to_see(group)
         if read_comes or poll_comes:
             return True
     return False

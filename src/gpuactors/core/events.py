@@ -99,6 +99,15 @@ class GroupsObserved:
     uses: tuple[GroupUse, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SomeGroupsObserved:
+    """As `GroupsObserved`, of a poll that was of some groups alone and says nothing of the others. A kind of its own,
+    as the journal writes of each what differs from the last one of its kind."""
+
+    poll: int
+    uses: tuple[GroupUse, ...]
+
+
 # --- kubelet's ledger -------------------------------------------------------------------------------------
 
 
@@ -298,7 +307,7 @@ HostEvent = (
     | FunctionInspected
     | InspectionFailed
 )
-BooksEvent = GroupsObserved | LedgerRead | LedgerUnreadable
+BooksEvent = GroupsObserved | SomeGroupsObserved | LedgerRead | LedgerUnreadable
 KubeletEvent = (
     KubeletAppeared
     | KubeletGone

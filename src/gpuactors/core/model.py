@@ -353,16 +353,26 @@ class Polls:
     """`enable` of a function when it was known to be free, where that is not 0 (an operator can write to it). Forgotten
     when the function goes, or its binding changes."""
     done: int
-    """The number of the last poll that came back; 0 before the first one."""
+    """The number of the last poll of every group that came back; 0 before the first one."""
     outstanding: int | None
     again: bool
     due_at: float
+    """When every group is to be polled; infinite while such a poll is outstanding, or wanted after the outstanding."""
+    of: frozenset[int] | None = None
+    """The groups that the outstanding poll is of; None: every one that matters."""
+    again_of: frozenset[int] | None = None
+    """The same of the one that is wanted after it."""
     fast_until: float = 0.0
     """Until when a release is looked for every POLL_FAST_S. Extended by every change of holders."""
     leaving: frozenset[PciAddress] = frozenset()
     """Functions that were on a vfio driver, are on none now, and may still be waited for by their unbind."""
     doubtful: frozenset[PciAddress] = frozenset()
     """Functions whose binding has changed since the outstanding poll was asked for."""
+
+    def is_to_see(self, group: int | None) -> bool:
+        """A poll of that group is outstanding, or wanted after the outstanding one."""
+        asked = self.outstanding is not None and (self.of is None or group in self.of)
+        return asked or (self.again and (self.again_of is None or group in self.again_of))
 
 
 @dataclass(frozen=True, slots=True)

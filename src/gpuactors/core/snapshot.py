@@ -58,6 +58,8 @@ class PollWanted:
 
     poll: int | None
     targets: tuple[PollTarget, ...]
+    whole: bool = True
+    """These are all groups that matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,18 @@ def project(state: NodeState) -> Outputs:
     """The standing outputs that follow from the state."""
     return Outputs(
         looks=LooksWanted(state.looks.scan, state.looks.functions, given_addresses(state)),
-        poll=PollWanted(state.polls.outstanding, _targets(state) if state.polls.outstanding else ()),
+        poll=_poll(state),
         ledger=LedgerWanted(state.ledger.outstanding, listing.asked(state)),
         plugins={r: PluginView(state.frames[r], order(p)) for r, p in state.plugins.items()},
         take_over=state.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.stopping,
     )
+
+
+def _poll(state: NodeState) -> PollWanted:
+    if state.polls.outstanding is None:
+        return PollWanted(None, ())
+    return PollWanted(state.polls.outstanding, _targets(state), whole=state.polls.of is None)
 
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
@@ -117,7 +125,8 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
             may_open=knows and given.isdisjoint(m.address for m in index.groups[group]),
             urgent=not asked.isdisjoint(functions),
         )
-        for group, functions in index.polled.items()
+        for group in (index.polled if state.polls.of is None else sorted(state.polls.of))
+        if (functions := index.polled.get(group)) is not None
     )
 
 

@@ -95,7 +95,12 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             after, effects = _call(state, event, at)
         case events.Ticked():
             after, effects = _ticked(state, at)
-        case events.GroupsObserved() | events.LedgerRead() | events.LedgerUnreadable():
+        case (
+            events.GroupsObserved()
+            | events.SomeGroupsObserved()
+            | events.LedgerRead()
+            | events.LedgerUnreadable()
+        ):
             after, effects = _books(state, event, at)
         case (
             events.PredecessorGone()
@@ -107,8 +112,8 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
         case _:
             assert_never(event)
     after = resolved(state, after)
-    after = books.hastened(state, after, at, waited_for=calls.waits_for_poll(after))
-    after, answered = calls.completed(assessed(after), at)
+    after, answered = calls.completed(assessed(books.hastened(state, after, at)), at)
+    after = books.hurried(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
     after = assessed(indexed(listing.kept(state, after, at)))
@@ -181,7 +186,7 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
 
 def _books(state: NodeState, event: events.BooksEvent, at: float) -> Stepped:
     match event:
-        case events.GroupsObserved():
+        case events.GroupsObserved() | events.SomeGroupsObserved():
             return books.observed(state, event, at), []
         case events.LedgerRead(_, source):
             after = books.ledger_read(state, event, at)

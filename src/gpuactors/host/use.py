@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, final
 
 import structlog
@@ -83,6 +83,28 @@ class _Known:
     problem: str
     """Why processes could not be read; empty if all could."""
 
+    def of(self, groups: Set[int], functions: Set[PciAddress]) -> _Known:
+        """What is known of these alone."""
+        return replace(
+            self,
+            holders={g: held for g, held in self.holders.items() if g in groups},
+            enabled={a: count for a, count in self.enabled.items() if a in functions},
+            groups=self.groups & groups,
+        )
+
+    def others(self, groups: Set[int], functions: Set[PciAddress]) -> _Known:
+        """What is known of all but these."""
+        return self.of(self.groups - groups, self.enabled.keys() - functions)
+
+    def beside(self, others: _Known) -> _Known:
+        """This, and what is known of the others."""
+        return replace(
+            self,
+            holders={**others.holders, **self.holders},
+            enabled={**others.enabled, **self.enabled},
+            groups=others.groups | self.groups,
+        )
+
 
 @final
 class _Look:
@@ -98,6 +120,7 @@ class _Look:
         open_node: OpenNode,
         targets: tuple[PollTarget, ...],
         *,
+        whole: bool,
         skip: frozenset[int],
         known: _Known | None,
         rested: bool,
@@ -107,15 +130,19 @@ class _Look:
         self._holders = holders
         self._open_node = open_node
         self._targets = targets
+        self.whole = whole
+        """There are no other groups."""
         self._skip = skip
         self._rested = rested
         self._open_until = open_until
         self.known = known
-        """The last pass over all processes, this observation's included."""
+        """The last pass over all processes, this observation's included; of other groups what it was known before."""
         self.at: int | None = None
         """The group that is being read, or `_PROC`."""
         self.given_up = False
         """No task waits for it any more."""
+        self.passed_all = False
+        """All processes were looked at, for every group: what is known of others grows no younger."""
         self._passive: list[_Passive] = []
         self._found: Found | None = None
         self._refused: dict[int, bool | None] = {}
@@ -155,7 +182,9 @@ class _Look:
         proc = ProcReader(self._root)
         enabled = {a: count for passive in self._passive for a, count in passive.enabled.items()}
         groups = frozenset(target.group for target in self._targets)
-        known = self.known
+        functions = frozenset(a for target in self._targets for a in target.functions)
+        others = self.known.others(groups, functions) if self.known is not None and not self.whole else None
+        known = self.known.of(groups, functions) if self.known is not None and not self.whole else self.known
         urgent = any(target.urgent for target in self._targets)
         if (
             known is not None
@@ -170,7 +199,9 @@ class _Look:
         before = known.holders if known is not None else {}
         found = proc.find(self._targets, before=before, go_on=self._go_on)
         if not self.given_up:
-            self.known = _Known(found.holders, enabled, groups, time.perf_counter() - began, found.problem)
+            now = _Known(found.holders, enabled, groups, time.perf_counter() - began, found.problem)
+            self.known = now if others is None else now.beside(others)
+            self.passed_all = self.whole
         return found
 
     def _go_on(self) -> bool:
@@ -267,13 +298,14 @@ class SysfsUse:
         """The last logged reason for what is missing."""
         self._short = ""
 
-    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+    async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """As `ports.UseReader.observe`."""
         look = _Look(
             self._root,
             self._holders,
             self._open_node,
             targets,
+            whole=whole,
             skip=frozenset(late.at for late in self._hanging if late.at is not None),
             known=self._known,
             rested=trio.current_time() >= self._rested_at,
@@ -290,6 +322,7 @@ class SysfsUse:
             look.given_up = True
         if look.known is not None and look.known is not self._known:
             self._known = look.known
+        if look.passed_all and look.known is not None:
             rest_s = min(limits.PROC_SCAN_REST * look.known.took_s, limits.PROC_SCAN_REST_MAX_S)
             self._rested_at = trio.current_time() + rest_s
         self._tell(look.problem)
@@ -325,7 +358,7 @@ class InlineUse:
         self._holders = holders
         self._open_node = open_node
 
-    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+    async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """As `ports.UseReader.observe`."""
         await trio.lowlevel.checkpoint()
         look = _Look(
@@ -333,6 +366,7 @@ class InlineUse:
             self._holders,
             self._open_node,
             targets,
+            whole=whole,
             skip=frozenset(),
             known=None,
             rested=True,

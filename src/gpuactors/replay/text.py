@@ -166,7 +166,7 @@ def _kind(played: Played) -> str:
     match played.event:
         case events.Ticked():
             return "tick"
-        case events.GroupsObserved():
+        case events.GroupsObserved() | events.SomeGroupsObserved():
             return "poll"
         case events.HostScanned():
             return "scan"

@@ -51,7 +51,7 @@ def event_words(event: events.Event) -> str:
             return f"look {look} at {address}: {_found(address, functions)}"
         case events.InspectionFailed(look, address, reason):
             return f"look {look} at {address} failed: {reason}"
-        case events.GroupsObserved(poll, uses):
+        case events.GroupsObserved(poll, uses) | events.SomeGroupsObserved(poll, uses):
             return f"poll {poll}: {_used(uses)}"
         case events.LedgerRead(read, source, entries, claims):
             given = f"{count(len(entries), 'device')} given to pods"

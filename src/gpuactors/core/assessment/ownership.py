@@ -83,7 +83,11 @@ def _is_listed(state: NodeState, device: Device) -> bool:
 def _is_polled(state: NodeState, device: Device) -> bool:
     """The last poll saw its group, and none is under way that may see something else."""
     use = observed_use(state, device)
-    return state.polls.outstanding is None and use is not None and use.poll == state.polls.done
+    return (
+        use is not None
+        and use.poll >= state.polls.done
+        and not state.polls.is_to_see(device.function.iommu_group)
+    )
 
 
 def departed_pod(state: NodeState, device: Device) -> Pod | None:

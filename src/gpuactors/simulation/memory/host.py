@@ -129,10 +129,10 @@ class FaultyUse:
         self._use = use
         self._faults = faults
 
-    async def observe(self, targets: tuple[PollTarget, ...]) -> tuple[GroupUse, ...]:
+    async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """As `ports.UseReader.observe`."""
         self._faults.crash(Fault.POLLER_CRASHES)
-        uses = await self._use.observe(targets)
+        uses = await self._use.observe(targets, whole=whole)
         if self._faults.strikes(Fault.POLL_SLOW):
             await trio.sleep(SLOW_S)
         blind = self._faults.lasts(Fault.NO_DESCRIPTORS) or self._faults.strikes(Fault.POLL_BLIND)

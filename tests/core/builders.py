@@ -17,6 +17,7 @@ from gpuactors.core.events import (
     LedgerUnreadable,
     Ticked,
 )
+from gpuactors.core.inventory import Device
 from gpuactors.core.listing import comparable
 from gpuactors.core.model import (
     CachedAnswer,
@@ -90,6 +91,11 @@ def gpu(
 def audio(address: str, group: int, *, driver: str | None = "vfio-pci") -> PciFunction:
     """The audio function of a card."""
     return replace(gpu(address, group, driver=driver), class_code="040300", device="1aef", model=None)
+
+
+def devices_of(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Device, ...]:
+    """The devices of a node with these functions, sorted by address."""
+    return tuple(Core(*functions, settings=settings).state.index.devices.values())
 
 
 class Core:

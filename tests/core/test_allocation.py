@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from gpuactors.core.allocation import prefer
 from gpuactors.core.events import PreferenceRequest
-from gpuactors.core.inventory import devices_of
-from gpuactors.core.model import DeviceId, Fact, PciFunction
-from tests.core.builders import SETTINGS, gpu
+from gpuactors.core.model import DeviceId, PciFunction
+from tests.core.builders import devices_of, gpu
 
 
 def chosen(
@@ -19,7 +18,7 @@ def chosen(
     available: list[str] | None = None,
     must: tuple[str, ...] = (),
 ) -> list[str]:
-    devices = devices_of({f.address: Fact(1, f) for f in functions}, SETTINGS.selectors)
+    devices = devices_of(*functions)
     ids = [f.address for f in functions] if available is None else available
     request = PreferenceRequest(
         available=tuple(map(DeviceId, ids)), must_include=tuple(map(DeviceId, must)), size=size

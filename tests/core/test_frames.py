@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core import frames
+from gpuactors.core import entries, frames
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.assessment.status import DeviceStatus
 from gpuactors.core.effects import Effect, Field, Say
@@ -310,7 +310,7 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
 def test_in_production_a_device_that_is_described_twice_is_offered_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frames, "_advertised", _twice)
+    monkeypatch.setattr(entries, "_advertised", _twice)
     core = Core(gpu(A), gpu(B), gpu(C), settings=replace(SETTINGS, strict=False))
     assert core.frame() == {A: "Healthy", B: "Unhealthy", C: "Unhealthy"}
     assert [fields["device"] for fields in broken_rules(core.effects)] == [B, C]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core import calls, frames, index
+from gpuactors.core import books, calls, entries, frames, index, snapshot
 from gpuactors.core.assessment import assessments
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
 from gpuactors.core.index import NO_INDEX, check_index, index_of, indexed
@@ -25,11 +25,15 @@ def address(number: int) -> PciAddress:
     return PciAddress(f"0000:{number // 32 + 1:02x}:{number % 32:02x}.0")
 
 
-def node(gpus: int) -> Core:
-    """A node at rest. What is carried is compared by its own tests here, not at every step."""
+def node(gpus: int, *, full: bool = False) -> Core:
+    """A node at rest; `full`: a pod has each GPU but the first. What is carried is compared by its own tests here, not
+    at every step."""
     settings = replace(SETTINGS, strict=False)
     core = Core(*(gpu(address(i), 100 + i) for i in range(gpus)), settings=settings)
+    if full:
+        core.ledger = {address(i): f"vm-{i}" for i in range(1, gpus)}
     core.pass_time(60)
+    core.pass_time(core.state.polls.due_at - core.at)  # no poll of all groups is due soon
     return core
 
 
@@ -56,20 +60,40 @@ def late_bind(core: Core) -> None:
 
 
 def ledger_read(core: Core) -> None:
-    """One that says what the last one said."""
-    before = core.state.ledger.done
-    core.pass_time(40)
-    assert core.state.ledger.done > before
+    """One that says what the last one said, and no poll of all groups beside it."""
+    core.silent = True
+    core.state = books.ask_ledger(core.state, core.at)
+    number = core.state.ledger.outstanding
+    assert number is not None
+    core.feed(core.ledger_event(number))
+    assert core.state.ledger.done == number
 
 
 def renamed_list(core: Core) -> None:
     """A pod has a device by an older plugin's ID: it is listed by that."""
     core.ledger["100"] = "vm-1"
-    core.pass_time(40)
+    ledger_read(core)
     assert core.frame()["100"] == "Healthy"
 
 
-DERIVATIONS = ("_with_facts", "_owners", "_with_devices", "_by_id", "_polled")
+DERIVATIONS = (
+    (
+        index,
+        ("_with_facts", "_with_names", "_with_ledger", "_owners", "_with_devices", "_with_groups", "_by_id"),
+    ),
+    (frames, ("_view",)),
+)
+"""What runs once when something changes."""
+
+VALUES = (
+    (index, ("is_selected", "_device", "owner_of")),
+    (assessments, ("assessment_of",)),
+    (entries, ("_advertised",)),
+    (frames, ("_tombstone",)),
+    (snapshot, ("PollTarget",)),
+    (books, ("_observed",)),
+)
+"""What runs once for each function, device or group that something changes of."""
 
 
 @contextmanager
@@ -80,21 +104,21 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     def counting(module: Any, name: str) -> None:
         derive: Callable[..., Any] = getattr(module, name)
 
-        def wrapped(*args: Any) -> Any:
-            times[name] += 1
-            return derive(*args)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            times[name.strip("_")] += 1
+            return derive(*args, **kwargs)
 
         monkeypatch.setattr(module, name, wrapped)
 
-    for name in DERIVATIONS:
-        counting(index, name)
-    counting(frames, "_view")
-    counting(assessments, "assessment_of")
+    for module, names in (*DERIVATIONS, *VALUES):
+        for name in names:
+            counting(module, name)
     yield times
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("gpus", [8, 256])
+@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
@@ -102,22 +126,64 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         # time to use the answer. Of all devices' assessments only this one's is derived, at the grant and at the read.
         (
             allocate,
-            {"_with_facts": 1, "_owners": 3, "_with_devices": 2, "_by_id": 2, "_view": 3, "assessment_of": 2},
+            {
+                "with_facts": 1,
+                "with_names": 2,
+                "with_ledger": 3,
+                "owners": 3,
+                "with_devices": 2,
+                "view": 3,
+                "device": 2,
+                "owner_of": 3,
+                "assessment_of": 2,
+                "advertised": 2,
+                "PollTarget": 1,
+                "observed": 1,
+            },
         ),
         # The unbind and the bind.
         (
             late_bind,
-            {"_with_facts": 2, "_with_devices": 2, "_by_id": 2, "_polled": 2, "_view": 2, "assessment_of": 2},
+            {
+                "with_facts": 2,
+                "with_devices": 2,
+                "with_groups": 2,
+                "by_id": 2,
+                "view": 2,
+                "is_selected": 2,
+                "device": 2,
+                "assessment_of": 2,
+                "advertised": 1,
+            },
         ),
         # What the ID means, which model that is, and the list that has it.
-        (renamed_list, {"_owners": 3, "_with_devices": 2, "_by_id": 3, "_view": 1, "assessment_of": 1}),
+        (
+            renamed_list,
+            {
+                "with_names": 2,
+                "with_ledger": 3,
+                "owners": 3,
+                "with_devices": 2,
+                "by_id": 2,
+                "view": 1,
+                "device": 2,
+                "owner_of": 2,
+                "assessment_of": 1,
+                "advertised": 1,
+            },
+        ),
         (ledger_read, {}),
     ],
 )
 def test_how_often_each_derivation_runs(
-    gpus: int, what: Callable[[Core], None], expected: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    gpus: int,
+    full: bool,
+    what: Callable[[Core], None],
+    expected: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    core = node(gpus)
+    """The very same numbers at 8 and at 256 GPUs, whether the others are free or in pods' hands."""
+    core = node(gpus, full=full)
     with counted(monkeypatch) as times:
         what(core)
     assert times == expected

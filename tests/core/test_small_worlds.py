@@ -52,7 +52,7 @@ def test_the_books_balance_after_every_order(name: str) -> None:
 def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The field's own: busy is Unhealthy, whoever holds it."""
     plant_allocated_is_unhealthy(monkeypatch)
-    monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
+    monkeypatch.setattr(frames, "_broken", lambda *_: [])
 
 
 def _lists_shrink_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:

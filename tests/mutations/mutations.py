@@ -65,8 +65,8 @@ MUTATIONS: Final = (
     Mutation(
         "no tombstone: a GPU that is gone under its pod leaves the list",
         "core/frames.py",
-        "        if device_id not in of_resource:\n",
-        "        if False and device_id not in of_resource:\n",
+        "        if not (lost := frozenset(ids).difference(of_resource)):\n",
+        "        if not (lost := set[DeviceId]()):\n",
     ),
     Mutation(
         "a device's assessment is not derived again when another of its group is given away",
@@ -116,8 +116,8 @@ MUTATIONS: Final = (
     Mutation(
         "nobody remembers who has just left",
         "core/books.py",
-        "        after, departed={**_still_departed(after), **left}, served=",
-        "        after, departed={}, served=",
+        "    departed = {**_still_departed(after), **left}\n",
+        "    departed: dict[PciAddress, Departed] = {}\n",
     ),
     Mutation(
         "a group's other members are not asked for an owner",
@@ -166,8 +166,8 @@ MUTATIONS: Final = (
     Mutation(
         "any other text in the ledger is another pod",
         "core/books.py",
-        "if name in had and _is_gone(had[name], entries.get(name)))\n",
-        "if name in had and entries.get(name) != had[name])\n",
+        "        if n in had and n in state.resolved and _is_gone(had[n], entries.get(n))\n",
+        "        if n in had and n in state.resolved\n",
         tests=("tests/core/test_books.py",),
     ),
     Mutation(
@@ -200,8 +200,8 @@ MUTATIONS: Final = (
     Mutation(
         "what an ID means is looked up anew at each read",
         "core/identity.py",
-        "    known = {name: state.resolved[name] for name in named if name in state.resolved}\n",
-        "    known: dict[Named, Resolved] = {}\n",
+        "    unknown = [*index.unresolved, *(n for n in state.granted if n not in state.resolved)]\n",
+        "    unknown = [*state.ledger.entries, *state.granted]\n",
     ),
     # --- a view that is old is not a fact ---------------------------------------------------------------------
     Mutation(
@@ -390,57 +390,89 @@ MUTATIONS: Final = (
     Mutation(
         "an owner is as it was before the last read of the ledger",
         "core/index.py",
-        " | changed_keys(index.entries, state.ledger.entries)\n",
-        "\n",
+        "names | changed_keys(index.entries, state.ledger.entries))\n",
+        "names)\n",
         tests=(INDEX,),
     ),
     Mutation(
         "a claim that has ended is an owner for ever",
         "core/index.py",
-        "    touched = changed_keys(index.claims, state.ledger.claims)\n",
-        "    touched = {*state.ledger.claims.keys() - index.claims.keys()}\n",
+        "    touched = changed_keys(index.claims, claims)\n",
+        "    touched = {*claims.keys() - index.claims.keys()}\n",
         tests=(INDEX,),
     ),
     Mutation(
         "a function that moves to another IOMMU group stays a member of the one before as well",
         "core/index.py",
-        "f.iommu_group for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None",
-        "f.iommu_group for a in changed for f in (functions.get(a),) if f is not None",
+        "    moved = [f for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None]\n",
+        "    moved = [f for a in changed for f in (functions.get(a),) if f is not None]\n",
         tests=(INDEX,),
     ),
     Mutation(
         "a device keeps the group that it had, whoever has come into it",
-        "core/inventory.py",
-        "            and (old.group is group or old.group == group)\n",
-        "",
+        "core/index.py",
+        "        for f in index.groups.get(group or 0, ())\n    }\n    changed = ",
+        "        for f in ()\n    }\n    changed = ",
         tests=(INDEX,),
     ),
     Mutation(
         "a function that has turned into another model keeps its name",
         "core/index.py",
-        "    names = {a: name for a, name in index.names.items() if a not in changed}\n    names |= {\n"
-        "        a: named(f)\n"
-        "        for a in changed\n",
-        "    names = dict(index.names)\n    names |= {\n        a: named(f)\n        for a in changed - names.keys()\n",
+        "            names[address] = named(function)\n",
+        "            names.setdefault(address, named(function))\n",
         tests=(INDEX,),
     ),
     Mutation(
         "a function that begins to leave its driver is polled as before",
         "core/index.py",
         "    if index.devices is not before.devices or index.leaving != state.polls.leaving:\n"
-        "        index = replace(index, leaving=state.polls.leaving, polled=_polled(index, state.polls.leaving))\n",
+        "        index = _with_groups(before, index, state.polls.leaving, changed)\n",
         "    if index.devices is not before.devices:\n"
-        "        index = replace(index, polled=_polled(index, state.polls.leaving))\n"
+        "        index = _with_groups(before, index, state.polls.leaving, changed)\n"
         "    index = replace(index, leaving=state.polls.leaving)\n",
         tests=(INDEX,),
     ),
     Mutation(
         "an ID is not known before something else changes",
         "core/index.py",
-        "        or index.resolved is not before.resolved\n"
-        "        or not _are_listed_alike(before.frames, index.frames)\n",
-        "        or not _are_listed_alike(before.frames, index.frames)\n",
+        "        or index.aliases is not before.aliases\n        or index.listed",
+        "        or index.listed",
         tests=(INDEX,),
+    ),
+    Mutation(
+        "an ID that no pod is named by any more goes on meaning a device",
+        "core/index.py",
+        "    aliases = {n: a for n, a in index.aliases.items() if n not in names}\n",
+        "    aliases = dict(index.aliases)\n",
+        tests=("tests/core/test_identity.py",),
+    ),
+    Mutation(
+        "a device that was given away stays its pod's when another ID of it is taken back",
+        "core/index.py",
+        "        a: [n for n in index.resolved_by.get(a, ()) if n not in names] for a in touched\n",
+        "        a: [*index.resolved_by.get(a, ())] for a in touched\n",
+        tests=("tests/core/test_identity.py",),
+    ),
+    Mutation(
+        "a list has what a device was before it was assessed otherwise",
+        "core/entries.py",
+        "        | changed_keys(carried.assessments, assessments)\n",
+        "",
+        tests=("tests/core/test_frames.py", INDEX),
+    ),
+    Mutation(
+        "a list keeps a device under the name that it had",
+        "core/entries.py",
+        "    old = {a: _taken_out(carried, of, a) for a in touched}\n",
+        "    old = dict.fromkeys(touched)\n",
+        tests=("tests/core/test_frames.py", INDEX),
+    ),
+    Mutation(
+        "whether an unbind waits is not asked again after a poll",
+        "core/entries.py",
+        "        | index.unbinding\n",
+        "",
+        tests=("tests/core/test_polls.py", "tests/core/test_books.py"),
     ),
     # --- actors and their tools -----------------------------------------------------------------------------
     Mutation(

@@ -6,7 +6,6 @@ itself. Must not decide anything again: health and reason are the advertised one
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -151,7 +150,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
 
 def _resources(state: NodeState) -> tuple[ResourceView, ...]:
     accepted = registered(state)
-    allocated = Counter(resource for resource, _ in given_away(state, state.frames))
+    allocated = {resource: len(ids) for resource, ids in given_away(state, state.frames).items()}
     views = []
     for resource, frame in sorted(state.frames.items()):
         plugin = state.plugins.get(resource)
@@ -162,7 +161,7 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
                 problem=(plugin.problem or "") if plugin is not None else f"this daemon is {state.role}",
                 listed=len(frame),
                 healthy=sum(device.health is Health.HEALTHY for device in frame),
-                allocated=allocated[resource],
+                allocated=allocated.get(resource, 0),
             )
         )
     return tuple(views)

@@ -9,7 +9,7 @@ with what it was while nobody had the function open, its baseline, which dies wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Final
 
@@ -34,8 +34,9 @@ def _is_evidence(state: NodeState, address: PciAddress) -> bool:
     return address in state.polls.leaving or (function is not None and function.vfio_bound)
 
 
-def rebound(before: NodeState, state: NodeState) -> NodeState:
-    """After new facts: what was seen of a function under another binding, or of another function, is forgotten.
+def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:
+    """After functions were found to be otherwise (`moved`): what was seen of a function under another binding, or of
+    another function, is forgotten.
 
     A daemon that starts in the middle of an unbind that waits does not know what was on vfio. So a selected function
     that is first seen on no driver, with its group's node there, counts as leaving until a poll has seen it closed.
@@ -48,12 +49,8 @@ def rebound(before: NodeState, state: NodeState) -> NodeState:
             given = function_at(state, meant.address)
             if given is not None and given.has_node and _may_be_left(state, given):
                 left.add(meant.address)
-    if state.facts is before.facts:
-        return _forgotten(state, frozenset(left), set(), set())
-    for address in before.facts.keys() | state.facts.keys():
+    for address in moved:
         was, now = function_at(before, address), function_at(state, address)
-        if was is now:
-            continue
         if was is None or now is None or _is_rebound(was, now):
             left.discard(address)
             ended.add(address)

@@ -20,7 +20,7 @@ from gpuactors import limits
 from gpuactors.core import bindings
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable, SomeGroupsObserved
 from gpuactors.core.identity import claimed_address, resolved
-from gpuactors.core.index import index_of, indexed
+from gpuactors.core.index import changed_keys, index_of, indexed, other_keys
 from gpuactors.core.model import (
     ClaimedDevice,
     Departed,
@@ -95,11 +95,11 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if event.read != before.outstanding:
         return state
     # The very ones that are known, if they are what they were: what follows from them is then told by identity.
-    entries, claims = {(e.resource, e.device): e.pod for e in event.entries}, _claims(event.claims)
+    entries, claims = _entries(before.entries, event), _claims(event.claims)
     ledger = replace(
         before,
         read=event.read,
-        entries=entries if entries != before.entries else before.entries,
+        entries=entries,
         claims=claims if claims != before.claims else before.claims,
         problem=None,
         tried=True,
@@ -112,22 +112,43 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     after = replace(state, ledger=_with_answers(ledger, event))
     after = resolved(state, replace(after, granted=_still_granted(after, event, at)))
     left = _left(state, entries, event.read)
+    departed = {**_still_departed(after), **left}
     state = replace(
-        after, departed={**_still_departed(after), **left}, served=_still_served(after, event.settling)
+        after,
+        departed=departed if departed != after.departed else after.departed,
+        served=_still_served(after, event.settling),
     )
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
     due_at = at + (period_s if _matters(state) else limits.LEDGER_QUIET_S)
     wished = before.due_at if before.due_at > at else math.inf
     state = replace(state, ledger=replace(state.ledger, due_at=min(due_at, wished)))
-    if left:
-        state = ask_poll(state)
+    functions = index_of(state).functions
+    if groups := {f.iommu_group for a in left if (f := functions.get(a)) is not None} - {None}:
+        state = ask_poll(state, frozenset(g for g in groups if g is not None))
     return ask_ledger(state, at) if before.again else state
+
+
+def _entries(
+    before: Mapping[tuple[ResourceName, DeviceId], Pod], event: LedgerRead
+) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
+    """What was read; the very ones that are known where they are what they were."""
+    entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
+    same = True
+    for entry in event.entries:
+        name = entry.resource, entry.device
+        if (known := before.get(name)) == entry.pod and known is not None:
+            entries[name] = known
+        else:
+            entries[name], same = entry.pod, False
+    return before if same and len(entries) == len(before) else entries
 
 
 def _still_served(state: NodeState, settling: bool) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
     something of, which a kubelet that has just started may not know yet."""
     if settling or state.role is not Role.SERVING:  # who serves may give more of them away until we take over
+        return state.served
+    if state.served.keys() <= state.frames.keys():
         return state.served
     had = {resource for resource, _ in state.ledger.entries}
     served = {r: models for r, models in state.served.items() if r in had or r in state.frames}
@@ -140,7 +161,11 @@ def _left(
     """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
     had = state.ledger.entries
     # Of a ledger's entries most are other plugins' and mean nothing here.
-    names = sorted(name for name in state.resolved if name in had and _is_gone(had[name], entries.get(name)))
+    names = sorted(
+        n
+        for n in changed_keys(had, entries)
+        if n in had and n in state.resolved and _is_gone(had[n], entries.get(n))
+    )
     return {
         (address := state.resolved[name].address): Departed(had[name], read, _use_of_pod(state, address))
         for name in names
@@ -149,6 +174,8 @@ def _left(
 
 def _still_departed(state: NodeState) -> dict[PciAddress, Departed]:
     """Those who left and have not come back by any ID."""
+    if not state.departed:
+        return {}
     pods: dict[PciAddress, list[Pod]] = {}
     for name, meant in state.resolved.items():
         if (pod := state.ledger.entries.get(name)) is not None:
@@ -191,12 +218,11 @@ def _is_gone(before: Pod, now: Pod | None) -> bool:
 
 def _matters(state: NodeState) -> bool:
     """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
-    if state.granted or state.departed or any(o.in_use for o in state.polls.groups.values()):
-        return True
     index = index_of(state)
-    resources = {*state.frames, *(d.resource for d in index.devices.values())}
-    lost = any(r in resources for r, _ in state.ledger.entries)
-    return lost or not index.devices.keys().isdisjoint(index.owners)
+    if state.granted or state.departed or not index.devices.keys().isdisjoint(index.owners):
+        return True
+    lost = any(r in state.frames or r in index.by_id for r, _ in state.ledger.entries)
+    return lost or any(o.in_use for o in state.polls.groups.values())
 
 
 def _with_answers(ledger: Ledger, event: LedgerRead | LedgerUnreadable) -> Ledger:
@@ -392,20 +418,20 @@ def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
 def hastened(before: NodeState, state: NodeState, at: float) -> NodeState:
     """After an event: a read of the ledger at once where something was taken from under a pod, which may have ended
     just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
-    state = indexed(bindings.rebound(before, state))
+    moved = changed_keys(index_of(before).functions, index_of(state).functions)
+    state = indexed(bindings.rebound(before, state, moved))
     if _has_changed(before, state):
         state = replace(state, polls=replace(state.polls, fast_until=at + limits.POLL_FAST_FOR_S))
-    if state.facts is not before.facts and any(
-        _is_bound(before, a) and not _is_bound(state, a) for a in index_of(state).owners
-    ):
+    unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
+    if not unbound.isdisjoint(index_of(state).owners):
         state = ask_ledger(state, at)
     if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and _matters(state):
         # It was read before there was anything of ours in it, at the daemon's start for instance.
         state = replace(state, ledger=replace(state.ledger, due_at=at + limits.LEDGER_S))
     if state.facts is not before.facts and state.scanned:
-        polled = index_of(state).polled
-        unseen = (polled.keys() - state.polls.groups.keys()) | _taken(before, state, polled)
-        if unseen:
+        polled, seen = index_of(state).polled, state.polls.groups
+        never = set() if polled.keys() <= seen.keys() else polled.keys() - seen.keys()
+        if unseen := never | _taken(state, unbound):
             return ask_poll(state, frozenset(unseen) if unseen != polled.keys() else None)
     return state
 
@@ -430,13 +456,14 @@ def _has_changed(before: NodeState, state: NodeState) -> bool:
     if state.granted.keys() != before.granted.keys():
         return True
     if (
-        state.ledger.entries != before.ledger.entries
+        state.ledger.entries is not before.ledger.entries
         or state.ledger.claims.keys() != before.ledger.claims.keys()
     ):
         return True
     now, was = state.polls.groups, before.polls.groups
     return now is not was and (
-        now.keys() != was.keys() or any(_use(use) != _use(was[group]) for group, use in now.items())
+        now.keys() != was.keys()
+        or any(_use(now[group]) != _use(was[group]) for group in other_keys(was, now))
     )
 
 
@@ -445,16 +472,12 @@ def _use(use: Observed) -> tuple[object, ...]:
     return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
 
 
-def _taken(before: NodeState, state: NodeState, polled: Mapping[int, tuple[PciAddress, ...]]) -> set[int]:
+def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:
     """The groups of which a function has just lost its driver: whether it is open is not known as of now."""
-    return {
-        group
-        for group, members in polled.items()
-        if any(
-            _is_bound(before, a) and (f := state.facts[a].function) is not None and f.driver is None
-            for a in members
-        )
-    }
+    index = index_of(state)
+    functions = [f for a in unbound if (f := index.functions.get(a)) is not None and f.driver is None]
+    groups = {f.iommu_group for f in functions if f.address in index.polled.get(f.iommu_group or -1, ())}
+    return {group for group in groups if group is not None}
 
 
 def _is_bound(state: NodeState, address: PciAddress) -> bool:

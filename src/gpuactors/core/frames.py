@@ -8,27 +8,27 @@ kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.owner import Given, Named
-from gpuactors.core.assessment.ownership import given_away, is_offered
+from gpuactors.core.assessment.owner import Named
+from gpuactors.core.assessment.ownership import given, given_away
 from gpuactors.core.assessment.presence import lost, not_listed
-from gpuactors.core.assessment.status import Blocker, DeviceStatus
+from gpuactors.core.assessment.status import Blocker
 from gpuactors.core.effects import Effect, Level, Say
-from gpuactors.core.identity import device_ids, is_looking
+from gpuactors.core.entries import check_entries, entries_of
+from gpuactors.core.identity import is_looking
 from gpuactors.core.index import index_of
-from gpuactors.core.inventory import Device, may_be_unbinding
 from gpuactors.core.model import (
     Advertised,
     DeviceId,
+    Difference,
     Frame,
     Health,
     PciAddress,
@@ -36,6 +36,7 @@ from gpuactors.core.model import (
     ResourceName,
     Role,
     Transition,
+    differences,
     is_pci_address,
 )
 from gpuactors.core.quote import quoted_id
@@ -49,16 +50,21 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         return replace(state, plugins={}), []
     if not is_ready(state) or _nothing_changed(before, state, at):
         return state, []
+    state = replace(state, entries=entries_of(state))
+    if state.settings.strict:
+        check_entries(state)
     view = _view(state)
-    listed = _listed(state, view)
     made = {
-        resource: _frame(state, resource, listed.get(resource, {}), state.frames.get(resource, ()), at)
-        for resource in sorted({*state.plugins, *listed})
+        resource: _frame(
+            state, resource, view.listed.setdefault(resource, {}), state.frames.get(resource, ()), at
+        )
+        for resource in sorted({*state.plugins, *view.listed})
     }
+    found = {r: differences(state.frames.get(r, ()), frame) for r, frame in made.items()}
     frames: dict[ResourceName, Frame] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
-    for resource, frame in _sound(state, view, made, effects).items():
+    for resource, frame in _sound(state, view, made, found, effects).items():
         plugin = _aged(state.plugins.get(resource), frame, at)
         if plugin is None:
             effects.append(Say(Level.INFO, "resource.retired", {"resource": resource}))
@@ -66,8 +72,10 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         if resource not in state.frames:
             effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
         frames[resource], plugins[resource] = frame, plugin
-        effects.extend(_changes(state, view, resource, state.frames.get(resource, ()), frame))
-    history = _recorded(state, view, frames, at)
+        if frame is not made[resource]:
+            found[resource] = differences(state.frames.get(resource, ()), frame)
+        effects.extend(_changes(state, view, resource, found[resource]))
+    history = _recorded(state, view, frames, found, at)
     serving = state.role is Role.SERVING
     served = _served(state, frames, retired=made.keys() - frames.keys())
     plugins = plugins if serving else {}
@@ -89,26 +97,17 @@ def _served(
 class _View:
     """What follows from the state and is needed in several places of one publication."""
 
-    devices: Mapping[PciAddress, Device]
     ids: Mapping[PciAddress, DeviceId]
-    """As `identity.device_ids`."""
-    assessments: Mapping[PciAddress, Assessment]
-    given: Mapping[Named, Given]
+    """As `identity.listed_otherwise`."""
+    given: Mapping[ResourceName, Set[DeviceId]]
     """As `ownership.given_away`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
-    listed_ids: Mapping[tuple[ResourceName, DeviceId], Advertised]
-    """What is listed now."""
+    listed: dict[ResourceName, dict[DeviceId, Advertised]]
+    """What there is to list: devices, and what is lost while a pod has it; what a list keeps for now is added."""
 
 
 def _view(state: NodeState) -> _View:
-    index = index_of(state)
-    listed = [(resource, a) for resource, frame in state.frames.items() for a in frame]
-    return _View(
-        devices=index.devices,
-        ids=device_ids(state),
-        assessments=assessments_of(state).of,
-        given=given_away(state, index.resources),
-        listed_ids={(resource, a.id): a for resource, a in listed},
-    )
+    given = given_away(state, index_of(state).resources)
+    return _View(ids=state.entries.ids, given=given, listed=_listed(state, given))
 
 
 def is_ready(state: NodeState) -> bool:
@@ -123,8 +122,9 @@ def is_ready(state: NodeState) -> bool:
         return False
     if not state.frames and is_looking(state):
         return False
-    undecided = any(o.in_use and o.since > state.ledger.read for o in state.polls.groups.values())
-    return bool(state.frames) or state.ledger.problem is not None or not undecided
+    if state.frames or state.ledger.problem is not None:
+        return True
+    return not any(o.in_use and o.since > state.ledger.read for o in state.polls.groups.values())
 
 
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
@@ -150,78 +150,68 @@ def _held(state: NodeState) -> set[ResourceName]:
 
 def _may_be_offered_otherwise(before: NodeState, state: NodeState) -> bool:
     """Whether an unbind waits is known as of the last poll alone."""
-    return before.polls.groups is not state.polls.groups and any(
-        may_be_unbinding(device.function) for device in index_of(state).devices.values()
-    )
+    return before.polls.groups is not state.polls.groups and bool(index_of(state).unbinding)
 
 
-def _listed(state: NodeState, view: _View) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+def _listed(
+    state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
+) -> dict[ResourceName, dict[DeviceId, Advertised]]:
     """What there is to list: offered devices, and those that are lost while a pod has them."""
-    listed: dict[ResourceName, dict[DeviceId, Advertised]] = {}
-    for address, device in view.devices.items():
-        found = view.assessments[address]
-        if is_offered(state, device) or found.ownership.is_allocated:
-            device_id = view.ids[address]
-            listed.setdefault(device.resource, {})[device_id] = _advertised(device_id, device, found.status)
-    for (resource, device_id), given in view.given.items():
+    listed = {resource: dict(entries) for resource, entries in state.entries.of.items()}
+    for resource, ids in given.items():
         of_resource = listed.setdefault(resource, {})
-        if device_id not in of_resource:
-            of_resource[device_id] = _tombstone(state, view, resource, device_id, given)
+        if not (lost := frozenset(ids).difference(of_resource)):
+            continue
+        told = {a.id: a for a in state.frames.get(resource, ())}
+        for device_id in lost:
+            old = told.get(device_id)
+            made = _tombstone(state, (resource, device_id), old)
+            of_resource[device_id] = old if old is not None and old == made else made
     return listed
 
 
-def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> Advertised:
-    function = device.function
-    return Advertised(
-        device_id, function.address, status.health, function.numa_node, status.message, status.cause
-    )
-
-
-def _tombstone(
-    state: NodeState, view: _View, resource: ResourceName, device_id: DeviceId, given: Given
-) -> Advertised:
+def _tombstone(state: NodeState, name: Named, told: Advertised | None) -> Advertised:
     """What kubelet has given to a pod by an ID that is listed for nothing else: a device that is not offered any more,
-    or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated."""
-    meant = state.resolved.get((resource, device_id))
+    or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated.
+    `told` is what is listed by it."""
+    resource, device_id = name
+    to, meant = given(state, name), state.resolved.get(name)
     address = meant.address if meant is not None else PciAddress(device_id)
-    old = view.listed_ids.get((resource, device_id)) if meant is not None else None
-    numa_node = old.numa_node if old is not None else None
+    numa_node = told.numa_node if told is not None and meant is not None else None
     if (why := lost(state, resource, meant)) is not None:
-        reason = f"{given.said}, but {why.message}"
+        reason = f"{to.said}, but {why.message}"
         return Advertised(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
-    reason = given.said
-    if (listed := view.ids.get(address)) is not None:
-        reason += f"; it is listed as {listed} too"
-    return Advertised(device_id, address, Health.HEALTHY, numa_node, reason, given.cause)
+    reason = to.said
+    if address in index_of(state).devices:
+        reason += f"; it is listed as {state.entries.ids.get(address, address)} too"
+    return Advertised(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
 
 
 def _frame(
     state: NodeState,
     resource: ResourceName,
-    devices: Mapping[DeviceId, Advertised],
+    entries: dict[DeviceId, Advertised],
     listed: Frame,
     at: float,
 ) -> Frame:
-    """The frame of a resource; the very one that is `listed` if nothing changed, and of it each entry that did not."""
-    frame = dict(devices)
-    listed_as = {a.address: a.id for a in frame.values()}
+    """The frame of a resource; the very one that is `listed` if nothing changed. What a list keeps for now is added to
+    the `entries`."""
     in_call = any(call.resource == resource for call in state.calls.values())
     blind = state.ledger.read == 0  # whatever is gone, a pod may have it that a daemon before us gave it to
     if in_call or blind or state.no_shrink_until.get(resource, at) > at:
-        for entry in listed:
-            if entry.id in devices or not (blind or _may_be_in_a_call(entry)):
-                continue
+        left = [a for a in listed if a.id not in entries and (blind or _may_be_in_a_call(a))]
+        listed_as = {a.address: a.id for a in entries.values()} if left else {}
+        for entry in left:
             other = listed_as.get(entry.address)
             why = (
                 Blocker(Cause.LISTED_AS_OTHER, f"it is listed as {other} now")
                 if other is not None
                 else not_listed(state, resource, entry.address)
             )
-            frame[entry.id] = _unhealthy(entry, why)
-    before = {a.id: a for a in listed}
-    made = sorted(frame.values(), key=attrgetter("id"))
-    kept = tuple(old if (old := before.get(a.id)) is not None and old == a else a for a in made)
-    return listed if kept == listed else kept
+            kept = _unhealthy(entry, why)
+            entries[entry.id] = entry if kept == entry else kept
+    made = tuple(sorted(entries.values(), key=attrgetter("id")))
+    return listed if made == listed else made
 
 
 def _unhealthy(entry: Advertised, why: Blocker) -> Advertised:
@@ -235,7 +225,7 @@ def _may_be_in_a_call(entry: Advertised) -> bool:
 
 def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: Advertised) -> Blocker:
     """Why a device that was listed is not any more: what is at its address now."""
-    if listed.id != view.ids.get(listed.address, listed.address) or not is_pci_address(listed.id):
+    if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_pci_address(listed.id):
         return Blocker(Cause.ID_RELEASED, "no pod has it by this ID any more")
     return not_listed(state, resource, listed.address)
 
@@ -255,20 +245,21 @@ def _is_over(plugin: PluginState, at: float) -> bool:
 
 
 def _changes(
-    state: NodeState, view: _View, resource: ResourceName, before: Frame, after: Frame
+    state: NodeState,
+    view: _View,
+    resource: ResourceName,
+    found: Sequence[Difference],
 ) -> list[Effect]:
     """One log line per device whose status changed, in the words that everybody else uses. Of IDs that mean no
     function of this node a few have lines of their own, and the others one together: kubelet's ledger may have any
     number of them."""
-    if after is before:
+    if not found:
         return []
-    old, new = {a.id: a for a in before}, {a.id: a for a in after}
-    gone = [old[i] for i in sorted(old.keys() - new.keys())]
+    gone = [was for was, now in found if was is not None and now is None]
     changed = [
-        a
-        for a in after
-        if (was := old.get(a.id)) is not a
-        and (was is None or (was.health, was.reason) != (a.health, a.reason))
+        now
+        for was, now in found
+        if now is not None and (was is None or (was.health, was.reason) != (now.health, now.reason))
     ]
     said: list[Effect] = []
     for entry in _worth_a_line(state, gone):
@@ -312,16 +303,27 @@ def _worth_a_line(state: NodeState, entries: Sequence[Advertised]) -> list[Adver
 
 
 def _recorded(
-    state: NodeState, view: _View, frames: Mapping[ResourceName, Frame], at: float
+    state: NodeState,
+    view: _View,
+    frames: Mapping[ResourceName, Frame],
+    found: Mapping[ResourceName, Sequence[Difference]],
+    at: float,
 ) -> Mapping[PciAddress, tuple[Transition, ...]]:
     """The history with what changes now."""
     if frames.keys() == state.frames.keys() and all(frames[r] is f for r, f in state.frames.items()):
         return state.history
-    old = {a.address: a for frame in state.frames.values() for a in frame}
-    resource_of = {a.address: resource for resource, frame in state.frames.items() for a in frame}
-    new = {a.address: a for frame in frames.values() for a in frame}
+    retired = (a for r in state.frames.keys() - frames.keys() for a in state.frames[r])
+    listed = (a for of_resource in found.values() for pair in of_resource for a in pair if a is not None)
+    touched = {a.address for a in (*retired, *listed)}
+    if not touched:
+        return state.history
+    old = {a.address: a for frame in state.frames.values() for a in frame if a.address in touched}
+    resource_of = {
+        a: resource for resource, frame in state.frames.items() for a in _addresses(frame, touched)
+    }
+    new = {a.address: a for frame in frames.values() for a in frame if a.address in touched}
     history = dict(state.history)
-    for address in sorted(old.keys() | new.keys()):
+    for address in sorted(touched):
         was, now = old.get(address), new.get(address)
         if was is now:
             continue
@@ -339,12 +341,20 @@ def _recorded(
     return history
 
 
+def _addresses(frame: Frame, among: Set[PciAddress]) -> Iterator[PciAddress]:
+    return (a.address for a in frame if a.address in among)
+
+
 def _sound(
-    state: NodeState, view: _View, frames: Mapping[ResourceName, Frame], effects: list[Effect]
+    state: NodeState,
+    view: _View,
+    frames: Mapping[ResourceName, Frame],
+    found: Mapping[ResourceName, Sequence[Difference]],
+    effects: list[Effect],
 ) -> Mapping[ResourceName, Frame]:
     """The frames, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in production
     what breaks a rule is listed Unhealthy, so that nobody gets it, and said once, and the rest is served."""
-    broken = _broken(state, view, frames)
+    broken = _broken(state, view, frames, found)
     if not broken:
         return frames
     if state.settings.strict:
@@ -362,7 +372,10 @@ def _sound(
 
 
 def _broken(
-    state: NodeState, view: _View, frames: Mapping[ResourceName, Frame]
+    state: NodeState,
+    view: _View,
+    frames: Mapping[ResourceName, Frame],
+    found: Mapping[ResourceName, Sequence[Difference]],
 ) -> list[tuple[ResourceName, Advertised, str]]:
     """The broken rules of the lists (architecture, "Which devices are Healthy"): the resource, the entry, the rule.
 
@@ -372,27 +385,37 @@ def _broken(
     Healthy devices that nobody has, less the allocated ones that are lost, and capacity is not smaller than allocated.
     """
     broken: list[tuple[ResourceName, Advertised, str]] = []
-    given = view.given
+    aliases = {name[0] for name in index_of(state).listed_aliases}
+    aliases |= {r for r, of_r in found.items() if any(now is not None and now.is_alias for _, now in of_r)}
     for resource, frame in frames.items():
+        if resource not in aliases:
+            continue  # each is listed once, as an ID is
+        by_pods = view.given.get(resource, ())
         healthy = [a for a in frame if a.health is Health.HEALTHY]
-        described = {a.address for a in healthy if (resource, a.id) in given}
+        described = {a.address for a in healthy if a.id in by_pods}
         for entry in healthy:
-            if (resource, entry.id) in given:
+            if entry.id in by_pods:
                 continue
             if entry.address in described:
                 broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
             described.add(entry.address)
-    entries = {(resource, a.id): a for resource, frame in frames.items() for a in frame}
-    for (resource, device_id), entry_of in given.items():
-        said, listed = entry_of.said, entries.get((resource, device_id))
+    for resource, device_id in _to_be_looked_at(view, frames):
+        name = resource, device_id
+        listed = view.listed[resource].get(device_id) if resource in frames else None
+        said = given(state, name).said
         if listed is None:
             nobody = Advertised(
                 device_id, PciAddress(device_id), Health.UNHEALTHY, None, said, Cause.SET_ASIDE
             )
             broken.append((resource, nobody, f"it is {said} but not listed"))
-        elif (
-            listed.health is not Health.HEALTHY
-            and lost(state, resource, state.resolved.get((resource, device_id))) is None
-        ):
+        elif lost(state, resource, state.resolved.get(name)) is None:
             broken.append((resource, listed, f"it is {said} but Unhealthy ({listed.reason})"))
     return broken
+
+
+def _to_be_looked_at(view: _View, frames: Mapping[ResourceName, Frame]) -> Iterator[Named]:
+    """What kubelet has given to pods and is not listed, or not as Healthy."""
+    for resource, ids in view.given.items():
+        unhealthy = {a.id for a in frames.get(resource, ()) if a.health is not Health.HEALTHY}
+        unlisted = frozenset(ids).difference(view.listed.get(resource, ()))
+        yield from ((resource, device_id) for device_id in sorted(unlisted | (ids & unhealthy)))

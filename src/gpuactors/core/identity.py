@@ -13,15 +13,18 @@ comes back in another group.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpuactors.core.assessment.owner import Named
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.inventory import ids_of
 from gpuactors.core.looks import ask_looks
 from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName, is_pci_address
-from gpuactors.core.state import NodeState
+
+if TYPE_CHECKING:
+    from gpuactors.core.state import NodeState
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
 
@@ -38,14 +41,23 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
         and state.facts is before.facts
     ):
         return state
-    named = {**state.ledger.entries, **state.granted}
-    known = {name: state.resolved[name] for name in named if name in state.resolved}
-    unknown = [name for name in named if name not in known]
+    return indexed(_looked_for(indexed(_named(indexed(state)))))
+
+
+def _named(state: NodeState) -> NodeState:
+    """`state` with what those names stand for that are new, and without those that nobody uses any more."""
+    index = index_of(state)
+    gone = [n for n in index.unlisted if n not in state.granted]
+    unknown = [*index.unresolved, *(n for n in state.granted if n not in state.resolved)]
+    if not (gone or unknown):
+        return state
+    known = dict(state.resolved)
+    for name in gone:
+        del known[name]
     known |= {n: Resolved(PciAddress(n[1])) for n in unknown if is_pci_address(n[1])}
-    unknown = sorted(n for n in unknown if n not in known)
-    if unknown:
-        known |= _resolved_older(state, unknown, known)
-    return indexed(_looked_for(indexed(state if known == state.resolved else replace(state, resolved=known))))
+    if older := sorted(n for n in unknown if n not in known):
+        known |= _resolved_older(state, older, known)
+    return replace(state, resolved=known) if gone or any(n in known for n in unknown) else state
 
 
 def _resolved_older(
@@ -81,12 +93,11 @@ def _resolved_older(
 def _looked_for(state: NodeState) -> NodeState:
     """`state` with which model every device of ours was when it was first seen since it was given away. One that no
     selector chooses is not in a scan: it is looked for."""
-    ours = index_of(state).resources
+    index, ours = index_of(state), index_of(state).resources
     seen: dict[Named, Resolved] = {}
     wanted: list[PciAddress] = []
-    for name, meant in state.resolved.items():
-        if meant.ids is not None or name[0] not in ours:
-            continue
+    for name in sorted(n for n in index.unsettled if n[0] in ours):
+        meant = state.resolved[name]
         fact = state.facts.get(meant.address)
         if fact is not None and fact.function is not None:
             seen[name] = replace(meant, ids=_given_model(state, name[0], fact.function) or None)
@@ -116,39 +127,31 @@ def _given_model(state: NodeState, resource: ResourceName, function: PciFunction
     return min(known)  # any of them: what matters is that it is another than what is there now
 
 
-def given_addresses(state: NodeState) -> frozenset[PciAddress]:
-    """What pods have been given of our resources: to be looked at whatever the selectors choose."""
-    return frozenset(m.address for m in state.resolved.values() if m.ids is not None or m.looked_for)
-
-
 def is_looking(state: NodeState) -> bool:
     """Whether something that a pod has is there is not known yet."""
     outstanding = state.looks.functions
     return any(m.looked_for and m.ids is None and m.address in outstanding for m in state.resolved.values())
 
 
-def device_ids(state: NodeState) -> dict[PciAddress, DeviceId]:
-    """The ID that every device is listed by: its PCI address, or another one if kubelet has given it away by that
+def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
+    """The devices that are listed by another ID than their PCI address, and that: if kubelet has given it away by that
     alone, or has that alone in the present list, which must not change under a call."""
-    named = _ids_by_device(state)
-    listed: dict[tuple[ResourceName, PciAddress], list[DeviceId]] = {}
-    for resource in (r for r in state.frames if _is_held(state, r)):
-        for entry in state.frames[resource]:
-            listed.setdefault((resource, entry.address), []).append(entry.id)
-    ids: dict[PciAddress, DeviceId] = {}
-    for address, device in index_of(state).devices.items():
-        name = device.resource, address
-        known = named.get(name) or listed.get(name, ())
+    index, ids = index_of(state), dict[PciAddress, DeviceId]()
+    if not (index.aliases or index.listed_aliases):
+        return ids
+    held = [r for r in state.frames if _is_held(state, r)]
+    listed: dict[Named, list[DeviceId]] = {}
+    for resource, entry in ((r, a) for r in held for a in state.frames[r]):
+        listed.setdefault((resource, DeviceId(entry.address)), []).append(entry.id)
+    for address in {*index.aliases.values(), *index.listed_aliases.values()}:
+        if (device := index.devices.get(address)) is None:
+            continue
         by_address = DeviceId(address)
-        ids[address] = by_address if not known or by_address in known else min(known)
+        named = [name[1] for name in index.resolved_by.get(address, ()) if name[0] == device.resource]
+        known = named or listed.get((device.resource, by_address), [])
+        if known and by_address not in known:
+            ids[address] = min(known)
     return ids
-
-
-def _ids_by_device(state: NodeState) -> dict[tuple[ResourceName, PciAddress], Collection[DeviceId]]:
-    named: dict[tuple[ResourceName, PciAddress], set[DeviceId]] = {}
-    for (resource, device_id), meant in state.resolved.items():
-        named.setdefault((resource, meant.address), set()).add(device_id)
-    return dict(named)
 
 
 def _is_held(state: NodeState, resource: ResourceName) -> bool:

@@ -9,17 +9,16 @@ Must not judge: whose a device is, and how it is, is decided in `assessment/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, fields, replace
+from itertools import compress
+from operator import is_not
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gpuactors.core.assessment.owner import Named, Owner, owners_of
+from gpuactors.core.assessment.owner import Named, Owner, owner_of
 from gpuactors.core.inventory import (
     Device,
-    devices_named,
-    functions_of,
-    groups_of,
     ids_of,
     is_selected,
     may_be_unbinding,
@@ -35,6 +34,7 @@ from gpuactors.core.model import (
     Pod,
     Resolved,
     ResourceName,
+    differences,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Index:
     short: Mapping[PciAddress, str]
     """As `Fact.short`, where it is not empty."""
     groups: Mapping[int, tuple[PciFunction, ...]]
-    """By the number of their IOMMU group."""
+    """By the number of their IOMMU group; each sorted by address."""
     names: Mapping[PciAddress, ResourceName]
     """The selected functions and the resource that their model's name makes them, sorted by address: of a group's
     members an older plugin's ID stands for the first."""
@@ -73,6 +73,26 @@ class Index:
     devices: Mapping[PciAddress, Device]
     """Every device of this node, sorted by address: the selected functions; and whatever is selected or named now, what
     a pod has been given is a device of the resource that it was given as, until the pod ends."""
+    kept: Mapping[PciAddress, ResourceName]
+    """Those of them that are one of another resource than their name, or none, would make them, as a pod has them."""
+    unbinding: frozenset[PciAddress]
+    """Those of them that may be being unbound."""
+    resolved_by: Mapping[PciAddress, tuple[Named, ...]]
+    """The names in kubelet's ledger and our grants that mean a device, in order."""
+    aliases: Mapping[Named, PciAddress]
+    """Those of them that are no PCI address."""
+    listed_aliases: Mapping[Named, PciAddress]
+    """What is listed by another ID than its PCI address."""
+    given: Mapping[ResourceName, frozenset[DeviceId]]
+    """What kubelet's ledger gives to pods, by resource, whosever that is."""
+    unresolved: frozenset[Named]
+    """The names in kubelet's ledger that mean nothing that is known."""
+    unlisted: frozenset[Named]
+    """The names that mean a device and are not in kubelet's ledger."""
+    unsettled: frozenset[Named]
+    """The names that mean a device of which it is not known yet which model was given away."""
+    looked_for: frozenset[PciAddress]
+    """What pods have been given of our resources: to be looked at whatever the selectors choose."""
     by_id: Mapping[ResourceName, Mapping[DeviceId, Device]]
     """The devices of each resource by the IDs that kubelet may use: those that are listed or given away, and the PCI
     address."""
@@ -101,6 +121,16 @@ NO_INDEX: Final = Index(
     models=_NOTHING,
     resources=_NOBODY,
     devices=_NOTHING,
+    kept=_NOTHING,
+    unbinding=_NOBODY,
+    resolved_by=_NOTHING,
+    aliases=_NOTHING,
+    listed_aliases=_NOTHING,
+    given=_NOTHING,
+    unresolved=_NOBODY,
+    unlisted=_NOBODY,
+    unsettled=_NOBODY,
+    looked_for=_NOBODY,
     by_id=_NOTHING,
     owners=_NOTHING,
     polled=_NOTHING,
@@ -145,63 +175,86 @@ def check_index(state: NodeState) -> None:
 
 def _refreshed(before: Index, state: NodeState) -> Index:
     index = before if before.facts is state.facts else _with_facts(before, state)
-    if (
-        index.resolved is not state.resolved
-        or index.entries is not state.ledger.entries
-        or index.claims is not state.ledger.claims
-    ):
-        owners = _owners(index, state)
-        index = replace(index, entries=state.ledger.entries, claims=state.ledger.claims, owners=owners)
+    names = changed_keys(index.resolved, state.resolved)
+    if index.resolved is not state.resolved:
+        index = _with_names(index, state, names) if names else replace(index, resolved=state.resolved)
+    if names or index.entries is not state.ledger.entries or index.claims is not state.ledger.claims:
+        index = _with_ledger(before, index, state, names | changed_keys(index.entries, state.ledger.entries))
     if (
         index.functions is not before.functions
-        or index.resolved is not state.resolved
+        or names
         or index.served != state.served.keys()
         or index.frames.keys() != state.frames.keys()
     ):
-        index = _with_devices(index, state)
+        index = _with_devices(before, index, state, names)
+    changed = changed_keys(before.devices, index.devices)
     if index.frames is not state.frames:
-        index = replace(index, frames=state.frames)
+        index = replace(index, frames=state.frames, listed_aliases=_listed_aliases(index, state.frames))
+    if index.devices is not before.devices or index.leaving != state.polls.leaving:
+        index = _with_groups(before, index, state.polls.leaving, changed)
     if (
         index.devices is not before.devices
-        or index.resolved is not before.resolved
-        or not _are_listed_alike(before.frames, index.frames)
+        or index.aliases is not before.aliases
+        or index.listed_aliases is not before.listed_aliases
     ):
-        index = replace(index, by_id=_by_id(index))
-    if index.devices is not before.devices or index.leaving != state.polls.leaving:
-        index = replace(index, leaving=state.polls.leaving, polled=_polled(index, state.polls.leaving))
+        index = replace(index, by_id=_by_id(before, index, changed))
     return index
 
 
 def _with_facts(index: Index, state: NodeState) -> Index:
     """After looks: most of them find what was known, and change nothing but the look's number. What they did not change
     is the very object that it was."""
-    short = {a: f.short for a, f in state.facts.items() if f.short}
+    looked_at = {*other_keys(index.facts, state.facts)}
+    if not state.facts.keys() >= index.facts.keys():
+        looked_at |= index.facts.keys() - state.facts.keys()
+    short = dict(index.short)
+    functions = dict(index.functions)
+    changed: set[PciAddress] = set()
+    for address in looked_at:
+        fact, known = state.facts.get(address), index.functions.get(address)
+        short.pop(address, None)
+        if fact is not None and fact.short:
+            short[address] = fact.short
+        now = fact.function if fact is not None else None
+        if now is known or now == known:
+            continue
+        changed.add(address)
+        functions.pop(address, None) if now is None else functions.update({address: now})
     index = replace(index, facts=state.facts, short=index.short if short == index.short else short)
-    there = {a: f.function for a, f in state.facts.items() if f.function is not None}
-    changed = changed_keys(index.functions, there)
     if not changed:
         return index
-    functions = functions_of(state.facts)
-    names = {a: name for a, name in index.names.items() if a not in changed}
-    names |= {
-        a: named(f)
-        for a in changed
-        if (f := functions.get(a)) is not None and is_selected(state.settings.selectors, f)
-    }
-    names = dict(sorted(names.items()))
-    models = _models(names, functions)
-    touched = {
-        f.iommu_group for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None
-    }
-    groups = {g: members for g, members in index.groups.items() if g not in touched}
-    groups |= groups_of(f for f in functions.values() if f.iommu_group in touched)
+    functions = _sorted(functions, index.functions)
+    names = dict(index.names)
+    for address in changed:
+        function = functions.get(address)
+        if function is not None and is_selected(state.settings.selectors, function):
+            names[address] = named(function)
+        else:
+            names.pop(address, None)
+    names = _sorted(names, index.names)
+    same = names == index.names and all(
+        ids_of(functions[a]) == ids_of(index.functions[a]) for a in changed & names.keys()
+    )
     return replace(
         index,
         functions=functions,
-        groups=groups,
-        names=names,
-        models=models if models != index.models else index.models,
+        groups=_groups(index, functions, changed),
+        names=index.names if names == index.names else names,
+        models=index.models if same else _models(names, functions),
     )
+
+
+def _groups(
+    index: Index, functions: Mapping[PciAddress, PciFunction], changed: Set[PciAddress]
+) -> Mapping[int, tuple[PciFunction, ...]]:
+    groups = dict(index.groups)
+    moved = [f for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None]
+    for group in {f.iommu_group for f in moved if f.iommu_group is not None}:
+        addresses = changed | {f.address for f in groups.pop(group, ())}
+        members = [f for a in sorted(addresses) if (f := functions.get(a)) and f.iommu_group == group]
+        if members:
+            groups[group] = tuple(members)
+    return groups
 
 
 def _models(
@@ -213,91 +266,233 @@ def _models(
     return {name: frozenset(of_name) for name, of_name in models.items()}
 
 
-def _with_devices(index: Index, state: NodeState) -> Index:
-    """After looks, reads of the ledger and lists: what they come to together."""
-    of_pods = {r for r, _ in state.resolved if r in state.served}
-    resources = {*index.names.values(), *state.frames, *of_pods}
-    given: dict[PciAddress, set[ResourceName]] = {}
-    for (resource, _), meant in state.resolved.items():
-        function = index.functions.get(meant.address)
-        if function is not None and resource in resources and ids_of(function) in (meant.ids, ""):
-            given.setdefault(meant.address, set()).add(resource)
-    names = index.names
-    kept = {a: min(r) for a, r in given.items() if names.get(a) not in r}
-    devices = devices_named({**names, **kept}, index.functions, index.groups, index.devices)
-    same = devices.keys() == index.devices.keys() and all(d is index.devices[a] for a, d in devices.items())
+def _with_names(index: Index, state: NodeState, names: Set[Named]) -> Index:
+    """After reads of the ledger and grants: what IDs of these names mean, or that they mean nothing any more."""
+    before, now = index.resolved, state.resolved
+    touched = {m.address for r in (before, now) for n in names if (m := r.get(n)) is not None}
+    meant: dict[PciAddress, list[Named]] = {
+        a: [n for n in index.resolved_by.get(a, ()) if n not in names] for a in touched
+    }
+    for name in names & now.keys():
+        meant[now[name].address].append(name)
+    resolved_by = dict(index.resolved_by)
+    for address, known_by in meant.items():
+        resolved_by.pop(address, None)
+        if known_by:
+            resolved_by[address] = tuple(sorted(known_by))
+    aliases = {n: a for n, a in index.aliases.items() if n not in names}
+    aliases |= {n: now[n].address for n in names & now.keys() if n[1] != DeviceId(now[n].address)}
+    looked_for = (index.looked_for - touched) | {
+        a for a in touched if any(_is_looked_for(now[n]) for n in resolved_by.get(a, ()))
+    }
+    unsettled = (index.unsettled - names) | {n for n in names & now.keys() if now[n].ids is None}
     return replace(
         index,
-        resolved=state.resolved,
-        served=frozenset(state.served),
-        frames=state.frames,
-        resources=resources if resources != index.resources else index.resources,
-        devices=index.devices if same else devices,
+        resolved=now,
+        unsettled=unsettled,
+        resolved_by=resolved_by,
+        aliases=aliases if aliases != index.aliases else index.aliases,
+        looked_for=looked_for if looked_for != index.looked_for else index.looked_for,
     )
 
 
-def _owners(index: Index, state: NodeState) -> Mapping[PciAddress, Owner]:
-    """As they were, but for the devices of those entries that are not what they were."""
-    names = changed_keys(index.resolved, state.resolved) | changed_keys(index.entries, state.ledger.entries)
-    touched = changed_keys(index.claims, state.ledger.claims)
+def _is_looked_for(meant: Resolved) -> bool:
+    return meant.ids is not None or meant.looked_for
+
+
+def _with_devices(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:
+    """After looks, reads of the ledger and lists: what they come to together."""
+    resources = {*index.models, *state.frames}
+    if others := state.served.keys() - resources:
+        resources |= {r for r, _ in state.resolved if r in others}
+    moved = changed_keys(before.functions, index.functions)
+    touched = moved | {
+        m.address for r in (before.resolved, state.resolved) for n in names if (m := r.get(n)) is not None
+    }
+    if resources != index.resources:
+        touched |= index.resolved_by.keys()
+    kept = _kept(index, touched, resources)
+    functions = [f for a in moved for i in (before, index) if (f := i.functions.get(a)) is not None]
     touched |= {
-        m.address for r in (index.resolved, state.resolved) for n in names if (m := r.get(n)) is not None
+        f.address
+        for group in {f.iommu_group for f in functions} - {None}
+        for f in index.groups.get(group or 0, ())
+    }
+    changed = {a: _device(index, kept, a) for a in touched}
+    changed = {a: device for a, device in changed.items() if device != index.devices.get(a)}
+    devices = dict(index.devices)
+    for address, device in changed.items():
+        if device is not None:
+            devices[address] = device
+        else:
+            devices.pop(address, None)
+    return replace(
+        index,
+        served=frozenset(state.served),
+        resources=resources if resources != index.resources else index.resources,
+        kept=kept if kept != index.kept else index.kept,
+        devices=_sorted(devices, index.devices) if changed else index.devices,
+    )
+
+
+def _kept(
+    index: Index, touched: Set[PciAddress], resources: Set[ResourceName]
+) -> dict[PciAddress, ResourceName]:
+    kept = {a: resource for a, resource in index.kept.items() if a not in touched}
+    for address in touched:
+        function = index.functions.get(address)
+        given = {
+            name[0]
+            for name in index.resolved_by.get(address, ())
+            if function is not None
+            and name[0] in resources
+            and ids_of(function) in (index.resolved[name].ids, "")
+        }
+        if given and index.names.get(address) not in given:
+            kept[address] = min(given)
+    return kept
+
+
+def _device(index: Index, kept: Mapping[PciAddress, ResourceName], address: PciAddress) -> Device | None:
+    """The device at an address, if there is one."""
+    function, resource = index.functions.get(address), kept.get(address) or index.names.get(address)
+    if function is None or resource is None:
+        return None
+    group = (function,) if function.iommu_group is None else index.groups[function.iommu_group]
+    return Device(function, resource, group)
+
+
+def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:
+    """After reads of the ledger and grants, which say of these names, and of claims, something else than before."""
+    resolved, entries, claims = state.resolved, state.ledger.entries, state.ledger.claims
+    unresolved = {n for n in names if n in entries and n not in resolved}
+    unlisted = {n for n in names if n in resolved and n not in entries}
+    return replace(
+        index,
+        entries=entries,
+        claims=claims,
+        owners=_owners(before, index, state, names),
+        given=_given(index, entries, names),
+        unresolved=(index.unresolved - names) | unresolved,
+        unlisted=(index.unlisted - names) | unlisted,
+    )
+
+
+def _given(
+    index: Index, entries: Mapping[Named, Pod], names: Set[Named]
+) -> Mapping[ResourceName, frozenset[DeviceId]]:
+    given = dict(index.given)
+    for resource in {name[0] for name in names if (name in entries) != (name in index.entries)}:
+        ids = {name[1] for name in names if name[0] == resource}
+        now = (given.pop(resource, frozenset()) - ids) | {i for i in ids if (resource, i) in entries}
+        if now:
+            given[resource] = now
+    return given
+
+
+def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Mapping[PciAddress, Owner]:
+    """As they were, but for the devices of those entries that are not what they were."""
+    claims, entries = state.ledger.claims, state.ledger.entries
+    touched = changed_keys(index.claims, claims)
+    touched |= {
+        m.address for r in (before.resolved, state.resolved) for n in names if (m := r.get(n)) is not None
     }
     if not touched:
         return index.owners
-    owners = {a: owner for a, owner in index.owners.items() if a not in touched}
-    return owners | owners_of(touched, state.ledger.claims, state.resolved, state.ledger.entries)
+    owners = dict(index.owners)
+    for address in touched:
+        owners.pop(address, None)
+        owner = owner_of(claims.get(address), index.resolved_by.get(address, ()), entries)
+        if owner is not None:
+            owners[address] = owner
+    return owners
 
 
-def _listed_otherwise(frame: Frame) -> dict[DeviceId, PciAddress]:
-    """What is listed by another ID than its PCI address."""
-    return {a.id: a.address for a in frame if a.id != DeviceId(a.address)}
+def _listed_aliases(index: Index, frames: Mapping[ResourceName, Frame]) -> Mapping[Named, PciAddress]:
+    """As they were, but for the lists that are not what they were."""
+    aliases = dict(index.listed_aliases)
+    for resource in index.frames.keys() | frames.keys():
+        for was, now in differences(index.frames.get(resource, ()), frames.get(resource, ())):
+            if was is not None:
+                aliases.pop((resource, was.id), None)
+            if now is not None and now.is_alias:
+                aliases[resource, now.id] = now.address
+    return aliases if aliases != index.listed_aliases else index.listed_aliases
 
 
-def _are_listed_alike(before: Mapping[ResourceName, Frame], now: Mapping[ResourceName, Frame]) -> bool:
-    """By the same IDs, as far as these are no PCI addresses, whatever is said of them."""
-    return all(
-        (was := before.get(r, ())) is (frame := now.get(r, ()))
-        or _listed_otherwise(was) == _listed_otherwise(frame)
-        for r in before.keys() | now.keys()
+def _by_id(
+    before: Index, index: Index, changed: Set[PciAddress]
+) -> Mapping[ResourceName, Mapping[DeviceId, Device]]:
+    """An ID means what it was given for; only if it was not, what is listed by it."""
+    if before.aliases or before.listed_aliases:
+        before, changed = NO_INDEX, index.devices.keys()
+    by_id = {resource: dict(own) for resource, own in before.by_id.items()}
+    for resource in {
+        d.resource for a in changed for i in (before, index) if (d := i.devices.get(a)) is not None
+    }:
+        own = by_id.setdefault(resource, {})
+        for address in changed:
+            own.pop(DeviceId(address), None)
+            if (device := index.devices.get(address)) is not None and device.resource == resource:
+                own[DeviceId(address)] = device
+    aliases: dict[ResourceName, dict[DeviceId, PciAddress]] = {}
+    for (resource, device_id), address in (*index.listed_aliases.items(), *index.aliases.items()):
+        aliases.setdefault(resource, {})[device_id] = address
+    for resource in aliases.keys() & by_id.keys():
+        own = by_id[resource]
+        meant = {
+            i: own[by_address] for i, a in aliases[resource].items() if (by_address := DeviceId(a)) in own
+        }
+        by_id[resource] = {**own, **meant}
+    return {resource: own for resource, own in by_id.items() if own}
+
+
+def _with_groups(
+    before: Index, index: Index, leaving: frozenset[PciAddress], changed: Set[PciAddress]
+) -> Index:
+    """After devices came, went or changed, or began to leave: what there is to poll."""
+    touched = {
+        d.function.iommu_group
+        for a in changed
+        for i in (before, index)
+        if (d := i.devices.get(a)) is not None
+    }
+    touched |= {f.iommu_group for a in leaving ^ index.leaving if (f := index.functions.get(a)) is not None}
+    touched.discard(None)
+    polled = {g: functions for g, functions in index.polled.items() if g not in touched}
+    for group in touched & index.groups.keys():
+        members = index.groups[group or 0]
+        wanted = any(f.address in index.devices and (f.vfio_bound or may_be_unbinding(f)) for f in members)
+        functions = tuple(f.address for f in members if f.vfio_bound or f.address in leaving)
+        if wanted and functions and group is not None:
+            polled[group] = functions
+    unbinding = (index.unbinding - changed) | {
+        a for a in changed & index.devices.keys() if may_be_unbinding(index.devices[a].function)
+    }
+    return replace(
+        index,
+        leaving=leaving,
+        polled=index.polled if polled == index.polled else dict(sorted(polled.items())),
+        unbinding=unbinding,
     )
 
 
-def _by_id(index: Index) -> Mapping[ResourceName, Mapping[DeviceId, Device]]:
-    """An ID means what it was given for; only if it was not, what is listed by it."""
-    devices: dict[ResourceName, dict[DeviceId, Device]] = {}
-    for address, device in index.devices.items():
-        devices.setdefault(device.resource, {})[DeviceId(address)] = device
-    ids = {r: _listed_otherwise(index.frames.get(r, ())) for r in devices}
-    for (resource, device_id), meant in index.resolved.items():
-        if resource in ids:
-            ids[resource][device_id] = meant.address
-    return {
-        r: own | {i: own[by_address] for i, a in ids[r].items() if (by_address := DeviceId(a)) in own}
-        for r, own in devices.items()
-    }
-
-
-def _polled(index: Index, leaving: frozenset[PciAddress]) -> Mapping[int, tuple[PciAddress, ...]]:
-    wanted = {
-        d.function.iommu_group
-        for d in index.devices.values()
-        if d.function.vfio_bound or may_be_unbinding(d.function)
-    }
-    groups = {
-        group: tuple(f.address for f in index.groups[group] if f.vfio_bound or f.address in leaving)
-        for group in sorted(g for g in wanted if g is not None)
-    }
-    polled = {group: functions for group, functions in groups.items() if functions}
-    return index.polled if polled == index.polled else polled
-
-
 Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _sorted(now: Mapping[PciAddress, Value], before: Mapping[PciAddress, Any]) -> dict[PciAddress, Value]:
+    """In the order of the addresses, in which `before` is, and `now` as well as far as it has the same."""
+    return dict(now) if now.keys() <= before.keys() else dict(sorted(now.items()))
 
 
 def changed_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> set[Key]:
     """The keys whose values are not what they were."""
-    if before is now:
-        return set()
-    found = {key for key, value in now.items() if (old := before.get(key)) is not value and old != value}
-    return found | (before.keys() - now.keys())
+    found = {key for key in other_keys(before, now) if key not in before or before[key] != now[key]}
+    return found if now.keys() >= before.keys() else found | (before.keys() - now.keys())
+
+
+def other_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> Iterable[Key]:
+    """Of `now` the keys whose values are not the very ones that they were: without a step of the interpreter for each
+    of the others, as nearly all are."""
+    return () if before is now else compress(now, map(is_not, now.values(), map(before.get, now)))

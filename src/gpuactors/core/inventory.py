@@ -5,12 +5,11 @@ Must not judge a device's health (`assessment/`) and must not remember anything:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
-from gpuactors.core.model import Fact, PciAddress, PciFunction, ResourceName
+from gpuactors.core.model import PciFunction, ResourceName
 from gpuactors.core.naming import resource_name
 from gpuactors.core.selector import Selector, matches
 
@@ -54,20 +53,6 @@ def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
     )
 
 
-def functions_of(facts: Mapping[PciAddress, Fact]) -> dict[PciAddress, PciFunction]:
-    """The functions that are there, sorted by address."""
-    return {address: f.function for address, f in sorted(facts.items()) if f.function is not None}
-
-
-def groups_of(functions: Iterable[PciFunction]) -> dict[int, tuple[PciFunction, ...]]:
-    """The functions by IOMMU group number."""
-    groups: dict[int, list[PciFunction]] = {}
-    for function in functions:
-        if function.iommu_group is not None:
-            groups.setdefault(function.iommu_group, []).append(function)
-    return {number: tuple(members) for number, members in groups.items()}
-
-
 def ids_of(function: PciFunction) -> str:
     """Vendor and device, which is what model it is: `10de:2330`; empty if they could not be read."""
     return f"{function.vendor}:{function.device}" if function.vendor and function.device else ""
@@ -86,34 +71,3 @@ def may_be_unbinding(function: PciFunction) -> bool:
 def named(function: PciFunction) -> ResourceName:
     """The resource that it is by its model's name."""
     return resource_name(function.vendor, function.device, function.model)
-
-
-def devices_of(facts: Mapping[PciAddress, Fact], selectors: Iterable[Selector]) -> tuple[Device, ...]:
-    """Every selected function, whatever its driver, sorted by address. The resource name needs no driver."""
-    functions, chosen = functions_of(facts), tuple(selectors)
-    names = {a: named(f) for a, f in functions.items() if is_selected(chosen, f)}
-    return tuple(devices_named(names, functions, groups_of(functions.values())).values())
-
-
-def devices_named(
-    resources: Mapping[PciAddress, ResourceName],
-    functions: Mapping[PciAddress, PciFunction],
-    groups: Mapping[int, tuple[PciFunction, ...]],
-    known: Mapping[PciAddress, Device] = MappingProxyType({}),
-) -> dict[PciAddress, Device]:
-    """The functions that have a resource as its devices, in the order of `functions`; of `known` the very ones that
-    have not changed."""
-    devices: dict[PciAddress, Device] = {}
-    for address, function in functions.items():
-        if (resource := resources.get(address)) is None:
-            continue
-        group = (function,) if function.iommu_group is None else groups[function.iommu_group]
-        old = known.get(address)
-        same = (
-            old is not None
-            and old.function is function
-            and old.resource == resource
-            and (old.group is group or old.group == group)
-        )
-        devices[address] = old if old is not None and same else Device(function, resource, group)
-    return devices

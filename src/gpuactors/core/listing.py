@@ -24,7 +24,7 @@ from gpuactors import limits
 from gpuactors.core import registration
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.events import NeighboursSeen, StreamEnded
-from gpuactors.core.model import DeviceId, Frame, Health, PluginState, ResourceName
+from gpuactors.core.model import Advertised, DeviceId, Frame, Health, PluginState, ResourceName, differences
 from gpuactors.core.state import NodeState
 
 SWITCH_OFF = (
@@ -121,9 +121,10 @@ def _agrees(plugin: PluginState, ours: tuple[DeviceId, ...], kubelets: tuple[Dev
     return ours == kubelets and not replaced
 
 
-def _sent(frame: Frame) -> tuple[tuple[object, ...], ...]:
-    """What of a frame is sent to kubelet, whose whole list it replaces, even if nothing that is Healthy changed."""
-    return tuple((a.id, a.health, a.numa_node) for a in frame)
+def _is_sent_otherwise(was: Advertised | None, now: Advertised | None) -> bool:
+    """Whether what is sent of an entry to kubelet, whose whole list it replaces, changed, even if nothing that is
+    Healthy did."""
+    return was is None or now is None or (was.health, was.numa_node) != (now.health, now.numa_node)
 
 
 def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
@@ -189,6 +190,6 @@ def _kept(
     at: float,
 ) -> PluginState:
     was, now = before.frames.get(resource), state.frames[resource]
-    if was is None or (was is not now and _sent(was) != _sent(now)):
+    if was is None or any(_is_sent_otherwise(*pair) for pair in differences(was, now)):
         plugin = registration.list_changed(plugin, at)
     return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import compress
+from operator import is_not
 from typing import NewType
 
 from gpuactors.core.assessment.cause import Cause
@@ -147,9 +149,31 @@ class Advertised:
     cause: Cause
     """Sent nowhere: for the log, `inspect` and the history."""
 
+    @property
+    def is_alias(self) -> bool:
+        """It is not listed by its PCI address, as kubelet has given it away by another ID."""
+        return self.id != DeviceId(self.address)
+
 
 Frame = tuple[Advertised, ...]
 """All devices of one resource, sorted by ID. Each frame replaces the one before it in kubelet."""
+
+
+Difference = tuple[Advertised | None, Advertised | None]
+"""What is listed by an ID as it was, or None, and as it is, or None."""
+
+
+def differences(before: Frame, after: Frame) -> list[Difference]:
+    """What is listed otherwise, in the order of the IDs."""
+    if before is after:
+        return []
+    if len(before) == len(after):
+        pairs = list(compress(zip(before, after, strict=True), map(is_not, before, after)))
+        if all(old.id == new.id for old, new in pairs):
+            return [*pairs]
+    was, now = {a.id: a for a in before}, {a.id: a for a in after}
+    changed = (i for i in was.keys() | now.keys() if was.get(i) is not now.get(i))
+    return [(was.get(i), now.get(i)) for i in sorted(changed)]
 
 
 def listed_by_address(

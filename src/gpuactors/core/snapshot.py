@@ -11,7 +11,7 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.assessment.presence import not_offered
 from gpuactors.core.frames import is_ready
-from gpuactors.core.identity import device_ids, given_addresses
+from gpuactors.core.identity import listed_otherwise
 from gpuactors.core.index import index_of
 from gpuactors.core.model import (
     DeviceId,
@@ -94,7 +94,7 @@ class Outputs:
 def project(state: NodeState) -> Outputs:
     """The standing outputs that follow from the state."""
     return Outputs(
-        looks=LooksWanted(state.looks.scan, state.looks.functions, given_addresses(state)),
+        looks=LooksWanted(state.looks.scan, state.looks.functions, index_of(state).looked_for),
         poll=_poll(state),
         ledger=LedgerWanted(state.ledger.outstanding, listing.asked(state)),
         plugins={r: PluginView(state.frames[r], order(p)) for r, p in state.plugins.items()},
@@ -151,7 +151,7 @@ class DeviceReport:
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
-    index, ids = index_of(state), device_ids(state)
+    index, ids = index_of(state), listed_otherwise(state)
     assessments, reports = assessments_of(state).of, []
     entries = listed_by_address(state.frames)
     for address, device in index.devices.items():
@@ -166,7 +166,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
             health, cause, reason = Health.UNHEALTHY, why.cause, why.message
         reports.append(
             DeviceReport(
-                id=ids[address],
+                id=ids.get(address, DeviceId(address)),
                 function=device.function,
                 group_members=tuple(m.address for m in device.group),
                 resource=device.resource,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments
+from gpuactors.core.entries import NO_ENTRIES, Entries
 from gpuactors.core.index import NO_INDEX, Index
 from gpuactors.core.model import (
     Call,
@@ -75,3 +76,5 @@ class NodeState:
     """What follows from the rest; see `index.py`."""
     assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
     """How each device is, which follows from the rest; see `assessment/`."""
+    entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
+    """What there is to list of each device, as of the last publication; see `entries.py`."""

@@ -111,7 +111,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             after, effects = _daemon(state, event, at)
         case _:
             assert_never(event)
-    after = resolved(state, after)
+    after = resolved(state, indexed(after))
     after, answered = calls.completed(assessed(books.hastened(state, after, at)), at)
     after = books.hurried(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))

@@ -130,7 +130,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(f.name for f in fields(kind)) for name, kind in _EVENTS.items()
 }
 
-_DERIVED: Final = ("index", "assessments")
+_DERIVED: Final = ("index", "assessments", "entries")
 _STATE: Final = {name: kind for name, kind in get_type_hints(NodeState).items() if name not in _DERIVED}
 """What is written of a state, and its type: what follows from it is derived again."""
 

@@ -10,14 +10,14 @@ from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.blockers import blocker_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import Ownership
-from gpuactors.core.inventory import Device, devices_of
-from gpuactors.core.model import Fact, Health, PciFunction, Settings, pci_address
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import Health, PciFunction, Settings, pci_address
 from gpuactors.core.selector import parse_selector
-from tests.core.builders import SETTINGS, audio, gpu
+from tests.core.builders import SETTINGS, audio, devices_of, gpu
 
 
 def devices(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Device, ...]:
-    return devices_of({f.address: Fact(1, f) for f in functions}, settings.selectors)
+    return devices_of(*functions, settings=settings)
 
 
 def decided(device: Device) -> tuple[Health, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 
 import pytest
 import trio
@@ -46,20 +46,22 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         use = state.polls.groups.get(group) if group is not None else None
         return use is not None and use.in_use
 
-    def without_busy(state: NodeState, view: frames._View) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+    def without_busy(
+        state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
+    ) -> dict[ResourceName, dict[DeviceId, Advertised]]:
         return {
             resource: {i: a for i, a in devices.items() if not is_busy(state, a.address)}
-            for resource, devices in listed(state, view).items()
+            for resource, devices in listed(state, given).items()
         }
 
     monkeypatch.setattr(frames, "_listed", without_busy)
-    monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
+    monkeypatch.setattr(frames, "_broken", lambda *_: [])
 
 
 def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork v2b: busy GPUs are Unhealthy, whoever holds them."""
     plant_allocated_is_unhealthy(monkeypatch)
-    monkeypatch.setattr(frames, "_broken", lambda _state, _view, _frames: [])
+    monkeypatch.setattr(frames, "_broken", lambda *_: [])
 
 
 def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

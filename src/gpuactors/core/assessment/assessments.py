@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpuactors.core.assessment.assess import Assessment, assessment_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Owner
-from gpuactors.core.index import changed_keys, index_of
+from gpuactors.core.index import changed_keys, index_of, other_keys
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
     Advertised,
@@ -118,8 +118,10 @@ def _refreshed(before: Assessments, state: NodeState) -> Assessments:
     for address in touched & index.devices.keys():
         old, new = before.of.get(address), assessment_of(state, index.devices[address], listed)
         found[address] = old if old is not None and old == new else new
-    of = {a: found.get(a) or before.of[a] for a in index.devices}
-    same = of.keys() == before.of.keys() and all(of[a] is before.of[a] for a in touched & of.keys())
+    of = {a: assessment for a, assessment in before.of.items() if a not in touched} | found
+    same = len(of) == len(before.of) and all(
+        before.of.get(a) is assessment for a, assessment in found.items()
+    )
     unknown = (before.unknown - touched) | {
         a for a, assessment in found.items() if assessment.status.cause is Cause.HOLDER_UNKNOWN
     }
@@ -154,11 +156,15 @@ def _given_otherwise(before: Assessments, state: NodeState) -> Iterable[PciAddre
 def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
     """The groups of which a use has changed that a device's assessment follows from."""
     uses, ledger = state.polls.groups, state.ledger
-    if before.uses is uses and (before.read, before.problem) == (ledger.read, ledger.problem):
+    same_ledger = (before.read, before.problem) == (ledger.read, ledger.problem)
+    if before.uses is uses and same_ledger:
         return set()
-    groups = set(before.uses.keys() - uses.keys())
-    for group, use in uses.items():
-        was = before.uses.get(group)
+    groups = set() if before.uses.keys() <= uses.keys() else before.uses.keys() - uses.keys()
+    seen = {*other_keys(before.uses, uses)}
+    if not same_ledger:
+        seen |= {group for group, use in uses.items() if use.in_use}
+    for group in seen:
+        was, use = before.uses.get(group), uses[group]
         if (
             was is None
             or _seen(was, before.read) != _seen(use, ledger.read)

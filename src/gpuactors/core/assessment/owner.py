@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.model import ClaimedDevice, DeviceId, PciAddress, Pod, Resolved, ResourceName
+from gpuactors.core.model import ClaimedDevice, DeviceId, Pod, ResourceName
 from gpuactors.core.quote import first_of, quoted_id, quoted_name
 
 Named = tuple[ResourceName, DeviceId]
@@ -72,20 +72,15 @@ class Owner:
         return "; also ".join(first_of(words))
 
 
-def owners_of(
-    addresses: Iterable[PciAddress],
-    claims: Mapping[PciAddress, ClaimedDevice],
-    resolved: Mapping[Named, Resolved],
-    entries: Mapping[Named, Pod],
-) -> dict[PciAddress, Owner]:
-    """The owners of those of `addresses` that kubelet's ledger gives to a pod or claim."""
-    found: dict[PciAddress, list[Given]] = {address: [] for address in addresses}
-    for address in found.keys() & claims.keys():
-        found[address].append(Given(None, claims[address].claim, claims[address]))
-    for name, meant in resolved.items():
-        if (given := found.get(meant.address)) is not None:
-            given.append(Given(*name, entries.get(name)))
-    return {a: Owner(tuple(sorted(given, key=_order))) for a, given in found.items() if given}
+def owner_of(
+    claim: ClaimedDevice | None, names: Iterable[Named], entries: Mapping[Named, Pod]
+) -> Owner | None:
+    """The owner of a device that somebody has claimed, or that these names mean; None if kubelet has given it to
+    nobody."""
+    given = [Given(*name, entries.get(name)) for name in names]
+    if claim is not None:
+        given.append(Given(None, claim.claim, claim))
+    return Owner(tuple(sorted(given, key=_order))) if given else None
 
 
 def _order(entry: Given) -> tuple[str, str]:

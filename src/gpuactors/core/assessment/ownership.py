@@ -6,7 +6,7 @@ Unhealthy, and the holder named (docs/architecture.md, "Which devices are Health
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device, may_be_unbinding
 
 if TYPE_CHECKING:
-    from gpuactors.core.model import Observed, Pod, ResourceName
+    from gpuactors.core.model import DeviceId, Observed, Pod, ResourceName
     from gpuactors.core.state import NodeState
 
 
@@ -37,10 +37,20 @@ class Ownership:
         return self.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
 
 
-def given_away(state: NodeState, resources: Container[ResourceName]) -> dict[Named, Given]:
+def given_away(state: NodeState, resources: Container[ResourceName]) -> Mapping[ResourceName, Set[DeviceId]]:
     """Every device of these resources that kubelet has given to a pod, by its ID."""
-    named = {**state.granted, **state.ledger.entries}
-    return {n: Given(*n, state.ledger.entries.get(n)) for n in named if n[0] in resources}
+    found: dict[ResourceName, Set[DeviceId]] = {
+        r: ids for r, ids in index_of(state).given.items() if r in resources
+    }
+    for resource, device_id in state.granted:
+        if resource in resources:
+            found[resource] = found.get(resource, frozenset()) | {device_id}
+    return found
+
+
+def given(state: NodeState, name: Named) -> Given:
+    """To whom kubelet has given what it names so."""
+    return Given(*name, state.ledger.entries.get(name))
 
 
 def ownership_of(state: NodeState, device: Device) -> Ownership:

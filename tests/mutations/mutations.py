@@ -529,4 +529,25 @@ MUTATIONS: Final = (
         "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_LOOK_S\n",
         "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s\n",
     ),
+    Mutation(
+        "whoever listens on the control socket is taken for nobody: no daemon is asked to hand over",
+        "control/client.py",
+        "                if owner_of(path) is None:\n",
+        "                if owner_of(path) is not None:\n",
+        tests=(f"{FOUND}[a daemon starts while the class of an allocated card cannot be read]",),
+    ),
+    Mutation(
+        "a successor is answered before the socket is given up",
+        "control/server.py",
+        "        await self.given_up.wait()\n",
+        "        await trio.lowlevel.checkpoint()\n",
+        tests=("tests/control/test_socket.py",),
+    ),
+    Mutation(
+        "a daemon that hangs keeps its sockets",
+        "control/unix.py",
+        "                        self._hanging.set(frozenset({owner}))\n",
+        "                        pass\n",
+        tests=("tests/control/test_socket.py",),
+    ),
 )

@@ -373,6 +373,13 @@ MUTATIONS: Final = (
         tests=(f"{FOUND}[new model while kubelet restarts]",),
     ),
     Mutation(
+        "a kubelet.sock that is another one is not told of",
+        "kubelet/sockets.py",
+        "            if now != kubelet or changed:\n",
+        "            if changed:\n",
+        tests=(f"{FOUND}[new model while kubelet restarts]",),
+    ),
+    Mutation(
         "a container starts with the nodes that kubelet has kept, whatever is behind them now",
         "core/calls.py",
         "            if stale := _stale(state, call, known):\n",

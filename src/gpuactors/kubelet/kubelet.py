@@ -6,16 +6,14 @@ Implements `ports.Kubelet`. Every fault becomes a `KubeletError`: one sentence t
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, final
 
 import trio
 from grpclib import GRPCError
-from inotify_simple import INotify, flags
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
@@ -33,29 +31,14 @@ from gpuactors.grpc_trio import (
     bind_unix,
     connect_unix,
     open_unix_channel,
-    socket_file,
 )
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
-from gpuactors.kubelet.ledger import CHECKPOINT
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, DirectoryIo, SocketsWatch, directory_of_the_node
 from gpuactors.ports import Caller, KubeletError, Sockets
 from gpuactors.shortage import shortage
 
 API_VERSION: Final = "v1beta1"
-
-_KUBELET: Final = "kubelet.sock"
-_OURS: Final = "gpuactors-"
-
-_CHANGES: Final = (
-    flags.CREATE
-    | flags.DELETE
-    | flags.MOVED_TO
-    | flags.MOVED_FROM
-    | flags.DELETE_SELF
-    | flags.MOVE_SELF
-    | flags.ONLYDIR
-)
-_DIRECTORY_LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +47,7 @@ class KubeletIo:
 
     dial: Dial
     bind: Bind
-    sockets: Callable[[], AbstractAsyncContextManager[AsyncIterator[Sockets]]]
-    """As `ports.Kubelet.sockets`."""
+    directory: DirectoryIo
 
 
 @final
@@ -82,9 +64,9 @@ class UnixKubelet:
         io: KubeletIo | None = None,
     ) -> None:
         self._directory = os.path.join(kubelet_dir, "device-plugins")
-        self._socket = os.path.join(self._directory, _KUBELET)
+        self._socket = os.path.join(self._directory, KUBELET_SOCKET)
         self._hanging = hanging
-        self._io = io or KubeletIo(connect_unix, bind_unix, SocketsWatch(self._directory).open)
+        self._io = io or KubeletIo(connect_unix, bind_unix, directory_of_the_node())
 
     @property
     def absence(self) -> str:
@@ -95,7 +77,7 @@ class UnixKubelet:
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
         """As `ports.Kubelet.sockets`."""
-        return self._io.sockets()
+        return SocketsWatch(self._directory, self._io.directory).open()
 
     @asynccontextmanager
     async def serve(
@@ -138,114 +120,6 @@ class UnixKubelet:
 
 
 @final
-class SocketsWatch:
-    """The sockets in kubelet's directory on the node, by inotify."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._socket = os.path.join(directory, _KUBELET)
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[AsyncIterator[Sockets]]:
-        """The directory is an ordinary one, made by a program and not by the kernel, so inotify does see it. Where
-        inotify is unavailable (fs.inotify.max_user_instances is used up), the directory is read periodically."""
-        watched = self._directory_id()
-        self._check_not_removed()
-        with self._watch() as inotify:
-            yield self._identities(inotify, watched)
-
-    @contextmanager
-    def _watch(self) -> Iterator[INotify | None]:
-        try:
-            inotify = INotify(nonblocking=True)
-        except OSError:
-            yield None
-            return
-        with inotify:
-            try:
-                inotify.add_watch(self._directory, _CHANGES)
-            except (FileNotFoundError, NotADirectoryError) as exc:
-                raise KubeletError(
-                    f"waiting for kubelet: the directory {self._directory} does not exist; "
-                    "is kubelet installed, and is --kubelet-dir its directory?"
-                ) from exc
-            except PermissionError as exc:
-                raise KubeletError(f"may not watch {self._directory}: {exc.strerror}; run as root") from exc
-            except OSError:  # fs.inotify.max_user_watches is used up
-                yield None
-                return
-            yield inotify
-
-    async def _identities(
-        self, inotify: INotify | None, watched: tuple[int, int] | None
-    ) -> AsyncIterator[Sockets]:
-        """Kubelet's own socket is reported at once, the others together and at most once in ODD_SIGHT_S."""
-        kubelet: str | None = ""
-        others: dict[str, str] = {}
-        others_at = -math.inf
-        odd = False  # another process's socket may have come and gone since they were read
-        while True:
-            now, changed = self._identity(), False
-            if (wait_s := others_at + limits.ODD_SIGHT_S - trio.current_time()) <= 0:
-                found, others_at, wait_s = self._others(others), trio.current_time(), math.inf
-                changed, others, odd = found != others or odd, found, False
-            if now != kubelet or changed:
-                kubelet = now
-                yield Sockets(now, tuple(sorted(others)))
-            # inotify reports the directory's removal only when no process has it open, and our own sockets keep it
-            # open. It cannot be removed while kubelet.sock is in it, whose removal is reported at once.
-            unsure = now is None or inotify is None
-            with trio.move_on_after(min(wait_s, limits.KUBELET_DIR_RETRY_S if unsure else math.inf)):
-                if inotify is None:
-                    await trio.sleep_forever()
-                else:
-                    await trio.lowlevel.wait_readable(inotify.fileno())
-            changes = [] if inotify is None else inotify.read(timeout=0)
-            odd = odd or any(change.name and is_others(change.name) for change in changes)
-            self._check_not_removed()
-            if any(c.mask & _DIRECTORY_LOST for c in changes) or self._directory_id() != watched:
-                raise self._directory_lost()
-
-    def _others(self, before: dict[str, str]) -> dict[str, str]:
-        """The sockets that are neither kubelet's nor ours, and which each one is. As `before` for want of descriptors:
-        that is no evidence about any socket."""
-        found: dict[str, str] = {}
-        try:
-            with os.scandir(self._directory) as entries:
-                for entry in entries:
-                    if is_others(entry.name) and (identity := _socket_identity(entry.path)) is not None:
-                        found[encodable(entry.name)] = identity
-                        if len(found) == limits.NEIGHBOURS_MAX:
-                            break
-        except OSError as exc:
-            return before if shortage(exc) is not None else found
-        return found
-
-    def _check_not_removed(self) -> None:
-        """Raises `KubeletError` if it was: a mount outlives that, and never shows another directory of that name."""
-        with suppress(OSError):
-            if os.stat(self._directory).st_nlink == 0:
-                raise KubeletError(
-                    f"waiting for kubelet: the directory {self._directory} has been removed from the node, and this "
-                    "container still has the removed one: delete this pod, its successor gets the one that is there now"
-                )
-
-    def _directory_id(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self._directory)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
-
-    def _directory_lost(self) -> KubeletError:
-        return KubeletError(f"waiting for kubelet: the directory {self._directory} has disappeared")
-
-    def _identity(self) -> str | None:
-        """Which socket kubelet.sock is now: a restarted kubelet makes a new one, perhaps with the same inode."""
-        return _socket_identity(self._socket)
-
-
-@final
 class UnixEndpoint:
     """Our side of one resource's socket. Implements `ports.Endpoint`."""
 
@@ -279,22 +153,12 @@ async def _register_over(channel: Channel, resource: ResourceName, endpoint: str
     await pb.RegistrationStub(channel).register(request)
 
 
-def is_others(name: str) -> bool:
-    """Whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being made."""
-    return not name.startswith((".", _OURS)) and name not in (_KUBELET, CHECKPOINT) and "/" not in name
-
-
-def _socket_identity(path: str) -> str | None:
-    found = socket_file(path)
-    return None if found is None else found.identity
-
-
 def socket_name(resource: ResourceName, directory: str) -> str:
     """The socket's file name: readable, or a digest where that would be longer than the kernel allows."""
-    name = f"{_OURS}{resource.replace('/', '_')}.sock"
+    name = f"{OURS}{resource.replace('/', '_')}.sock"
     if len(os.fsencode(os.path.join(directory, name))) <= limits.SOCKET_PATH_MAX_BYTES:
         return name
-    return f"{_OURS}{hashlib.sha256(resource.encode()).hexdigest()[:12]}.sock"
+    return f"{OURS}{hashlib.sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
 def _short_of(problem: str, exc: BaseException) -> str | None:

@@ -12,16 +12,15 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol, final
 
 import trio
 
-from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketFile, SocketInUseError
+from gpuactors.kubelet.sockets import Change
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError, decode, encode
 from gpuactors.simulation.kubelet.values import Checkpoint
@@ -163,16 +162,6 @@ def owner_named(process: str) -> Owner:
     return Owner(int(number) if number.isdecimal() else None)
 
 
-@dataclass(frozen=True, slots=True)
-class SocketsThere:
-    """Who listens in kubelet's directory."""
-
-    kubelet: str | None
-    """Which kubelet; None while there is none."""
-    plugins: tuple[tuple[str, int], ...]
-    """The endpoints by name, each with a number of its own."""
-
-
 @final
 class MemoryTransport:
     """A kubelet's directory in memory, for runs on trio's mock clock.
@@ -187,9 +176,8 @@ class MemoryTransport:
         self._listening: dict[str, MemoryListener] = {}
         self._lives = itertools.count(1)
         self._numbers = itertools.count(1)
-        self._kubelet: str | None = None
-        self._sockets = Latest(SocketsThere(None, ()))
         self._pod_resources: tuple[str, float] | None = None
+        self._watches: list[MemoryChanges] = []
         self._connections: list[Connection] = []
         self._doomed: dict[str, int] = {}
         self.checkpoint: Checkpoint | None = None
@@ -200,15 +188,11 @@ class MemoryTransport:
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
         """A removed name is only that: who holds an open connection keeps it. Names in a sub-directory stay."""
-        self._listening = {name: listener for name, listener in self._listening.items() if "/" in name}
+        for name in [name for name in self._listening if "/" not in name]:
+            del self._listening[name]
+            self._changed(name)
         async with self.listen_at(KUBELET_SOCKET, KUBELET) as listener:
-            self._kubelet = f"kubelet {next(self._lives)}"
-            self._show()
-            try:
-                yield listener
-            finally:
-                self._kubelet = None
-                self._show()
+            yield listener
 
     @asynccontextmanager
     async def listen_pod_resources(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
@@ -217,19 +201,37 @@ class MemoryTransport:
             self._pod_resources = f"PodResources {next(self._lives)}", trio.current_time()
             yield listener
 
-    def sockets(self) -> LatestReader[SocketsThere]:
-        """Who listens in the directory now, and after every change."""
-        return self._sockets.subscribe()
+    @contextmanager
+    def watch(self) -> Iterator[MemoryChanges]:
+        """What changes in kubelet's directory from now on, as inotify tells it."""
+        changes = MemoryChanges()
+        self._watches.append(changes)
+        try:
+            yield changes
+        finally:
+            self._watches.remove(changes)
 
-    def _show(self) -> None:
-        plugins = ((name, at.number) for name, at in self._listening.items() if at.owner != KUBELET)
-        self._sockets.set(SocketsThere(self._kubelet, tuple(sorted(plugins))))
+    def names(self) -> list[str]:
+        """What is in kubelet's directory."""
+        found = {name.partition("/")[0] for name in self._listening if name != POD_RESOURCES_SOCKET}
+        return sorted(found | ({CHECKPOINT_FILE} if self.checkpoint is not None else set()))
+
+    def _changed(self, name: str) -> None:
+        if "/" not in name:
+            for changes in self._watches:
+                changes.add(name)
 
     def socket_file(self, name: str) -> SocketFile | None:
-        """The PodResources socket, which a dead kubelet leaves behind; of others nobody asks."""
-        if name != POD_RESOURCES_SOCKET or self._pod_resources is None:
-            return None
-        identity, made_at = self._pod_resources
+        """A dead kubelet leaves its PodResources socket behind."""
+        if name == POD_RESOURCES_SOCKET:
+            if self._pod_resources is None:
+                return None
+            identity, made_at = self._pod_resources
+        else:
+            listener = self._listening.get(name)
+            if listener is None:
+                return None
+            identity, made_at = f"socket {listener.number}", listener.made_at
         return SocketFile(identity, trio.current_time() - made_at)
 
     def listens(self, name: str, listener: trio.abc.Listener[trio.abc.Stream]) -> bool:
@@ -260,8 +262,9 @@ class MemoryTransport:
         for connection in self._open():
             if owner in connection.owners:
                 connection.cut()
-        self._listening = {name: at for name, at in self._listening.items() if at.owner != owner}
-        self._show()
+        for name in [name for name, at in self._listening.items() if at.owner == owner]:
+            del self._listening[name]
+            self._changed(name)
 
     def _open(self) -> list[Connection]:
         self._connections = [c for c in self._connections if not c.is_broken]
@@ -292,14 +295,14 @@ class MemoryTransport:
 
     def _listen(self, name: str, owner: str) -> MemoryListener:
         listener = self._listening[name] = MemoryListener(self, name, owner, next(self._numbers))
-        self._show()
+        self._changed(name)
         return listener
 
     def remove(self, listener: MemoryListener) -> None:
         """The socket's file, if it is still this listener's."""
         if self.listens(listener.name, listener):
             del self._listening[listener.name]
-            self._show()
+            self._changed(listener.name)
 
     async def dial(self, endpoint: str, owner: str = KUBELET) -> trio.abc.Stream:
         """Tries again while nobody listens at the endpoint."""
@@ -341,6 +344,7 @@ class MemoryTransport:
         """As `KubeletTransport.write_checkpoint`."""
         self.checkpoint = checkpoint
         self.checkpoint_damaged = False
+        self._changed(CHECKPOINT_FILE)
 
     def checkpoint_file(self) -> bytes | None:
         """The ledger file's content, as somebody who is not kubelet reads it; None if there is none."""
@@ -348,6 +352,29 @@ class MemoryTransport:
             return None
         content = encode(self.checkpoint).encode()
         return content[: len(content) // 2] if self.checkpoint_damaged else content
+
+
+@final
+class MemoryChanges:
+    """Made by `MemoryTransport.watch`."""
+
+    def __init__(self) -> None:
+        self._told: list[Change] = []
+        self._came = trio.Event()
+
+    def add(self, name: str) -> None:
+        """Something of that name came or went."""
+        self._told.append(Change(name))
+        self._came.set()
+
+    async def wait(self) -> None:
+        """As `Changes.wait`."""
+        await self._came.wait()
+
+    def read(self) -> Sequence[Change]:
+        """As `Changes.read`."""
+        told, self._told, self._came = self._told, [], trio.Event()
+        return told
 
 
 @final
@@ -359,6 +386,7 @@ class MemoryListener(BoundListener):
         self.name: Final = name
         self.owner: Final = owner
         self.number: Final = number
+        self.made_at: Final = trio.current_time()
         # As a listening socket's backlog: a peer that dials does not wait to be accepted.
         self._send, self._receive = trio.open_memory_channel[Connection](_BACKLOG)
         self.is_closed = False

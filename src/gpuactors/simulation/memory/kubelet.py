@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketBindError, SocketFile
-from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet, is_others
+from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger, LedgerIo
-from gpuactors.ports import LedgerContents, Sockets
+from gpuactors.kubelet.sockets import Change, Changes, Directory, DirectoryIo
+from gpuactors.ports import LedgerContents
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet.transport import (
     CHECKPOINT_FILE,
     MemoryTransport,
-    SocketsThere,
 )
 
 _DAEMON: Final = "daemon"
@@ -39,7 +38,8 @@ def memory_kubelet(
 ) -> UnixKubelet:
     """The daemon's own way to kubelet, to a fake one on a `MemoryTransport`."""
     io = _MemoryKubeletIo(transport, faults or Faults(), owner)
-    return UnixKubelet("", hanging, KubeletIo(io.dial, io.bind, io.sockets))
+    directory = DirectoryIo(io.watch, io.directory, io.names, io.socket_file)
+    return UnixKubelet("", hanging, KubeletIo(io.dial, io.bind, directory))
 
 
 @final
@@ -51,11 +51,27 @@ class _MemoryKubeletIo:
         self._faults = faults
         self._owner = owner
 
-    @asynccontextmanager
-    async def sockets(self) -> AsyncIterator[AsyncIterator[Sockets]]:
-        """As `KubeletIo.sockets`."""
+    @contextmanager
+    def watch(self, path: str) -> Iterator[Changes]:
+        """As `DirectoryIo.watch`."""
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
-        yield _Sockets(self._transport.sockets(), self._faults)
+        need_descriptor(self._faults)
+        with self._transport.watch() as changes:
+            yield _Changes(changes, self._faults)
+
+    @contextmanager
+    def names(self, path: str) -> Iterator[Sequence[str]]:
+        """As `DirectoryIo.names`."""
+        need_descriptor(self._faults)
+        yield self._transport.names()
+
+    def directory(self, path: str) -> Directory:
+        """As `DirectoryIo.directory`: it is always there."""
+        return Directory((0, 0), links=2)
+
+    def socket_file(self, path: str) -> SocketFile | None:
+        """As `DirectoryIo.socket_file`."""
+        return self._transport.socket_file(_name(path))
 
     def bind(self, path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
         """As `grpc_trio.bind_unix`."""
@@ -86,26 +102,19 @@ def need_descriptor(faults: Faults) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-class _Sockets:
-    """The sockets in kubelet's directory, as a daemon sees them."""
+@final
+class _Changes:
+    """What changes in kubelet's directory, and what goes wrong in whoever reads it."""
 
-    def __init__(self, sockets: LatestReader[SocketsThere], faults: Faults) -> None:
-        self._sockets = sockets
+    def __init__(self, changes: Changes, faults: Faults) -> None:
+        self._changes = changes
         self._faults = faults
-        self._last: tuple[str | None, tuple[tuple[str, int], ...]] | None = None
+        self.wait = changes.wait
 
-    def __aiter__(self) -> _Sockets:
-        return self
-
-    async def __anext__(self) -> Sockets:
-        while True:
-            found = await self._sockets.receive()
-            others = tuple((name, number) for name, number in found.plugins if is_others(name))
-            if (found.kubelet, others) != self._last:
-                break
-        self._last = found.kubelet, others
+    def read(self) -> Sequence[Change]:
+        """As `Changes.read`."""
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
-        return Sockets(found.kubelet, tuple(name for name, _ in others[: limits.NEIGHBOURS_MAX]))
+        return self._changes.read()
 
 
 def memory_ledger(

@@ -1,0 +1,240 @@
+"""The sockets in kubelet's directory: kubelet's own, and those of other plugins beside it.
+
+What is found is reported as `ports.Sockets`. Must not reach the system except through a `DirectoryIo`: a simulation
+has one of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol, final
+
+import trio
+from inotify_simple import INotify, flags
+
+from gpuactors import limits
+from gpuactors.core.text import encodable
+from gpuactors.grpc_trio import SocketFile, socket_file
+from gpuactors.kubelet.ledger import CHECKPOINT
+from gpuactors.ports import KubeletError, Sockets
+from gpuactors.shortage import shortage
+
+KUBELET_SOCKET: Final = "kubelet.sock"
+OURS: Final = "gpuactors-"
+"""How the names of our own sockets begin."""
+
+_CHANGES: Final = (
+    flags.CREATE
+    | flags.DELETE
+    | flags.MOVED_TO
+    | flags.MOVED_FROM
+    | flags.DELETE_SELF
+    | flags.MOVE_SELF
+    | flags.ONLYDIR
+)
+_DIRECTORY_LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT
+
+
+# --- the seam ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something in a directory appeared or disappeared."""
+
+    name: str
+    """Empty if it is the directory itself."""
+    lost: bool = False
+    """The directory is no longer watched: it was removed, renamed or unmounted."""
+
+
+class Changes(Protocol):
+    """What changes in one directory from now on."""
+
+    async def wait(self) -> None:
+        """Until there is something to read."""
+        ...
+
+    def read(self) -> Sequence[Change]:
+        """What has changed since the last time; nothing, perhaps."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Which directory a path leads to. `links` is 0 for one that was removed and that a mount still keeps."""
+
+    identity: tuple[int, int]
+    links: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryIo:
+    """How kubelet's directory is read: the node's, or a simulation's."""
+
+    watch: Callable[[str], AbstractContextManager[Changes]]
+    """Raises `OSError` when it is entered."""
+    directory: Callable[[str], Directory]
+    """Raises `OSError`."""
+    names: Callable[[str], AbstractContextManager[Iterable[str]]]
+    """What is in a directory. Raises `OSError`, also during the iteration."""
+    socket_file: Callable[[str], SocketFile | None]
+
+
+def directory_of_the_node() -> DirectoryIo:
+    """By inotify: the directory is an ordinary one, made by a program and not by the kernel."""
+    return DirectoryIo(_inotify, _directory, _names, socket_file)
+
+
+@final
+class _Inotify:
+    def __init__(self, inotify: INotify) -> None:
+        self._inotify = inotify
+
+    async def wait(self) -> None:
+        await trio.lowlevel.wait_readable(self._inotify.fileno())
+
+    def read(self) -> Sequence[Change]:
+        return [
+            Change(change.name, bool(change.mask & _DIRECTORY_LOST))
+            for change in self._inotify.read(timeout=0)
+        ]
+
+
+@contextmanager
+def _inotify(path: str) -> Iterator[_Inotify]:
+    with INotify(nonblocking=True) as inotify:
+        inotify.add_watch(path, _CHANGES)
+        yield _Inotify(inotify)
+
+
+def _directory(path: str) -> Directory:
+    found = os.stat(path)
+    return Directory((found.st_dev, found.st_ino), found.st_nlink)
+
+
+@contextmanager
+def _names(path: str) -> Iterator[Iterable[str]]:
+    with os.scandir(path) as entries:
+        yield (entry.name for entry in entries)
+
+
+# --- the watch --------------------------------------------------------------------------------------------
+
+
+@final
+class SocketsWatch:
+    """The sockets in kubelet's directory. Where inotify is unavailable (fs.inotify.max_user_instances or
+    max_user_watches is used up), the directory is read periodically."""
+
+    def __init__(self, directory: str, io: DirectoryIo) -> None:
+        self._path = directory
+        self._socket = os.path.join(directory, KUBELET_SOCKET)
+        self._io = io
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[AsyncIterator[Sockets]]:
+        """As `ports.Kubelet.sockets`."""
+        watched = self._directory()
+        _check_not_removed(watched, self._path)
+        with self._watch() as changes:
+            yield self._seen(changes, watched)
+
+    @contextmanager
+    def _watch(self) -> Iterator[Changes | None]:
+        with ExitStack() as stack:
+            changes: Changes | None = None
+            try:
+                changes = stack.enter_context(self._io.watch(self._path))
+            except (FileNotFoundError, NotADirectoryError) as exc:
+                raise KubeletError(
+                    f"waiting for kubelet: the directory {self._path} does not exist; "
+                    "is kubelet installed, and is --kubelet-dir its directory?"
+                ) from exc
+            except PermissionError as exc:
+                raise KubeletError(f"may not watch {self._path}: {exc.strerror}; run as root") from exc
+            except OSError:
+                pass  # inotify's limits are reached
+            yield changes
+
+    async def _seen(self, changes: Changes | None, watched: Directory | None) -> AsyncIterator[Sockets]:
+        """Kubelet's own socket is reported at once, the others together and at most once in ODD_SIGHT_S."""
+        kubelet: str | None = ""
+        others: dict[str, str] = {}
+        others_at = -math.inf
+        odd = False  # another process's socket may have come and gone since they were read
+        while True:
+            now, changed = self._identity(self._socket), False
+            if (wait_s := others_at + limits.ODD_SIGHT_S - trio.current_time()) <= 0:
+                found, others_at, wait_s = self._others(others), trio.current_time(), math.inf
+                changed, others, odd = found != others or odd, found, False
+            if now != kubelet or changed:
+                kubelet = now
+                yield Sockets(now, tuple(sorted(others)))
+            # inotify reports the directory's removal only when no process has it open, and our own sockets keep it
+            # open. It cannot be removed while kubelet.sock is in it, whose removal is reported at once.
+            unsure = now is None or changes is None
+            with trio.move_on_after(min(wait_s, limits.KUBELET_DIR_RETRY_S if unsure else math.inf)):
+                if changes is None:
+                    await trio.sleep_forever()
+                else:
+                    await changes.wait()
+            reported = () if changes is None else changes.read()
+            odd = odd or any(change.name and is_others(change.name) for change in reported)
+            self._check_still(watched, reported)
+
+    def _check_still(self, watched: Directory | None, reported: Iterable[Change]) -> None:
+        """Raises `KubeletError` unless the path leads to the directory that is watched."""
+        found = self._directory()
+        _check_not_removed(found, self._path)
+        if any(change.lost for change in reported) or _identity(found) != _identity(watched):
+            raise KubeletError(f"waiting for kubelet: the directory {self._path} has disappeared")
+
+    def _others(self, before: dict[str, str]) -> dict[str, str]:
+        """The sockets that are neither kubelet's nor ours, and which each one is. As `before` for want of descriptors:
+        that is no evidence about any socket."""
+        found: dict[str, str] = {}
+        try:
+            with self._io.names(self._path) as names:
+                for name in names:
+                    identity = self._identity(os.path.join(self._path, name)) if is_others(name) else None
+                    if identity is not None:
+                        found[encodable(name)] = identity
+                        if len(found) == limits.NEIGHBOURS_MAX:
+                            break
+        except OSError as exc:
+            return before if shortage(exc) is not None else found
+        return found
+
+    def _directory(self) -> Directory | None:
+        try:
+            return self._io.directory(self._path)
+        except OSError:
+            return None
+
+    def _identity(self, path: str) -> str | None:
+        """Which socket it is: a restarted kubelet makes a new one, perhaps with the same inode."""
+        found = self._io.socket_file(path)
+        return None if found is None else found.identity
+
+
+def is_others(name: str) -> bool:
+    """Whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being made."""
+    return not name.startswith((".", OURS)) and name not in (KUBELET_SOCKET, CHECKPOINT) and "/" not in name
+
+
+def _identity(found: Directory | None) -> tuple[int, int] | None:
+    return None if found is None else found.identity
+
+
+def _check_not_removed(found: Directory | None, path: str) -> None:
+    """Raises `KubeletError` if it was: a mount outlives that, and never shows another directory of that name."""
+    if found is not None and found.links == 0:
+        raise KubeletError(
+            f"waiting for kubelet: the directory {path} has been removed from the node, and this "
+            "container still has the removed one: delete this pod, its successor gets the one that is there now"
+        )

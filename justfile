@@ -47,7 +47,7 @@ vm-iommufd-kernel *ARGS:
 vm-table *ARGS:
     python -m tests.vm.table "$@"
 
-# Every order of up to five events in worlds of two GPUs, through the core alone.
+# Every order of up to five events in worlds of two GPUs, only through the core.
 small-worlds LENGTH="5":
     SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
 
@@ -71,7 +71,7 @@ garbage *ARGS:
 bench *ARGS:
     @python -m tests.bench.run --json "$@"
 
-# Format and mend what can be mended by itself.
+# Format, and fix what can be fixed automatically.
 fmt:
     ruff check --fix
     ruff format

@@ -2,7 +2,7 @@
 
 uevents -> udev_watcher ----+                  +-> looks cell   -> sysfs_inspector -> inbox
 /sys    -> sysfs_inspector -+-> inbox -> REGISTRY -> plugin cells -> plugins -> kubelet
-kubelet -> kubelet_watcher -+     step()       +-> state cell   -> whoever wants to know
+kubelet -> kubelet_watcher -+     step()       +-> state cell   -> other readers
 gRPC    -> InboxCaller -----+                  +-> replies      -> gRPC
                                                +-> journal      -> files
 """
@@ -95,7 +95,7 @@ class Outside:
     """The control socket; without one there is no hand-over."""
     journal: Journal | None = None
     served: ServedResources | None = None
-    """Kept in the state directory; without one a new daemon knows nothing of the names that the last one served."""
+    """Kept in the state directory; without one a new daemon does not know the names that the last one served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Daemon:
 
 
 def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
-    """What of the configuration the core needs."""
+    """The settings that the core needs."""
     return Settings(
         selectors=config.selectors,
         resync_interval_s=config.resync_interval_s,
@@ -119,12 +119,12 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
 
 
 def node_of(config: Config) -> str:
-    """The node's name: the one that was given, else the host's own (in a pod the pod's)."""
+    """The node's name: the configured one, else the host's own (in a pod the pod's)."""
     return encodable(config.node_name or os.uname().nodename)
 
 
 def sysfs_of(config: Config) -> SysfsReader:
-    """The reader of the host's files. Raises `ports.HostError` if the pci.ids file that was named cannot be read."""
+    """The reader of the host's files. Raises `ports.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
     return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids))
 
@@ -196,9 +196,9 @@ async def run(
 async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
     """As `run`, until a signal that stops it: SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
-    Raises `AbsentError` if what it needs of the node has never been there for its bound.
+    Raises `AbsentError` if a required part of the node was missing for its bound.
     """
-    # Around the nursery: until the last socket is removed no signal may do what it does by default.
+    # Around the nursery: until the last socket is removed no signal may have its default effect.
     with trio.open_signal_receiver(*early_signals.handled()) as signals:
         early_signals.hand_over()
         async with trio.open_nursery() as nursery:
@@ -239,7 +239,7 @@ async def run_daemon(
     """
     state = initial_state(settings, await _served_before(outside))
     outputs = project(state)
-    # The worst case of the inbox is reasoned in limits.py. Producers wait when it is full, the registry never sends.
+    # The worst case of the inbox is in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
     replies: Replies[Answer] = Replies()
     cells = registry.Cells(

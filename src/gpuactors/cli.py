@@ -2,7 +2,7 @@
 codes.
 
 Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, or a replay differs; 2 wrong usage; 65 no
-journal that could be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was never there
+journal that can be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was never there
 (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard output cannot be written (EX_CANTCREAT); 78
 wrong configuration (EX_CONFIG, sysexits.h).
 """
@@ -56,7 +56,7 @@ def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
     resolved = _resolved(flags)
     config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
-    from gpuactors import app  # what only the daemon needs is not loaded for the other commands
+    from gpuactors import app  # modules that only the daemon needs are not loaded for the other commands
     from gpuactors.absence import AbsentError
 
     log.configure(config.log_format, config.log_level, node=app.node_of(config))
@@ -269,7 +269,7 @@ def show_schema() -> None:
 
 
 def main() -> NoReturn:
-    """Runs the command that the process was given, and ends the process."""
+    """Runs the command of the command line, and ends the process."""
     if sys.stdout is not None:
         sys.stdout = stdout.opened()
     try:

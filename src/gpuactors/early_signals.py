@@ -1,9 +1,8 @@
-"""What signals do to `gpuactors run` before its event loop takes them: the process ends at once, and ends well.
+"""The effect of signals on `gpuactors run` before its event loop handles them: the process exits at once, with code 0.
 
 The kernel drops a signal to process 1 of a PID namespace (every container's first process) that has no handler
 (kernel/signal.c, SIGNAL_UNKILLABLE): a SIGTERM during the imports, some 0.3 s, would be lost, and the container be
-killed when its grace period is over. So the handlers come first. Nothing has been made by then that would have to be
-removed.
+killed when its grace period is over. So the handlers come first. At that time there is nothing to remove.
 
 Must import nothing but the standard library's `signal` and what the interpreter has loaded anyway.
 """
@@ -19,7 +18,7 @@ STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """They stop the daemon in an orderly way: Kubernetes and systemd send the first, a terminal the others."""
 
 IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
-"""They mean nothing to the daemon. Their default is to end the process, with its sockets left behind."""
+"""The daemon ignores them. Their default is to end the process, with its sockets left behind."""
 
 
 class _Phase:
@@ -35,12 +34,12 @@ def guard() -> None:
 
 
 def hand_over() -> None:
-    """The event loop takes the signals now. What comes after its end changes nothing: the process ends anyway."""
+    """The event loop handles the signals now. A signal after its end has no effect: the process ends anyway."""
     _Phase.handed_over = True
 
 
 def handled() -> tuple[signal.Signals, ...]:
-    """The signals that the daemon handles. `nohup` has SIGHUP ignored, and means it."""
+    """The signals that the daemon handles. `nohup` sets SIGHUP to ignored, and it stays so."""
     return tuple(
         number
         for number in (*STOPPING, *IGNORED)

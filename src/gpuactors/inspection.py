@@ -1,7 +1,6 @@
-"""What `gpuactors inspect` and `gpuactors explain` show: the running daemon's view, or else one look of our own.
-
-Our own look is judged by the same core that the daemon runs, from the same three sides: sysfs, kubelet's ledger, the
-use of the groups. It opens no device and knows no history. Must not write anything anywhere.
+"""What `gpuactors inspect` and `gpuactors explain` show: the running daemon's view, or else one inspection by the
+command. Its inspection is assessed by the same core that the daemon runs, from the same three sources: sysfs, kubelet's
+ledger, the use of the groups. It opens no device and has no history. Must not write anything anywhere.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ from gpuactors.ports import ControlError, LedgerError, LedgerReader, UseReader
 NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
 
 _ROUNDS: Final = 8
-"""Reads and polls of our own look: the first of each, and what the core asks for because of what they found."""
+"""Reads and polls of the command's own inspection: the first of each, and those that the core requests after their
+results."""
 
 
 class UnknownAddressError(Exception):
@@ -61,7 +61,7 @@ class Inspected:
     source: str
     """The source of the view, in words."""
     problem: str = ""
-    """Why a daemon was not asked that runs, or may: what is shown is not what it knows. Empty where that is certain."""
+    """Why a daemon that runs, or may run, was not asked: its view may differ. Empty if none runs for certain."""
     node: str = ""
     """The node's name."""
     wall: float = 0.0
@@ -77,12 +77,13 @@ class Explained:
 
 
 def inspect(config: Config) -> Inspected:
-    """The running daemon's view of the node, or our own. Raises `ports.HostError` if the node cannot be looked at."""
+    """The running daemon's view of the node, or the command's own. Raises `ports.HostError` if the node cannot be
+    read."""
     return trio.run(inspected, config)
 
 
 def explain(config: Config, address: str) -> Explained:
-    """What is known of one device; `address` may lack the PCI domain (`23:00.0`).
+    """The view of one device; `address` may lack the PCI domain (`23:00.0`).
 
     Raises `UnknownAddressError`, and `ports.HostError` as `inspect`.
     """
@@ -165,12 +166,12 @@ async def _look(config: Config) -> NodeView:
             break
         state, _effects = step(state, event, trio.current_time())
         event = await _answer(state, ledger, use)
-    # This command listens for no uevents, and misses none: it has just looked.
+    # This command needs no uevents: it has just scanned.
     return replace(view_of(state, trio.current_time()), uevents_problem="")
 
 
 async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Event | None:
-    """What the core wants to know next."""
+    """The next requests of the core."""
     wanted = project(state)
     if wanted.ledger.read is not None:
         try:
@@ -221,7 +222,7 @@ def _addresses(devices: tuple[DeviceView, ...] | list[DeviceView]) -> str:
 
 
 def as_json(found: Inspected) -> str:
-    """The node, its resources as kubelet counts them, its devices, and what stands in the way of knowing more."""
+    """The node, its resources as kubelet counts them, its devices, and the problems that hide more."""
     known = {
         "node": found.node,
         "source": "daemon" if found.by_daemon else "look",
@@ -249,7 +250,7 @@ def _resource_dict(resource: ResourceView, found: Inspected) -> dict[str, object
 
 
 def _shown(found: Inspected) -> list[DeviceView]:
-    """What is on the node, and what is listed though it is gone."""
+    """The devices on the node, and those that are listed though they are gone."""
     return [device for device in found.view.devices if device.present or device.listed]
 
 
@@ -344,7 +345,7 @@ def _row(device: DeviceView) -> tuple[str, ...]:
 
 
 def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """The row, and below its reason what of that does not fit."""
+    """The row, and below its reason the rest that does not fit."""
     before = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
     room = max(_REASON_MIN, TABLE_COLUMNS - len(before))
     first, *rest = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
@@ -362,7 +363,7 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
 
 
 def explanation_json(explained: Explained) -> str:
-    """Everything that is known of the device, as one object."""
+    """All that is known of the device, as one object."""
     device, view = explained.device, explained.inspected.view
     resource = next((r for r in view.resources if r.name == device.resource), None)
     known: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the actors need from outside, as protocols: the host's files, uevents, kubelet, a predecessor, a journal.
+"""The actors' interfaces to the outside, as protocols: the host's files, uevents, kubelet, a predecessor, a journal.
 
 An actor knows only these; `app.py` hands it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake. Must not
 import anything but the core's values and the latest-value cell.
@@ -50,7 +50,7 @@ class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """Every function that the selectors choose or that is `given` (a pod has it, whatever is selected now), and the
+        """Every function that the selectors match or that is `given` (a pod has it, whatever is selected now), and the
         other members of their IOMMU groups.
 
         Raises `HostError` if the bus cannot be listed at all.
@@ -58,10 +58,9 @@ class HostReader(Protocol):
         ...
 
     async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """The function at `address` and the members of its IOMMU group, if the selectors choose any of them or any is
-        `given`; else nothing. A function that is not there is simply not in the answer.
-
-        Raises `HostError` if nothing could be found out.
+        """The function at `address` and the members of its IOMMU group, if the selectors match any of them or any is
+        `given`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the read
+        failed.
         """
         ...
 
@@ -70,9 +69,9 @@ class UseReader(Protocol):
     """Finds out which IOMMU groups are in use."""
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """The use of each group, in any order; a group that could not be looked at is left out. Never blocks for long,
-        never opens a group unless the target allows it (and then only where the configuration asks for it). `whole`:
-        there are no other groups; what is remembered of any other may be forgotten."""
+        """The use of each group, in any order; a group that could not be read is left out. Never blocks for long, never
+        opens a group unless the target allows it (and then only where the configuration asks for it). `whole`: there
+        are no other groups; the adaptor may forget all others."""
         ...
 
 
@@ -108,12 +107,12 @@ class LedgerContents:
 
 
 class UeventsOverflowError(PortError):
-    """The kernel dropped uevents (ENOBUFS); the source goes on working."""
+    """The kernel dropped uevents (ENOBUFS); the source still works."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What one uevent points at: a function, or an IOMMU group."""
+    """The subject of one uevent: a function, or an IOMMU group."""
 
     address: PciAddress | None
     iommu_group: int | None
@@ -150,7 +149,7 @@ class LedgerError(KubeletError):
 
 
 class Caller(Protocol):
-    """What a gRPC handler may do: post an event and wait for the core's answer."""
+    """The interface of gRPC handlers: they post an event and wait for the core's answer."""
 
     async def allocate(
         self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]
@@ -188,7 +187,7 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """What there is to see in kubelet's device-plugins directory."""
+    """The sockets in kubelet's device-plugins directory."""
 
     kubelet: str | None
     """The identity of kubelet.sock; None while there is none."""
@@ -217,7 +216,7 @@ class Kubelet(Protocol):
         """Serves the device plugin API for `resource` as long as the context is open; each stream gets a read end of
         its own of `frames`.
 
-        Raises `KubeletError` if the socket cannot be made. If the socket's file disappears later that is found out by
+        Raises `KubeletError` if the socket cannot be made. A later removal of the socket's file is detected by
         `Endpoint.still_there`, not here.
         """
         ...
@@ -280,12 +279,12 @@ class ServedResources(Protocol):
     the next."""
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """Those that this node's daemons have served; none if there was none. Raises `StateFileError`, also where the
-        disk does not answer in time."""
+        """The resources that this node's daemons have served; none if there was none. Raises `StateFileError`, also
+        where the disk does not answer in time."""
         ...
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
-        """Keeps these in the place of all before. Raises `StateFileError`."""
+        """Replaces the stored resources by these. Raises `StateFileError`."""
         ...
 
 
@@ -298,7 +297,7 @@ class Step:
     at: float
     effects: Sequence[Effect] = ()
     outputs: Outputs | None = None
-    """What was to be seen outside after it; None if it failed."""
+    """The outputs after it; None if it failed."""
     failure: str = ""
     """The exception that it raised, which is a bug and the end of the process."""
 
@@ -311,5 +310,5 @@ class Journal(Protocol):
         ...
 
     async def run(self) -> None:
-        """Writes what was taken, for ever; when it is cancelled, the last steps as well."""
+        """Writes the taken steps, for ever; when it is cancelled, the last ones as well."""
         ...

@@ -22,11 +22,11 @@ NO_THREAD: Final = (
     "no thread can be started: raise the limit of tasks "
     "(TasksMax= of the service manager, the pids limit of the pod)"
 )
-"""What Python's RuntimeError of that name means (man 2 clone: EAGAIN)."""
+"""The meaning of Python's RuntimeError of that name (man 2 clone: EAGAIN)."""
 
 
 def shortage(error: BaseException | None) -> str | None:
-    """What there is too little of, and what to do, if that is why `error` was raised, or what it was raised from."""
+    """The shortage and its remedy, if `error`, or a cause of it, was raised for one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _REMEDIES:
             return f"{_REMEDIES[error.errno]}; it is retried automatically"

@@ -1,10 +1,10 @@
-"""Configuration: what an operator may choose, where each value came from, and words for what is wrong with one.
+"""Configuration: the settings, the source of each value, and error messages for wrong ones.
 
-Four sources, the first that speaks wins: flag, environment (`GPUACTORS_…`), file (`--config FILE`), default. Each
-setting is written once, in `settings.py`; its names, help, schema and row in the README follow (`declaration.py`). A
-name that means nothing is an error, because a setting that silently does nothing costs more than one that is refused.
+Four sources, the first that has a value wins: flag, environment (`GPUACTORS_…`), file (`--config FILE`), default. Each
+setting is declared once, in `settings.py`; its names, help, schema and row in the README are derived
+(`declaration.py`). An unknown name is an error, because a setting without effect costs more than a refused one.
 
-Must not hold bounds (they are in `limits.py`) and must not look at the host beyond reading the file it was given.
+Must not hold bounds (they are in `limits.py`) and must not read the host except for the configuration file.
 """
 
 from .declaration import Declaration

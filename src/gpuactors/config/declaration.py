@@ -1,8 +1,8 @@
 """How a setting is declared: once, as a field of a struct, `key: Annotated[TYPE, Described(…)] = DEFAULT`.
 
-Everything else that names the setting is made of that: its flag and its variable, its lines in `--help`, its property
-in the schema, its row in the README, and the sentence that refuses a value. Must not know any setting (they are in
-`settings.py`) and must not read a value (`sources.py` does).
+Everything else that names the setting is derived from it: its flag and its variable, its lines in `--help`, its
+property in the schema, its row in the README, and the sentence that refuses a value. Must not know any setting (they
+are in `settings.py`) and must not read a value (`sources.py` does).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Described:
     """The parts of a setting that its type does not have."""
 
     description: str
-    """What it means: one sentence or more, Markdown."""
+    """Its meaning: one sentence or more, Markdown."""
     metavar: str = ""
     """What stands for a value in the help. A switch and a choice show their values."""
     must_be: str = ""
@@ -52,7 +52,7 @@ class Described:
     default: str = ""
     """The meaning of the default, where its value does not show it (`None`, an empty text)."""
     check: Callable[[Any], object] | None = None
-    """Takes a value of the right type and returns it as it is kept. Raises ValueError."""
+    """Takes a value of the right type and returns the stored form. Raises ValueError."""
     fallback_variable: str = ""
     """A variable without our prefix that is read where no flag, no variable of ours and no file has the setting."""
     yaml_off: bool = False
@@ -61,7 +61,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One setting. Making one that lacks a part raises TypeError, with what it lacks."""
+    """One setting. Making one without a required part raises TypeError, which names the part."""
 
     key: str
     """Its name in a configuration file."""

@@ -53,7 +53,7 @@ UeventSource: TypeAlias = KernelUevents | NoUevents | SocketUevents
 
 
 def _checked_selectors(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """As they are written out. Selectors that only leave out leave out of the default, which is written out as well."""
+    """In their full form. Selectors that only exclude exclude from the default, which is included."""
     selectors = tuple(parse_selector(text) for text in texts)
     chosen = () if any(not selector.exclude for selector in selectors) else DEFAULT_SELECTORS
     return (*chosen, *map(str, selectors))

@@ -1,6 +1,6 @@
-"""Where the values come from: flags, the environment, a configuration file; each checked, with words for what is wrong.
+"""Where the values come from: flags, the environment, a configuration file; each checked, with error messages.
 
-Must not know what any setting means: that is in its declaration.
+Must not know the meaning of a setting: that is in its declaration.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _file(flag: object | None, variable: str | None) -> tuple[dict[str, object], Provenance]:
-    """What the configuration file holds, if there is one. Raises ConfigError."""
+    """The contents of the configuration file, if there is one. Raises ConfigError."""
     name = flag if flag is not None else variable
     if name is None:
         return {}, Provenance("default")
@@ -235,7 +235,7 @@ def _parsed(path: Path, origin: str, text: str) -> dict[str, object]:
 
 
 def _instead(name: str, known: Iterable[str]) -> str:
-    """What may have been meant; else everything there is. The prefix would make all variables look alike."""
+    """Similar names; else all names. The prefix would make all variables look alike."""
     names = {full.removeprefix(ENVIRONMENT_PREFIX): full for full in known}
     close = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), names, n=2, cutoff=0.7)
     if close:

@@ -8,7 +8,7 @@ import yaml
 
 
 def load(text: str) -> object:
-    """The content of a YAML document. Raises `ValueError` for what is no YAML, or has a key twice."""
+    """The content of a YAML document. Raises `ValueError` for text that is no YAML, or has a key twice."""
     try:
         return yaml.load(text, Loader=_StrictLoader)  # a safe loader
     except yaml.YAMLError as error:

@@ -91,7 +91,7 @@ def obstacle(state_dir: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ControlIo:
-    """How the control socket is reached, and as which process: the node's, or a simulation's."""
+    """The paths and the process behind the control socket: the node's, or a simulation's."""
 
     dial: Dial
     bind: Bind
@@ -136,7 +136,7 @@ class UnixControl:
             case HandedOver(pid):
                 return f"process {pid} has handed over"
             case Unanswered(reason):
-                with suppress(SocketError):  # we may not dial it: then its socket is not to be had either
+                with suppress(SocketError):  # not allowed to dial it: then its socket cannot be taken either
                     if (owner := io.owner_of(self._path)) is not None:
                         self._hanging.set(frozenset({owner}))
                 return f"did not hand over, taken over anyway: {reason}"
@@ -164,5 +164,5 @@ class UnixControl:
         await trio.lowlevel.checkpoint()
         try:
             return self._io.owner_of(self._path) is not None
-        except (SocketError, OSError):  # it cannot be found out just now
+        except (SocketError, OSError):  # not known at the moment
             return True

@@ -1,4 +1,4 @@
-"""What an operator sees of a node: every device with the one reason, its holders, and its history.
+"""The operator's view of a node: every device with the one reason, its holders, and its history.
 
 Derived from the state, never kept. Made by the daemon for its control socket, and by a command that reads the node
 itself. Must not decide anything again: health and reason are the advertised ones.
@@ -50,7 +50,7 @@ class DeviceView:
 
     address: str
     id: str
-    """What kubelet calls it."""
+    """Its ID at kubelet."""
     present: bool
     """It is on the node now."""
     vendor: str
@@ -80,7 +80,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class ResourceView:
-    """Where one resource stands with kubelet."""
+    """The state of one resource at kubelet."""
 
     name: str
     registered: bool
@@ -95,7 +95,7 @@ class ResourceView:
 
     @property
     def free(self) -> int:
-        """What a scheduler sees as free: `allocatable` less `allocated`. Negative if pods have lost devices."""
+        """The scheduler's free count: `allocatable` less `allocated`. Negative if pods have lost devices."""
         return self.healthy - self.allocated
 
 
@@ -128,7 +128,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the daemon is asked for and its state does not know."""
+    """The parts of the daemon's status that are not in its state."""
 
     node: str = ""
     """The node's name."""
@@ -137,7 +137,7 @@ class About:
 
 
 def view_of(state: NodeState, at: float) -> NodeView:
-    """What is known at `at`, seconds of the clock that the state's events came by."""
+    """The view at `at`, in seconds of the clock of the state's events."""
     return NodeView(
         role=str(state.role),
         resources=_resources(state),
@@ -201,7 +201,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
 
 
 def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
-    """Devices that have gone: still listed because a pod has them, or known from their history."""
+    """Devices that are gone: still listed because a pod has them, or known from their history."""
     index = index_of(state)
     listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
     for address in (listed.keys() | state.history.keys()) - index.devices.keys():

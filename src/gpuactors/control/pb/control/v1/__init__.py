@@ -117,7 +117,7 @@ class Device(betterproto2.Message):
 
     listed: "bool" = betterproto2.field(19, betterproto2.TYPE_BOOL)
     """
-    kubelet is told of it
+    it is advertised to kubelet
     """
 
     cause: "str" = betterproto2.field(20, betterproto2.TYPE_STRING)
@@ -186,7 +186,7 @@ class Resource(betterproto2.Message):
 
     listed: "int" = betterproto2.field(4, betterproto2.TYPE_INT32)
     """
-    The books as kubelet keeps them: capacity, allocatable, allocated.
+    Kubelet's counts: capacity, allocatable, allocated.
     """
 
     healthy: "int" = betterproto2.field(5, betterproto2.TYPE_INT32)
@@ -308,7 +308,7 @@ class ControlStub(betterproto2_grpclib.ServiceStub):
     ) -> "HandOverResponse":
         """
         Asks the daemon to end its streams. Answered when kubelet's calls are finished, the streams have ended and the
-        sockets are removed, this one included. ABORTED: it is handing over to somebody else; ask again.
+        sockets are removed, this one included. ABORTED: it is handing over to another daemon; ask again.
         """
 
         if message is None:
@@ -335,7 +335,7 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
     async def hand_over(self, message: "HandOverRequest") -> "HandOverResponse":
         """
         Asks the daemon to end its streams. Answered when kubelet's calls are finished, the streams have ended and the
-        sockets are removed, this one included. ABORTED: it is handing over to somebody else; ask again.
+        sockets are removed, this one included. ABORTED: it is handing over to another daemon; ask again.
         """
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)

@@ -4,7 +4,7 @@ The allocator gives memory back at once, instead of keeping what a large message
 
 A message of kubelet's may have 4 MiB, its ledger file 16 MiB, and each is decoded in one of several threads. By default
 glibc keeps an arena per thread and raises its own thresholds to the largest block it has ever freed (malloc/malloc.c,
-M_MMAP_THRESHOLD and M_TRIM_THRESHOLD "dynamic"), so that the process stays as large as its worst second.
+M_MMAP_THRESHOLD and M_TRIM_THRESHOLD "dynamic"), so that the process stays at its peak size.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 _TRIM_THRESHOLD: Final = (-1, 128 * 1024)
 _MMAP_THRESHOLD: Final = (-3, 128 * 1024)
 _ARENAS: Final = (-8, 2)
-"""Parameters of mallopt(3) as malloc.h numbers them, with glibc's own defaults in bytes: naming one stops its growth.
-Two arenas are one for the event loop and one for all threads."""
+"""Parameters of mallopt(3) as malloc.h numbers them, with glibc's own defaults in bytes: setting one stops its growth.
+Two arenas: one for the event loop and one for all threads."""
 
 
 def give_back() -> bool:

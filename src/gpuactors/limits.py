@@ -69,9 +69,8 @@ about 10 ms, in which kubelet's other calls wait. A node with 16 GPUs takes tens
 thousands; after that the fullest NUMA nodes and roots are taken."""
 
 CALL_SETTLE_S: Final = 1.0
-"""After a call was answered, its resource's list keeps its devices so long: kubelet 1.36 panics (nil pointer) if a
-device vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our
-answer."""
+"""How long a resource's list keeps the devices of an answered call: kubelet 1.36 panics (nil pointer) if a device
+vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our answer."""
 
 LIST_FIRST_S: Final = 0.2
 """How long the answer to Allocate waits until the lists that kubelet was to have before it are on their way; usually
@@ -186,7 +185,7 @@ The two are compared no more often than this, however often the ledger is read."
 
 KUBELET_LIST_AGAIN_S: Final = 2.0
 """After a read by which kubelet has another list than ours: when it is read again. One difference may be a frame that
-kubelet was slow to process; two are another plugin's list, or an empty one."""
+kubelet was slow to process; two are another plugin's list, or no plugin's."""
 
 ODD_SIGHT_S: Final = 1.0
 """After another process's socket appeared beside kubelet's, or a stream ended that was not taken for kubelet's: when
@@ -194,9 +193,9 @@ kubelet's list is read. A plugin registers as soon as its socket is there. They 
 many there are."""
 
 CONTEND_BACKOFF_S: Final = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0)
-"""From the second read by which kubelet has another list than ours until we register again, by how often that was done
-in vain; the last one repeats. A plugin that answers each of our registrations with its own makes all GPUs of the node
-Unhealthy for some milliseconds each time, and pods that meet two plugins: hence the growing intervals."""
+"""From the second read by which kubelet has another list than ours until we register again, by the number of vain
+registrations; the last one repeats. A plugin that answers each of our registrations with its own makes all GPUs of the
+node Unhealthy for some milliseconds each time, and pods that meet two plugins: hence the growing intervals."""
 
 DESERTED_MAX_S: Final = 20.0
 """The longest of these waits where kubelet has no healthy device of the resource at all: there is no other plugin to
@@ -209,7 +208,7 @@ first wait again. As long as the longest wait, so that a contention never seems 
 assert CONTEND_BACKOFF_S[-1] <= CONTENTION_OVER_S
 
 KUBELET_LIST_ID_MAX_CHARS: Final = 256
-"""What is compared and kept of an ID in kubelet's list (another plugin's may have 4 MiB); ours have 12."""
+"""The part of an ID in kubelet's list that is compared and kept (another plugin's may have 4 MiB); ours have 12."""
 
 NEIGHBOURS_MAX: Final = 16
 """Other plugins' sockets that are named to the operator; a node has a handful."""
@@ -305,7 +304,7 @@ QUOTED_TEXT_CHARS_MAX: Final = 1000
 (GRPC_STATUS_TEXT_MAX_CHARS in `grpc_trio/limits.py`)."""
 
 LOG_TEXT_MAX_CHARS: Final = 8192
-"""One string in a line of the log, tracebacks apart: a refusal of QUOTED_ITEMS_MAX devices with a reason each."""
+"""One string in a line of the log, except tracebacks: a refusal of QUOTED_ITEMS_MAX devices with a reason each."""
 
 HOST_ABSENT_S: Final = 120.0
 """How long a start waits for a host that can be scanned, before the process ends with 69. /sys is mounted before any

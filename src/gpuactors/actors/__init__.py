@@ -1,4 +1,3 @@
-"""The actors: each an `async def run(...)` that carries facts to the registry or does what the state demands.
-
-None decides anything: decisions are made in `core.step`.
+"""The actors: each an `async def run(...)` that posts events to the registry or carries out requests of the state. None
+decides anything: `core.step` does.
 """

@@ -15,7 +15,7 @@ from gpuactors.ports import UseReader
 
 
 async def run(wanted: LatestReader[PollWanted], use: UseReader, inbox: trio.MemorySendChannel[Event]) -> None:
-    """Runs until there will be no other poll."""
+    """Runs until the cell is closed."""
     done = 0
     async for now in wanted:
         if now.poll is None or now.poll <= done:

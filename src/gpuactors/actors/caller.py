@@ -1,6 +1,6 @@
 """How a gRPC handler reaches the core: it posts an event with a token and waits for the answer.
 
-A handler keeps no state of its own and decides nothing; what it may do is `ports.Caller`, implemented here.
+A handler keeps no state of its own and decides nothing; its interface is `ports.Caller`, implemented here.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class HandOverPorts:
     control: Control
     state: LatestReader[NodeState]
     ready: LatestReader[bool]
-    """The core's `take_over`: we could serve, and may ask the daemon that runs already to hand over."""
+    """The core's `take_over`: this daemon is ready to serve, and may ask the running one to hand over."""
     running: LatestReader[frozenset[ResourceName]]
     """The plugins whose streams and sockets may still be there."""
     inbox: trio.MemorySendChannel[Event]
@@ -86,7 +86,7 @@ async def _begin_to_serve(ports: HandOverPorts, how: str) -> None:
 
 
 async def _serve(ports: HandOverPorts) -> None:
-    """We serve, and do not have the control socket (any more)."""
+    """This daemon serves, and does not have the control socket (any more)."""
     try:
         async with ports.control.hold(ports.state) as held:
             await _attend(held, ports)
@@ -115,7 +115,7 @@ async def _end_plugins(ports: HandOverPorts) -> None:
     with trio.move_on_after(limits.DRAIN_S):
         await _until(ports.state, lambda state: not state.calls)
     await ports.inbox.send(HandOverRequested())
-    # The registry withdraws the plugins in the same breath, so none can begin after this.
+    # The registry withdraws the plugins in the same step, so none can begin after this.
     await _until(ports.state, lambda state: state.role is not Role.SERVING)
     await _until(ports.running, lambda names: not names)
 

@@ -12,7 +12,7 @@ from gpuactors.ports import Kubelet, KubeletError, Sockets
 
 
 async def run(kubelet: Kubelet, inbox: trio.MemorySendChannel[Event]) -> None:
-    """Runs for ever; while kubelet's directory does not exist it is looked for again and again."""
+    """Runs for ever; while kubelet's directory does not exist it is checked every KUBELET_DIR_RETRY_S."""
     while True:
         try:
             async with kubelet.sockets() as sockets:

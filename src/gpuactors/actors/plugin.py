@@ -26,7 +26,7 @@ OnFailure = Callable[[str, Exception], None]
 
 @dataclass(frozen=True, slots=True)
 class PluginPorts:
-    """What every plugin needs, whatever its resource."""
+    """The ports of every plugin."""
 
     kubelet: Kubelet
     caller: Caller
@@ -68,7 +68,7 @@ async def run_all(
 
 
 class _Running:
-    """Which plugins run. One that comes back while it still ends runs twice for a moment."""
+    """Which plugins run. One that starts again while it still ends runs twice for a moment."""
 
     def __init__(self, names: Latest[frozenset[ResourceName]] | None) -> None:
         self._names = names

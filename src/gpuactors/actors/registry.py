@@ -26,7 +26,7 @@ from gpuactors.ports import Step
 
 @dataclass(frozen=True, slots=True)
 class PluginReaders:
-    """What one plugin reads: what it streams, and what it is to do."""
+    """The read ends of one plugin: its list, and its orders."""
 
     frame: LatestReader[Frame]
     order: LatestReader[PluginOrder]
@@ -55,7 +55,7 @@ async def run(
 ) -> None:
     """Runs for ever. Any exception in here is a bug and ends the process: it is never restarted.
 
-    `record` is given every step, the one that raised as well.
+    `record` is called with every step, also with one that raised.
     """
     state = initial
     published = _Published(cells)

@@ -1,6 +1,5 @@
-"""The served keeper: writes down which resources this daemon serves, and their models, for the one that comes after it.
-
-A daemon that does not serve, as another one does, writes nothing.
+"""The served keeper: writes the resources that this daemon serves, and their models, for its successor. A daemon that
+does not serve writes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ async def run(
     said = ""
     async for now in state:
         if now.role is not Role.SERVING:
-            written = None  # it is another's to write
+            written = None  # the serving daemon writes it
         if now.role is not Role.SERVING or now.served == written:
             continue
         try:

@@ -16,7 +16,7 @@ from gpuactors.ports import Hint, HostError, OpenUevents, UeventSource, UeventsO
 
 
 async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event]) -> None:
-    """Runs for ever. What happened before the source was open may have been missed, so it begins with a scan."""
+    """Runs for ever. Changes before the source was open may have been missed, so it begins with a scan."""
     while True:
         try:
             async with open_uevents() as source:

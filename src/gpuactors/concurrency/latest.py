@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @final
 class Latest(Generic[T]):
-    """Owns one value. Kept by its writer; everybody else gets `subscribe()`."""
+    """Owns one value. Kept by its writer; readers get `subscribe()`."""
 
     def __init__(self, value: T) -> None:
         self._value = value

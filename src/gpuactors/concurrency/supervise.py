@@ -1,4 +1,4 @@
-"""Keeping one actor running: restart with backoff, give up when it is broken and not merely unlucky."""
+"""Keeping one actor running: restart with backoff, give up when it fails too often."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RestartPolicy:
     backoff_initial_s: float
     backoff_max_s: float
     jitter: float = 0.2
-    """Share of each wait that is random, so that actors that fell together do not rise together."""
+    """Share of each wait that is random, so that actors that failed together do not restart together."""
 
     def wait_s(self, failures: int) -> float:
         """The wait before the restart after `failures` failures in a row (1, 2, …)."""

@@ -27,7 +27,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one container gets."""
+    """The grant of one container."""
 
     envs: tuple[tuple[str, str], ...]
     nodes: tuple[str, ...]
@@ -60,7 +60,7 @@ class Refused:
     status: Refusal
     reason: str
     causes: tuple[Cause, ...]
-    """What for, each once, sorted. Sent nowhere: for the log."""
+    """The causes, each once, sorted. Only for the log."""
     owners: tuple[Given, ...] = ()
     """The owners of the devices in the way, as far as the call is refused for that."""
 
@@ -86,7 +86,7 @@ class Level(StrEnum):
 
 
 Field = str | int | float | bool | tuple[str, ...] | None
-"""What may stand in a field of the log."""
+"""The type of a field of the log."""
 
 
 @dataclass(frozen=True, slots=True)

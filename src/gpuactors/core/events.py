@@ -1,7 +1,7 @@
-"""What can happen, as values. Past tense: an event is something that an adaptor saw, never a wish.
+"""Events, as values. Past tense: an event is something that an adaptor saw, never a request.
 
 An event carries no callback, no channel and no exception. A hint ("something changed there") is an event as well, and
-never a fact: it only makes the core ask for a look.
+never a fact: it only makes the core request a look.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class UeventsUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class HostScanned:
-    """The full scan number `look` came back: every function of interest, companions in their groups included."""
+    """The full scan number `look` came back: every selected or given function, companions in their groups included."""
 
     look: int
     functions: tuple[PciFunction, ...]
@@ -63,7 +63,7 @@ class HostScanned:
 
 @dataclass(frozen=True, slots=True)
 class ScanFailed:
-    """The full scan number `look` could not be done at all; what is known stays known."""
+    """The full scan number `look` failed; the known facts stay."""
 
     look: int
     reason: str
@@ -71,7 +71,7 @@ class ScanFailed:
 
 @dataclass(frozen=True, slots=True)
 class FunctionInspected:
-    """Look number `look` at `address` came back: the function itself, if it is there and of interest, and the
+    """Look number `look` at `address` came back: the function itself, if it exists and is selected or given, and the
     other members of its IOMMU group."""
 
     look: int
@@ -87,13 +87,13 @@ class InspectionFailed:
     address: PciAddress
     reason: str
     shortage: bool = False
-    """The daemon had no descriptors, memory or threads to look with: what is known stays known."""
+    """The daemon had no descriptors, memory or threads for the look: the known facts stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsObserved:
-    """Poll number `poll` came back: the use of every group that it was asked for. A group that could not be looked at
-    at all is not in here."""
+    """Poll number `poll` came back: the use of every requested group. A group that could not be read at all is not in
+    here."""
 
     poll: int
     uses: tuple[GroupUse, ...]
@@ -121,12 +121,13 @@ class LedgerRead:
     entries: tuple[LedgerEntry, ...]
     claims: tuple[ClaimedDevice, ...]
     settling: bool = False
-    """Kubelet has just started and may not know every pod: what its ledger file names was added if it is readable."""
+    """Kubelet has just started and may not know every pod: the entries of its ledger file were added if it is
+    readable."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """Kubelet's own list: the healthy IDs of each requested resource, in the form of `listing.comparable`; a resource
     without a healthy device is not in here. None if kubelet did not list them."""
     cached: tuple[CachedAnswer, ...] | None = None
-    """What Allocate answered, by kubelet's ledger file; empty where there is none, None if it could not be read."""
+    """The answers to Allocate in kubelet's ledger file; empty where there is none, None if it could not be read."""
     damaged: str = ""
     """As `Ledger.damaged`; without meaning if `cached` is None."""
 

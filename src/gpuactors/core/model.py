@@ -26,7 +26,7 @@ ResourceName = NewType("ResourceName", str)
 """An extended resource's full name: `nvidia.com/GH100_H100_SXM5_80GB`."""
 
 DeviceId = NewType("DeviceId", str)
-"""How kubelet's ledger calls a device. Ours is the PCI address."""
+"""The ID of a device in kubelet's ledger. Ours is the PCI address."""
 
 Token = NewType("Token", int)
 """Names one gRPC call from the moment it arrives until it is answered."""
@@ -50,7 +50,7 @@ def pci_address(text: str) -> PciAddress:
 
 
 class Health(StrEnum):
-    """The two words that kubelet knows (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
+    """The two values of health in kubelet's API (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
@@ -74,7 +74,7 @@ class PciFunction:
     numa_node: int | None
     """None where the kernel has -1: no topology, which is not node 0."""
     pcie_root: str | None
-    """The host bridge it hangs on: `pci0000:20`."""
+    """Its host bridge: `pci0000:20`."""
     nodes: tuple[str, ...]
     """Device nodes that exist for it, as paths of the host: container, group, cdev, iommufd; of a function without a
     driver only its group's."""
@@ -98,7 +98,7 @@ class PciFunction:
 class Fact:
     """The result of the look with number `look` at an address; `function` is None if no relevant function is there.
 
-    A look with a smaller number never overwrites a fact: it may have read before the fact's look was even asked for.
+    A look with a smaller number never overwrites a fact: it may have read before the fact's look was requested.
     """
 
     look: int
@@ -114,7 +114,7 @@ class Retry:
     attempt: int
     at: float
     look: int
-    """The look that failed or came back incomplete. One that was asked for before it does not stand in for it."""
+    """The look that failed or came back incomplete. One that was requested before it does not replace it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,13 @@ class Looks:
     scan: int | None
     """Number of the full scan that is outstanding."""
     scan_again: bool
-    """Another scan is wanted once that one is back: it may have passed a place that changed since."""
+    """Another scan is wanted once that one is back: it may have read a place before its change."""
     functions: Mapping[PciAddress, int]
     """Numbers of the outstanding looks at one function each."""
     again: frozenset[PciAddress]
-    """Functions to be looked at once more when the outstanding look is back."""
+    """Functions to inspect once more when the outstanding look is back."""
     scan_due_at: float
-    """When the next full scan is due by itself."""
+    """When the next periodic scan is due."""
     scan_failures: int
     retries: Mapping[PciAddress, Retry]
 
@@ -147,7 +147,7 @@ class Advertised:
     numa_node: int | None
     reason: str
     cause: Cause
-    """Sent nowhere: for the log, `inspect` and the history."""
+    """Only for the log, `inspect` and the history."""
 
     @property
     def is_alias(self) -> bool:
@@ -179,7 +179,7 @@ def differences(before: Frame, after: Frame) -> list[Difference]:
 def listed_by_address(
     frames: Mapping[ResourceName, Frame],
 ) -> dict[tuple[ResourceName, PciAddress], Advertised]:
-    """What is listed of each device; by the first ID if there are several."""
+    """The listed entry of each device; by the first ID if there are several."""
     return {(resource, a.address): a for resource, frame in frames.items() for a in reversed(frame)}
 
 
@@ -190,7 +190,7 @@ class Listing:
     changed_at: float = -math.inf
     """When what we list changed, Unhealthy or not: each list that is sent replaces kubelet's."""
     read: int | None = None
-    """The read of kubelet's ledger that was asked for when kubelet had had our list for long enough."""
+    """The read of kubelet's ledger that was requested when kubelet had had our list for long enough."""
     compared_at: float = -math.inf
     """When such a read came back."""
     sighted_at: float = -math.inf
@@ -207,7 +207,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class PluginState:
-    """Where one resource stands with kubelet. Registered means: one open ListAndWatch stream.
+    """The registration of one resource with kubelet. Registered means: one open ListAndWatch stream.
 
     `bind` and `register` count orders to the plugin actor: a larger number means "do it (again)"; answers carry the
     number they answer, so that a late answer to an old order changes nothing.
@@ -230,7 +230,7 @@ class PluginState:
     """The one that opened first since Register was called: kubelet's. Its end is the end of the registration."""
     stream_opened_at: float
     retry_at: float | None
-    """When to do what is missing (bind, register) if nothing happens before."""
+    """When to do the missing step (bind, register) if nothing happens before."""
     problem: str | None
     """Why it is not registered, as a sentence."""
     empty_since: float | None
@@ -262,8 +262,8 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """What Allocate answered for one device of a pod, as kubelet keeps it in its ledger file: each container that
-    kubelet makes gets this, also after a restart of the node, when Allocate is not called again."""
+    """The answer of Allocate for one device of a pod, as kubelet keeps it in its ledger file: each container that
+    kubelet makes gets it, also after a restart of the node, when Allocate is not called again."""
 
     resource: ResourceName
     device: DeviceId
@@ -300,15 +300,15 @@ class Ledger:
     again: bool
     due_at: float
     asked_at: float = -math.inf
-    """When the last read was asked for, the outstanding one if there is one."""
+    """When the last read was requested, the outstanding one if there is one."""
     read_at: float = -math.inf
-    """When the read was asked for that these entries are from: no change since then is in them."""
+    """When the read of these entries was requested: no later change is in them."""
     done: int = 0
     """The number of the last read that came back, with any result."""
     cached: Mapping[tuple[ResourceName, DeviceId], tuple[str, ...]] = field(default_factory=dict)
     """By kubelet's ID: the nodes of `CachedAnswer`."""
     damaged: str = ""
-    """What of kubelet's ledger file could not be read and was left out, as a sentence; empty if nothing."""
+    """The parts of kubelet's ledger file that could not be read and were left out, as a sentence; empty if none."""
     complete: bool = True
     """No pod is missing in `entries`. False beside a kubelet that has just started and whose file is not readable."""
 
@@ -329,7 +329,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class GroupUse:
-    """What one poll saw of one IOMMU group, without opening anything (unless an open was allowed)."""
+    """The result of one poll for one IOMMU group, without opening anything (unless an open was allowed)."""
 
     group: int
     enabled: Mapping[PciAddress, int]
@@ -342,12 +342,12 @@ class GroupUse:
     open_refused: bool | None
     """The group was opened as a probe: True if that failed with EBUSY; None where it was not tried."""
     unseen: str = ""
-    """Why `enabled` lacks a function that is there, as a sentence: what cannot be read, and what to do."""
+    """Why `enabled` lacks a function that exists, as a sentence: the unreadable file, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is known of a group's use, from the poll with number `poll`."""
+    """The known use of a group, from the poll with number `poll`."""
 
     poll: int
     in_use: bool
@@ -363,7 +363,7 @@ class Observed:
     at_rest: frozenset[PciAddress] = frozenset()
     """Its functions that were suspended when it was last free; the use is not over before they are again."""
     closing_at: float | None = None
-    """Since when nothing but that shows that it is in use."""
+    """Since when only that shows that it is in use."""
     unseen: str = ""
     """Why its use cannot be determined, as a sentence; the last known use counts."""
 
@@ -391,7 +391,7 @@ class Polls:
     leaving: frozenset[PciAddress] = frozenset()
     """Functions that were on a vfio driver, are on none now, and may still be waited for by their unbind."""
     doubtful: frozenset[PciAddress] = frozenset()
-    """Functions whose binding has changed since the outstanding poll was asked for."""
+    """Functions whose binding has changed since the outstanding poll was requested."""
 
     def is_to_see(self, group: int | None) -> bool:
         """A poll of that group is outstanding, or wanted after the outstanding one."""
@@ -401,7 +401,7 @@ class Polls:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """A device that left kubelet's ledger with the read `read`; its group may still be held by the pod that was."""
+    """A device that left kubelet's ledger with the read `read`; its group may still be held by the former pod."""
 
     pod: Pod
     read: int
@@ -411,14 +411,14 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What an ID stands for that kubelet's ledger, or a grant of ours, names. It does so as long as it is named,
-    wherever the device is meanwhile: a GPU may come back in another IOMMU group."""
+    """The device of an ID that kubelet's ledger, or a grant of ours, names. The meaning stays as long as the ID is
+    named, even if the device moves: a GPU may come back in another IOMMU group."""
 
     address: PciAddress
     ids: str | None = None
     """Of a device of ours: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such model
-    was ever called by the resource's name, one that was. None: not seen yet; empty: there was nothing when it was first
-    looked for."""
+    was ever called by the resource's name, one that was. None: not seen yet; empty: no function was there at the first
+    look."""
     looked_for: bool = False
     """It was not in the scan, which reads only the selected functions, and a look at it has been requested."""
 
@@ -430,7 +430,7 @@ class Role(StrEnum):
     """Getting ready, or asking the running daemon to end its streams."""
     SERVING = "serving"
     HANDED_OVER = "handed over"
-    """A successor serves; this process only waits to be ended."""
+    """A successor serves; this process only waits for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +445,7 @@ class Transition:
 
 
 class CallKind(StrEnum):
-    """Which rpc a waiting call came in by."""
+    """The rpc of a waiting call."""
 
     ALLOCATE = "Allocate"
     PRE_START = "PreStartContainer"
@@ -465,20 +465,20 @@ class Call:
     """The last number that had been given out when the call came: only later looks and polls count."""
     deadline: float
     came_at: float = -math.inf
-    """A read of the ledger that was asked for LEDGER_FRESH_S before this counts as well as a later one."""
+    """A read of the ledger that was requested LEDGER_FRESH_S before this counts like a later one."""
     doubts: bool = False
     """It would be refused by an earlier read of the ledger: only a read requested after the call counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What of the configuration the core needs."""
+    """The settings that the core needs."""
 
     selectors: tuple[Selector, ...]
     resync_interval_s: float
     pre_start_gate: bool
     hand_over: bool = False
-    """Whether a daemon that runs already is asked to hand over before this one serves."""
+    """Whether a running daemon is asked to hand over before this one serves."""
     strict: bool = True
     """Whether a broken rule of `frames` ends the process, as it does in tests and simulation. In production it is
     logged as an error, and the offending entry is set aside."""

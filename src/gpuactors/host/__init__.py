@@ -1,4 +1,5 @@
 """Adaptors to the kernel: sysfs, device nodes, uevents, and the names of PCI ids.
 
-They turn what the host shows into the core's values. Must not decide what a fact means, and must not open a device.
+They convert the host's files and messages into the core's values. Must not decide the meaning of a fact, and must not
+open a device.
 """

@@ -1,6 +1,5 @@
-"""What is wrong with one function's files, in a sentence; and what is not: a function that has gone, a shortage.
-
-Must not read anything but whether a directory is there.
+"""The sentence about a fault in one function's files; a function that is gone, or a shortage, is none. Must read only
+whether a directory exists.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO}
 
 
 def gone(directory: str) -> bool:
-    """Not there, as opposed to not accessible."""
+    """It does not exist, as opposed to not accessible."""
     try:
         os.stat(directory)
     except OSError as error:

@@ -28,7 +28,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 @final
 class PciIds:
-    """Looks names up in `file`. A vendor's section is read when it is first asked for, then kept."""
+    """Looks names up in `file`. A vendor's section is read at its first request, then kept."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -45,7 +45,7 @@ _POD_DIRECTORY: Final = re.compile(r"pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one pass over the processes found."""
+    """The result of one pass over the processes."""
 
     holders: Mapping[int, tuple[Holder, ...]]
     """By IOMMU group, in the order of their PIDs; no entry for a group without a holder."""
@@ -99,7 +99,7 @@ class ProcReader:
                 groups = self._groups_of(pid, nodes)
             except OSError as exc:
                 raise_if_short(exc, self._proc)
-                # Without its number: which of them is refused first changes all the time, what is wrong does not.
+                # Without the PID: it changes from pass to pass, the problem does not.
                 problem = problem or f"processes' open files in {self._proc} may not be read ({exc.strerror})"
                 groups = None
             if groups is None:
@@ -196,8 +196,8 @@ class ProcReader:
 def pod_uid(cgroup: str) -> str | None:
     """The UID of the pod that a process is in, by its /proc/PID/cgroup (v1 or v2); None if it is in no pod.
 
-    Seen from a container with a cgroup namespace of its own the paths begin with `/..`; the pod's part is there all the
-    same. Where a kubelet runs inside a pod of another one (kind), the innermost pod counts.
+    Seen from a container with a cgroup namespace of its own the paths begin with `/..`; the pod's part is there as
+    well. Where a kubelet runs inside a pod of another one (kind), the innermost pod counts.
     """
     for line in cgroup.splitlines():
         for part in reversed(line.split(":", 2)[-1].split("/")):
@@ -218,7 +218,7 @@ def _held(pid: int, holders: Mapping[int, tuple[Holder, ...]]) -> frozenset[int]
 def _runs(stat: str) -> bool:
     """Whether a thread is neither a zombie nor gone."""
     try:
-        # man 5 proc: `4711 (name) S …`, and the name may have anything in it.
+        # man 5 proc: `4711 (name) S …`, and the name may contain any characters.
         return _read(stat).rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError as exc:
         raise_if_short(exc, stat)
@@ -296,7 +296,7 @@ _statx = getattr(ctypes.CDLL(None), "statx", None)
 
 
 def node_id(path: str) -> NodeId | None:
-    """What device a path leads to; None for anything but a character device or a plain file, or if it is not there.
+    """The device of a path; None for anything but a character device or a plain file, or if it does not exist.
 
     Does not ask a network filesystem's server (AT_STATX_DONT_SYNC): an ordinary stat of a file on one that does not
     answer waits for ever, and holds the thread and the pod that it is in.

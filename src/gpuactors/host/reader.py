@@ -1,6 +1,6 @@
 """Runs the synchronous sysfs reader for the actors: in threads with deadlines, or inline for the simulation.
 
-Must not decide anything: which functions are of interest is the reader's, what they mean is the core's.
+Must not decide anything: the sysfs reader selects functions, the core decides their meaning.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class ThreadedReader:
     """`ports.HostReader` on a real host, where a read of sysfs may hang.
 
     A look that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers. Two
-    things keep that from spreading: a slot is held by the task that waits for a look, not by the thread, so that
-    given-up looks use up no slots; and there is never more than one thread per address (one for scans), so that
-    repeated looks at a hanging function do not pile up threads: a new look first waits for the old thread to end.
+    rules limit the effect: a slot is held by the task that waits for a look, not by the thread, so that given-up looks
+    use up no slots; and there is never more than one thread per address (one for scans), so that repeated looks at a
+    hanging function do not pile up threads: a new look first waits for the old thread to end.
     """
 
     def __init__(

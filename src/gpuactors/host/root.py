@@ -1,7 +1,6 @@
-"""Where the host's files are: the only place that spells /sys, /dev and /proc.
-
-A path has two forms: the *host's own* (`/dev/vfio/51`), which is handed to kubelet, and the *real* one, which is read
-by this process: the same below `--host-root`. Must not read anything.
+"""Where the host's files are: the only place that contains /sys, /dev and /proc. A path has two forms: the *host's own*
+(`/dev/vfio/51`), which is sent to kubelet, and the *real* one, which is read by this process: the same below
+`--host-root`. Must not read anything.
 """
 
 from __future__ import annotations
@@ -40,5 +39,5 @@ class HostRoot:
     prefix: str = "/"
 
     def real(self, path: str) -> str:
-        """The path at which this process reads what the host calls `path`."""
+        """The path at which this process reads the host's `path`."""
         return self.prefix.rstrip("/") + path

@@ -1,4 +1,4 @@
-"""Reads PCI functions from sysfs and looks which device nodes exist: the facts that everything else follows from.
+"""Reads PCI functions from sysfs, and which device nodes exist: the facts that everything else follows from.
 
 Synchronous; `reader.py` runs it. Reads only what never blocks (vendor, device, class, numa_node, links, listings,
 existence). Must not read `uevent` or `driver_override`, which hang on kernel 6.1 while an unbind waits for its holder,
@@ -36,7 +36,7 @@ _ATTRIBUTE_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """What a function is. An empty part could not be read, which `faults` explains."""
+    """The identity of a function. An empty part could not be read, which `faults` explains."""
 
     vendor: str
     device: str
@@ -56,9 +56,8 @@ class SysfsReader:
         self._names = names
 
     def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """Every function that is chosen or `given`, and the other members of their IOMMU groups, sorted by address.
-
-        Reads the identity of each function on the bus, but the rest only of the chosen ones: a host has thousands of
+        """Every function that is selected or `given`, and the other members of their IOMMU groups, sorted by address.
+        Reads the identity of each function on the bus, but the rest only of the selected ones: a host has thousands of
         functions and a few GPUs. Raises `HostError` if the bus cannot be listed.
         """
         found: dict[PciAddress, PciFunction] = {}
@@ -76,10 +75,8 @@ class SysfsReader:
         return tuple(found[address] for address in sorted(found))
 
     def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """The function and its IOMMU group, sorted by address, if any of them is chosen or `given`; nothing if it is
-        not there.
-
-        Raises `HostError` if there is no PCI bus to look at.
+        """The function and its IOMMU group, sorted by address, if any of them is selected or `given`; nothing if it
+        does not exist. Raises `HostError` if there is no PCI bus to read.
         """
         identity = self._identity(address)
         function = None if identity is None else self._function(address, identity)
@@ -105,7 +102,7 @@ class SysfsReader:
             ) from error
 
     def _check_bus(self) -> None:
-        """A bus that cannot be seen is not a bus without this function. Raises `HostError`."""
+        """An unreadable bus is not a bus without this function. Raises `HostError`."""
         if not os.path.isdir(self._bus):
             self._list_bus()
 
@@ -122,8 +119,8 @@ class SysfsReader:
 
     def _chosen(self, address: str, identity: _Identity) -> bool:
         """Whether a selector matches it, or might if the unreadable parts were known."""
-        # What cannot be read is taken to be what the selector asks for: the core knows what the function was before,
-        # and ignores it if it never knew it. For the same reason it is left out only for what could be read.
+        # An unreadable part counts as a match: the core knows what the function was before, and ignores it if it never
+        # knew it. For the same reason a function is excluded only by parts that could be read.
         return any(
             matches(
                 selector,
@@ -176,7 +173,7 @@ class SysfsReader:
     # --- one function ---------------------------------------------------------------------------------------
 
     def _identity(self, name: str) -> _Identity | None:
-        """What the function is, as far as it can be read; None if `name` is no function's."""
+        """The function's identity, as far as it can be read; None if `name` is no function's."""
         if _address(name) is None:
             return None
         directory = f"{self._bus}/{name}"
@@ -201,7 +198,7 @@ class SysfsReader:
             nodes = self._left(group) if driver is None else ()
         numa_node = _numa_node(f"{directory}/numa_node")
         root = _pcie_root(directory)
-        # Last, so that what vanished while it was read is not taken for a function without a driver.
+        # Last, so that a function that vanished while it was read is not taken for one without a driver.
         if gone(directory):
             return None
         return PciFunction(
@@ -235,7 +232,7 @@ class SysfsReader:
         return int(group)
 
     def _is_without_iommu(self, group: int) -> bool:
-        """The group was made by vfio itself for a function that no IOMMU is in front of (drivers/vfio/group.c,
+        """The group was made by vfio itself for a function without an IOMMU (drivers/vfio/group.c,
         vfio_noiommu_group_alloc); only such a group, and those of a few platforms, have a name."""
         try:
             return _read(f"{self._groups}/{group}/name").strip() == b"vfio-noiommu"
@@ -356,7 +353,7 @@ def _pcie_root(directory: str) -> str | None:
 
 
 def _address(name: str) -> PciAddress | None:
-    """`name` as an address; None for what else may be in a directory (platform devices in an IOMMU group)."""
+    """`name` as an address; None for other entries of a directory (platform devices in an IOMMU group)."""
     try:
         return pci_address(name)
     except ValueError:

@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> T:
-    """What `call` returns or raises. When cancelled it stops waiting; the thread cannot be ended and lives on.
+    """What `call` returns or raises. When cancelled it stops waiting; the thread cannot be ended and runs on.
 
     `ended` is called once, in the trio run, as soon as the thread is over, whether or not a task still waits; not at
-    all if the run is over by then. The thread is a daemon thread, so it does not keep the process from ending.
+    all if the run is over by then. It is a daemon thread, so it does not keep the process from ending.
 
     Not trio.to_thread: there the thread of a call that was given up keeps its place in the limiter, and whether a
     cancelled call had started its thread cannot be known.

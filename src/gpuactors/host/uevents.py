@@ -110,8 +110,8 @@ class DatagramSource:
         """As `ports.UeventSource.receive`; at most `limits.UEVENTS_AT_ONCE` messages are taken at a time.
 
         An overflow is raised when the queue has been emptied, not when it is noticed: until then the kernel drops
-        further messages without a word (net/netlink/af_netlink.c, NETLINK_S_CONGESTED), and the scan that follows must
-        begin after the last such loss. The hints from before it are dropped: the scan looks everywhere.
+        further messages silently (net/netlink/af_netlink.c, NETLINK_S_CONGESTED), and the scan that follows must begin
+        after the last such loss. The hints from before it are dropped: the scan reads everything.
         """
         if self._overflowed:
             await trio.lowlevel.checkpoint()
@@ -203,8 +203,8 @@ async def kernel_uevents() -> AsyncIterator[UeventSource]:
 
 def _is_deaf() -> bool:
     """Whether our network namespace belongs to a user namespace: then the socket is given, and nothing is ever sent to
-    it (lib/kobject_uevent.c, uevent_net_init). Where the owner is not shown it is above us, and may be the initial
-    one."""
+    it (lib/kobject_uevent.c, uevent_net_init). Where the owner is not shown it is an ancestor of ours, and may be the
+    initial one."""
     try:
         namespace = os.open(_NETWORK_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -40,10 +40,10 @@ _LACKS: Final[Mapping[Holders, str]] = {
     "deploy/overlays/holders-proc)",
     "open": "--holders open needs permission to open them (in a pod: privileged)",
 }
-"""What each way to look needs beyond sysfs."""
+"""The needs of each method beyond sysfs."""
 
 _PROC: Final = -1
-"""In the place of a group's number: the pass over /proc."""
+"""Instead of a group's number: the pass over /proc."""
 
 
 def open_and_close(path: str) -> None:
@@ -108,9 +108,8 @@ class _Known:
 
 @final
 class _Look:
-    """One observation. Written by the thread that does it, read by the task that waits for it and may give it up.
-
-    What the thread finds is appended or assigned whole, so that a reader sees every finding or none.
+    """One observation. Written by its thread, read by the task that waits for it and may give it up. The thread appends
+    or assigns each finding whole, so that a reader sees all of it or nothing.
     """
 
     def __init__(
@@ -151,7 +150,8 @@ class _Look:
         """Why a group may not be opened."""
 
     def run(self) -> None:
-        """Looks at everything, the surest first. Ends early when it was given up. Raises `HostError` for a shortage."""
+        """Reads everything, the most reliable evidence first. Ends early when it was given up. Raises `HostError` for a
+        shortage."""
         try:
             self._run()
         finally:
@@ -233,7 +233,7 @@ class _Look:
     # --- what is known now ----------------------------------------------------------------------------------
 
     def uses(self) -> tuple[GroupUse, ...]:
-        """What was found so far."""
+        """The findings so far."""
         found, passives = self._found, tuple(self._passive)
         seen = {passive.target.group for passive in passives}
         hanging = tuple(
@@ -316,7 +316,7 @@ class SysfsUse:
             with trio.move_on_after(self._deadline_s):
                 await in_thread(look.run, name="poll", ended=lambda: self._hanging.remove(look))
             self._tell_short("")
-        except HostError as exc:  # the poll saw less, or nothing; the core asks for another one soon
+        except HostError as exc:  # the poll saw less, or nothing; the core requests another one soon
             self._tell_short(str(exc))
         finally:
             look.given_up = True
@@ -350,7 +350,7 @@ class SysfsUse:
 class InlineUse:
     """`ports.UseReader` without threads, for a tree of ordinary files on the mock clock: a read there never hangs.
 
-    Every observation with `proc` looks at all processes, so that nothing depends on how long a pass takes.
+    Every observation with `proc` reads all processes, so that nothing depends on the duration of a pass.
     """
 
     def __init__(self, root: HostRoot, holders: Holders, *, open_node: OpenNode = open_and_close) -> None:

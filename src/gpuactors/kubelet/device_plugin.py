@@ -1,7 +1,7 @@
 """The DevicePlugin service of one resource, for kubelet to call.
 
-A handler turns its request into an event and waits for the core's answer. It decides nothing, and keeps nothing but
-which list each stream was sent.
+A handler turns its request into an event and waits for the core's answer. It decides nothing, and keeps only which list
+was sent on each stream.
 
 Handing out one device of an IOMMU group makes the others Unhealthy. That list is sent before the answer to Allocate, on
 every open stream: else kubelet may give one of the others to its next pod, which could not be admitted. Kubelet reads
@@ -74,7 +74,8 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
 
 
 def options(*, pre_start: bool) -> pb.DevicePluginOptions:
-    """What we want of kubelet: to be asked which devices are best, and (by default) before each container start."""
+    """The options: kubelet calls GetPreferredAllocation, and (by default) PreStartContainer before each container
+    start."""
     return pb.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
 
 
@@ -85,12 +86,12 @@ class _Stream:
     sent: int = -1
     """The version of the last list that is on its way."""
     reads: bool = True
-    """False if it was waited for in vain, until it has caught up."""
+    """False after a wait for it timed out, until it has caught up."""
 
 
 @final
 class _Sent:
-    """Which list each open stream was sent."""
+    """The last list that was sent on each open stream."""
 
     def __init__(self) -> None:
         self._streams: set[_Stream] = set()

@@ -1,7 +1,7 @@
 """One resource's frames as ListAndWatch's messages, of which only what changed is encoded.
 
 betterproto2 takes some 25 microseconds for a device, in which the daemon does nothing else. A list may have hundreds
-(kubelet's ledger decides that), each change makes a new one, and each stream is sent it. Must not judge what is sent.
+(kubelet's ledger decides that), each change makes a new one, and each stream is sent it. Must not decide what is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Told = tuple[DeviceId, Health, int | None]
 
 
 class FrameMessage(pb.ListAndWatchResponse):
-    """A frame that is encoded already."""
+    """An encoded frame."""
 
     encoded: bytes
 

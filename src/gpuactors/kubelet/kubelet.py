@@ -83,7 +83,7 @@ class UnixKubelet:
     async def serve(
         self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
     ) -> AsyncIterator[UnixEndpoint]:
-        """The socket lies directly in kubelet's directory, where operators look for it."""
+        """The socket is directly in kubelet's directory, where operators expect it."""
         name = socket_name(resource, self._directory)
         evict = self._hanging.value if self._hanging is not None else frozenset[Owner]()
         try:
@@ -162,7 +162,7 @@ def socket_name(resource: ResourceName, directory: str) -> str:
 
 
 def _short_of(problem: str, exc: BaseException) -> str | None:
-    """`problem` with what there is too little of; None if that is not why."""
+    """`problem` with the shortage; None if that is not the cause."""
     short = shortage(exc)
     return f"{problem}: {short}" if short is not None else None
 

@@ -7,7 +7,7 @@ kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and 
 file. Only the file has the answers to Allocate, which kubelet gives every container that it makes: they count beside
 PodResources and beside its failure.
 
-Must not decide what an entry means for a device: that is the core's.
+Must not decide the meaning of an entry for a device: the core does.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NOTHING_YET: Final = f"{CHECKPOINT} (missing: kubelet has allocated nothing yet)
 _VFIO: Final = b"/dev/vfio/"
 
 _DAMAGED_MAX: Final = 4
-"""So many are named."""
+"""At most so many are named."""
 
 # A List that hangs, its connection's end, and the file after it fit into one read.
 assert limits.LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + limits.CHECKPOINT_DEADLINE_S < limits.LEDGER_DEADLINE_S
@@ -76,7 +76,7 @@ class LedgerIo:
     """At most so many bytes of a file; None if there is none in a directory that is there. May block; raises
     `OSError`."""
     apart: Callable[[Callable[[], LedgerContents]], Awaitable[LedgerContents]]
-    """Runs what may block apart from the event loop. A cancelled one is waited for no longer."""
+    """Runs blocking code apart from the event loop. A cancelled call is no longer awaited."""
 
 
 @final
@@ -122,7 +122,7 @@ class KubeletLedger:
 
     def _is_another(self, before: SocketFile | None) -> bool:
         """Another kubelet's socket is there than before: which of the two has answered cannot be known, and a new one
-        may not know its pods yet. A socket that is gone now leaves no doubt."""
+        may not know its pods yet. A socket that is gone now is no such case."""
         now = self._io.socket_file(self._socket)
         return now is not None and (before is None or now.identity != before.identity)
 
@@ -135,7 +135,7 @@ class KubeletLedger:
     # --- PodResources -------------------------------------------------------------------------------------
 
     async def _list(self, resources: Collection[ResourceName]) -> LedgerContents | None:
-        """None if no kubelet is there to ask."""
+        """None if no kubelet runs."""
         try:
             with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
                 async with open_unix_channel(
@@ -195,7 +195,7 @@ class KubeletLedger:
 
 
 def _io_of_the_node() -> LedgerIo:
-    # Of its own: on a disk that hangs the threads of given-up reads must not keep others' from theirs.
+    # A limiter of its own: on a disk that hangs the threads of given-up reads must not block other threads.
     threads = trio.CapacityLimiter(2)
 
     async def in_thread(function: Callable[[], LedgerContents]) -> LedgerContents:
@@ -240,8 +240,8 @@ class YoungKubelet:
         self, kubelet: str, age_s: float, listed: LedgerContents, checkpoint: LedgerContents | None
     ) -> LedgerContents:
         """`kubelet` is the identity of its socket, which has been there for `age_s`; `checkpoint` is None if the file
-        could not be read, and what is listed may be too little then. With or without the file's entries, what Allocate
-        answered is the file's."""
+        could not be read, and the list may be incomplete then. With or without the file's entries, Allocate's answers
+        come from the file."""
         is_new = kubelet != self._kubelet
         if is_new:
             self._kubelet = kubelet
@@ -325,7 +325,7 @@ def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
         for container in listed.containers:
             entries.update((entry, None) for entry in _devices(container, pod))
             claims.update((claim, None) for claim in _claims(container, pod))
-    # Kubelet lists pods in another order each time: what did not change is to be seen not to have changed.
+    # Kubelet lists pods in another order each time: an unchanged list must compare equal.
     return LedgerContents(
         POD_RESOURCES, _ordered(entries), tuple(sorted(claims, key=_claim_order)), pods=pods
     )
@@ -378,7 +378,7 @@ class _Checkpoint(msgspec.Struct):
 def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
     """The contents of the ledger file. Unknown fields and the checksum are not checked; of a pod only the UID is known.
 
-    Raises `LedgerError`, which names `path`, for what kubelet cannot have written.
+    Raises `LedgerError`, which names `path`, for contents that kubelet cannot have written.
     """
     try:
         checkpoint = msgspec.json.decode(content, type=_Checkpoint)

@@ -1,4 +1,4 @@
-"""The core's values as messages of the device plugin API, and back. Nothing else knows both."""
+"""The core's values as messages of the device plugin API, and back. No other module knows both."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def files_of(directory: str) -> list[str]:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How large the journal may get; see `limits.py`."""
+    """The bounds of the journal; see `limits.py`."""
 
     file_bytes: int = limits.JOURNAL_FILE_MAX_BYTES
     all_bytes: int = limits.JOURNAL_MAX_BYTES
@@ -84,14 +84,14 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """So many steps are not to be had; the next one begins with its state."""
+    """So many steps are missing; the next one begins with its state."""
 
     steps: int
 
 
 @final
 class JournalFiles:
-    """The files. Blocks; used by one thread at a time. `write` is os.write, or what fails instead of it."""
+    """The files. Blocks; used by one thread at a time. `write` is os.write, or a failing substitute."""
 
     def __init__(self, directory: str, origin: Origin, bounds: Bounds, write: WriteBytes = os.write) -> None:
         self._directory = directory
@@ -124,8 +124,8 @@ class JournalFiles:
             waiting += self._lines.rest()
             self._put(waiting)
         except BaseException:
-            # A line that was written in part is a torn tail, so this file is over. Of steps that were written
-            # before it failed some may be counted as well.
+            # A partly written line is a torn tail, so this file is closed. Some steps that were written before the
+            # failure may be counted as well.
             self.close()
             self._lines = LineWriter()
             self._missed = missed_before + sum(s.steps if isinstance(s, Missed) else 1 for s in steps)
@@ -169,7 +169,7 @@ class JournalFiles:
         try:
             self._put(bytearray(header_line(header)))
         except OSError:
-            with suppress(OSError):  # a disk that is full is not to be filled with empty files
+            with suppress(OSError):  # a full disk must not get empty files
                 os.unlink(path)
             raise
         self._remove_oldest(known)
@@ -215,7 +215,7 @@ class FileJournal:
         self._problem = ""
 
     def record(self, step: Step) -> None:
-        """Takes a step. One that finds no room is counted: what waits is older, and comes without a gap."""
+        """Takes a step. One without room is counted: the waiting steps are older, and without a gap."""
         if len(self._waiting) >= self._bounds.waiting_steps:
             if not self._missed:
                 log.warning(
@@ -228,7 +228,7 @@ class FileJournal:
             self._waiting.append(Missed(self._missed))
             self._missed = 0
         self._waiting.append(step)
-        # Routine waits; as long as half of it would find room.
+        # Routine waits as long as half of the queue is free.
         if not is_routine(step) or 2 * len(self._waiting) >= self._bounds.waiting_steps:
             self._arrived.set()
 
@@ -247,7 +247,7 @@ class FileJournal:
                 await self._write()
 
     async def _write(self) -> bool:
-        """Writes what waits; whether that could be done."""
+        """Writes the waiting steps; returns whether that succeeded."""
         try:
             now = Anchor(trio.current_time(), time.time())
             await self._apart(lambda: self._write_all(now))

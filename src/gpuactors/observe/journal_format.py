@@ -59,7 +59,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The time of day (ISO 8601, UTC) at `at`."""
     at: float
     node: str = ""
-    """The node's name; empty if it is not known, as in the journals of gpuactors before it was written down."""
+    """The node's name; empty if it is not known, as in older journals without it."""
 
 
 class StateLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,18 +71,18 @@ class StateLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Any
 
 
-# A default is left out where the very object is given.
+# A field whose value is the default object itself is left out.
 _NO_FIELDS: Final = msgspec.Raw(b"{}")
 _NO_EFFECTS: Final = msgspec.Raw(b"[]")
 
 
 class StepLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One step: the event that went in, the effects that came out, and what was to be seen outside then."""
+    """One step: the event that went in, its effects, and the digest of the outputs after it."""
 
     at: float
     event: str
     fields: msgspec.Raw = _NO_FIELDS
-    """Of the event: those that differ from the last one of its kind."""
+    """The fields of the event that differ from the last one of its kind."""
     effects: msgspec.Raw = _NO_EFFECTS
     digest: str = ""
     failed: str = ""
@@ -97,9 +97,9 @@ class AgainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     again: str
     """The kind of each, a letter of `ROUTINE`."""
     after: tuple[float, ...]
-    """Seconds from each step to the next; added up one by one they give the very `at` of each."""
+    """Seconds from each step to the next; added up one by one they give exactly the `at` of each."""
     digest: str
-    """What was to be seen outside after the last one."""
+    """The outputs' digest after the last one."""
 
     def times(self) -> Iterator[float]:
         """The `at` of each step."""
@@ -132,7 +132,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 _DERIVED: Final = ("index", "assessments", "entries")
 _STATE: Final = {name: kind for name, kind in get_type_hints(NodeState).items() if name not in _DERIVED}
-"""What is written of a state, and its type: what follows from it is derived again."""
+"""The written part of a state, and its type: derived values are computed again."""
 
 ROUTINE: Final[Mapping[str, tuple[str, str]]] = {
     "T": ("Ticked", ""),
@@ -144,20 +144,20 @@ ROUTINE: Final[Mapping[str, tuple[str, str]]] = {
 number that was outstanding, so it follows from the state."""
 
 NUMBERED: Final = frozenset(letter for letter, (_, number) in ROUTINE.items() if number)
-"""The letters of those that answer something."""
+"""The letters of those that answer a request."""
 
 _LETTERS: Final = {kind: letter for letter, (kind, _) in ROUTINE.items()}
 
 
 def is_routine(step: Step) -> bool:
-    """Nothing came of it, and something like it happens every few seconds."""
+    """It had no consequence, and its kind happens every few seconds."""
     return type(step.event).__name__ in _LETTERS and all(
         isinstance(effect, Say) and effect.level is Level.DEBUG for effect in step.effects
     )
 
 
 def outstanding(state: NodeState, letter: str) -> int | None:
-    """The number that the next routine event of this kind has; None if none was asked for."""
+    """The number of the next routine event of this kind; None if none was requested."""
     return state.polls.outstanding if letter == "P" else state.ledger.outstanding
 
 
@@ -176,9 +176,8 @@ def header_line(header: Header) -> bytes:
 
 @final
 class LineWriter:
-    """Turns the steps of one file into lines; knows what it wrote of each kind of event last.
-
-    A step may wait for others that are folded with it: `rest` has to be written before anything else is.
+    """Turns the steps of one file into lines; remembers the last event of each kind. A step may wait for others that
+    are folded with it: `rest` must be written before anything else.
     """
 
     def __init__(self) -> None:
@@ -190,7 +189,7 @@ class LineWriter:
         self._outputs: Outputs | None = None
 
     def state_line(self, state: NodeState, at: float, missed: int) -> bytes:
-        """A line to replay from, and what waits before it. What follows refers to nothing before it."""
+        """A line to replay from, and the waiting line before it. Later lines refer to nothing before it."""
         waiting = self.rest()
         self._last.clear()
         self._said.clear()
@@ -198,7 +197,7 @@ class LineWriter:
         return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 
     def step_line(self, step: Step) -> bytes:
-        """The line of one step, and what waits before it; nothing if it can be folded."""
+        """The line of one step, and the waiting line before it; nothing if it can be folded."""
         kind = type(step.event).__name__
         # Compared as they are written, since equal mappings may be in another order.
         given = {name: _encoder.encode(getattr(step.event, name)) for name in _FIELDS[kind]}
@@ -272,7 +271,7 @@ def _effect(effect: Effect) -> _Say | _Reply:
 
 @final
 class Digests:
-    """Digests of what is to be seen outside (`snapshot.project`), eight bytes as hex digits.
+    """Digests of the outputs (`snapshot.project`), eight bytes as hex digits.
 
     A frame has a digest of its own, which is kept as long as the frame is: most steps change none.
     """
@@ -364,7 +363,7 @@ def read_state(line: StateLine) -> NodeState:
 
 @final
 class EventReader:
-    """Puts events together again from the fields that were written. A new one is needed after each state."""
+    """Rebuilds events from the written fields. A new one is needed after each state."""
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, Any]] = {}
@@ -396,12 +395,12 @@ class EventReader:
         if not number:
             return event, effects
         asked = outstanding(before, letter)
-        # Where another core than the one that wrote it asks for something else, there is nothing to answer.
+        # A core of another version may request something else; then there is no answer.
         changes: dict[str, Any] = {number: asked if asked is not None else 0}
         return replace(event, **changes), effects
 
 
-# JSON has no infinity, and its keys are strings: these two shapes stand for what it lacks.
+# JSON has no infinity, and its keys are strings: these two shapes replace them.
 _FLOAT, _MAP = "$float", "$map"
 
 

@@ -1,9 +1,8 @@
-"""Logging set-up: one line per event on standard error, as JSON or for a console, ours and the libraries'
-alike.
+"""Logging set-up: one line per event on standard error, as JSON or for a console, for our own code and for libraries.
 
-Event names are `noun.verb` (`device.added`, `scan.finished`); what belongs to an event are fields, not prose.
-Fields that hold for all that a trio task logs are bound with `structlog.contextvars.bind_contextvars`: trio
-gives each task its own. Must not decide what is worth a line, and must not start a thread or an event loop.
+Event names are `noun.verb` (`device.added`, `scan.finished`); details are fields, not prose. Fields that hold for all
+that a trio task logs are bound with `structlog.contextvars.bind_contextvars`: trio gives each task its own. Must not
+decide which lines are written, and must not start a thread or an event loop.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def configure(
     root.setLevel(level)
     logging.getLogger("hpack").setLevel(logging.WARNING)  # at debug it writes 20 lines per gRPC call
     logging.captureWarnings(True)
-    # A reader of our standard error that went away must not put a traceback per line there.
+    # A closed reader of our standard error must not cause a traceback per line.
     logging.raiseExceptions = False
 
 
@@ -90,7 +89,7 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 def _shared(node: str) -> list[Processor]:
-    """What every line gets, ours or a library's."""
+    """Processing of every line, ours or a library's."""
 
     def named(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         event.setdefault("node", node)
@@ -144,7 +143,7 @@ def _time_level_event_first(_logger: WrappedLogger, _method: str, event: EventDi
 
 
 def _plain(value: object) -> object:
-    """A field that JSON does not know: sets are sorted, so that a line is the same each time."""
+    """A field of a type that JSON does not have: sets are sorted, so that a line is the same each time."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, set | frozenset):

@@ -29,7 +29,7 @@ class _File(io.FileIO):
 
 
 def opened() -> TextIO:
-    """Standard output as `sys.stdout` has it, but with a `StdoutError` for what goes wrong."""
+    """Standard output as `sys.stdout` has it, but with a `StdoutError` for each failure."""
     file = _File(sys.stdout.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(file),
@@ -41,7 +41,7 @@ def opened() -> TextIO:
 
 
 def give_up() -> None:
-    """What could not be written is dropped, so that the interpreter does not try again at its end."""
+    """Unwritten output is dropped, so that the interpreter does not try again at its end."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -21,7 +21,7 @@ class Books:
 
     @property
     def free(self) -> int:
-        """What a scheduler may still give away."""
+        """The scheduler's free count."""
         return self.allocatable - self.allocated
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What of a replay is to be shown: from a time on, up to a time, of one device."""
+"""The selection of a replay: from a time on, up to a time, of one device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuactors.replay.words import effect_words, event_words, is_worth_reading
 
 
 def files_within(files: Iterable[File], begin: float | None, end: float | None) -> list[File]:
-    """The files that are needed for what happened between two times of day: each can be replayed by itself."""
+    """The files that are needed for the period between two times of day: each can be replayed by itself."""
     chosen = []
     for _, of_run in runs(files):
         for file, following in zip(of_run, [*of_run[1:], None], strict=True):
@@ -58,11 +58,11 @@ def since(moments: Iterable[Moment], begin: float | None) -> Iterator[Moment]:
 @final
 @dataclass
 class Device:
-    """One device, and what concerns it."""
+    """One device, and the moments that concern it."""
 
     address: PciAddress
     known: bool = False
-    """Some state knew it."""
+    """It was in a state."""
     _calls: set[Token] = field(default_factory=set)
     """Calls about it that have not been answered."""
 
@@ -93,7 +93,7 @@ class Device:
         return {r: a for r, frame in state.frames.items() for a in frame if a.address == self.address}
 
     def _names(self, state: NodeState, *told: dict[str, Advertised]) -> re.Pattern[str]:
-        """What it may be called by: its address, the IDs that it is listed by, a uevent's group."""
+        """Its names: its address, the IDs that it is listed by, a uevent's group."""
         names = {re.escape(self.address), *(re.escape(a.id) for listed in told for a in listed.values())}
         fact = state.facts.get(self.address)
         if fact is not None and fact.function is not None and fact.function.iommu_group is not None:

@@ -24,7 +24,7 @@ BANDS_MAX: Final = 5_000
 
 
 UNHEALTHY: Final = "unhealthy"
-"""The kind of a device that something of its files or of its list makes Unhealthy, whosever it is."""
+"""The kind of a device that a cause of its files or of its list makes Unhealthy, whatever its owner."""
 
 KINDS: Final[Mapping[Cause, str]] = {
     Cause.FREE: "free",
@@ -121,7 +121,7 @@ class Lanes:
         self._devices(state, at)
 
     def ends(self, at: float) -> None:
-        """The process ended, or what it did next is not known."""
+        """The process ended, or its next steps are not known."""
         self._seen = None
         for lane in self.all():
             lane.ends(at)

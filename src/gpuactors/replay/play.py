@@ -71,17 +71,17 @@ class Played:
     state: NodeState
     effects: Sequence[Effect]
     failure: str
-    """What the step raises: a bug."""
+    """The exception of the step: a bug."""
     differences: tuple[str, ...]
-    """Between what came out and what had come out; empty if nothing differs."""
+    """Between the computed and the recorded results; empty if nothing differs."""
 
 
 Moment = Began | Resumed | Played | Damage
 
 
 def play(files: Iterable[File], meter: Meter | None = None, *, end: float = math.inf) -> Iterator[Moment]:
-    """All that is in the files, in order, and of each no more than is needed for what happened up to `end` (time of
-    day). Raises `JournalError` for what this version cannot understand."""
+    """All that is in the files, in order, and of each no more than is needed up to `end` (time of day). Raises
+    `JournalError` for contents that this version does not know."""
     player = _Player()
     for file, of_file in entries(files, meter or Meter()):
         player.opens(file)
@@ -197,7 +197,7 @@ class _Player:
         """The effects, and what the step raises."""
         try:
             self._state, effects = step(self._now(), event, at)
-        except Exception as exc:  # what the core raises is what is looked for
+        except Exception as exc:  # the core's exceptions are part of the result
             return (), repr(exc)
         return effects, ""
 
@@ -205,7 +205,7 @@ class _Player:
         """The digest of what is to be seen outside, and what making it raises."""
         try:
             return self._digests.of(project(self._now())), ""
-        except Exception as exc:  # as above: the registry makes it in the same breath
+        except Exception as exc:  # as above: the registry makes it in the same step
             return "", repr(exc)
 
     def _played(

@@ -1,4 +1,4 @@
-"""How far a replay has come, on standard error: a month of a node takes minutes."""
+"""The progress of a replay, on standard error: a month of a node takes minutes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Progress:
         self._shown = False
 
     def over(self, moments: Iterable[Moment]) -> Iterator[Moment]:
-        """The moments, with a word now and then."""
+        """The moments, with a progress line now and then."""
         for number, moment in enumerate(moments):
             if number % _LOOK_EVERY == 0 and self._clock() >= self._next:
                 self._next = self._clock() + self._every_s
@@ -45,7 +45,7 @@ class Progress:
         self.clear()
 
     def clear(self) -> None:
-        """Takes the line from the terminal, before something else is written there."""
+        """Removes the line from the terminal, before other output."""
         if self._shown:
             self._out.write("\r\x1b[K")
             self._out.flush()

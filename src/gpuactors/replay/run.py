@@ -133,7 +133,7 @@ def _with(damaged: list[Damage], moments: Iterator[Moment]) -> Iterator[Moment]:
 
 
 def _write(path: str, text: str) -> None:
-    """At once or not at all: a page that is half written looks like a page. Raises `PageError`."""
+    """Written whole or not at all: a partial page looks like a whole one. Raises `PageError`."""
     beside = f"{path}.part"
     try:
         with open(beside, "w", encoding="utf-8") as file:

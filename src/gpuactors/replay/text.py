@@ -26,12 +26,12 @@ _ROUTINE = (
     events.LedgerUnreadable,
     events.HostScanned,
 )
-"""What goes on all the time. Without any consequence it is counted, not shown."""
+"""Routine events. Without any consequence they are counted, not shown."""
 
 
 @dataclass
 class Tally:
-    """What a replay came to."""
+    """The result of a replay."""
 
     steps: int = 0
     differing: int = 0
@@ -71,7 +71,7 @@ class Tally:
 
 
 def is_quiet(played: Played) -> bool:
-    """Routine without any consequence that a person would want to read."""
+    """Routine without any relevant consequence."""
     return (
         isinstance(played.event, _ROUTINE)
         and not (played.differences or played.failure)
@@ -103,7 +103,7 @@ class Text:
     _quiet: list[Played] = field(default_factory=list)
 
     def lines(self, moment: Moment) -> Iterator[str]:
-        """What is to be shown of one moment, and of the quiet ones before it."""
+        """The lines of one moment, and of the quiet ones before it."""
         if isinstance(moment, Played) and self.only_differences and not moment.differences:
             return
         if isinstance(moment, Played) and is_quiet(moment):

@@ -102,7 +102,7 @@ def event_words(event: events.Event) -> str:
 
 
 def effect_words(effect: effects.Effect) -> str:
-    """What the daemon did about it: an answer, or a line in its log."""
+    """The daemon's reaction: an answer, or a log line."""
     match effect:
         case effects.Say(level, name, fields):
             return f"{level.upper():<7} {name}{_fields(fields)}"

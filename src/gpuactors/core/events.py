@@ -101,8 +101,8 @@ class GroupsObserved:
 
 @dataclass(frozen=True, slots=True)
 class SomeGroupsObserved:
-    """As `GroupsObserved`, of a poll that was of some groups alone and says nothing of the others. A kind of its own,
-    as the journal writes of each what differs from the last one of its kind."""
+    """As `GroupsObserved`, of a poll of some groups only, without evidence of the others. A kind of its own, as the
+    journal writes only the differences from the last event of a kind."""
 
     poll: int
     uses: tuple[GroupUse, ...]

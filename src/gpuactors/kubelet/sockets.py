@@ -195,8 +195,8 @@ class SocketsWatch:
             raise KubeletError(f"waiting for kubelet: the directory {self._path} has disappeared")
 
     def _others(self, before: dict[str, str]) -> dict[str, str]:
-        """The sockets that are neither kubelet's nor ours, and which each one is. As `before` for want of descriptors:
-        that is no evidence about any socket."""
+        """The sockets that are neither kubelet's nor ours, and the identity of each. As `before` for want of
+        descriptors: that is no evidence about any socket."""
         found: dict[str, str] = {}
         try:
             with self._io.names(self._path) as names:
@@ -232,7 +232,8 @@ def _identity(found: Directory | None) -> tuple[int, int] | None:
 
 
 def _check_not_removed(found: Directory | None, path: str) -> None:
-    """Raises `KubeletError` if it was: a mount outlives that, and never shows another directory of that name."""
+    """Raises `KubeletError` if it was removed: a mount still shows the removed directory, and never another one of that
+    name."""
     if found is not None and found.links == 0:
         raise KubeletError(
             f"waiting for kubelet: the directory {path} has been removed from the node, and this "

@@ -75,8 +75,8 @@ class Owner:
 def owner_of(
     claim: ClaimedDevice | None, names: Iterable[Named], entries: Mapping[Named, Pod]
 ) -> Owner | None:
-    """The owner of a device that somebody has claimed, or that these names mean; None if kubelet has given it to
-    nobody."""
+    """The owner of a device with this claim, or that these names mean; None if kubelet's ledger gives it to no pod or
+    claim."""
     given = [Given(*name, entries.get(name)) for name in names]
     if claim is not None:
         given.append(Given(None, claim.claim, claim))

@@ -153,7 +153,7 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
     assert plugin(core).listing.against == 1
     core.kubelets = [ONE, TWO, "0000:03:00.0"]
     core.feed(Ticked(), after_s=0)
-    core.at = max(core.at, core.state.looks.scan_due_at)
+    core.at = max(core.at, core.state.looks.whole.due_at)
     core.feed(Ticked())
     assert core.state.looks.scan is not None
     three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
@@ -165,7 +165,7 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
 
 def third_gpu_found(core: Core) -> HostScanned:
     """What the due scan finds; kubelet takes the list with it at once."""
-    core.at = core.state.looks.scan_due_at
+    core.at = core.state.looks.whole.due_at
     core.feed(Ticked(), after_s=0)
     assert core.state.looks.scan is not None
     core.kubelets = [*OURS, "0000:03:00.0"]

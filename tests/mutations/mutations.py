@@ -34,18 +34,25 @@ MUTATIONS: Final = (
     Mutation(
         "a poll of some groups is taken for one of all",
         "core/books.py",
-        "        due_at=due_at if of_all else min(due_at, before.due_at),\n",
-        "        due_at=due_at,\n",
+        "        refresh=before.refresh.answered(due_at if of_all else min(due_at, before.due_at)),\n",
+        "        refresh=before.refresh.answered(due_at),\n",
         tests=("tests/core/test_polls.py",),
     ),
     Mutation(
         "a group that a poll was not of counts as polled",
         "core/model.py",
         "        asked = self.outstanding is not None and (self.of is None or group in self.of)\n"
-        "        return asked or (self.again",
+        "        return asked or (self.refresh.again",
         "        asked = self.outstanding is not None and (self.of is None or group in self.of)\n"
-        "        return asked or False and (self.again",
+        "        return asked or False and (self.refresh.again",
         tests=("tests/core/test_polls.py",),
+    ),
+    Mutation(
+        "what is asked for while a request is outstanding is taken for answered by it",
+        "core/refresh.py",
+        "            return replace(self, again=True, due_at=math.inf)\n",
+        "            return self\n",
+        tests=("tests/core/test_refresh.py", "tests/core/test_looks.py"),
     ),
     Mutation(
         "callers without end put off the poll of all groups",
@@ -264,7 +271,7 @@ MUTATIONS: Final = (
     Mutation(
         "a hint that comes while a look is out is forgotten",
         "core/looks.py",
-        "    return ask_looks(looks, (address,)) if wanted_again else looks\n",
+        "    return ask_looks(looks, (address,)) if refresh.again else looks\n",
         "    return looks\n",
     ),
     Mutation(
@@ -276,7 +283,7 @@ MUTATIONS: Final = (
     Mutation(
         "what came back incomplete is not looked at again",
         "core/looks.py",
-        "        if failed or not complete:\n",
+        "        if failed or not complete:  # ever later, for ever\n",
         "        if failed and not complete and fact is None:\n",
     ),
     Mutation(

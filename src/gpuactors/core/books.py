@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core import bindings
+from gpuactors.core import bindings, looks
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable, SomeGroupsObserved
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.index import changed_keys, index_of, indexed, other_keys
@@ -36,6 +36,7 @@ from gpuactors.core.model import (
     ResourceName,
     Role,
 )
+from gpuactors.core.refresh import Refresh
 from gpuactors.core.state import NodeState
 
 
@@ -47,43 +48,39 @@ def first_ledger(number: int) -> Ledger:
         claims={},
         problem=None,
         tried=False,
-        outstanding=number,
-        again=False,
-        due_at=math.inf,
+        refresh=Refresh().asked(number),
     )
 
 
 def first_polls() -> Polls:
     """At start: nothing is known to be polled yet."""
-    return Polls(groups={}, baselines={}, done=0, outstanding=None, again=False, due_at=math.inf)
+    return Polls(groups={}, baselines={}, done=0, refresh=Refresh())
 
 
 def ask_ledger(state: NodeState, at: float) -> NodeState:
     """Asks for a read of kubelet's ledger; if one is outstanding, for another one after it."""
-    if state.ledger.outstanding is not None:
-        return replace(state, ledger=replace(state.ledger, again=True))
-    state, number = _numbered(state)
-    ledger = replace(state.ledger, outstanding=number, again=False, due_at=math.inf, asked_at=at)
-    return replace(state, ledger=ledger)
+    state, refresh = _asked(state, state.ledger.refresh)
+    asked_at = at if refresh.outstanding != state.ledger.outstanding else state.ledger.asked_at
+    return replace(state, ledger=replace(state.ledger, refresh=refresh, asked_at=asked_at))
 
 
 def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeState:
     """Asks for a poll of these groups, or of every group that matters; if one is outstanding, for another one after it,
     which is of all that are asked for meanwhile."""
     polls = state.polls
-    due_at = math.inf if groups is None else polls.due_at
-    if polls.outstanding is not None:
-        if polls.again:
-            groups = None if groups is None or polls.again_of is None else groups | polls.again_of
-        return replace(state, polls=replace(polls, again=True, again_of=groups, due_at=due_at))
-    state, number = _numbered(state)
-    polls = replace(polls, outstanding=number, of=groups, again=False, again_of=None, due_at=due_at)
-    return replace(state, polls=polls)
+    state, refresh = _asked(state, polls.refresh)
+    if groups is not None:  # all are due as before
+        refresh = refresh.due_by(polls.due_at)
+    if refresh.outstanding != polls.outstanding:
+        return replace(state, polls=replace(polls, refresh=refresh, of=groups, again_of=None))
+    if polls.refresh.again:
+        groups = None if groups is None or polls.again_of is None else groups | polls.again_of
+    return replace(state, polls=replace(polls, refresh=refresh, again_of=groups))
 
 
-def _numbered(state: NodeState) -> tuple[NodeState, int]:
-    number = state.looks.last + 1
-    return replace(state, looks=replace(state.looks, last=number)), number
+def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
+    last, refresh = looks.asked(state.looks.last, refresh)
+    return replace(state, looks=replace(state.looks, last=last)), refresh
 
 
 # --- kubelet's ledger -------------------------------------------------------------------------------------
@@ -103,8 +100,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         claims=claims if claims != before.claims else before.claims,
         problem=None,
         tried=True,
-        outstanding=None,
-        again=False,
+        refresh=before.refresh.answered(),
         read_at=before.asked_at,
         done=event.read,
         complete=not (event.settling and event.cached is None),
@@ -121,11 +117,12 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
     due_at = at + (period_s if _matters(state) else limits.LEDGER_QUIET_S)
     wished = before.due_at if before.due_at > at else math.inf
-    state = replace(state, ledger=replace(state.ledger, due_at=min(due_at, wished)))
+    refresh = state.ledger.refresh.due_by(min(due_at, wished))
+    state = replace(state, ledger=replace(state.ledger, refresh=refresh))
     functions = index_of(state).functions
     if groups := {f.iommu_group for a in left if (f := functions.get(a)) is not None} - {None}:
         state = ask_poll(state, frozenset(g for g in groups if g is not None))
-    return ask_ledger(state, at) if before.again else state
+    return ask_ledger(state, at) if before.refresh.again else state
 
 
 def _entries(
@@ -241,14 +238,12 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
     """What was known last stays known; what the file says of Allocate's answers is known anew if it could be read."""
     if event.read != state.ledger.outstanding:
         return state
-    again = state.ledger.again
+    again = state.ledger.refresh.again
     ledger = replace(
         state.ledger,
         problem=event.reason,
         tried=True,
-        outstanding=None,
-        again=False,
-        due_at=at + limits.LEDGER_RETRY_S,
+        refresh=state.ledger.refresh.answered(at + limits.LEDGER_RETRY_S),
         done=event.read,
     )
     state = replace(state, ledger=_with_answers(ledger, event))
@@ -284,16 +279,14 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
         learned,
         groups=groups,
         done=event.poll if of_all else before.done,
-        outstanding=None,
+        refresh=before.refresh.answered(due_at if of_all else min(due_at, before.due_at)),
         of=None,
-        again=False,
         again_of=None,
-        due_at=due_at if of_all else min(due_at, before.due_at),
     )
     state = replace(state, polls=polls, departed=_still_there(state, groups))
     if changed:
         state = ask_ledger(state, at)
-    return ask_poll(state, before.again_of) if before.again else state
+    return ask_poll(state, before.again_of) if before.refresh.again else state
 
 
 def _observed(
@@ -427,7 +420,8 @@ def hastened(before: NodeState, state: NodeState, at: float) -> NodeState:
         state = ask_ledger(state, at)
     if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and _matters(state):
         # It was read before there was anything of ours in it, at the daemon's start for instance.
-        state = replace(state, ledger=replace(state.ledger, due_at=at + limits.LEDGER_S))
+        refresh = state.ledger.refresh.due_by(at + limits.LEDGER_S)
+        state = replace(state, ledger=replace(state.ledger, refresh=refresh))
     if state.facts is not before.facts and state.scanned:
         polled, seen = index_of(state).polled, state.polls.groups
         never = set() if polled.keys() <= seen.keys() else polled.keys() - seen.keys()
@@ -444,8 +438,8 @@ def hurried(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
     """
     fast = waited_for or (at < state.polls.fast_until and _is_wrongly_held(state))
     if fast and state.polls.outstanding is None:
-        soon = min(state.polls.due_at, at + limits.POLL_FAST_S)
-        return replace(state, polls=replace(state.polls, due_at=soon))
+        refresh = state.polls.refresh.due_by(at + limits.POLL_FAST_S)
+        return replace(state, polls=replace(state.polls, refresh=refresh))
     return state
 
 

@@ -287,7 +287,7 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
         return state
     if ledger.outstanding is not None:
         enough = ledger.outstanding > call.since or (not call.doubts and _is_fresh(ledger.asked_at, call))
-        if enough or ledger.again:
+        if enough or ledger.refresh.again:
             return state
     return books.ask_ledger(state, at)
 

@@ -178,7 +178,7 @@ def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
     wanted_at = min([state.look_at, *(registration.next_look_at(p) for p in plugins.values())])
     if wanted_at >= state.ledger.due_at:
         return state
-    return replace(state, ledger=replace(state.ledger, due_at=wanted_at))
+    return replace(state, ledger=replace(state.ledger, refresh=state.ledger.refresh.due_by(wanted_at)))
 
 
 def _kept(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from gpuactors import limits
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.model import Fact, Looks, PciAddress, PciFunction, Retry
+from gpuactors.core.refresh import Refresh
 
 if TYPE_CHECKING:
     from gpuactors.core.state import NodeState
@@ -29,11 +30,8 @@ def first_looks() -> Looks:
     """At start: one full scan is wanted."""
     return Looks(
         last=1,
-        scan=1,
-        scan_again=False,
-        functions={},
-        again=frozenset(),
-        scan_due_at=math.inf,
+        whole=Refresh().asked(1),
+        single={},
         scan_failures=0,
         retries={},
     )
@@ -41,22 +39,22 @@ def first_looks() -> Looks:
 
 def ask_scan(looks: Looks) -> Looks:
     """Asks for a full scan; if one is outstanding, for another one after it."""
-    if looks.scan is not None:
-        return replace(looks, scan_again=True)
-    number = looks.last + 1
-    return replace(looks, last=number, scan=number, scan_again=False, scan_due_at=math.inf)
+    last, whole = asked(looks.last, looks.whole)
+    return replace(looks, last=last, whole=whole)
 
 
 def ask_looks(looks: Looks, addresses: Iterable[PciAddress]) -> Looks:
     """Asks for a look at each address; where one is outstanding, for another one after it."""
-    wanted, again, number = dict(looks.functions), set(looks.again), looks.last
+    single, last = dict(looks.single), looks.last
     for address in addresses:
-        if address in wanted:
-            again.add(address)
-            continue
-        number += 1
-        wanted[address] = number
-    return replace(looks, last=number, functions=wanted, again=frozenset(again))
+        last, single[address] = asked(last, single.get(address, Refresh()))
+    return replace(looks, last=last, single=single)
+
+
+def asked(last: int, refresh: Refresh) -> tuple[int, Refresh]:
+    """The last number that was given out then, and what was asked for."""
+    after = refresh.asked(last + 1)
+    return (last if after.outstanding == refresh.outstanding else last + 1), after
 
 
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
@@ -87,8 +85,8 @@ def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
         return state
     failures = state.looks.scan_failures
     wait_s = limits.SCAN_BACKOFF_S[min(failures, len(limits.SCAN_BACKOFF_S) - 1)]
-    looks = replace(state.looks, scan_failures=failures + 1, scan_again=False)
-    return replace(state, looks=_scan_back(looks, at + wait_s))
+    looks = replace(state.looks, scan_failures=failures + 1)
+    return replace(state, looks=replace(looks, whole=looks.whole.answered(at + wait_s)))
 
 
 def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeState:
@@ -126,36 +124,36 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
 
 def _scan_back(looks: Looks, due_at: float) -> Looks:
     """The outstanding scan is back; the next one is due at `due_at`, or at once if it is wanted again."""
-    again = looks.scan_again
-    looks = replace(looks, scan=None, scan_again=False, scan_due_at=due_at)
+    again = looks.whole.again
+    looks = replace(looks, whole=looks.whole.answered(due_at))
     return ask_scan(looks) if again else looks
 
 
 def _look_back(looks: Looks, address: PciAddress) -> Looks:
     """The outstanding look at `address` is back; another one is asked for if it is wanted again."""
-    rest = {a: n for a, n in looks.functions.items() if a != address}
-    wanted_again = address in looks.again
-    looks = replace(looks, functions=rest, again=looks.again - {address})
-    return ask_looks(looks, (address,)) if wanted_again else looks
+    refresh = looks.single[address]
+    looks = _with(looks, address, refresh.answered(refresh.due_at))
+    return ask_looks(looks, (address,)) if refresh.again else looks
+
+
+def _with(looks: Looks, address: PciAddress, refresh: Refresh) -> Looks:
+    """What is neither outstanding nor due is not in there."""
+    single = {a: r for a, r in looks.single.items() if a != address}
+    return replace(looks, single=single if refresh == Refresh() else {**single, address: refresh})
 
 
 def due(state: NodeState, at: float) -> NodeState:
     """Asks for the scan and the looks whose time has come."""
     looks = state.looks
-    if looks.scan is None and looks.scan_due_at <= at:
+    if looks.whole.deadline <= at:
         looks = ask_scan(looks)
-    late = [address for address, retry in looks.retries.items() if retry.at <= at]
-    if late:
-        looks = ask_looks(looks, sorted(late))
-        retries = {a: replace(r, at=math.inf) if a in late else r for a, r in looks.retries.items()}
-        looks = replace(looks, retries=retries)
-    return replace(state, looks=looks)
+    late = [address for address, refresh in looks.single.items() if refresh.due_at <= at]
+    return replace(state, looks=ask_looks(looks, sorted(late)) if late else looks)
 
 
 def deadline(looks: Looks) -> float:
     """When `due` will next have something to do."""
-    scan_at = looks.scan_due_at if looks.scan is None else math.inf
-    return min([scan_at, *(retry.at for retry in looks.retries.values())])
+    return min([looks.whole.deadline, *(refresh.due_at for refresh in looks.single.values())])
 
 
 def _merge(
@@ -198,7 +196,7 @@ def _settle(
     outstanding = [*state.looks.functions.values(), *([state.looks.scan] if state.looks.scan else [])]
     oldest = min(outstanding, default=math.inf)
     facts = {a: f for a, f in state.facts.items() if f.function is not None or f.look > oldest}
-    retries = dict(state.looks.retries)
+    looks, retries = state.looks, dict(state.looks.retries)
     for address in looked_at:
         before = retries.get(address)
         if before is not None and before.look > look:
@@ -206,22 +204,25 @@ def _settle(
         retries.pop(address, None)
         fact = facts.get(address)
         complete = fact is None or fact.function is None or _is_complete(fact.function)
-        if failed or not complete:
-            retries[address] = _next_retry(before, look, at)
-    return replace(state, facts=facts, looks=replace(state.looks, retries=retries))
+        due_at = math.inf
+        if failed or not complete:  # ever later, for ever
+            attempt = before.attempt + 1 if before is not None else 0
+            due_at = at + limits.UNSETTLED_LOOKS_S[min(attempt, len(limits.UNSETTLED_LOOKS_S) - 1)]
+            retries[address] = Retry(attempt, look)
+        looks = _due(looks, address, due_at)
+    return replace(state, facts=facts, looks=replace(looks, retries=retries))
 
 
-def _next_retry(before: Retry | None, look: int, at: float) -> Retry:
-    """Ever later, for ever."""
-    attempt = before.attempt + 1 if before is not None else 0
-    wait_s = limits.UNSETTLED_LOOKS_S[min(attempt, len(limits.UNSETTLED_LOOKS_S) - 1)]
-    return Retry(attempt, at + wait_s, look)
+def _due(looks: Looks, address: PciAddress, at: float) -> Looks:
+    refresh = looks.single.get(address, Refresh())
+    return looks if refresh.due_at == at else _with(looks, address, replace(refresh, due_at=at))
 
 
 def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
     """A shortage passes, and looking again costs next to nothing."""
-    retry = Retry(0, at + limits.SHORTAGE_LOOK_S, failed.look)
-    return replace(state, looks=replace(state.looks, retries={**state.looks.retries, failed.address: retry}))
+    retries = {**state.looks.retries, failed.address: Retry(0, failed.look)}
+    looks = _due(state.looks, failed.address, at + limits.SHORTAGE_LOOK_S)
+    return replace(state, looks=replace(looks, retries=retries))
 
 
 def _is_complete(function: PciFunction) -> bool:

@@ -17,6 +17,7 @@ from typing import NewType
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.quote import quoted_id, quoted_name
+from gpuactors.core.refresh import Refresh
 from gpuactors.core.selector import Selector
 
 PciAddress = NewType("PciAddress", str)
@@ -109,10 +110,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A function whose facts are incomplete is inspected again: when, and how often that was done."""
+    """A function whose facts are incomplete is inspected again: how often that was done."""
 
     attempt: int
-    at: float
     look: int
     """The look that failed or came back incomplete. One that was requested before it does not replace it."""
 
@@ -123,18 +123,23 @@ class Looks:
 
     last: int
     """The last number given out."""
-    scan: int | None
-    """Number of the full scan that is outstanding."""
-    scan_again: bool
-    """Another scan is wanted once that one is back: it may have read a place before its change."""
-    functions: Mapping[PciAddress, int]
-    """Numbers of the outstanding looks at one function each."""
-    again: frozenset[PciAddress]
-    """Functions to inspect once more when the outstanding look is back."""
-    scan_due_at: float
-    """When the next periodic scan is due."""
+    whole: Refresh
+    """The full scan."""
+    single: Mapping[PciAddress, Refresh]
+    """The looks at one function each that are outstanding, or due as the function's facts are incomplete."""
     scan_failures: int
     retries: Mapping[PciAddress, Retry]
+    """Functions that are looked at again as their facts are incomplete."""
+
+    @property
+    def scan(self) -> int | None:
+        """Number of the full scan that is outstanding."""
+        return self.whole.outstanding
+
+    @property
+    def functions(self) -> dict[PciAddress, int]:
+        """Numbers of the outstanding looks at one function each."""
+        return {a: r.outstanding for a, r in self.single.items() if r.outstanding is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +301,7 @@ class Ledger:
     """Why the last read failed, as a sentence; the entries are the last known ones then."""
     tried: bool
     """A first read has come back, with any result."""
-    outstanding: int | None
-    again: bool
-    due_at: float
+    refresh: Refresh
     asked_at: float = -math.inf
     """When the last read was requested, the outstanding one if there is one."""
     read_at: float = -math.inf
@@ -311,6 +314,16 @@ class Ledger:
     """The parts of kubelet's ledger file that could not be read and were left out, as a sentence; empty if none."""
     complete: bool = True
     """No pod is missing in `entries`. False beside a kubelet that has just started and whose file is not readable."""
+
+    @property
+    def outstanding(self) -> int | None:
+        """The number of the read that is outstanding."""
+        return self.refresh.outstanding
+
+    @property
+    def due_at(self) -> float:
+        """When the next one is due by itself."""
+        return self.refresh.due_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,10 +391,9 @@ class Polls:
     when the function goes, or its binding changes."""
     done: int
     """The number of the last poll of every group that came back; 0 before the first one."""
-    outstanding: int | None
-    again: bool
-    due_at: float
-    """When every group is to be polled; infinite while such a poll is outstanding, or wanted after the outstanding."""
+    refresh: Refresh
+    """It is due when every group is to be polled: never while such a poll is outstanding, or wanted after the
+    outstanding one."""
     of: frozenset[int] | None = None
     """The groups that the outstanding poll is of; None: every one that matters."""
     again_of: frozenset[int] | None = None
@@ -393,10 +405,20 @@ class Polls:
     doubtful: frozenset[PciAddress] = frozenset()
     """Functions whose binding has changed since the outstanding poll was requested."""
 
+    @property
+    def outstanding(self) -> int | None:
+        """The number of the poll that is outstanding."""
+        return self.refresh.outstanding
+
+    @property
+    def due_at(self) -> float:
+        """When the next one is due by itself."""
+        return self.refresh.due_at
+
     def is_to_see(self, group: int | None) -> bool:
         """A poll of that group is outstanding, or wanted after the outstanding one."""
         asked = self.outstanding is not None and (self.of is None or group in self.of)
-        return asked or (self.again and (self.again_of is None or group in self.again_of))
+        return asked or (self.refresh.again and (self.again_of is None or group in self.again_of))
 
 
 @dataclass(frozen=True, slots=True)

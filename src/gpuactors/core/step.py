@@ -222,8 +222,8 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
             if state.role is Role.SERVING:
                 return state, []
             # What the predecessor handed out last is in kubelet's ledger, and was in its memory alone.
-            due_at = min(state.ledger.due_at, at + limits.TAKE_OVER_LEDGER_S)
-            unread = replace(state.ledger, read=0, read_at=-math.inf, due_at=due_at)
+            refresh = state.ledger.refresh.due_by(at + limits.TAKE_OVER_LEDGER_S)
+            unread = replace(state.ledger, read=0, read_at=-math.inf, refresh=refresh)
             served = {r: models | state.served.get(r, frozenset()) for r, models in before.items()}
             served = {**state.served, **served}
             return replace(state, role=Role.SERVING, ledger=unread, served=served), [

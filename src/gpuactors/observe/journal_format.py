@@ -3,7 +3,7 @@
 A file is one header, then a state, then one line per step; another state follows wherever steps are missing. So every
 file can be replayed by itself, from its first state on:
 
-    {"journal":3,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
+    {"journal":4,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
     {"at":12.5,"missed":0,"state":{…}}
     {"at":12.6,"event":"HostScanned","fields":{"look":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
@@ -33,8 +33,9 @@ from gpuactors.core.snapshot import Outputs
 from gpuactors.core.state import NodeState
 from gpuactors.ports import Step
 
-FORMAT: Final = 3
-"""Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes."""
+FORMAT: Final = 4
+"""Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
+format 3 a state says of each request by itself whether it is outstanding, wanted again and due."""
 
 
 class FormatError(ValueError):

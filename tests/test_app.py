@@ -28,7 +28,9 @@ class EmptyHost:
         await trio.lowlevel.checkpoint()
         return ()
 
-    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = ()
+    ) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
 

@@ -39,9 +39,9 @@ from gpuactors.config import Config, as_dict
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, obstacle
 from gpuactors.control.view import About, Setting
+from gpuactors.core.device_lists import is_ready
 from gpuactors.core.effects import Answer, Level, Say
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
-from gpuactors.core.frames import is_ready
 from gpuactors.core.model import ResourceName, Settings
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
@@ -243,7 +243,7 @@ async def run_daemon(
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
     replies: Replies[Answer] = Replies()
     cells = registry.Cells(
-        looks=Latest(outputs.looks),
+        inspections=Latest(outputs.inspections),
         poll=Latest(outputs.poll),
         ledger=Latest(outputs.ledger),
         take_over=Latest(outputs.take_over),
@@ -279,7 +279,9 @@ async def run_daemon(
         record = journal.record if journal is not None else None
         nursery.start_soon(registry.run, state, inbox, cells, replies, say or say_in_log, record)
         nursery.start_soon(plugins)
-        actor("sysfs_inspector", lambda: sysfs_inspector.run(cells.looks.subscribe(), outside.host, post))
+        actor(
+            "sysfs_inspector", lambda: sysfs_inspector.run(cells.inspections.subscribe(), outside.host, post)
+        )
         if (uevents := outside.open_uevents) is not None:
             actor("udev_watcher", lambda: udev_watcher.run(uevents, post))
         else:

@@ -158,7 +158,7 @@ async def _look(config: Config) -> NodeView:
     use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
     functions = await ThreadedReader(sysfs_of(config)).scan()
     state = initial_state(core_settings_of(config))
-    number = project(state).looks.scan
+    number = project(state).inspections.scan
     assert number is not None
     event: Event | None = HostScanned(number, functions)
     for _ in range(_ROUNDS):

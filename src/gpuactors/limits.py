@@ -17,23 +17,24 @@ call in flight per GPU plus a scan result; a full inbox makes the producers wait
 
 # --- reading the host -------------------------------------------------------------------------------------
 
-LOOK_DEADLINE_S: Final = 5.0
-"""One look at a function and its IOMMU group. A healthy look takes about 0.2 ms; a sysfs read that hangs
+INSPECTION_DEADLINE_S: Final = 5.0
+"""One inspection of a function and its IOMMU group. A healthy inspection takes about 0.2 ms; a sysfs read that hangs
 (kernel 6.1 while an unbind waits for its holder) hangs for ever, so the number only has to be far from both."""
 
 SCAN_DEADLINE_S: Final = 60.0
 """A full scan. 4,096 functions take well under a second; as above."""
 
-LOOK_CONCURRENCY: Final = 16
-"""Looks that run side by side, so that one hanging look delays no other device. 16 = GPUs of the largest node."""
+INSPECTION_CONCURRENCY: Final = 16
+"""Inspections that run side by side, so that one hanging inspection delays no other device. 16 = GPUs of the largest
+node."""
 
-UNSETTLED_LOOKS_S: Final = (0.2, 1.0, 5.0, 30.0)
-"""When to repeat a look at a function that failed or was incomplete (a missing node, an unreadable attribute); the last
-one repeats. udev's own rules finish in well under a second."""
+UNSETTLED_INSPECTIONS_S: Final = (0.2, 1.0, 5.0, 30.0)
+"""When to repeat an inspection of a function that failed or was incomplete (a missing node, an unreadable attribute);
+the last one repeats. udev's own rules finish in well under a second."""
 
-SHORTAGE_LOOK_S: Final = 1.0
-"""How long after a look that failed for want of descriptors, memory or threads the next one is requested: an Allocate
-may wait for it, and has CALL_DEADLINE_S."""
+SHORTAGE_INSPECTION_S: Final = 1.0
+"""How long after an inspection that failed for want of descriptors, memory or threads the next one is requested: an
+Allocate may wait for it, and has CALL_DEADLINE_S."""
 
 SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""
@@ -48,8 +49,8 @@ RESOURCE_NAME_MAX_CHARS: Final = 63
 
 CALL_DEADLINE_S: Final = 12.0
 """A device plugin call in the daemon, from request to answer. Kubelet sets none for Allocate; PreStartContainer has
-30 s. Longer than two LOOK_DEADLINE_S, and than two LEDGER_DEADLINE_S: a look or a read that hangs may be outstanding
-already, and the call needs one after it."""
+30 s. Longer than two INSPECTION_DEADLINE_S, and than two LEDGER_DEADLINE_S: an inspection or a read that hangs may be
+outstanding already, and the call needs one after it."""
 
 CALL_DEVICES_MAX: Final = 1024
 """Devices, and containers, in one device plugin call: kubelet names every available device of the resource in
@@ -165,7 +166,7 @@ listed once counts as ended as soon as it is missing, so each read leaves less t
 
 TAKE_OVER_LEDGER_S: Final = 0.1
 """After a predecessor has ended its streams: when kubelet's ledger is read again. Not at once, as until kubelet has our
-frames each millisecond counts, and a read takes two."""
+device lists each millisecond counts, and a read takes two."""
 
 LEDGER_RETRY_S: Final = 5.0
 """After a failed read of kubelet's ledger; kubelet's appearing leads to a read at once."""
@@ -177,15 +178,15 @@ LEDGER_LIST_DEADLINE_S: Final = 3.0
 """PodResources' part of it; List answers within milliseconds. The rest is for the file, which has the only copy of
 Allocate's answers: a List that hangs must not keep a read from it."""
 
-assert 2 * max(LOOK_DEADLINE_S, LEDGER_DEADLINE_S) < CALL_DEADLINE_S
+assert 2 * max(INSPECTION_DEADLINE_S, LEDGER_DEADLINE_S) < CALL_DEADLINE_S
 
 KUBELET_LIST_TAKEN_S: Final = 1.0
-"""A list of ours that was sent so long ago is kubelet's as well, unless it has another one; a frame takes milliseconds.
-The two are compared no more often than this, however often the ledger is read."""
+"""A list of ours that was sent so long ago is kubelet's as well, unless it has another one; a device list takes
+milliseconds. The two are compared no more often than this, however often the ledger is read."""
 
 KUBELET_LIST_AGAIN_S: Final = 2.0
-"""After a read by which kubelet has another list than ours: when it is read again. One difference may be a frame that
-kubelet was slow to process; two are another plugin's list, or no plugin's."""
+"""After a read by which kubelet has another list than ours: when it is read again. One difference may be a device list
+that kubelet was slow to process; two are another plugin's list, or no plugin's."""
 
 ODD_SIGHT_S: Final = 1.0
 """After another process's socket appeared beside kubelet's, or a stream ended that was not taken for kubelet's: when
@@ -248,7 +249,7 @@ HISTORY_UNKNOWN_MAX: Final = 64
 
 HAND_OVER_DEADLINE_S: Final = 5.0
 """How long a successor waits for the running daemon to end its streams before it takes over anyway. More than the
-longest orderly end: calls in flight (DRAIN_S), the streams' last frames (DRAIN_S), then DISCONNECT_WAIT_S."""
+longest orderly end: calls in flight (DRAIN_S), the streams' last device lists (DRAIN_S), then DISCONNECT_WAIT_S."""
 
 HAND_OVER_RETRY_S: Final = 0.05
 """How often the running daemon is asked while it hands over to another successor or is just ending: milliseconds."""
@@ -328,8 +329,8 @@ JOURNAL_FILES_MAX: Final = 256
 """Each start of a daemon begins a file: a daemon that is restarted every few minutes must not fill a directory."""
 
 JOURNAL_WAITING_STEPS: Final = 1024
-"""Steps that wait to be written. The worst burst (INBOX_EVENTS, each with a look after it) fits twice. Steps beyond
-that while the disk hangs are counted, not kept: each step holds a state of its own."""
+"""Steps that wait to be written. The worst burst (INBOX_EVENTS, each with an inspection after it) fits twice. Steps
+beyond that while the disk hangs are counted, not kept: each step holds a state of its own."""
 
 JOURNAL_BATCH_S: Final = 0.25
 """Steps are gathered for so long and written at once: one wake-up of a thread for a uevent and what follows from it.

@@ -18,7 +18,7 @@ from gpuactors.core.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
-    Frame,
+    DeviceList,
     GroupUse,
     LedgerEntry,
     PciAddress,
@@ -57,7 +57,9 @@ class HostReader(Protocol):
         """
         ...
 
-    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = ()
+    ) -> tuple[PciFunction, ...]:
         """The function at `address` and the members of its IOMMU group, if the selectors match any of them or any is
         `given`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the read
         failed.
@@ -211,10 +213,15 @@ class Kubelet(Protocol):
         ...
 
     def serve(
-        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
+        self,
+        resource: ResourceName,
+        device_lists: LatestReader[DeviceList],
+        caller: Caller,
+        *,
+        pre_start: bool,
     ) -> AbstractAsyncContextManager[Endpoint]:
         """Serves the device plugin API for `resource` as long as the context is open; each stream gets a read end of
-        its own of `frames`.
+        its own of `device_lists`.
 
         Raises `KubeletError` if the socket cannot be made. A later removal of the socket's file is detected by
         `Endpoint.still_there`, not here.

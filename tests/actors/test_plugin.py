@@ -14,7 +14,7 @@ from gpuactors.actors import plugin
 from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event, RegisterSucceeded
-from gpuactors.core.model import Frame, ResourceName
+from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.core.registration import PluginOrder
 from gpuactors.ports import Caller
 
@@ -54,7 +54,7 @@ class FakeKubelet:
 
     @asynccontextmanager
     async def serve(
-        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
+        self, resource: ResourceName, frames: LatestReader[DeviceList], caller: Caller, *, pre_start: bool
     ) -> AsyncIterator[OldConnection]:
         yield self.endpoint
 
@@ -71,7 +71,7 @@ class NoCaller:
 async def plugin_told_to_register() -> AsyncIterator[tuple[FakeKubelet, trio.MemoryReceiveChannel[Event]]]:
     kubelet = FakeKubelet()
     order = Latest(PluginOrder(bind=1, register=1, renew=False))
-    reads = PluginReaders(Latest[Frame](()).subscribe(), order.subscribe())
+    reads = PluginReaders(Latest[DeviceList](()).subscribe(), order.subscribe())
     post, inbox = trio.open_memory_channel[Event](8)
     ports = plugin.PluginPorts(kubelet, NoCaller(), post, True, lambda _name, error: pytest.fail(repr(error)))  # type: ignore[arg-type]
     with trio.fail_after(PATIENCE_S):

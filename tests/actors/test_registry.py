@@ -40,7 +40,7 @@ class Recorded:
     async def run(self) -> None:
         outputs = project(self.initial)
         cells = registry.Cells(
-            looks=Latest(outputs.looks),
+            inspections=Latest(outputs.inspections),
             poll=Latest(outputs.poll),
             ledger=Latest(outputs.ledger),
             take_over=Latest(outputs.take_over),
@@ -79,11 +79,11 @@ async def test_a_plugin_is_given_read_ends() -> None:
     outputs = recorded.steps[-1].outputs
     assert outputs is not None
     readers = recorded.plugins.value[H100]
-    assert (readers.frame.value, readers.order.value) == (
-        outputs.plugins[H100].frame,
+    assert (readers.device_list.value, readers.order.value) == (
+        outputs.plugins[H100].device_list,
         outputs.plugins[H100].order,
     )
-    for reader in (readers.frame, readers.order):
+    for reader in (readers.device_list, readers.order):
         assert not hasattr(reader, "set")
 
 

@@ -11,7 +11,7 @@ from gpuactors.actors import sysfs_inspector
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, FunctionInspected
 from gpuactors.core.model import PciAddress, PciFunction
-from gpuactors.core.snapshot import LooksWanted
+from gpuactors.core.snapshot import InspectionsWanted
 
 STUCK, FINE = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 PATIENCE_S = 10.0
@@ -23,7 +23,9 @@ class HalfStuck:
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         raise NotImplementedError
 
-    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = ()
+    ) -> tuple[PciFunction, ...]:
         if address == STUCK:
             await trio.sleep_forever()
         await trio.lowlevel.checkpoint()
@@ -31,12 +33,12 @@ class HalfStuck:
 
 
 async def test_a_look_that_hangs_holds_up_no_other(autojump_clock: MockClock) -> None:
-    wanted = Latest(LooksWanted(None, {STUCK: 1, FINE: 2}, frozenset()))
+    wanted = Latest(InspectionsWanted(None, {STUCK: 1, FINE: 2}, frozenset()))
     post, inbox = trio.open_memory_channel[Event](8)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), post)
             assert await inbox.receive() == FunctionInspected(2, FINE, ())
-            wanted.set(LooksWanted(None, {STUCK: 1, FINE: 3}, frozenset()))
+            wanted.set(InspectionsWanted(None, {STUCK: 1, FINE: 3}, frozenset()))
             assert await inbox.receive() == FunctionInspected(3, FINE, ())
             nursery.cancel_scope.cancel()

@@ -171,13 +171,13 @@ def test_a_stranger_on_the_control_socket(node: Node) -> None:
 def test_an_allocate_in_flight_is_finished_by_the_old_one(node: Node) -> None:
     with node.daemon("--uevents=off", bounds=PATIENT_LOOKS) as old:
         serves(node, old, accepted=1)
-        with allocate_in_flight(node, H100, GPU) as (call, look):
-            look.let_others_look()
+        with allocate_in_flight(node, H100, GPU) as (call, inspection):
+            inspection.let_others_look()
             with node.daemon("--uevents=off") as new:
                 new.wait_event("host.scanned")
                 assert not call.done()
                 assert node.kubelet.stream_ends(H100) == (), "kubelet would fail the pod"
-                look.end()
+                inspection.end()
                 assert call.result(timeout=patient(10)).envs
                 handed_over(node, old, new)
 
@@ -185,8 +185,8 @@ def test_an_allocate_in_flight_is_finished_by_the_old_one(node: Node) -> None:
 def test_an_allocate_that_cannot_be_finished_is_refused_and_holds_nothing_up(node: Node) -> None:
     with node.daemon("--uevents=off", bounds=PATIENT_LOOKS) as old:
         serves(node, old, accepted=1)
-        with allocate_in_flight(node, H100, GPU) as (call, look):
-            look.let_others_look()
+        with allocate_in_flight(node, H100, GPU) as (call, inspection):
+            inspection.let_others_look()
             with node.daemon("--uevents=off") as new:
                 with pytest.raises(grpc.RpcError) as error:
                     call.result(timeout=patient(20))
@@ -244,9 +244,9 @@ def waits_to_start(node: Node, calls: ThreadPoolExecutor) -> Future[None]:
     """A PreStartContainer that has reached the daemon and waits, as somebody still holds the pod's GPU."""
     node.kubelet.allocate(H100, [GPU], pod="vm")
     node.tree.open_group(1, HOLDER, "qemu-system-x86")
-    with slow_look(node.tree, GPU) as look:
+    with slow_look(node.tree, GPU) as inspection:
         call = calls.submit(node.kubelet.prestart, H100, [GPU])
-        look.wait_until_hanging()
+        inspection.wait_until_hanging()
     return call
 
 

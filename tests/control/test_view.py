@@ -41,8 +41,8 @@ def held(core: Core, *holders: Holder) -> None:
 def gone(core: Core) -> None:
     address = pci_address(GPU)
     core.feed(HostChanged(address, None, "remove pci"))
-    look = project(core.state).looks.functions[address]
-    core.feed(FunctionInspected(look, address, ()))
+    inspection = project(core.state).inspections.functions[address]
+    core.feed(FunctionInspected(inspection, address, ()))
 
 
 def test_a_free_gpu() -> None:
@@ -83,8 +83,8 @@ def test_what_is_being_unbound_under_a_stranger_is_not_said_to_be_offered_again(
     held(core, QEMU)
     address = pci_address(GPU)
     core.feed(HostChanged(address, None, "remove vfio-dev"))
-    look = project(core.state).looks.functions[address]
-    core.feed(FunctionInspected(look, address, (gpu(GPU, driver=None, has_node=True),)))
+    inspection = project(core.state).inspections.functions[address]
+    core.feed(FunctionInspected(inspection, address, (gpu(GPU, driver=None, has_node=True),)))
     view = device(core)
     assert "held by process 4711 (qemu-system-x86)" in view.reason
     assert "end the process that has /dev/vfio/35 open" in view.reason
@@ -119,7 +119,7 @@ def test_changes_have_ages() -> None:
 def test_a_gpu_that_left_under_its_pod_is_still_explained() -> None:
     core = Core()
     core.ledger[GPU] = "vm-1"
-    core.feed(HostScanned(core.state.looks.last - 1, (gpu("23:00.0"), gpu("24:00.0"))))
+    core.feed(HostScanned(core.state.inspections.last - 1, (gpu("23:00.0"), gpu("24:00.0"))))
     gone(core)
     view = device(core)
     assert (view.present, view.health, view.owner) == (False, "Unhealthy", "allocated to pod default/vm-1")

@@ -131,7 +131,7 @@ class Core:
         self.holders: dict[int, tuple[Holder, ...]] = {}
         self.silent = False
         if functions:
-            self.feed(HostScanned(self.state.looks.last - 1, functions))
+            self.feed(HostScanned(self.state.inspections.last - 1, functions))
 
     def feed(self, *events: Event, after_s: float = 0.0) -> list[Effect]:
         """Feeds the events, `after_s` seconds later; returns what came out."""
@@ -150,10 +150,10 @@ class Core:
 
     def _answer(self) -> Event | None:
         for meant in self.state.resolved.values():
-            look = self.state.looks.functions.get(meant.address)
-            if meant.looked_for and meant.ids is None and look is not None:
+            inspection = self.state.inspections.functions.get(meant.address)
+            if meant.looked_for and meant.ids is None and inspection is not None:
                 found = self.unselected.get(meant.address)
-                return FunctionInspected(look, meant.address, (found,) if found is not None else ())
+                return FunctionInspected(inspection, meant.address, (found,) if found is not None else ())
         if (read := self.state.ledger.outstanding) is not None:
             return self.ledger_event(read)
         if (poll := self.state.polls.outstanding) is not None:
@@ -209,10 +209,10 @@ class Core:
         self.at = end
         return out
 
-    def frame(self, resource: ResourceName = H100) -> dict[str, str]:
+    def device_list(self, resource: ResourceName = H100) -> dict[str, str]:
         """ID and health of every device in the resource's frame."""
-        return {a.id: str(a.health) for a in self.state.frames[resource]}
+        return {a.id: str(a.health) for a in self.state.device_lists[resource]}
 
     def reason(self, device: str, resource: ResourceName = H100) -> str:
         """The one reason of a device."""
-        return next(a.reason for a in self.state.frames[resource] if a.id == device)
+        return next(a.reason for a in self.state.device_lists[resource] if a.id == device)

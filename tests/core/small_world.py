@@ -253,7 +253,7 @@ def _pod_comes(*, last: bool) -> Happening:
     """Kubelet chooses among the devices that it has as Healthy and in nobody's hands; it may be any."""
 
     def choices(node: Node) -> list[int]:
-        healthy = {a.address for a in node.state.frames.get(H100, ()) if a.health is Health.HEALTHY}
+        healthy = {a.address for a in node.state.device_lists.get(H100, ()) if a.health is Health.HEALTHY}
         return [s for s in SLOTS if ADDRESSES[s] in healthy and node.outside.ledger[s] is None]
 
     def enabled(node: Node) -> bool:
@@ -321,11 +321,11 @@ HAPPENINGS: Final = (
 def _stepped(node: Node, event: Event) -> Node:
     state, effects = step(node.state, event, node.at)
     if node.outside.admitting is not None:
-        listed, left = ({a.id for a in s.frames.get(H100, ())} for s in (node.state, state))
+        listed, left = ({a.id for a in s.device_lists.get(H100, ())} for s in (node.state, state))
         if not listed <= left:
             raise WrongError(f"{listed - left} left the list during a call: kubelet panics")
     for slot in sorted(node.outside.waiting):
-        was, is_ = ({a.address for a in s.frames.get(H100, ())} for s in (node.state, state))
+        was, is_ = ({a.address for a in s.device_lists.get(H100, ())} for s in (node.state, state))
         if ADDRESSES[slot] in was - is_:
             raise WrongError(f"device {slot} left the list although somebody has it open")
     node = _asked(replace(node, state=state))
@@ -406,10 +406,10 @@ def _starts(node: Node, slot: int) -> Node:
 def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], Event]]:
     """Every outstanding request by its number, with how to answer it."""
     wanted: dict[int, Callable[[Outside, NodeState], Event]] = {}
-    if (scan := state.looks.scan) is not None:
+    if (scan := state.inspections.scan) is not None:
         wanted[scan] = lambda o, _state: HostScanned(scan, _functions(o))
-    for address, look in state.looks.functions.items():
-        wanted[look] = _look(look, address)
+    for address, inspection in state.inspections.functions.items():
+        wanted[inspection] = _look(inspection, address)
     if (read := state.ledger.outstanding) is not None:
         wanted[read] = lambda o, _state: (
             LedgerRead(read, "PodResources", _entries(o), ())
@@ -421,10 +421,10 @@ def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], E
     return wanted
 
 
-def _look(look: int, address: PciAddress) -> Callable[[Outside, NodeState], Event]:
+def _look(inspection: int, address: PciAddress) -> Callable[[Outside, NodeState], Event]:
     slot = ADDRESSES.index(address)
     return lambda o, _state: FunctionInspected(
-        look, address, tuple(f for f in _functions(o) if f.iommu_group == o.group(slot) + 1)
+        inspection, address, tuple(f for f in _functions(o) if f.iommu_group == o.group(slot) + 1)
     )
 
 
@@ -515,11 +515,11 @@ def answered(node: Node, *, early: bool, reverse: bool = False) -> Node:
 def check_always(node: Node) -> None:
     """After every event: what kubelet has given away is listed, and counted once."""
     o = node.outside
-    frame = {a.id: a.health for a in node.state.frames.get(H100, ())}
-    for entry in (a for entries in node.state.frames.values() for a in entries):
+    frame = {a.id: a.health for a in node.state.device_lists.get(H100, ())}
+    for entry in (a for entries in node.state.device_lists.values() for a in entries):
         if MEANINGS[entry.cause].health not in (entry.health, AS_BEFORE):
             raise WrongError(f"{entry.id} is {entry.health}, and its cause is {entry.cause}")
-    if not node.state.frames:
+    if not node.state.device_lists:
         return
     known = {device for resource, device in node.state.ledger.entries if resource == H100}
     for slot in SLOTS:
@@ -565,7 +565,7 @@ def settled(node: Node) -> Node:
 def check_settled(node: Node) -> None:
     """When it is quiet, each device is what a naive reading of the world says."""
     o = node.outside
-    frame = {a.id: (str(a.health), a.cause) for a in node.state.frames.get(H100, ())}
+    frame = {a.id: (str(a.health), a.cause) for a in node.state.device_lists.get(H100, ())}
     if o.admitting is not None:
         raise WrongError("Allocate was never answered")
     if _is_lost(node):
@@ -690,39 +690,39 @@ def _age(seconds: float, *, exact: bool) -> float:
 
 def _numbers(state: NodeState) -> Iterator[int]:
     yield from {
-        state.looks.last,
-        state.looks.scan or 0,
-        *state.looks.functions.values(),
-        *(f.look for f in state.facts.values()),
+        state.inspections.last,
+        state.inspections.scan or 0,
+        *state.inspections.functions.values(),
+        *(f.inspection for f in state.facts.values()),
         state.ledger.read,
         state.ledger.outstanding or 0,
         state.ledger.done,
         state.polls.done,
         state.polls.outstanding or 0,
-        *(r.look for r in state.looks.retries.values()),
+        *(r.inspection for r in state.inspections.retries.values()),
         *(n for o in state.polls.groups.values() for n in (o.poll, o.since)),
-        *(n for d in state.departed.values() for n in (d.read, d.use or 0)),
+        *(n for d in state.orphans.values() for n in (d.read, d.use or 0)),
         *(c.since for c in state.calls.values()),
     }
 
 
 def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
-    looks, ledger, polls = state.looks, state.ledger, state.polls
+    inspections, ledger, polls = state.inspections, state.ledger, state.polls
     return (
         (
-            ranks[looks.last],
-            ranks[looks.scan or 0],
-            looks.whole.again,
-            frozenset((a, ranks[n]) for a, n in looks.functions.items()),
-            looks.whole.due_at - at,
-            frozenset((a, r.again, r.due_at - at) for a, r in looks.single.items()),
-            frozenset((a, r.attempt, ranks[r.look]) for a, r in looks.retries.items()),
+            ranks[inspections.last],
+            ranks[inspections.scan or 0],
+            inspections.whole.again,
+            frozenset((a, ranks[n]) for a, n in inspections.functions.items()),
+            inspections.whole.due_at - at,
+            frozenset((a, r.again, r.due_at - at) for a, r in inspections.single.items()),
+            frozenset((a, r.attempt, ranks[r.inspection]) for a, r in inspections.retries.items()),
         ),
-        frozenset((a, ranks[f.look], f.function) for a, f in state.facts.items()),
+        frozenset((a, ranks[f.inspection], f.function) for a, f in state.facts.items()),
         (state.scanned, state.uevents, state.role, state.stopping),
-        frozenset(state.frames.items()),
+        frozenset(state.device_lists.items()),
         frozenset((r, p.empty_since is None, (p.empty_since or at) - at) for r, p in state.plugins.items()),
-        frozenset((r, until - at) for r, until in state.no_shrink_until.items()),
+        frozenset((r, until - at) for r, until in state.no_removal_until.items()),
         frozenset(
             (
                 *(t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items())),
@@ -738,8 +738,8 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             ledger.refresh.again,
             ledger.due_at - at,
             ranks[ledger.done],
-            _age(ledger.read_at - at, exact=bool(state.granted or state.calls)),
-            _age(ledger.asked_at - at, exact=bool(state.granted or state.calls)),
+            _age(ledger.read_at - at, exact=bool(state.pending_allocations or state.calls)),
+            _age(ledger.asked_at - at, exact=bool(state.pending_allocations or state.calls)),
         ),
         (
             frozenset(
@@ -760,6 +760,6 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
         ),
         frozenset(state.resolved.items()),
         frozenset(state.served.items()),
-        frozenset((a, until - at) for a, until in state.granted.items()),
-        frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.departed.items()),
+        frozenset((a, until - at) for a, until in state.pending_allocations.items()),
+        frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.orphans.items()),
     )

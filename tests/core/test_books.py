@@ -63,10 +63,10 @@ def node(
     return core
 
 
-def look(core: Core, address: str, *functions: PciFunction) -> None:
+def inspect(core: Core, address: str, *functions: PciFunction) -> None:
     where = pci_address(address)
     core.feed(HostChanged(where, None, "change pci"))
-    core.feed(FunctionInspected(core.state.looks.functions[where], where, functions))
+    core.feed(FunctionInspected(core.state.inspections.functions[where], where, functions))
 
 
 def ask(core: Core, *devices: str, token: Token = T) -> None:
@@ -75,7 +75,7 @@ def ask(core: Core, *devices: str, token: Token = T) -> None:
 
 def looked(core: Core, *addresses: str) -> list[FunctionInspected]:
     return [
-        FunctionInspected(core.state.looks.functions[pci_address(a)], pci_address(a), (gpu(a),))
+        FunctionInspected(core.state.inspections.functions[pci_address(a)], pci_address(a), (gpu(a),))
         for a in addresses
     ]
 
@@ -85,14 +85,14 @@ def looked(core: Core, *addresses: str) -> list[FunctionInspected]:
 
 def test_free() -> None:
     core = node()
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == "free"
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_allocated_is_healthy_held_or_not(held: bool) -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,) if held else ())
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
@@ -100,14 +100,14 @@ def test_held_by_a_stranger_is_unhealthy_and_names_him_and_is_healthy_again_when
     core = node()
     core.holders = {1: (QEMU,)}
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert (
         core.reason(A)
         == "IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no pod"
     )
     core.holders = {}
     core.pass_time(limits.POLL_FAST_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def _polls_in(core: Core, seconds: float) -> int:
@@ -128,14 +128,14 @@ def test_a_stranger_who_stays_for_hours_is_polled_for_no_more_often_than_a_free_
     assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
     core.holders = {}
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_pod_that_is_gone_and_never_lets_go_is_polled_for_slowly_after_a_while() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S + limits.POLL_S + limits.POLL_FAST_FOR_S)
-    assert core.state.departed
+    assert core.state.orphans
     assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
 
 
@@ -160,12 +160,12 @@ def test_what_a_poll_finds_as_it_was_makes_no_frame_anew(held: str) -> None:
     """Issue 10, 23: with a GPU in use every tick and poll made all frames anew, most of a quiet daemon's time."""
     core = node(ledger={A: "vm-1"} if held == "in use" else {}, enabled=() if held == "free" else (A,))
     core.pass_time(limits.POLL_S + limits.LEDGER_S)
-    frames = core.state.frames
+    frames = core.state.device_lists
     core.pass_time(60.0)
-    assert core.state.frames is frames
+    assert core.state.device_lists is frames
     core.enabled = {B: 1}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[B] == "Unhealthy"
+    assert core.device_list()[B] == "Unhealthy"
 
 
 def test_a_read_that_comes_after_a_use_was_seen_decides_though_neither_differs_from_the_last() -> None:
@@ -176,18 +176,18 @@ def test_a_read_that_comes_after_a_use_was_seen_decides_though_neither_differs_f
     poll = core.state.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}, "not decided: kubelet's ledger was read before"
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}, "not decided: kubelet's ledger was read before"
     read = core.state.ledger.outstanding
     assert read is not None
     core.feed(core.ledger_event(read))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
 def test_a_container_that_waits_is_answered_soon_however_long_the_pod_before_has_held_on() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {A: "vm-2"}
     core.pass_time(2 * limits.POLL_FAST_FOR_S)
-    assert core.state.departed
+    assert core.state.orphans
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     core.feed(*looked(core, A))
     core.pass_time(limits.POLL_S)
@@ -211,22 +211,22 @@ def test_a_pod_that_is_gone_and_still_holds_is_unhealthy_until_it_lets_go() -> N
     core.holders = {1: (QEMU,)}
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == (
         "IOMMU group 1 is still held by process 4711 (qemu-system-x86): "
         "pod default/vm-1 is gone from kubelet's ledger, its process is not"
     )
     core.enabled, core.holders = {}, {}
     core.pass_time(limits.POLL_FAST_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
-    assert core.state.departed == {}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
+    assert core.state.orphans == {}
 
 
 def test_a_pod_that_ends_normally_never_shows_as_unhealthy() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger, core.enabled = {}, {}
     said = core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert not [s for s in said if "Unhealthy" in str(s)]
 
 
@@ -234,42 +234,42 @@ def test_a_device_of_a_claim_is_unhealthy_here() -> None:
     core = node()
     core.claims = {"gpu-0000-01-00-0": "claim-1"}
     core.feed(KubeletAppeared("k1"))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "in use by the claim default/claim-1 of pod default/claim-1"
 
 
 def test_the_sibling_in_a_used_group_is_unhealthy() -> None:
     core = node(gpu(A, 7), gpu(B, 7), gpu(C, 8), ledger={A: "vm-1"})
-    assert core.frame() == {A: "Healthy", B: "Unhealthy", C: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Unhealthy", C: "Healthy"}
     assert core.reason(B) == "IOMMU group 7 is in use: 0000:01:00.0 is allocated to pod default/vm-1"
 
 
 def test_gone_while_allocated_stays_listed_until_its_pod_is_gone() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
-    look(core, A)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A)
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm-1, but the PCI function is gone from this node"
     core.enabled = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_unbound_while_allocated_stays_listed_and_says_so() -> None:
     core = node(ledger={A: "vm-1"})
-    look(core, A, gpu(A, driver="nvidia"))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A, gpu(A, driver="nvidia"))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith("allocated to pod default/vm-1, but bound to nvidia")
-    look(core, A, gpu(A))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    inspect(core, A, gpu(A))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_an_allocated_device_with_a_host_driver_beside_it_stays_healthy() -> None:
     core = node(gpu(A, 7), gpu(B, 8), ledger={A: "vm-1"})
-    look(core, A, gpu(A, 7), replace(gpu("01:00.1", 7, driver="snd_hda_intel"), class_code="040300"))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    inspect(core, A, gpu(A, 7), replace(gpu("01:00.1", 7, driver="snd_hda_intel"), class_code="040300"))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_an_unreadable_ledger_keeps_what_was_known_and_guesses_nothing() -> None:
@@ -277,14 +277,14 @@ def test_an_unreadable_ledger_keeps_what_was_known_and_guesses_nothing() -> None
     core.ledger_problem = "rejected by rate limit"
     core.enabled = {A: 1, B: 1}
     core.pass_time(60)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm-1"
     assert core.reason(B) == (
         "IOMMU group 2 is in use (enable of 0000:02:00.0 is 1); kubelet's ledger cannot be read: rejected by rate limit"
     )
     core.ledger_problem = None
     core.pass_time(limits.LEDGER_RETRY_S)
-    assert core.frame() == {A: "Healthy", B: "Unhealthy"}
+    assert core.device_list() == {A: "Healthy", B: "Unhealthy"}
 
 
 # --- between the rows -------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_nobody_is_called_a_stranger_before_the_ledger_was_read_again() -> None:
     poll = core.state.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     read = core.state.ledger.outstanding
     assert read is not None, "the ledger is read because somebody uses what nobody was given"
     core.feed(core.ledger_event(read))
@@ -311,13 +311,13 @@ def test_the_first_frame_waits_for_all_three_sides() -> None:
     core = Core()
     core.silent = True
     core.feed(HostScanned(1, (gpu(A),)))
-    assert core.state.frames == {}
+    assert core.state.device_lists == {}
     core.feed(LedgerRead(2, "PodResources", (), ()))
-    assert core.state.frames == {}
+    assert core.state.device_lists == {}
     poll = core.state.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
 
 
 def test_the_first_frame_does_not_offer_what_a_stranger_holds() -> None:
@@ -329,11 +329,11 @@ def test_the_first_frame_does_not_offer_what_a_stranger_holds() -> None:
     poll = core.state.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
-    assert core.state.frames == {}
+    assert core.state.device_lists == {}
     read = core.state.ledger.outstanding
     assert read is not None
     core.feed(core.ledger_event(read))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
 def test_a_ledger_that_cannot_be_read_at_all_does_not_hold_up_the_first_frame() -> None:
@@ -341,7 +341,7 @@ def test_a_ledger_that_cannot_be_read_at_all_does_not_hold_up_the_first_frame() 
     core = Core()
     core.ledger_problem = "no such directory"
     core.feed(HostScanned(1, (gpu(A),)))
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
 
 
 def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspended() -> None:
@@ -417,13 +417,13 @@ def test_a_baseline_dies_with_the_function_or_its_binding(
     written_to(core, 1)
     assert core.state.polls.baselines[A] == 1
     for found in (*between, after):
-        look(core, A, *found)
+        inspect(core, A, *found)
     assert not core.state.polls.baselines
     core.enabled = {A: 1}
     core.pass_time(limits.POLL_S)
     assert core.state.polls.groups[1].in_use
     if after == (gpu(A),):
-        assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+        assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
         assert "kubelet has given it to no pod" in core.reason(A)
 
 
@@ -433,10 +433,10 @@ def test_a_baseline_dies_with_a_binding_that_no_look_saw_end(cause: str) -> None
     core = node()
     written_to(core, 1)
     core.feed(HostChanged(A, None, cause))
-    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
     core.enabled = {A: 1}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
 
 
 def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> None:
@@ -445,8 +445,8 @@ def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> Non
     core.feed(Ticked(), after_s=limits.POLL_S)
     under_way = core.state.polls.outstanding
     assert under_way is not None
-    look(core, A)
-    look(core, A, gpu(A))
+    inspect(core, A)
+    inspect(core, A, gpu(A))
     core.feed(GroupsObserved(under_way, (GroupUse(1, {A: 1}, frozenset(), None, None),)))
     assert not core.state.polls.baselines
     _poll(core, {A: 1}, active=True)
@@ -460,9 +460,9 @@ def test_a_companion_that_was_never_on_vfio_makes_nobody_a_stranger() -> None:
     core = node(gpu(A), bridge, sound, gpu(B))
     core.enabled = {bridge.address: 1, sound.address: 1}
     core.pass_time(60)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     ask(core, A)
-    answers = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A), bridge, sound)))
+    answers = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A), bridge, sound)))
     assert isinstance(answers[0], Granted)
 
 
@@ -473,15 +473,15 @@ def test_a_companion_is_waited_for_as_long_as_its_unbind_is() -> None:
     core.enabled = {sound.address: 1}
     core.pass_time(limits.POLL_S)
     waits = replace(sound, driver=None, vfio_bound=False)
-    look(core, A, gpu(A), waits)
+    inspect(core, A, gpu(A), waits)
     core.pass_time(60)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.enabled = {sound.address: 1}  # an operator writes to it: it is on no driver, and nobody waits
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_daemon_that_starts_while_an_unbind_waits_blames_no_bridge() -> None:
@@ -492,7 +492,7 @@ def test_a_daemon_that_starts_while_an_unbind_waits_blames_no_bridge() -> None:
     assert WAITS in core.reason(A)
     core.enabled.pop(A)
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_daemon_that_starts_among_bridges_that_are_selected_waits_for_none_of_them() -> None:
@@ -502,7 +502,7 @@ def test_a_daemon_that_starts_among_bridges_that_are_selected_waits_for_none_of_
     core.enabled = {bridge.address: 1}
     core.feed(HostScanned(1, (gpu(A), bridge, gpu(B))))
     core.pass_time(60)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert bridge.address not in core.state.polls.leaving
 
 
@@ -525,17 +525,17 @@ def test_a_device_whose_use_cannot_be_seen_is_unhealthy_at_once_and_comes_back()
     """Issue 10, 14: it was offered, and each Allocate of it refused after 12 s."""
     core = node()
     blind(core)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == f"whether IOMMU group 1 is in use cannot be determined: {UNSEEN}"
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_allocate_of_a_device_whose_use_cannot_be_seen_is_refused_at_once() -> None:
     core = node()
     core.silent = True
     ask(core, A)
-    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
     read = core.state.ledger.outstanding
     assert read is not None
     core.feed(core.ledger_event(read))
@@ -549,7 +549,7 @@ def test_allocate_of_a_device_whose_use_cannot_be_seen_is_refused_at_once() -> N
 def test_an_allocated_device_whose_use_cannot_be_seen_stays_healthy() -> None:
     core = node(ledger={A: "vm-1"})
     blind(core)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_what_cannot_be_seen_has_not_ended() -> None:
@@ -559,8 +559,8 @@ def test_what_cannot_be_seen_has_not_ended() -> None:
     assert "its process is not" in core.reason(A)
     blind(core)
     assert core.state.polls.groups[1].in_use
-    assert core.state.departed
-    assert core.frame()[A] == "Unhealthy"
+    assert core.state.orphans
+    assert core.device_list()[A] == "Unhealthy"
 
 
 def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
@@ -576,27 +576,27 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     assert old < read
     core.feed(LedgerRead(read, "PodResources", (), ()))
     core.feed(core.poll_event(old))
-    assert A in core.state.departed
+    assert A in core.state.orphans
     core.silent, core.ledger, core.enabled = False, {}, {A: 1}
     core.feed(Ticked())
     assert "pod default/vm-1 is gone from kubelet's ledger, its process is not" in core.reason(A)
     core.enabled = {}
     core.pass_time(limits.POLL_S)
-    assert core.state.departed == {}
+    assert core.state.orphans == {}
 
 
 def test_a_use_is_over_when_what_was_suspended_before_is_suspended_again() -> None:
     core = node()
     core.enabled, core.awake = {A: 1}, {A}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == "Unhealthy", "its slot is being reset"
+    assert core.device_list()[A] == "Unhealthy", "its slot is being reset"
     assert core.reason(A).startswith(f"IOMMU group 1 is being closed ({A} is not suspended yet)")
     core.awake = set()
     core.pass_time(limits.POLL_FAST_S)
-    assert core.frame()[A] == "Healthy"
+    assert core.device_list()[A] == "Healthy"
 
 
 def test_nothing_is_waited_for_longer_than_a_reset_takes() -> None:
@@ -606,9 +606,9 @@ def test_nothing_is_waited_for_longer_than_a_reset_takes() -> None:
     core.pass_time(limits.POLL_S)
     core.enabled = {}
     core.pass_time(limits.CLOSING_S - limits.POLL_FAST_S)
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
     core.pass_time(2 * limits.POLL_FAST_S)
-    assert core.frame()[A] == "Healthy"
+    assert core.device_list()[A] == "Healthy"
 
 
 def test_a_gpu_that_its_audio_function_keeps_awake_is_not_waited_for() -> None:
@@ -620,10 +620,10 @@ def test_a_gpu_that_its_audio_function_keeps_awake_is_not_waited_for() -> None:
     core = node(gpu(A), audio, gpu(B))
     core.enabled, core.awake = {A: 1}, {A}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
     core.pass_time(limits.POLL_FAST_S)
-    assert core.frame()[A] == "Healthy"
+    assert core.device_list()[A] == "Healthy"
 
 
 def test_a_container_does_not_start_while_the_slot_of_its_device_is_being_reset() -> None:
@@ -645,7 +645,7 @@ def test_a_free_function_that_is_woken_for_a_moment_is_free() -> None:
     core = node()
     core.awake = {A}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == "Healthy"
+    assert core.device_list()[A] == "Healthy"
 
 
 def test_a_function_that_is_never_suspended_is_free_when_it_is_disabled() -> None:
@@ -654,10 +654,10 @@ def test_a_function_that_is_never_suspended_is_free_when_it_is_disabled() -> Non
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
     core.enabled = {A: 1}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
     core.pass_time(limits.POLL_FAST_S)
-    assert core.frame()[A] == "Healthy"
+    assert core.device_list()[A] == "Healthy"
 
 
 def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> None:
@@ -665,11 +665,11 @@ def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> Non
     core = node(gpu(A, 7), gpu(B, 7))
     core.enabled, core.awake = {B: 1}, {B}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
-    look(core, B, gpu(A, 7), gpu(B, 7, driver=None))
+    inspect(core, B, gpu(A, 7), gpu(B, 7, driver=None))
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
 
 
 # --- the gate ---------------------------------------------------------------------------------------------
@@ -683,7 +683,7 @@ def test_allocate_of_a_device_in_foreign_hands_is_refused_and_unhealthy_in_the_n
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason == f"{A}: IOMMU group 1 is in use (enable of {A} is 1)"
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
 def test_allocate_of_a_sibling_in_a_used_group_is_refused() -> None:
@@ -691,7 +691,7 @@ def test_allocate_of_a_sibling_in_a_used_group_is_refused() -> None:
     ask(core, B)
     where = pci_address(B)
     (answer,) = core.answers(
-        FunctionInspected(core.state.looks.functions[where], where, (gpu(A, 7), gpu(B, 7)))
+        FunctionInspected(core.state.inspections.functions[where], where, (gpu(A, 7), gpu(B, 7)))
     )
     assert isinstance(answer, Refused)
     assert "IOMMU group 7 is in use: 0000:01:00.0 is allocated to pod default/vm-1" in answer.reason
@@ -701,7 +701,7 @@ def test_a_whole_group_is_handed_out_in_one_call() -> None:
     core = node(gpu(A, 7), gpu(B, 7))
     ask(core, A, B)
     both = (gpu(A, 7), gpu(B, 7))
-    events = [FunctionInspected(core.state.looks.functions[a], a, both) for a in (A, B)]
+    events = [FunctionInspected(core.state.inspections.functions[a], a, both) for a in (A, B)]
     assert isinstance(core.answers(*events)[0], Granted)
 
 
@@ -716,7 +716,7 @@ def test_a_stranger_who_follows_a_pod_that_let_go_is_no_pod_that_is_gone() -> No
     assert core.reason(A) == (
         "IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no pod"
     )
-    assert core.state.departed == {}
+    assert core.state.orphans == {}
 
 
 @pytest.mark.parametrize("pod_uid", [None, "0b1c"])
@@ -738,7 +738,7 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     core.ledger, core.holders = {}, {1: (QEMU,)}
     core.silent = True
     ask(core, A)
-    look_back = FunctionInspected(core.state.looks.functions[A], A, (gpu(A),))
+    look_back = FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),))
     poll = core.state.polls.outstanding
     assert poll is not None
     assert core.answers(look_back, core.poll_event(poll)) == [], "kubelet's ledger may name its pod"
@@ -767,8 +767,8 @@ def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from
 
 def test_a_card_swapped_for_another_model_under_its_pod_is_lost() -> None:
     core = node(ledger={A: "vm-1"})
-    look(core, A, gpu(A, device="20b0", model="GA100 [A100 PCIe 40GB]"))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A, gpu(A, device="20b0", model="GA100 [A100 PCIe 40GB]"))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == ("allocated to pod default/vm-1, but another device is there now (10de:20b0)")
 
 
@@ -783,7 +783,7 @@ def test_a_card_swapped_for_another_model_under_its_pod_is_lost() -> None:
 def test_an_allocated_device_whose_identity_cannot_be_read_is_not_lost(found: PciFunction) -> None:
     """A daemon that starts just then does not know that it is one of its own; kubelet's ledger does."""
     core = node(gpu(B), found, ledger={A: "vm-1"})
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
@@ -792,9 +792,9 @@ def test_what_was_just_handed_out_and_is_gone_stays_listed_though_the_ledger_can
     ask(core, A)
     assert isinstance(core.answers(*looked(core, A))[0], Granted)
     core.ledger_problem = "kubelet does not answer"
-    look(core, A)
+    inspect(core, A)
     core.pass_time(limits.GRANT_GRACE_S - 1)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "just allocated, but the PCI function is gone from this node"
 
 
@@ -802,7 +802,7 @@ def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() ->
     core = node()
     core.silent = True
     ask(core, A)
-    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
     poll = core.state.polls.outstanding
     assert poll is not None
     assert core.answers(GroupsObserved(poll, ())) == []
@@ -825,33 +825,33 @@ UNBINDING = gpu(A, driver=None, has_node=True)
 
 def test_a_device_whose_unbind_waits_for_a_stranger_stays_listed_and_goes_when_he_lets_go() -> None:
     core = node(enabled=(A,))
-    look(core, A, UNBINDING)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A, UNBINDING)
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     held = "IOMMU group 1 is in use (enable of 0000:01:00.0 is 1), and kubelet has given it to no pod"
     assert core.reason(A) == f"{held}; {WAITS}; nothing can be bound to it before"
     core.pass_time(60)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {B: "Healthy"}, "without another look, in case its uevent was lost"
+    assert core.device_list() == {B: "Healthy"}, "without another look, in case its uevent was lost"
 
 
 def test_the_process_that_an_unbind_waits_for_is_named_and_so_is_its_release() -> None:
     core = node()
     core.holders, core.enabled = {1: (QEMU,)}, {A: 1}
     core.pass_time(limits.POLL_S)
-    look(core, A, UNBINDING)
+    inspect(core, A, UNBINDING)
     assert core.reason(A).startswith("IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet")
     assert WAITS in core.reason(A)
     core.holders, core.enabled = {}, {}
-    look(core, A, gpu(A, driver=None))
-    assert core.frame() == {B: "Healthy"}
+    inspect(core, A, gpu(A, driver=None))
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_device_that_nobody_has_open_goes_at_once() -> None:
     core = node()
-    look(core, A, gpu(A, driver=None))
-    assert core.frame() == {B: "Healthy"}
+    inspect(core, A, gpu(A, driver=None))
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_whether_it_is_open() -> None:
@@ -861,40 +861,40 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     core.pass_time(limits.POLL_S)
     under_way, core.enabled = core.state.polls.outstanding or 0, {A: 1}
     core.feed(HostChanged(A, None, "remove vfio-dev"))
-    core.feed(FunctionInspected(core.state.looks.functions[A], A, (UNBINDING,)))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (UNBINDING,)))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.feed(GroupsObserved(under_way, ()))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.feed(GroupsObserved(core.state.polls.outstanding or 0, ()))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}, "that poll could look at nothing"
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "that poll could look at nothing"
     core.silent = False
     core.pass_time(limits.POLL_S)
     assert WAITS in core.reason(A)
     core.enabled = {}
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_device_on_no_driver_beside_one_that_is_open_is_not_listed() -> None:
     """Its group's node is there for the other one."""
     core = node(gpu(A, 7), gpu(B, 7), enabled=(B,))
-    look(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
-    assert core.frame() == {B: "Unhealthy"}
+    inspect(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
+    assert core.device_list() == {B: "Unhealthy"}
 
 
 def test_a_function_whose_unbind_waits_for_its_holder_keeps_its_group_in_use() -> None:
     core = node(gpu(A, 7), gpu(B, 7), enabled=(A,))
-    look(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
+    inspect(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Unhealthy", B: "Unhealthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Unhealthy"}
     core.enabled = {}
     core.pass_time(limits.POLL_FAST_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_daemon_that_starts_while_an_unbind_waits_lists_it_as_well() -> None:
     core = node(UNBINDING, gpu(B), enabled=(A,))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert WAITS in core.reason(A)
 
 
@@ -902,13 +902,13 @@ def test_an_enable_count_alone_lists_nothing() -> None:
     """Any process may write to it, also where there was never a driver."""
     core = node(gpu(A, driver=None), gpu(B), enabled=(A,))
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
-    look(core, A, UNBINDING)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A, UNBINDING)
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith(f"allocated to pod default/vm-1; {WAITS}")
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
@@ -916,15 +916,15 @@ def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
     assert WAITS in core.reason(A)
     core.enabled = {}
     core.pass_time(limits.POLL_FAST_S)
-    assert core.frame() == {B: "Healthy"}
-    assert core.state.departed == {}
+    assert core.device_list() == {B: "Healthy"}
+    assert core.state.orphans == {}
 
 
 def test_calls_for_a_device_that_is_being_unbound_are_refused_with_that_reason() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     for call in (AllocateAsked(T, H100, ((DeviceId(A),),)), PreStartAsked(T, H100, (DeviceId(A),))):
         core.feed(call)
-        (answer,) = core.answers(FunctionInspected(core.state.looks.functions[A], A, (UNBINDING,)))
+        (answer,) = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (UNBINDING,)))
         assert isinstance(answer, Refused)
         assert answer.status is Refusal.FAILED_PRECONDITION
         assert WAITS in answer.reason
@@ -934,12 +934,12 @@ def test_calls_for_a_device_that_is_being_unbound_are_refused_with_that_reason()
 def test_who_had_what_is_on_no_driver_any_more_is_not_waited_for() -> None:
     """Else the groups would be polled four times a second for ever."""
     core = node(ledger={A: "vm-1"})
-    look(core, A, gpu(A, driver=None))
+    inspect(core, A, gpu(A, driver=None))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {B: "Healthy"}
-    assert core.state.departed == {}
+    assert core.device_list() == {B: "Healthy"}
+    assert core.state.orphans == {}
 
 
 def test_no_list_shrinks_before_the_ledger_was_read() -> None:
@@ -947,12 +947,12 @@ def test_no_list_shrinks_before_the_ledger_was_read() -> None:
     core = Core()
     core.ledger_problem = "kubelet does not answer"
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    look(core, A)
+    inspect(core, A)
     core.pass_time(limits.LEDGER_RETRY_S - 1)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.ledger_problem = None
     core.pass_time(limits.LEDGER_RETRY_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
@@ -984,7 +984,7 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
     """An unbound function is not polled any more, and the group is the pod's still: a probe would meet its open."""
     mate = gpu("0000:01:00.2", 1)
     core = node(gpu(A), mate, ledger={A: "vm-1"})
-    look(core, A, gpu(A, driver=None), mate)
+    inspect(core, A, gpu(A, driver=None), mate)
     core.silent = True
     core.pass_time(limits.POLL_S)
     assert core.state.ledger.outstanding is None, "while one is, no group is opened anyway"
@@ -1002,17 +1002,17 @@ def test_a_successor_keeps_the_names_that_are_served_until_it_serves() -> None:
     core.others = {(old, A): "vm-1"}
     core.feed(HostScanned(1, (gpu(A), gpu(B))), PredecessorGone("handed over"))
     core.pass_time(limits.LEDGER_S)
-    assert core.frame(old) == {A: "Healthy"}
+    assert core.device_list(old) == {A: "Healthy"}
 
 
 def test_a_lost_device_is_listed_though_its_resource_has_no_plugin_any_more() -> None:
     """The daemon was restarted after the only bound GPU of a model was pulled from under its pod; another one is there
     and not bound."""
     core = node(gpu(B, driver=None), ledger={A: "vm-1"})
-    assert core.frame() == {A: "Unhealthy"}
+    assert core.device_list() == {A: "Unhealthy"}
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {}
+    assert core.device_list() == {}
 
 
 def test_allocate_does_not_wait_for_a_ledger_that_cannot_be_read() -> None:
@@ -1035,18 +1035,18 @@ def test_a_pod_that_is_named_otherwise_by_the_other_source_is_not_gone() -> None
     read = core.state.ledger.outstanding
     assert read is not None
     core.feed(LedgerRead(read, "kubelet_internal_checkpoint", entries(Pod("", "", "0b1c")), ()))
-    assert core.state.departed == {}
-    assert core.frame()[A] == "Healthy"
+    assert core.state.orphans == {}
+    assert core.device_list()[A] == "Healthy"
 
 
 def test_a_pod_that_is_listed_again_is_not_gone() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert set(core.state.departed) == {A}
+    assert set(core.state.orphans) == {A}
     core.ledger = {A: "vm-1"}
     core.pass_time(limits.LEDGER_S)
-    assert core.state.departed == {}
+    assert core.state.orphans == {}
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
@@ -1059,7 +1059,7 @@ def test_a_ledger_that_was_read_before_the_first_scan_is_read_again() -> None:
     core.feed(HostScanned(1, (gpu(A, 7), gpu(B, 7))))
     assert "allocated to pod default/vm-1" in core.reason(A)
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(B) == "free"
 
 
@@ -1081,11 +1081,11 @@ def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> 
     assert core.reason(A) == "just allocated"
     core.enabled, core.ledger_problem = {A: 1}, "kubelet does not answer"
     core.pass_time(limits.POLL_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.ledger, core.ledger_problem = {A: "vm-1"}, None
     core.pass_time(limits.LEDGER_RETRY_S)
     assert core.reason(A) == "allocated to pod default/vm-1"
-    assert core.state.granted == {}
+    assert core.state.pending_allocations == {}
 
 
 def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
@@ -1126,7 +1126,7 @@ def test_the_next_pod_gets_the_device_and_its_start_waits_for_the_old_process() 
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
     ask(core, A)
     assert isinstance(core.answers(*looked(core, A))[0], Granted)
     core.ledger = {A: "vm-2"}
@@ -1153,7 +1153,7 @@ def test_a_start_that_waits_too_long_is_refused_with_the_holders_name() -> None:
         f"{A}: IOMMU group 1 is still held by process 4711 (qemu-system-x86), "
         "by pod default/vm-1 that is gone from kubelet's ledger"
     )
-    assert core.frame()[A] == "Healthy", "it is allocated to vm-2: counted once"
+    assert core.device_list()[A] == "Healthy", "it is allocated to vm-2: counted once"
 
 
 def test_without_the_gate_a_device_that_is_still_held_is_refused_at_allocate() -> None:
@@ -1188,17 +1188,19 @@ def test_preferred_allocation_puts_what_can_really_be_opened_first() -> None:
 
 def test_a_device_known_by_its_group_number_keeps_that_id_until_its_pod_ends() -> None:
     core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"}, enabled=(A,))
-    assert core.frame() == {"51": "Healthy", B: "Healthy"}
+    assert core.device_list() == {"51": "Healthy", B: "Healthy"}
     core.ledger, core.enabled = {}, {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_device_is_taken_under_either_id_and_the_variable_has_the_address() -> None:
     core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"})
     for number, name in enumerate(("51", A)):
         core.feed(PreStartAsked(Token(number), H100, (DeviceId(name),)))
-        assert core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A, 51),))) == [Ready()]
+        assert core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A, 51),))) == [
+            Ready()
+        ]
 
 
 def test_the_id_does_not_change_under_a_call() -> None:
@@ -1206,15 +1208,15 @@ def test_the_id_does_not_change_under_a_call() -> None:
     ask(core, B)
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {"51": "Healthy", B: "Healthy"}
-    core.feed(FunctionInspected(core.state.looks.functions[B], B, (gpu(B, 52),)))
+    assert core.device_list() == {"51": "Healthy", B: "Healthy"}
+    core.feed(FunctionInspected(core.state.inspections.functions[B], B, (gpu(B, 52),)))
     core.pass_time(limits.CALL_SETTLE_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_an_allocated_id_that_is_on_this_node_no_more_stays_listed() -> None:
     core = node(ledger={"0000:99:00.0": "vm-1"})
-    assert core.frame() == {A: "Healthy", B: "Healthy", "0000:99:00.0": "Unhealthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy", "0000:99:00.0": "Unhealthy"}
 
 
 # --- hand-over --------------------------------------------------------------------------------------------
@@ -1231,7 +1233,7 @@ def test_a_successor_gets_ready_and_touches_nothing_until_the_old_daemon_is_gone
     core.feed(PredecessorGone("handed over"))
     assert core.state.role is Role.SERVING
     assert list(project(core.state).plugins) == [H100]
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.feed(HandOverRequested())
     assert project(core.state).plugins == {}
     assert not project(core.state).take_over
@@ -1248,8 +1250,8 @@ def test_who_serves_again_lists_what_its_successor_gave_away_by_another_name() -
     core.others = {(new, A): "vm-1"}
     core.feed(SuccessorLost(), PredecessorGone("none", {new: frozenset({MODEL})}))
     core.pass_time(limits.LEDGER_S)
-    assert core.frame(new) == {A: "Healthy"}
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list(new) == {A: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_calls_that_wait_at_a_hand_over_are_refused_in_words() -> None:
@@ -1281,7 +1283,7 @@ def test_an_unreadable_ledger_at_start_is_read_when_kubelet_appears() -> None:
 
     core.enabled = {A: 1}
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.ledger_problem, core.ledger = None, {A: "vm-1"}
     core.feed(KubeletAppeared("k1"))
     assert core.reason(A) == "allocated to pod default/vm-1"

@@ -35,7 +35,7 @@ def allocate(*containers: tuple[str, ...], token: Token = T) -> AllocateAsked:
 
 def looked(core: Core, address: str, *functions: PciFunction) -> FunctionInspected:
     where = pci_address(address)
-    return FunctionInspected(core.state.looks.functions[where], where, functions)
+    return FunctionInspected(core.state.inspections.functions[where], where, functions)
 
 
 def test_an_answer_waits_for_a_look_that_was_asked_for_after_the_call() -> None:
@@ -87,7 +87,7 @@ def test_the_group_node_serves_the_companions_and_iommufd_needs_each_ones_cdev()
 def short(core: Core, address: str) -> InspectionFailed:
     where = pci_address(address)
     return InspectionFailed(
-        core.state.looks.functions[where], where, "no file descriptors left", shortage=True
+        core.state.inspections.functions[where], where, "no file descriptors left", shortage=True
     )
 
 
@@ -97,9 +97,9 @@ def test_a_call_waits_for_a_look_as_long_as_there_is_a_shortage(asked: AllocateA
     core = Core(gpu(A), gpu(B))
     core.feed(asked)
     assert core.answers(short(core, A)) == []
-    core.pass_time(limits.SHORTAGE_LOOK_S)
+    core.pass_time(limits.SHORTAGE_INSPECTION_S)
     assert core.answers(short(core, A)) == []
-    core.pass_time(limits.SHORTAGE_LOOK_S)
+    core.pass_time(limits.SHORTAGE_INSPECTION_S)
     (answer,) = core.answers(looked(core, A, gpu(A)))
     assert isinstance(answer, Granted | Ready)
 
@@ -111,7 +111,7 @@ def test_a_shortage_that_lasts_is_why_a_call_is_refused() -> None:
     core.silent = True
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
     assert answer == Refused(Refusal.UNAVAILABLE, f"{A}: no file descriptors left", (Cause.SHORTAGE,))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_what_cannot_be_is_refused_without_looking(ids: tuple[str, ...], status:
     assert isinstance(answer, Refused)
     assert answer.status is status
     assert said in answer.reason
-    assert core.state.looks.functions == {}
+    assert core.state.inspections.functions == {}
 
 
 def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> None:
@@ -232,7 +232,7 @@ def test_looks_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device
 def test_a_look_that_fails_refuses_the_call_with_that_reason() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)))
-    (answer,) = core.answers(InspectionFailed(core.state.looks.functions[A], A, "sysfs hangs"))
+    (answer,) = core.answers(InspectionFailed(core.state.inspections.functions[A], A, "sysfs hangs"))
     assert isinstance(answer, Refused)
     assert answer.reason == f"{A}: sysfs hangs"
 
@@ -255,12 +255,12 @@ def test_no_list_shrinks_while_a_call_is_in_flight_nor_right_after_it() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
     core.feed(looked(core, A))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "the PCI function is gone from this node"
     core.feed(looked(core, B, gpu(B)))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}, "kubelet is still working with our answer"
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "kubelet is still working with our answer"
     core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_no_list_shrinks_right_after_a_preference() -> None:
@@ -269,10 +269,10 @@ def test_no_list_shrinks_right_after_a_preference() -> None:
     assert core.answers(PreferenceAsked(T, H100, (request,))) == [Preferred(((DeviceId(A),),))]
     core.feed(HostChanged(A, None, "unbind pci"))
     core.feed(looked(core, A, gpu(A, driver=None)))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith("bound to no driver")
     core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_device_listed_for_a_call_only_is_refused_with_the_reason_it_is_listed_with() -> None:

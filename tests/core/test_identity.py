@@ -72,10 +72,10 @@ def read(core: Core, *entries: LedgerEntry) -> None:
     core.feed(LedgerRead(number, "PodResources", entries, ()))
 
 
-def look(core: Core, address: PciAddress, *functions: PciFunction) -> None:
+def inspect(core: Core, address: PciAddress, *functions: PciFunction) -> None:
     """A look at the address finds these functions."""
     core.feed(HostChanged(address, None, "change pci"))
-    core.feed(FunctionInspected(core.state.looks.functions[address], address, functions))
+    core.feed(FunctionInspected(core.state.inspections.functions[address], address, functions))
 
 
 # --- odd IDs ----------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_an_odd_id_in_a_call_is_refused_and_nothing_else_happens(odd: str) -> No
         AllocateAsked(Token(1), H100, ((device,),)), PreStartAsked(Token(2), H100, (device,))
     )
     assert [type(answer) for answer in answers] == [Refused, Refused]
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 @pytest.mark.parametrize("resource", [OTHERS, H100])
@@ -97,7 +97,7 @@ def test_an_odd_id_in_a_call_is_refused_and_nothing_else_happens(odd: str) -> No
 def test_an_odd_id_in_kubelets_ledger_is_read(odd: str, resource: ResourceName) -> None:
     core = node(ledger={A: "vm-1"}, others={(resource, odd): "vm-2"})
     ours = {A: "Healthy", B: "Healthy"}
-    assert core.frame() == (ours if resource == OTHERS else ours | {odd: "Unhealthy"})
+    assert core.device_list() == (ours if resource == OTHERS else ours | {odd: "Unhealthy"})
 
 
 # --- one GPU, several entries -----------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_gpu_under_two_resources_is_counted_where_it_is_listed_whatever_the_or
     entries = [entry(H100, A, "vm-1"), entry(OTHERS, A, "vm-2")]
     core = node()
     read(core, *(entries if ours_first else reversed(entries)))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == f"allocated to pod default/vm-1; also allocated to pod default/vm-2 as {OTHERS}"
 
 
@@ -119,7 +119,7 @@ def test_a_gpu_that_a_pod_and_a_claim_have_is_counted_where_it_is_listed() -> No
     core = node(ledger={A: "vm-1"})
     core.claims = {"gpu-0000-01-00-0": "claim-1"}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == (
         "allocated to pod default/vm-1; also in use by the claim default/claim-1 of pod default/claim-1"
     )
@@ -127,7 +127,7 @@ def test_a_gpu_that_a_pod_and_a_claim_have_is_counted_where_it_is_listed() -> No
 
 def test_a_gpu_of_two_others_is_unhealthy_and_names_both() -> None:
     core = node(others={("b.io/x", A): "vm-2", ("a.io/x", A): "vm-1"})
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert (
         core.reason(A)
         == "allocated to pod default/vm-1 as a.io/x; also allocated to pod default/vm-2 as b.io/x"
@@ -139,22 +139,22 @@ def test_a_gpu_of_two_others_is_unhealthy_and_names_both() -> None:
 
 def test_an_older_id_means_its_gpu_when_that_comes_back_in_another_group() -> None:
     core = node(ledger={"1": "vm-1"})
-    assert core.frame() == {"1": "Healthy", B: "Healthy"}
-    look(core, A)
-    assert core.frame() == {"1": "Unhealthy", B: "Healthy"}
-    look(core, A, gpu(A, 60))
-    assert core.frame() == {"1": "Healthy", B: "Healthy"}
+    assert core.device_list() == {"1": "Healthy", B: "Healthy"}
+    inspect(core, A)
+    assert core.device_list() == {"1": "Unhealthy", B: "Healthy"}
+    inspect(core, A, gpu(A, 60))
+    assert core.device_list() == {"1": "Healthy", B: "Healthy"}
     assert core.reason("1") == "allocated to pod default/vm-1"
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_an_older_id_does_not_mean_a_gpu_that_comes_into_its_group_later() -> None:
     core = node(ledger={"1": "vm-1"})
-    look(core, A, gpu(A, 60))
-    look(core, C, gpu(C, 1))
-    assert core.frame() == {"1": "Healthy", B: "Healthy", C: "Healthy"}
+    inspect(core, A, gpu(A, 60))
+    inspect(core, C, gpu(C, 1))
+    assert core.device_list() == {"1": "Healthy", B: "Healthy", C: "Healthy"}
     assert (core.reason("1"), core.reason(C)) == ("allocated to pod default/vm-1", "free")
 
 
@@ -163,17 +163,17 @@ def test_an_older_id_and_the_address_both_in_the_ledger(older_first: bool) -> No
     entries = [entry(H100, "1", "vm-1"), entry(H100, A, "vm-2")]
     core = node()
     read(core, *(entries if older_first else reversed(entries)))
-    assert core.frame() == {"1": "Healthy", A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {"1": "Healthy", A: "Healthy", B: "Healthy"}
     both = "allocated to pod default/vm-2 as 0000:01:00.0; also allocated to pod default/vm-1 as 1"
     assert core.reason(A) == both
     assert core.reason("1") == f"allocated to pod default/vm-1; it is listed as {A} too"
     read(core, entries[1])
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_only_the_number_as_the_kernel_writes_it_is_an_older_id() -> None:
     core = node(ledger={"1": "vm-1", "01": "vm-2"})
-    assert core.frame() == {"1": "Healthy", "01": "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {"1": "Healthy", "01": "Unhealthy", B: "Healthy"}
     assert core.reason("01") == (
         f"allocated to pod default/vm-2, but no device of {H100} on this node is known by this ID"
     )
@@ -183,22 +183,22 @@ def test_a_ledger_that_is_unreadable_at_first_and_names_older_ids_while_a_call_s
     core = Core()
     core.ledger_problem = "connection refused"
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.feed(PreferenceAsked(Token(1), H100, (PreferenceRequest((DeviceId(A),), (), 1),)))
     core.ledger_problem, core.ledger = None, {"1": "vm-1"}
     core.feed(KubeletAppeared("1"))
-    assert core.frame() == {"1": "Healthy", A: "Unhealthy", B: "Healthy"}, (
+    assert core.device_list() == {"1": "Healthy", A: "Unhealthy", B: "Healthy"}, (
         "no ID leaves the list under a call"
     )
     assert core.reason(A) == "it is listed as 1 now"
     core.pass_time(limits.CALL_SETTLE_S)
-    assert core.frame() == {"1": "Healthy", B: "Healthy"}
+    assert core.device_list() == {"1": "Healthy", B: "Healthy"}
 
 
 def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address() -> None:
     core = node(ledger={"1": "vm-1"})
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
-    (answer,) = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    (answer,) = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
     assert isinstance(answer, Refused)
     assert (answer.status, answer.reason, answer.causes) == (
         Refusal.FAILED_PRECONDITION,
@@ -210,8 +210,8 @@ def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address()
 
 def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> None:
     core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1", "7": "vm-2"})
-    assert core.frame() == {A: "Healthy", "7": "Healthy"}
-    assert {a.id: a.address for a in core.state.frames[H100]} == {A: A, "7": B}
+    assert core.device_list() == {A: "Healthy", "7": "Healthy"}
+    assert {a.id: a.address for a in core.state.device_lists[H100]} == {A: A, "7": B}
 
 
 @pytest.mark.parametrize(("first", "second"), [(A, B), (B, A)])
@@ -220,15 +220,15 @@ def test_a_number_means_the_first_gpu_of_a_shared_group_whichever_came_first(
 ) -> None:
     """NVIDIA's plugin lists the group once, by its first function."""
     core = node(gpu(first, 7))
-    look(core, second, gpu(A, 7), gpu(B, 7))
+    inspect(core, second, gpu(A, 7), gpu(B, 7))
     core.ledger = {"7": "vm-1"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert {a.id: a.address for a in core.state.frames[H100]} == {"7": A, B: B}
+    assert {a.id: a.address for a in core.state.device_lists[H100]} == {"7": A, B: B}
 
 
 def test_a_number_of_another_plugin_is_no_group_of_ours() -> None:
     core = node(others={(OTHERS, "1"): "vm-1"})
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 # --- what resolving costs ---------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_a_thousand_numbers_of_other_plugins_are_resolved_without_a_look_at_ever
         address = functions[1].address
         core.feed(AllocateAsked(Token(1), H100, ((DeviceId(address),),)))
         (answer,) = core.answers(
-            FunctionInspected(core.state.looks.functions[address], address, (functions[1],))
+            FunctionInspected(core.state.inspections.functions[address], address, (functions[1],))
         )
         assert isinstance(answer, Granted)
         return touched
@@ -305,17 +305,17 @@ def restarted(
 
 def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> None:
     core = restarted(gpu(B), settings=ONLY_B, served=None, vm=A)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm"
-    assert project(core.state).looks.given == {A}
+    assert project(core.state).inspections.given == {A}
     assert [(d.function.address, d.resource, d.owner) for d in report(core.state)] == [
         (A, H100, "allocated to pod default/vm"),
         (B, H100, None),
     ]
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {B: "Healthy"}
-    assert project(core.state).looks.given == set()
+    assert core.device_list() == {B: "Healthy"}
+    assert project(core.state).inspections.given == set()
     (answer,) = core.answers(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
     assert isinstance(answer, Refused), "it is not offered again"
 
@@ -325,13 +325,13 @@ def test_a_look_that_fails_has_not_found_that_nothing_is_there() -> None:
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
     core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
-    core.feed(InspectionFailed(core.state.looks.functions[A], A, "it hangs"))
+    core.feed(InspectionFailed(core.state.inspections.functions[A], A, "it hangs"))
     core.silent = False
     core.feed(core.poll_event(core.state.polls.outstanding or 0))
-    assert core.frame()[A] == "Unhealthy", "one failed look holds up no list"
+    assert core.device_list()[A] == "Unhealthy", "one failed look holds up no list"
     core.unselected = {A: gpu(A, driver=None, has_node=True)}
     core.enabled = {A: 1}
-    core.pass_time(limits.UNSETTLED_LOOKS_S[0] + limits.POLL_S)
+    core.pass_time(limits.UNSETTLED_INSPECTIONS_S[0] + limits.POLL_S)
     assert "its unbind or unplug waits" in core.reason(A), (
         "it is the pod's device, and was found at the second look"
     )
@@ -346,7 +346,7 @@ def test_what_no_selector_chooses_is_waited_for_from_the_ledger_on_that_names_it
     core.silent = False
     core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
     assert core.state.polls.leaving == {A}
-    assert core.frame()[A] == "Unhealthy"
+    assert core.device_list()[A] == "Unhealthy"
     assert "its unbind or unplug waits" in core.reason(A)
 
 
@@ -357,7 +357,7 @@ def test_what_is_waited_for_is_so_still_when_its_ids_can_be_read() -> None:
     leaving = gpu(A, 7, driver=None, has_node=True)
     core.feed(HostScanned(1, (replace(leaving, vendor="", fault="vendor cannot be read"), gpu(B, 8))))
     assert core.state.polls.leaving == {A}
-    look(core, A, leaving)
+    inspect(core, A, leaving)
     core.pass_time(limits.LEDGER_S)
     assert core.state.polls.leaving == {A}
     assert "its unbind or unplug waits" in core.reason(A)
@@ -365,10 +365,10 @@ def test_what_is_waited_for_is_so_still_when_its_ids_can_be_read() -> None:
 
 def test_a_selection_that_leaves_nothing_of_a_resource_leaves_it_registered_until_its_last_pod_ends() -> None:
     core = restarted(settings=ONLY_B, vm=A)
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert core.frame() == {}
+    assert core.device_list() == {}
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S)
     assert not core.state.plugins
     assert not core.state.served
@@ -383,39 +383,39 @@ def test_the_first_list_waits_for_the_look_at_what_a_pod_has() -> None:
     core.feed(core.ledger_event(read_number))
     while (poll := core.state.polls.outstanding) is not None:
         core.feed(core.poll_event(poll))
-    assert core.state.frames == {}
-    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.state.device_lists == {}
+    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_pod_starts_its_container_again_with_a_gpu_that_is_not_selected_any_more() -> None:
     core = restarted(gpu(B), settings=ONLY_B, vm=A)
     core.feed(PreStartAsked(Token(1), H100, (DeviceId(A),)))
-    answers = core.answers(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    answers = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
     assert answers == [Ready()]
 
 
 def test_a_pci_ids_that_was_renewed_leaves_a_pod_its_gpu_by_the_old_name_until_it_ends() -> None:
     core = restarted(renewed(A), renewed(B), vm=A)
-    assert core.frame() == {A: "Healthy"}
-    assert core.frame(NEW) == {B: "Healthy"}, "not free by the new name"
+    assert core.device_list() == {A: "Healthy"}
+    assert core.device_list(NEW) == {B: "Healthy"}, "not free by the new name"
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert (core.frame(), core.frame(NEW)) == ({}, {A: "Healthy", B: "Healthy"})
+    assert (core.device_list(), core.device_list(NEW)) == ({}, {A: "Healthy", B: "Healthy"})
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S)
     assert core.state.plugins.keys() == core.state.served.keys() == {NEW}
 
 
 def test_a_name_that_changes_under_a_running_daemon_leaves_a_pod_its_gpu_by_the_old_one() -> None:
     core = node(ledger={A: "vm-1"})
-    look(core, A, renewed(A))
-    look(core, B, renewed(B))
-    assert (core.frame(), core.frame(NEW)) == ({A: "Healthy"}, {B: "Healthy"})
+    inspect(core, A, renewed(A))
+    inspect(core, B, renewed(B))
+    assert (core.device_list(), core.device_list(NEW)) == ({A: "Healthy"}, {B: "Healthy"})
 
 
 def test_without_a_name_from_the_daemon_before_the_old_name_is_another_plugins() -> None:
     core = restarted(renewed(A), renewed(B), served=None, vm=A)
-    assert core.frame(NEW) == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list(NEW) == {A: "Unhealthy", B: "Healthy"}
     assert core.state.plugins.keys() == {NEW}
 
 
@@ -429,24 +429,24 @@ def test_a_gpu_that_is_called_otherwise_now_is_not_said_to_be_another_one() -> N
 
 def test_a_swapped_card_is_another_device() -> None:
     core = node(ledger={A: "vm-1"})
-    look(core, A)
-    look(core, A, swapped(A))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A)
+    inspect(core, A, swapped(A))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm-1, but another device is there now (10de:20b0)"
-    assert core.frame(ELSE) == {A: "Unhealthy"}
+    assert core.device_list(ELSE) == {A: "Unhealthy"}
 
 
 def test_a_card_that_was_swapped_while_no_daemon_ran_is_another_device() -> None:
     core = restarted(swapped(A), gpu(B), vm=A)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm, but another device is there now (10de:20b0)"
-    assert core.frame(ELSE) == {A: "Unhealthy"}
-    look(core, A, gpu(A))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}, "it is put back"
-    look(core, A, swapped(A))
+    assert core.device_list(ELSE) == {A: "Unhealthy"}
+    inspect(core, A, gpu(A))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}, "it is put back"
+    inspect(core, A, swapped(A))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert (core.frame(), core.frame(ELSE)) == ({B: "Healthy"}, {A: "Healthy"})
+    assert (core.device_list(), core.device_list(ELSE)) == ({B: "Healthy"}, {A: "Healthy"})
 
 
 def test_a_card_that_was_swapped_while_no_daemon_ran_is_another_device_though_no_selector_chooses_it() -> (
@@ -455,48 +455,48 @@ def test_a_card_that_was_swapped_while_no_daemon_ran_is_another_device_though_no
     core = Core(settings=ONLY_B, served=WAS_SERVED)
     core.ledger, core.unselected = {A: "vm"}, {A: swapped(A)}
     core.feed(HostScanned(1, (gpu(B),)))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
 def test_what_was_swapped_where_the_last_card_of_its_name_was_is_another_device() -> None:
     core = restarted(swapped(A), vm=A)
-    assert (core.frame(), core.frame(ELSE)) == ({A: "Unhealthy"}, {A: "Unhealthy"})
+    assert (core.device_list(), core.device_list(ELSE)) == ({A: "Unhealthy"}, {A: "Unhealthy"})
     assert core.state.served == {H100: {MODEL}, ELSE: {"10de:20b0"}}, "what is there now adds nothing to it"
 
 
 def test_a_name_kept_without_models_is_believed_of_any_card() -> None:
     core = restarted(swapped(A), models=(), vm=A)
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
 
 
 def test_a_name_kept_without_the_model_that_it_is_now_is_believed_of_that() -> None:
     """The daemon before was killed between its first list of that model and the write."""
     core = restarted(gpu(A, device="2331"), gpu(B), vm=A)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.state.served == {H100: {MODEL, "10de:2331"}}
-    look(core, A, replace(renewed(A), device="2331"))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}, "it is remembered as what it is"
+    inspect(core, A, replace(renewed(A), device="2331"))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}, "it is remembered as what it is"
 
 
 def test_a_card_whose_ids_cannot_be_read_at_the_start_is_judged_when_they_can_be() -> None:
     core = Core(settings=ONLY_B, served=WAS_SERVED)
     core.ledger, core.unselected = {A: "vm"}, {A: replace(swapped(A), device="")}
     core.feed(HostScanned(1, (gpu(B),)))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.unselected = {A: swapped(A)}
     core.feed(HostChanged(A, None, "change pci"))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
 def test_another_model_under_a_served_name_is_served_as_well_until_the_name_retires() -> None:
     core = node(gpu(A))
     assert core.state.served == {H100: {MODEL}}
-    look(core, B, gpu(B, device="2331"))
+    inspect(core, B, gpu(B, device="2331"))
     both = core.state.served
     assert both == {H100: {MODEL, "10de:2331"}}
-    look(core, A)
+    inspect(core, A)
     assert core.state.served is both, "a pod may have been given it"
-    look(core, B)
+    inspect(core, B)
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S + 1)
     assert core.state.served == {}
 
@@ -505,11 +505,11 @@ def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_de
     core = Core(served=WAS_SERVED)
     core.ledger = {A: "vm"}
     core.feed(HostScanned(1, (gpu(B),)))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
-    look(core, A, swapped(A))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
-    look(core, A, gpu(A))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A, swapped(A))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
+    inspect(core, A, gpu(A))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_name_that_was_served_and_that_no_pod_has_anything_of_is_forgotten() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core import books, calls, entries, frames, index, snapshot
+from gpuactors.core import books, calls, device_lists, entries, index, snapshot
 from gpuactors.core.assessment import assessments
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
 from gpuactors.core.index import NO_INDEX, check_index, index_of, indexed
-from gpuactors.core.model import Advertised, DeviceId, PciAddress, PciFunction, Token
+from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, PciFunction, Token
 from gpuactors.core.snapshot import report
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 
@@ -37,26 +37,26 @@ def node(gpus: int, *, full: bool = False) -> Core:
     return core
 
 
-def look(core: Core, function: PciFunction, *mates: PciFunction) -> Event:
+def inspect(core: Core, function: PciFunction, *mates: PciFunction) -> Event:
     return FunctionInspected(
-        core.state.looks.functions[function.address], function.address, (function, *mates)
+        core.state.inspections.functions[function.address], function.address, (function, *mates)
     )
 
 
 def allocate(core: Core) -> None:
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(GPU),),)))
     core.ledger[GPU] = "vm-1"
-    answers = core.answers(look(core, gpu(GPU, 100)))
+    answers = core.answers(inspect(core, gpu(GPU, 100)))
     assert len(answers) == 1, "granted"
     core.pass_time(1)  # kubelet's ledger is read, which names it now
 
 
 def late_bind(core: Core) -> None:
     core.feed(HostChanged(GPU, None, "unbind pci"))
-    core.feed(look(core, gpu(GPU, 100, driver=None)))
+    core.feed(inspect(core, gpu(GPU, 100, driver=None)))
     core.feed(HostChanged(GPU, None, "bind pci"))
-    core.feed(look(core, gpu(GPU, 100)))
-    assert core.frame()[GPU] == "Healthy"
+    core.feed(inspect(core, gpu(GPU, 100)))
+    assert core.device_list()[GPU] == "Healthy"
 
 
 def ledger_read(core: Core) -> None:
@@ -73,7 +73,7 @@ def renamed_list(core: Core) -> None:
     """A pod has a device by an older plugin's ID: it is listed by that."""
     core.ledger["100"] = "vm-1"
     ledger_read(core)
-    assert core.frame()["100"] == "Healthy"
+    assert core.device_list()["100"] == "Healthy"
 
 
 DERIVATIONS = (
@@ -81,7 +81,7 @@ DERIVATIONS = (
         index,
         ("_with_facts", "_with_names", "_with_ledger", "_owners", "_with_devices", "_with_groups", "_by_id"),
     ),
-    (frames, ("_view",)),
+    (device_lists, ("_view",)),
 )
 """What runs once when something changes."""
 
@@ -89,7 +89,7 @@ VALUES = (
     (index, ("is_selected", "_device", "owner_of")),
     (assessments, ("assessment_of",)),
     (entries, ("_advertised",)),
-    (frames, ("_tombstone",)),
+    (device_lists, ("_tombstone",)),
     (snapshot, ("PollTarget",)),
     (books, ("_observed",)),
 )
@@ -218,7 +218,7 @@ def test_calls_that_wait_look_at_the_groups_of_their_own_devices_alone(gpus: int
     core, callers = node(gpus), 16
     core.silent = True
     core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
-    core.feed(*(look(core, gpu(address(i), 100 + i)) for i in range(callers)))
+    core.feed(*(inspect(core, gpu(address(i), 100 + i)) for i in range(callers)))
     wanted, seen = Read(core.state.index.polled), Read(core.state.polls.groups)
     state = replace(
         core.state,
@@ -233,16 +233,18 @@ def test_calls_that_wait_look_at_the_groups_of_their_own_devices_alone(gpus: int
 def test_a_report_goes_through_each_list_once(gpus: int) -> None:
     core, rounds = node(gpus), Counter[str]()
 
-    class Entries(tuple[Advertised, ...]):
-        def __iter__(self) -> Iterator[Advertised]:
+    class Entries(tuple[AdvertisedDevice, ...]):
+        def __iter__(self) -> Iterator[AdvertisedDevice]:
             rounds["all"] += 1
             return super().__iter__()
 
-        def __reversed__(self) -> Iterator[Advertised]:
+        def __reversed__(self) -> Iterator[AdvertisedDevice]:
             rounds["all"] += 1
             return reversed(tuple(super().__iter__()))
 
-    state = replace(core.state, frames={r: Entries(frame) for r, frame in core.state.frames.items()})
+    state = replace(
+        core.state, device_lists={r: Entries(frame) for r, frame in core.state.device_lists.items()}
+    )
     state = indexed(state)
     rounds.clear()
     assert len(report(state)) == gpus
@@ -254,7 +256,7 @@ def test_a_look_that_finds_what_is_known_derives_nothing_anew() -> None:
     core.pass_time(60)
     before = core.state.index
     core.feed(HostChanged(GPU, None, "change pci"))
-    core.feed(look(core, gpu(GPU)))
+    core.feed(inspect(core, gpu(GPU)))
     now = core.state.index
     assert now.facts is core.state.facts is not before.facts
     for name in ("functions", "short", "groups", "names", "devices", "by_id", "owners", "polled"):
@@ -266,7 +268,7 @@ def test_what_has_not_changed_is_the_very_device_that_it_was() -> None:
     core.pass_time(60)
     before = core.state.index.devices
     core.feed(HostChanged(PciAddress("0000:01:00.1"), None, "unbind pci"))
-    core.feed(look(core, audio("0000:01:00.1", 7, driver=None), gpu(GPU, 7)))
+    core.feed(inspect(core, audio("0000:01:00.1", 7, driver=None), gpu(GPU, 7)))
     now = core.state.index.devices
     assert now[NEXT] is before[NEXT]
     assert [m.driver for m in now[GPU].group] == ["vfio-pci", None], "its group is part of it"
@@ -287,7 +289,7 @@ def test_the_names_are_in_the_order_of_the_addresses_whichever_came_first(
 ) -> None:
     core = Core(gpu(first), settings=replace(SETTINGS, strict=False))
     core.feed(HostChanged(second, None, "add pci"))
-    core.feed(look(core, gpu(second)))
+    core.feed(inspect(core, gpu(second)))
     assert list(core.state.index.names) == [GPU, NEXT]
 
 

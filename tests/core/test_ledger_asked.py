@@ -40,8 +40,8 @@ def ask(core: Core, *devices: str, token: Token = T) -> list[Answer]:
     """Allocate; all that it asks for comes back at once, the looks last."""
     core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
     functions = tuple(f.function for f in core.state.facts.values() if f.function is not None)
-    looks = [FunctionInspected(n, a, functions) for a, n in core.state.looks.functions.items()]
-    return core.answers(*looks)
+    inspections = [FunctionInspected(n, a, functions) for a, n in core.state.inspections.functions.items()]
+    return core.answers(*inspections)
 
 
 def reads(core: Core, seconds: float) -> int:
@@ -70,7 +70,7 @@ def test_on_a_quiet_node_the_ledger_is_read_all_the_same() -> None:
     assert 118 <= reads(core, 3600) <= 121
     core.claims = {CLAIM: "train"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert "in use by the claim default/train" in core.reason(A)
 
 
@@ -159,7 +159,7 @@ def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
     core.silent = True
     core.feed(AllocateAsked(T, H100, ((DeviceId(A),),)))
     core.feed(core.poll_event(core.state.polls.outstanding or 0))
-    ((a, number),) = core.state.looks.functions.items()
+    ((a, number),) = core.state.inspections.functions.items()
     core.feed(FunctionInspected(number, a, ALONE[:1]))
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
     assert isinstance(answer, Refused)
@@ -175,7 +175,7 @@ def test_a_container_start_has_a_read_of_its_own_as_well() -> None:
     core.at += 1
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     assert core.state.ledger.done > core.state.calls[T].since
-    number = core.state.looks.functions[A]
+    number = core.state.inspections.functions[A]
     assert core.answers(FunctionInspected(number, A, ALONE[:1])) == [Ready()]
 
 
@@ -240,10 +240,10 @@ def test_what_kubelet_does_not_list_after_it_was_handed_out_is_free() -> None:
     """Seen: kubelet lists it as soon as it has our answer. 30 s were waited for what would never come."""
     core = node(*TOGETHER)
     granted(core, A)
-    assert core.frame() == {A: "Healthy", B: "Unhealthy"}
+    assert core.device_list() == {A: "Healthy", B: "Unhealthy"}
     core.pass_time(limits.GRANT_LEDGER_S)
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
-    assert core.state.granted == {}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
+    assert core.state.pending_allocations == {}
 
 
 def test_a_read_soon_after_an_allocate_that_does_not_name_it_yet_is_followed_by_another() -> None:
@@ -255,10 +255,10 @@ def test_a_read_soon_after_an_allocate_that_does_not_name_it_yet_is_followed_by_
     core.feed(core.poll_event(core.state.polls.outstanding or 0))
     core.at += limits.LEDGER_FRESH_S
     assert ask(core, B) == []
-    assert list(core.state.granted) == [(H100, DeviceId(A))]
+    assert list(core.state.pending_allocations) == [(H100, DeviceId(A))]
     core.ledger, core.enabled = {A: "vm-1"}, {A: 1}
     core.pass_time(limits.GRANT_LEDGER_S / 2)
-    assert core.state.granted == {}
+    assert core.state.pending_allocations == {}
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
@@ -268,7 +268,7 @@ def test_a_kubelet_that_does_not_know_its_pods_takes_back_nothing_that_was_hande
     core.silent = True
     core.pass_time(limits.GRANT_LEDGER_S)
     core.feed(LedgerRead(by_hand(core), "PodResources and the file", (), (), settling=True))
-    assert list(core.state.granted) == [(H100, DeviceId(A))]
+    assert list(core.state.pending_allocations) == [(H100, DeviceId(A))]
 
 
 # --- which devices kubelet had better choose ----------------------------------------------------------------
@@ -309,8 +309,8 @@ def restarted(core: Core, *devices: str) -> list[Answer]:
     core.at += 1
     core.feed(PreStartAsked(T, H100, tuple(map(DeviceId, devices))))
     functions = tuple(f.function for f in core.state.facts.values() if f.function is not None)
-    looks = [FunctionInspected(n, a, functions) for a, n in core.state.looks.functions.items()]
-    return core.answers(*looks)
+    inspections = [FunctionInspected(n, a, functions) for a, n in core.state.inspections.functions.items()]
+    return core.answers(*inspections)
 
 
 def kept(core: Core, **answers: tuple[str, ...]) -> None:
@@ -391,7 +391,7 @@ def test_an_answer_that_was_kept_for_the_pod_before_does_not_refuse() -> None:
     kept(core, a=("/dev/vfio/82",))
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     assert core.state.ledger.done <= core.state.calls[T].since
-    number = core.state.looks.functions[A]
+    number = core.state.inspections.functions[A]
     assert core.answers(FunctionInspected(number, A, GROUP_82)) == [Ready()]
 
 
@@ -417,7 +417,7 @@ def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_t
     core.silent = True
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     core.feed(core.poll_event(core.state.polls.outstanding or 0))
-    assert core.answers(FunctionInspected(core.state.looks.functions[A], A, GROUP_82)) == []
+    assert core.answers(FunctionInspected(core.state.inspections.functions[A], A, GROUP_82)) == []
     cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
     (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, cached))
     assert isinstance(answer, Refused)
@@ -433,7 +433,7 @@ def test_an_older_answer_is_asked_for_again_before_a_refusal_and_a_failed_read_m
     core.ledger_problem = LIMIT
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     assert core.state.ledger.done <= core.state.calls[T].since
-    assert core.answers(FunctionInspected(core.state.looks.functions[A], A, GROUP_82)) == [Ready()]
+    assert core.answers(FunctionInspected(core.state.inspections.functions[A], A, GROUP_82)) == [Ready()]
 
 
 def test_a_file_that_cannot_be_read_either_leaves_the_answers_that_were_known() -> None:

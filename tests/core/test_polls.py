@@ -54,9 +54,9 @@ def answer(core: Core) -> None:
     core.feed(event if whole else SomeGroupsObserved(event.poll, event.uses))
 
 
-def look(core: Core, address: PciAddress, *functions: PciFunction) -> None:
+def inspect(core: Core, address: PciAddress, *functions: PciFunction) -> None:
     core.feed(HostChanged(address, None, "change pci"))
-    core.feed(FunctionInspected(core.state.looks.functions[address], address, functions))
+    core.feed(FunctionInspected(core.state.inspections.functions[address], address, functions))
 
 
 def test_an_allocate_has_the_groups_of_its_own_devices_polled_alone() -> None:
@@ -73,7 +73,7 @@ def test_an_allocate_of_all_that_is_there_is_answered_after_one_poll() -> None:
     for address in (A, B, C):
         assert core.state.polls.outstanding is None
         answers = core.answers(
-            FunctionInspected(core.state.looks.functions[address], address, (gpu(address),))
+            FunctionInspected(core.state.inspections.functions[address], address, (gpu(address),))
         )
     assert isinstance(answers[0], Granted)
 
@@ -82,7 +82,7 @@ def test_a_poll_of_some_groups_changes_nothing_that_is_known_of_the_others() -> 
     core = node()
     core.silent, core.holders = False, {2: (QEMU,)}
     core.pass_time(limits.POLL_S)
-    assert core.frame()[B] == "Unhealthy"
+    assert core.device_list()[B] == "Unhealthy"
     core.silent = True
     before = core.state
     ask(core, A)
@@ -90,8 +90,8 @@ def test_a_poll_of_some_groups_changes_nothing_that_is_known_of_the_others() -> 
     now = core.state
     assert now.polls.groups[1].poll > before.polls.groups[1].poll
     assert [now.polls.groups[g] is before.polls.groups[g] for g in (2, 3)] == [True, True]
-    assert now.departed is before.departed
-    assert core.frame()[B] == "Unhealthy"
+    assert now.orphans is before.orphans
+    assert core.device_list()[B] == "Unhealthy"
 
 
 def test_a_group_that_such_a_poll_was_not_of_is_still_polled_in_its_turn() -> None:
@@ -139,18 +139,18 @@ def test_whose_driver_has_gone_stays_listed_until_a_poll_has_seen_its_own_group(
     core = node()
     ask(core, A)
     core.feed(CallAbandoned(Token(1)))  # which would hold the list
-    look(core, B, gpu(B, driver=None, has_node=True))
+    inspect(core, B, gpu(B, driver=None, has_node=True))
     assert polled(core) == {1}, "the call's"
     answer(core)
-    assert B in core.frame(), "whether it is open is not known yet"
+    assert B in core.device_list(), "whether it is open is not known yet"
     assert polled(core) == {2}
     answer(core)
-    assert B not in core.frame()
+    assert B not in core.device_list()
 
 
 def test_a_gpu_that_appears_has_its_own_group_polled_alone() -> None:
     core = node(gpu(A), gpu(B))
-    look(core, C, gpu(C))
+    inspect(core, C, gpu(C))
     assert polled(core) == {3}
 
 
@@ -168,7 +168,7 @@ def test_a_group_that_comes_back_while_a_poll_is_under_way_goes_on_being_polled(
     core = node(gpu(A))
     core.feed(Ticked(), after_s=limits.POLL_S)
     under_way = core.poll_event(core.state.polls.outstanding or 0)
-    look(core, A)
+    inspect(core, A)
     core.feed(under_way if seen else GroupsObserved(core.state.polls.outstanding or 0, ()))
-    look(core, A, gpu(A))
+    inspect(core, A, gpu(A))
     assert polled(core) == {1}

@@ -70,7 +70,7 @@ def test_pods_processes_and_claims_are_quoted() -> None:
 def assert_fit(core: Core, answers: list[Answer]) -> None:
     """Every sentence that came out is printable, and none is long."""
     reasons = [a.reason for a in answers if isinstance(a, Refused)]
-    reasons += [a.reason for frame in core.state.frames.values() for a in frame]
+    reasons += [a.reason for frame in core.state.device_lists.values() for a in frame]
     reasons += [device.reason for device in report(core.state)]
     fields = [e.fields for e in core.effects if isinstance(e, Say)]
     for field in (f for each in fields for f in each.values()):
@@ -118,7 +118,7 @@ def test_odd_ids_that_come_into_kubelets_ledger_and_leave_it_are_quoted_in_the_l
         for there in (True, False):
             core.ledger = {odd: "vm"} if there else {}
             core.feed(KubeletAppeared(f"socket {odd[:1]} {there}"))
-            assert (odd in core.frame()) is there
+            assert (odd in core.device_list()) is there
     said = [effect.name for effect in core.effects if isinstance(effect, Say)]
     assert {"device.changed", "device.gone"} <= set(said)
     assert_fit(core, [])
@@ -139,8 +139,8 @@ def test_nodes_in_kubelets_file_are_quoted() -> None:
         device = DeviceId("0000:01:00.0")
         core.ledger, core.cached = {device: "vm"}, (CachedAnswer(H100, device, (node,)),)
         core.feed(PreStartAsked(Token(1), H100, (device,)), after_s=1)
-        ((address, look),) = core.state.looks.functions.items()
-        answers = core.answers(FunctionInspected(look, address, (gpu("01:00.0"),)))
+        ((address, inspection),) = core.state.inspections.functions.items()
+        answers = core.answers(FunctionInspected(inspection, address, (gpu("01:00.0"),)))
         assert [type(a) for a in answers] == [Refused]
         assert_fit(core, answers)
 
@@ -157,6 +157,6 @@ def test_ids_that_mean_nothing_here_leave_no_history_behind_for_ever() -> None:
     for n in range(100):
         core.ledger = {f"strange {n}.{i}": "pod" for i in range(5)}
         core.feed(KubeletAppeared(f"socket {n}"))
-    assert f"strange {n}.0" in core.frame()
+    assert f"strange {n}.0" in core.device_list()
     assert len(core.state.history) <= limits.HISTORY_UNKNOWN_MAX + len(core.state.facts)
     assert "0000:01:00.0" in core.state.history

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from gpuactors.core import frames, looks
+from gpuactors.core import device_lists, inspections
 from tests.core.small_world import STRANGER, Outside, WrongError, every_order
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
@@ -52,22 +52,25 @@ def test_the_books_balance_after_every_order(name: str) -> None:
 def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The field's own: busy is Unhealthy, whoever holds it."""
     plant_allocated_is_unhealthy(monkeypatch)
-    monkeypatch.setattr(frames, "_broken", lambda *_: [])
+    monkeypatch.setattr(device_lists, "_broken", lambda *_: [])
 
 
 def _lists_shrink_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = frames._frame
-    monkeypatch.setattr(frames, "_frame", lambda s, r, devices, _listed, at: frame(s, r, devices, (), at))
+    frame = device_lists._device_list
+    monkeypatch.setattr(
+        device_lists, "_device_list", lambda s, r, devices, _listed, at: frame(s, r, devices, (), at)
+    )
 
 
-def _old_looks_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def _old_inspections_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look overwrites what a later one has found."""
-    merge = looks._merge
-    monkeypatch.setattr(looks, "_merge", lambda facts, found, _number: merge(facts, found, 10**9))
+    merge = inspections._merge
+    monkeypatch.setattr(inspections, "_merge", lambda facts, found, _number: merge(facts, found, 10**9))
 
 
 @pytest.mark.parametrize(
-    ("plant", "length"), [(_a_held_one_is_unhealthy, 2), (_lists_shrink_in_calls, 2), (_old_looks_win, 4)]
+    ("plant", "length"),
+    [(_a_held_one_is_unhealthy, 2), (_lists_shrink_in_calls, 2), (_old_inspections_win, 4)],
 )
 def test_a_planted_bug_is_found(plant: object, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(plant)

@@ -81,7 +81,7 @@ def test_sysfs(tree: HostTree, tmp_path: Path) -> None:
     assert found[PciAddress(OTHER.address)].fault
     assert "H" in (found[PciAddress(GPU.address)].model or "")
     written(tuple(found.values()))
-    written(reader.look(PciAddress(GPU.address)))
+    written(reader.inspect(PciAddress(GPU.address)))
 
 
 def test_proc(tree: HostTree) -> None:

@@ -397,9 +397,9 @@ def test_another_users_process_is_seen_with_two_capabilities(
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"open\n"
-            look = (*setpriv(*capabilities), sys.executable, "-c", SEES, str(tmp_path), GPU.address)
+            inspection = (*setpriv(*capabilities), sys.executable, "-c", SEES, str(tmp_path), GPU.address)
             told = subprocess.run(
-                look, check=True, capture_output=True, text=True, timeout=PATIENCE_S
+                inspection, check=True, capture_output=True, text=True, timeout=PATIENCE_S
             ).stdout.split()
         finally:
             process.kill()

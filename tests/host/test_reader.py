@@ -42,7 +42,7 @@ def address(number: int) -> PciAddress:
 @pytest.fixture
 def tree(tmp_path: Path) -> HostTree:
     tree = HostTree(tmp_path)
-    for number in range(limits.LOOK_CONCURRENCY + 2):
+    for number in range(limits.INSPECTION_CONCURRENCY + 2):
         tree.plug(spec(number))
     return tree
 
@@ -60,7 +60,7 @@ async def test_answers_what_sysfs_says(tree: HostTree, kind: Callable[[SysfsRead
     reader = kind(sysfs(tree))
     with trio.fail_after(PATIENCE_S):
         assert await reader.scan() == sysfs(tree).scan()
-        assert await reader.look(address(3)) == sysfs(tree).look(address(3)) != ()
+        assert await reader.inspect(address(3)) == sysfs(tree).inspect(address(3)) != ()
 
 
 @pytest.mark.trio
@@ -74,13 +74,13 @@ async def test_passes_errors_on(tmp_path: Path, kind: Callable[[SysfsReader], Ho
 
 @pytest.mark.trio
 async def test_a_look_that_hangs_is_given_up_with_its_reason(tree: HostTree) -> None:
-    reader = ThreadedReader(sysfs(tree), look_deadline_s=SHORT_S)
+    reader = ThreadedReader(sysfs(tree), inspection_deadline_s=SHORT_S)
     tree.make_hang(address(1), "device")
     with (
         trio.fail_after(PATIENCE_S),
         pytest.raises(HostError, match=r"0000:01:00\.0 did not end within 0\.05 s"),
     ):
-        await reader.look(address(1))
+        await reader.inspect(address(1))
     tree.end_hang(address(1), "device", b"0x2330\n")
 
 
@@ -91,34 +91,34 @@ async def test_a_scan_that_hangs_is_given_up_and_holds_up_no_look(tree: HostTree
     with trio.fail_after(PATIENCE_S):
         with pytest.raises(HostError, match=r"scan .* did not end within 0\.05 s"):
             await reader.scan()
-        assert len(await reader.look(address(2))) == 1
+        assert len(await reader.inspect(address(2))) == 1
     tree.end_hang(address(1), "device", b"0x2330\n")
 
 
 @pytest.mark.trio
 async def test_hanging_looks_use_up_no_slots(tree: HostTree) -> None:
     """More functions hang than there are slots, and the next look is answered all the same."""
-    reader = ThreadedReader(sysfs(tree), look_deadline_s=1.0)
-    hanging = [address(number) for number in range(limits.LOOK_CONCURRENCY + 1)]
+    reader = ThreadedReader(sysfs(tree), inspection_deadline_s=1.0)
+    hanging = [address(number) for number in range(limits.INSPECTION_CONCURRENCY + 1)]
     for hangs in hanging:
         tree.make_hang(hangs, "device")
 
     async def give_up(at: PciAddress) -> None:
         with pytest.raises(HostError):
-            await reader.look(at)
+            await reader.inspect(at)
 
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             for hangs in hanging:
                 nursery.start_soon(give_up, hangs)
-        assert len(await reader.look(address(limits.LOOK_CONCURRENCY + 1))) == 1
+        assert len(await reader.inspect(address(limits.INSPECTION_CONCURRENCY + 1))) == 1
     for hangs in hanging:
         tree.end_hang(hangs, "device", b"0x2330\n")
 
 
 @pytest.mark.trio
 async def test_looking_again_at_what_hangs_starts_no_second_thread(tree: HostTree) -> None:
-    reader = ThreadedReader(sysfs(tree), look_deadline_s=SHORT_S)
+    reader = ThreadedReader(sysfs(tree), inspection_deadline_s=SHORT_S)
     tree.make_hang(address(1), "device")
 
     def stuck() -> int:
@@ -127,13 +127,13 @@ async def test_looking_again_at_what_hangs_starts_no_second_thread(tree: HostTre
     with trio.fail_after(PATIENCE_S):
         for _ in range(4):
             with pytest.raises(HostError):
-                await reader.look(address(1))
+                await reader.inspect(address(1))
     assert stuck() == 1
 
     # Once the kernel answers, the next look finds what is there now, not what the hanging one read.
     tree.end_hang(address(1), "device", b"0x2331\n")
     await until(lambda: stuck() == 0)
-    (function,) = await reader.look(address(1))
+    (function,) = await reader.inspect(address(1))
     assert (function.device, function.fault) == ("2331", None)
 
 
@@ -143,8 +143,8 @@ async def test_a_cancelled_look_is_left_alone(tree: HostTree) -> None:
     tree.make_hang(address(1), "device")
     with trio.fail_after(PATIENCE_S):
         with trio.move_on_after(SHORT_S) as scope:
-            await reader.look(address(1))
+            await reader.inspect(address(1))
         assert scope.cancelled_caught
         tree.end_hang(address(1), "device", b"0x2330\n")
-        (function,) = await reader.look(address(1))
+        (function,) = await reader.inspect(address(1))
     assert function.device == "2330"

@@ -39,9 +39,9 @@ def addresses(functions: Sequence[PciFunction]) -> list[str]:
     return [function.address for function in functions]
 
 
-def look(tree: HostTree, address: str = GPU.address) -> PciFunction:
+def inspect(tree: HostTree, address: str = GPU.address) -> PciFunction:
     """The function itself, out of a look at it."""
-    return next(f for f in reader(tree).look(PciAddress(address)) if f.address == address)
+    return next(f for f in reader(tree).inspect(PciAddress(address)) if f.address == address)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_all_facts_of_a_bound_gpu(tree: HostTree) -> None:
 def test_cdev_nodes_in_order(tmp_path: Path) -> None:
     tree = HostTree(tmp_path, cdev=True)
     tree.plug(GPU)
-    assert look(tree).nodes == ("/dev/vfio/vfio", "/dev/vfio/51", "/dev/vfio/devices/vfio0", "/dev/iommu")
+    assert inspect(tree).nodes == ("/dev/vfio/vfio", "/dev/vfio/51", "/dev/vfio/devices/vfio0", "/dev/iommu")
 
 
 def test_only_nodes_that_exist(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_only_nodes_that_exist(tmp_path: Path) -> None:
     tree.plug(GPU)
     tree.remove_node("/dev/vfio/51")
     tree.remove_node("/dev/iommu")
-    function = look(tree)
+    function = inspect(tree)
     assert function.nodes == ("/dev/vfio/vfio", "/dev/vfio/devices/vfio0")
     assert function.vfio_bound
     assert function.fault is None
@@ -91,18 +91,18 @@ def test_only_nodes_that_exist(tmp_path: Path) -> None:
 
 def test_unbound_and_bound_to_a_host_driver(tree: HostTree) -> None:
     tree.plug(replace(GPU, driver=None))
-    unbound = look(tree)
+    unbound = inspect(tree)
     assert (unbound.driver, unbound.vfio_bound, unbound.nodes) == (None, False, ())
     tree.bind(GPU.address, "nvidia")
-    bound = look(tree)
+    bound = inspect(tree)
     assert (bound.driver, bound.vfio_bound, bound.nodes) == ("nvidia", False, ())
 
 
 def test_a_vfio_driver_that_nobody_knows_by_name(tree: HostTree) -> None:
     tree.plug(replace(GPU, driver="some_vfio_pci"))
-    assert not look(tree).vfio_bound
+    assert not inspect(tree).vfio_bound
     (tree.device_dir(GPU.address) / "vfio-dev" / "vfio3").mkdir(parents=True)
-    assert look(tree).vfio_bound
+    assert inspect(tree).vfio_bound
 
 
 @pytest.mark.parametrize("waits_silently", [True, False])
@@ -113,11 +113,11 @@ def test_an_unbind_that_waits_shows_in_the_groups_node_and_holds_up_no_look(
     tree.plug(GPU)
     tree.open_group(51, 4711)
     tree.unbind(GPU.address)
-    function = look(tree)
+    function = inspect(tree)
     assert (function.driver, function.vfio_bound, function.nodes) == (None, False, ("/dev/vfio/51",))
     assert reader(tree).scan() == (function,)
     tree.kill(4711)
-    assert look(tree).nodes == ()
+    assert inspect(tree).nodes == ()
 
 
 def test_the_scan_is_what_is_chosen_and_its_companions(tree: HostTree) -> None:
@@ -144,25 +144,25 @@ def test_a_look_is_at_the_function_and_its_group(tree: HostTree) -> None:
     for spec in (NIC, GPU, AUDIO, SWITCH):
         tree.plug(spec)
     sysfs = reader(tree)
-    assert addresses(sysfs.look(PciAddress(GPU.address))) == [GPU.address, AUDIO.address]
-    assert addresses(sysfs.look(PciAddress(AUDIO.address))) == [GPU.address, AUDIO.address]
-    assert sysfs.look(PciAddress(NIC.address)) == ()
-    assert sysfs.look(PciAddress("0000:99:00.0")) == ()
+    assert addresses(sysfs.inspect(PciAddress(GPU.address))) == [GPU.address, AUDIO.address]
+    assert addresses(sysfs.inspect(PciAddress(AUDIO.address))) == [GPU.address, AUDIO.address]
+    assert sysfs.inspect(PciAddress(NIC.address)) == ()
+    assert sysfs.inspect(PciAddress("0000:99:00.0")) == ()
 
 
 def test_names_are_read_for_what_is_chosen_alone(tree: HostTree) -> None:
     tree.plug(NIC)
     missing = PciIds(tree.root / "no-such-file")
     sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), missing)
-    assert sysfs.look(PciAddress(NIC.address)) == ()
+    assert sysfs.inspect(PciAddress(NIC.address)) == ()
     tree.plug(GPU)
     with pytest.raises(HostError, match="no-such-file"):
-        sysfs.look(PciAddress(GPU.address))
+        sysfs.inspect(PciAddress(GPU.address))
 
 
 def test_a_host_without_an_iommu(tree: HostTree) -> None:
     tree.plug(replace(GPU, group=None, driver=None))
-    function = look(tree)
+    function = inspect(tree)
     assert (function.iommu_group, function.fault) == (None, None)
 
 
@@ -171,7 +171,7 @@ def test_what_can_block_is_not_read(tree: HostTree) -> None:
     tree.plug(GPU)
     for name in ("uevent", "driver_override"):
         os.mkfifo(tree.device_dir(GPU.address) / name)
-    assert reader(tree).scan() == reader(tree).look(PciAddress(GPU.address))
+    assert reader(tree).scan() == reader(tree).inspect(PciAddress(GPU.address))
 
 
 def test_the_real_bus_can_be_read() -> None:
@@ -179,7 +179,7 @@ def test_the_real_bus_can_be_read() -> None:
     if not os.path.isdir("/sys/bus/pci/devices"):
         pytest.skip("this machine has no PCI bus")
     for function in sysfs.scan():
-        assert function in sysfs.look(function.address)
+        assert function in sysfs.inspect(function.address)
         assert function.fault is None
 
 
@@ -202,7 +202,7 @@ def test_an_attribute_without_sense_is_a_fault_that_names_it(
         case bytes():
             tree.set_attribute(GPU.address, name, how)
     (function,) = reader(tree).scan()
-    assert reader(tree).look(PciAddress(GPU.address)) == (function,)
+    assert reader(tree).inspect(PciAddress(GPU.address)) == (function,)
     assert function.fault is not None
     assert f"{GPU.address}/{name} " in function.fault
     assert f"lspci -vs {GPU.address}" in function.fault
@@ -233,21 +233,21 @@ def test_without_a_numa_node_a_gpu_is_usable(tree: HostTree, content: bytes | No
         tree.make_unreadable(GPU.address, "numa_node")
     else:
         tree.set_attribute(GPU.address, "numa_node", content)
-    function = look(tree)
+    function = inspect(tree)
     assert (function.numa_node, function.fault) == (None, None)
 
 
 def test_a_dangling_driver_link_still_names_the_driver(tree: HostTree) -> None:
     tree.plug(GPU)
     shutil.rmtree(tree.root / "sys/bus/pci/drivers/vfio-pci")
-    assert look(tree).driver == "vfio-pci"
+    assert inspect(tree).driver == "vfio-pci"
 
 
 @pytest.mark.parametrize("link", ["driver", "iommu_group"])
 def test_a_link_that_is_no_link_is_a_fault(tree: HostTree, link: str) -> None:
     tree.plug(GPU)
     tree.make_unreadable(GPU.address, link)
-    fault = look(tree).fault
+    fault = inspect(tree).fault
     assert fault is not None
     assert f"{GPU.address}/{link} cannot be read as a link" in fault
 
@@ -257,7 +257,7 @@ def test_a_group_that_is_no_number_is_a_fault(tree: HostTree) -> None:
     path = tree.device_dir(GPU.address) / "iommu_group"
     path.unlink()
     path.symlink_to("../nonsense")
-    function = look(tree)
+    function = inspect(tree)
     assert function.iommu_group is None
     assert function.fault is not None
     assert "'nonsense'" in function.fault
@@ -267,7 +267,7 @@ def test_a_group_that_cannot_be_listed_is_a_fault(tree: HostTree) -> None:
     """Otherwise a GPU would be offered without anybody knowing who else is in its group."""
     tree.plug(GPU)
     shutil.rmtree(tree.root / "sys/kernel/iommu_groups")
-    function = look(tree)
+    function = inspect(tree)
     assert function.iommu_group == 51
     assert function.fault is not None
     assert "iommu_groups/51/devices cannot be listed" in function.fault
@@ -276,7 +276,7 @@ def test_a_group_that_cannot_be_listed_is_a_fault(tree: HostTree) -> None:
 def test_a_missing_group_link_is_no_fault_here(tree: HostTree) -> None:
     tree.plug(GPU)
     tree.remove_attribute(GPU.address, "iommu_group")
-    function = look(tree)
+    function = inspect(tree)
     assert (function.iommu_group, function.fault) == (None, None)
 
 
@@ -285,7 +285,7 @@ def test_a_node_that_cannot_be_looked_at_is_a_fault(tree: HostTree) -> None:
     node = tree.root / "dev/vfio/51"
     node.unlink()
     node.symlink_to(node)
-    function = look(tree)
+    function = inspect(tree)
     assert function.nodes == ("/dev/vfio/vfio",)
     assert function.fault is not None
     assert str(node) in function.fault
@@ -296,7 +296,7 @@ def test_what_vanishes_during_the_scan_is_not_there(tree: HostTree) -> None:
     tree.plug(SWITCH)
     tree.hollow(GPU.address)
     assert addresses(reader(tree).scan()) == [SWITCH.address]
-    assert reader(tree).look(PciAddress(GPU.address)) == ()
+    assert reader(tree).inspect(PciAddress(GPU.address)) == ()
 
 
 @pytest.mark.parametrize("moment", ["vendor", "device", "class", "numa_node"])
@@ -322,7 +322,7 @@ def look_during(
 ) -> tuple[PciFunction, ...]:
     """Looks at the GPU; does `act` while the look waits for what it reads from `fifo`, then gives it `content`."""
     with ThreadPoolExecutor(max_workers=1) as threads:
-        looking = threads.submit(sysfs.look, PciAddress(GPU.address))
+        looking = threads.submit(sysfs.inspect, PciAddress(GPU.address))
         with fifo.open("wb") as end:  # waits until the look has opened the other end
             act()
             end.write(content)
@@ -333,7 +333,7 @@ def test_a_companion_that_vanishes_is_not_there(tree: HostTree) -> None:
     tree.plug(GPU)
     tree.plug(AUDIO)
     tree.hollow(AUDIO.address)
-    assert addresses(reader(tree).look(PciAddress(GPU.address))) == [GPU.address]
+    assert addresses(reader(tree).inspect(PciAddress(GPU.address))) == [GPU.address]
 
 
 def test_at_every_moment_of_a_life_a_look_finds_a_whole_function(tree: HostTree) -> None:
@@ -348,11 +348,11 @@ def test_at_every_moment_of_a_life_a_look_finds_a_whole_function(tree: HostTree)
     seen = 0
     for step in steps:
         for _ in step():
-            for function in reader(tree).look(PciAddress(GPU.address)):
+            for function in reader(tree).inspect(PciAddress(GPU.address)):
                 seen += 1
                 assert function.fault is None
     assert seen > 10
-    assert reader(tree).look(PciAddress(GPU.address)) == ()
+    assert reader(tree).inspect(PciAddress(GPU.address)) == ()
 
 
 def test_strange_names_on_the_bus_are_ignored(tree: HostTree) -> None:
@@ -369,9 +369,9 @@ def test_names_that_are_no_utf_8_are_escaped(tree: HostTree) -> None:
     os.symlink(b"../../../bus/pci/drivers/n\xffvidia", tree.device_dir(GPU.address) / "driver")
     os.symlink(b"../../../kernel/iommu_groups/f\xfcnf", tree.device_dir(AUDIO.address) / "iommu_group")
     os.makedirs(os.fsencode(tree.device_dir(GPU.address)) + b"/vfio-dev/vfio\xff")
-    gpu = look(tree)
+    gpu = inspect(tree)
     assert (gpu.driver, gpu.vfio_bound, gpu.nodes) == (r"n\xffvidia", True, ("/dev/vfio/vfio",))
-    (audio,) = reader(tree, [f"address={AUDIO.address}"]).look(PciAddress(AUDIO.address))
+    (audio,) = reader(tree, [f"address={AUDIO.address}"]).inspect(PciAddress(AUDIO.address))
     assert audio.iommu_group is None
     assert audio.fault is not None
     assert r"f\\xfcnf" in audio.fault
@@ -383,16 +383,16 @@ def test_a_missing_bus_is_an_error_with_its_remedy(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=rf"{tmp_path}/sys/bus/pci/devices .*--host-root"):
         sysfs.scan()
     with pytest.raises(HostError, match="--host-root"):
-        sysfs.look(PciAddress(GPU.address))
+        sysfs.inspect(PciAddress(GPU.address))
 
 
 def test_a_group_of_no_iommu_mode(tree: HostTree) -> None:
     tree.plug(GPU)
-    assert not look(tree).without_iommu
+    assert not inspect(tree).without_iommu
     (tree.root / "sys/kernel/iommu_groups/51/name").write_text("vfio-noiommu\n")
     tree.remove_node("/dev/vfio/51")
     (tree.root / "dev/vfio/noiommu-51").write_text("")
-    function = look(tree)
+    function = inspect(tree)
     assert function.without_iommu
     assert not function.has_node
 
@@ -414,7 +414,7 @@ def test_for_want_of_descriptors_nothing_is_said_of_any_device(
             with pytest.raises(HostError, match=r"ENFILE.*fs\.file-max"):
                 sysfs.scan()
             with pytest.raises(HostError, match=r"ENFILE.*fs\.file-max"):
-                sysfs.look(PciAddress(GPU.address))
+                sysfs.inspect(PciAddress(GPU.address))
 
 
 # --- what a pod has, whatever the selectors say -----------------------------------------------------------------
@@ -425,10 +425,10 @@ def test_what_a_pod_has_is_found_though_no_selector_chooses_it(tree: HostTree) -
     tree.plug(AUDIO)
     tree.plug(NIC)
     narrowed = reader(tree, ("device=2bb1",))
-    assert narrowed.scan() == narrowed.look(PciAddress(GPU.address)) == ()
+    assert narrowed.scan() == narrowed.inspect(PciAddress(GPU.address)) == ()
     given = frozenset({PciAddress(GPU.address), PciAddress("0000:99:00.0")})
     group = [GPU.address, AUDIO.address]
     assert addresses(narrowed.scan(given)) == group
-    assert addresses(narrowed.look(PciAddress(GPU.address), given)) == group
-    assert addresses(narrowed.look(PciAddress(AUDIO.address), given)) == group, "it shares the group"
-    assert narrowed.look(PciAddress(NIC.address), given) == ()
+    assert addresses(narrowed.inspect(PciAddress(GPU.address), given)) == group
+    assert addresses(narrowed.inspect(PciAddress(AUDIO.address), given)) == group, "it shares the group"
+    assert narrowed.inspect(PciAddress(NIC.address), given) == ()

@@ -16,7 +16,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.effects import Answer, Grant, Granted
 from gpuactors.core.events import PreferenceRequest
-from gpuactors.core.model import Advertised, DeviceId, Frame, Health, ResourceName, pci_address
+from gpuactors.core.model import AdvertisedDevice, DeviceId, DeviceList, Health, ResourceName, pci_address
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from tests.core.builders import H100
@@ -25,17 +25,17 @@ from tests.support.patience import patient
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 
 
-def frame(**health: Health) -> Frame:
+def frame(**health: Health) -> DeviceList:
     a, b = health.get("a", Health.HEALTHY), health.get("b", Health.HEALTHY)
-    return tuple(Advertised(DeviceId(d), d, h, None, "", Cause.FREE) for d, h in ((A, a), (B, b)))
+    return tuple(AdvertisedDevice(DeviceId(d), d, h, None, "", Cause.FREE) for d, h in ((A, a), (B, b)))
 
 
 @dataclass
 class Core:
     """Hands out, and says in the list that the mate is Unhealthy now, as the registry does."""
 
-    frames: Latest[Frame]
-    next: Frame
+    frames: Latest[DeviceList]
+    next: DeviceList
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
         self.frames.set(self.next)
@@ -52,7 +52,7 @@ class Core:
         yield
 
 
-def service(next_frame: Frame) -> DevicePluginService:
+def service(next_frame: DeviceList) -> DevicePluginService:
     frames = Latest(frame())
     return DevicePluginService(H100, frames.subscribe(), Core(frames, next_frame), pre_start=True)
 
@@ -133,7 +133,7 @@ async def test_a_stream_that_ends_meanwhile_is_not_waited_for(autojump_clock: Mo
 async def test_a_change_that_kubelet_has_no_field_for_is_not_waited_for(autojump_clock: MockClock) -> None:
     plugin = service(
         tuple(
-            Advertised(a.id, a.address, a.health, None, "just allocated", Cause.JUST_ALLOCATED)
+            AdvertisedDevice(a.id, a.address, a.health, None, "just allocated", Cause.JUST_ALLOCATED)
             for a in frame()
         )
     )

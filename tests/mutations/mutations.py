@@ -52,7 +52,7 @@ MUTATIONS: Final = (
         "core/refresh.py",
         "            return replace(self, again=True, due_at=math.inf)\n",
         "            return self\n",
-        tests=("tests/core/test_refresh.py", "tests/core/test_looks.py"),
+        tests=("tests/core/test_refresh.py", "tests/core/test_inspections.py"),
     ),
     Mutation(
         "callers without end put off the poll of all groups",
@@ -71,7 +71,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "no tombstone: a GPU that is gone under its pod leaves the list",
-        "core/frames.py",
+        "core/device_lists.py",
         "        if not (lost := frozenset(ids).difference(of_resource)):\n",
         "        if not (lost := set[DeviceId]()):\n",
     ),
@@ -92,7 +92,7 @@ MUTATIONS: Final = (
     Mutation(
         "a device's assessment is not derived again when a poll came after the read that its pod was gone from",
         "core/assessment/assessments.py",
-        "    return given if before.uses is state.polls.groups else given | state.departed.keys()\n",
+        "    return given if before.uses is state.polls.groups else given | state.orphans.keys()\n",
         "    return given\n",
         tests=("tests/core/test_books.py",),
     ),
@@ -110,9 +110,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "lists shrink during calls",
-        "core/frames.py",
-        "    if in_call or blind or state.no_shrink_until.get(resource, at) > at:\n",
-        "    if blind or (not in_call and state.no_shrink_until.get(resource, at) > at):\n",
+        "core/device_lists.py",
+        "    if in_call or blind or state.no_removal_until.get(resource, at) > at:\n",
+        "    if blind or (not in_call and state.no_removal_until.get(resource, at) > at):\n",
     ),
     Mutation(
         "what was handed out and is not in the ledger yet is nobody's",
@@ -123,8 +123,8 @@ MUTATIONS: Final = (
     Mutation(
         "nobody remembers who has just left",
         "core/books.py",
-        "    departed = {**_still_departed(after), **left}\n",
-        "    departed: dict[PciAddress, Departed] = {}\n",
+        "    orphans = {**_still_orphans(after), **left}\n",
+        "    orphans: dict[PciAddress, Orphan] = {}\n",
     ),
     Mutation(
         "a group's other members are not asked for an owner",
@@ -187,8 +187,8 @@ MUTATIONS: Final = (
     Mutation(
         "an old poll clears who has just left",
         "core/books.py",
-        "        if now is None or now.poll <= departed.read or (now.in_use and _may_be(departed, now)):\n",
-        "        if now is None or (now.in_use and _may_be(departed, now)):\n",
+        "        if now is None or now.poll <= orphans.read or (now.in_use and _may_be(orphans, now)):\n",
+        "        if now is None or (now.in_use and _may_be(orphans, now)):\n",
         tests=("tests/core/test_books.py",),
     ),
     Mutation(
@@ -207,8 +207,8 @@ MUTATIONS: Final = (
     Mutation(
         "what an ID means is looked up anew at each read",
         "core/identity.py",
-        "    unknown = [*index.unresolved, *(n for n in state.granted if n not in state.resolved)]\n",
-        "    unknown = [*state.ledger.entries, *state.granted]\n",
+        "    unknown = [*index.unresolved, *(n for n in state.pending_allocations if n not in state.resolved)]\n",
+        "    unknown = [*state.ledger.entries, *state.pending_allocations]\n",
     ),
     # --- a view that is old is not a fact ---------------------------------------------------------------------
     Mutation(
@@ -242,7 +242,7 @@ MUTATIONS: Final = (
     Mutation(
         "the answer to Allocate leaves before the list",
         "kubelet/device_plugin.py",
-        "        await self._sent.wait(self._frames.version)\n",
+        "        await self._sent.wait(self._device_lists.version)\n",
         "",
         tests=("tests/kubelet/test_device_plugin.py",),
     ),
@@ -264,39 +264,39 @@ MUTATIONS: Final = (
     # --- looks ----------------------------------------------------------------------------------------------
     Mutation(
         "an older look overwrites what a later one found",
-        "core/looks.py",
-        "        if before is None or before.look <= number:\n",
+        "core/inspections.py",
+        "        if before is None or before.inspection <= number:\n",
         "        if True:\n",
     ),
     Mutation(
         "a hint that comes while a look is out is forgotten",
-        "core/looks.py",
-        "    return ask_looks(looks, (address,)) if refresh.again else looks\n",
-        "    return looks\n",
+        "core/inspections.py",
+        "    return ask_inspections(inspections, (address,)) if refresh.again else inspections\n",
+        "    return inspections\n",
     ),
     Mutation(
         "a scan that is wanted while one is out is forgotten",
-        "core/looks.py",
-        "    return ask_scan(looks) if again else looks\n",
-        "    return looks\n",
+        "core/inspections.py",
+        "    return ask_scan(inspections) if again else inspections\n",
+        "    return inspections\n",
     ),
     Mutation(
         "what came back incomplete is not looked at again",
-        "core/looks.py",
+        "core/inspections.py",
         "        if failed or not complete:  # ever later, for ever\n",
         "        if failed and not complete and fact is None:\n",
     ),
     Mutation(
         "no scan after uevents were lost",
         "core/step.py",
-        "            return replace(state, looks=looks.ask_scan(state.looks)), [\n"
+        "            return replace(state, inspections=inspections.ask_scan(state.inspections)), [\n"
         '                Say(Level.WARNING, "uevents.lost"',
         '            return state, [\n                Say(Level.WARNING, "uevents.lost"',
     ),
     Mutation(
         "no scan when the socket of uevents is open at last",
         "core/step.py",
-        '            return replace(state, looks=looks.ask_scan(state.looks), uevents=""), [\n',
+        '            return replace(state, inspections=inspections.ask_scan(state.inspections), uevents=""), [\n',
         '            return replace(state, uevents=""), [\n',
     ),
     # --- kubelet --------------------------------------------------------------------------------------------
@@ -472,14 +472,14 @@ MUTATIONS: Final = (
         "core/entries.py",
         "        | changed_keys(carried.assessments, assessments)\n",
         "",
-        tests=("tests/core/test_frames.py", INDEX),
+        tests=("tests/core/test_device_lists.py", INDEX),
     ),
     Mutation(
         "a list keeps a device under the name that it had",
         "core/entries.py",
         "    old = {a: _taken_out(carried, of, a) for a in touched}\n",
         "    old = dict.fromkeys(touched)\n",
-        tests=("tests/core/test_frames.py", INDEX),
+        tests=("tests/core/test_device_lists.py", INDEX),
     ),
     Mutation(
         "whether an unbind waits is not asked again after a poll",

@@ -160,6 +160,6 @@ def story(gpus: int = 3, events: int = 60, seed: int = 0) -> RecordedCore:
 
 def _look(core: RecordedCore, functions: list[PciFunction]) -> None:
     """The looks that are outstanding come back, and time passes until nothing is waited for any more."""
-    for address, number in core.state.looks.functions.items():
+    for address, number in core.state.inspections.functions.items():
         there = tuple(f for f in functions if f.address == address)
         core.feed(FunctionInspected(number, address, there), after_s=0.001)

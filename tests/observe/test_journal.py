@@ -250,8 +250,8 @@ def test_a_digest_is_of_what_is_to_be_seen_outside() -> None:
     outputs = project(state)
     assert same.of(replace(outputs, stopping=True)) != same.of(outputs)
     resource, view = next(iter(outputs.plugins.items()))
-    told = replace(view.frame[0], reason="another")
-    changed = replace(outputs, plugins={resource: replace(view, frame=(told, *view.frame[1:]))})
+    told = replace(view.device_list[0], reason="another")
+    changed = replace(outputs, plugins={resource: replace(view, device_list=(told, *view.device_list[1:]))})
     assert same.of(changed) != same.of(outputs)
     assert same.of(replace(outputs, plugins={})) != same.of(outputs)
     # In whatever order a mapping came about.

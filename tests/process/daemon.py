@@ -60,7 +60,7 @@ def gpuactors(
     )  # fmt: skip
 
 
-PATIENT_LOOKS: Final = {"LOOK_DEADLINE_S": patient(5.0), "CALL_DEADLINE_S": patient(12.0)}
+PATIENT_LOOKS: Final = {"INSPECTION_DEADLINE_S": patient(5.0), "CALL_DEADLINE_S": patient(12.0)}
 """Bounds of a daemon whose looks hang for as long as a test needs to do something beside them."""
 
 PATIENT_END: Final = {"DRAIN_S": patient(2.0), "STOP_DEADLINE_S": patient(8.0)}

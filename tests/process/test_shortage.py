@@ -51,8 +51,8 @@ def test_no_descriptors_for_some_seconds() -> None:
             with no_descriptors(daemon):
                 daemon.wait_event("ledger.unreadable", has=SHORT, after=mark)
                 node.tell(node.plug(0x25, "2330", driver="vfio-pci"))
-                look_at(node, FREE)
-                daemon.wait_event("look.failed", address=FREE, has=SHORT, after=mark)
+                compare_at(node, FREE)
+                daemon.wait_event("inspection.failed", address=FREE, has=SHORT, after=mark)
                 daemon.wait_event(
                     "device.changed",
                     device=FREE,
@@ -83,7 +83,7 @@ def dial(path: Path) -> socket.socket:
     return dialled
 
 
-def look_at(node: Node, name: str) -> None:
+def compare_at(node: Node, name: str) -> None:
     """A uevent about a function."""
     devpath = f"/devices/pci0000:20/{name}"
     pairs = f"ACTION=change\0DEVPATH={devpath}\0SUBSYSTEM=pci\0PCI_SLOT_NAME={name}\0SEQNUM=1\0"

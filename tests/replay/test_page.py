@@ -99,7 +99,7 @@ def test_it_draws_every_device_without_a_word_from_outside(large: Written, tab: 
     opened(tab, large.url)
     assert tab.run("document.querySelectorAll('.row.device').length") == GPUS
     assert tab.run("[...document.querySelectorAll('.row.device')].every(r => r.querySelector('.band'))")
-    assert tab.run("document.querySelectorAll('.row.resource .m-frame, .row.events path').length") >= 3
+    assert tab.run("document.querySelectorAll('.row.resource .m-list, .row.events path').length") >= 3
     assert tab.run("document.querySelectorAll('.m-granted, .m-refused').length") > 4
     # Drawn for a screen, not for 10,000 events.
     assert tab.run("document.querySelectorAll('#chart *').length") < 8_000

@@ -101,7 +101,7 @@ from tests.observe.recording import story, write
 core = story(gpus=6, events=120)
 for functions in ([], [gpu(f"{0x10 + i:02x}:00.0", cdev=i) for i in range(12)], []):  # all at once come and go
     core.pass_time(301.0)
-    core.feed(HostScanned(core.state.looks.scan, tuple(functions)))
+    core.feed(HostScanned(core.state.inspections.scan, tuple(functions)))
     core.pass_time(700.0)
 write(Path(sys.argv[1]), *core.steps)
 """
@@ -331,7 +331,7 @@ def test_a_directory_without_a_journal_is_named(tmp_path: Path) -> None:
         (2, {"event": "NeverHeardOf"}, "this version knows no event NeverHeardOf"),
         (2, {"fields": {"more": 1}}, "has no more"),
         (2, {"event": "HostChanged", "fields": {}}, "its HostChanged is not one of this version's"),
-        (1, {"state": {"frames": 3}}, "its state is not one of this version's"),
+        (1, {"state": {"device_lists": 3}}, "its state is not one of this version's"),
     ],
 )
 def test_what_another_version_wrote_is_said(
@@ -461,7 +461,7 @@ def test_the_books_are_those_of_kubelet() -> None:
     for state in (recorded.before for recorded in core.steps):
         books = books_of(state).get(H100)
         if books is not None:
-            frame = state.frames[H100]
+            frame = state.device_lists[H100]
             assert books.capacity == len(frame)
             assert books.allocatable == sum(a.health == "Healthy" for a in frame)
             assert books.free == books.allocatable - books.allocated
@@ -479,7 +479,7 @@ def test_the_text_says_what_happened_and_counts_what_is_routine(tmp_path: Path) 
         "kubelet.sock appeared",
         "Allocate nvidia.com/GH100_H100_SXM5_80GB",
         "answer  call 1: ",
-        "frame   nvidia.com/GH100_H100_SXM5_80GB: 3 devices, 3 Healthy",
+        "list    nvidia.com/GH100_H100_SXM5_80GB: 3 devices, 3 Healthy",
         "books   nvidia.com/GH100_H100_SXM5_80GB: capacity 3, allocatable 3, allocated 1, free 2",
         "… nothing new in",
         "no differences",
@@ -497,7 +497,7 @@ def test_json_has_every_step(tmp_path: Path) -> None:
     assert [line["event"] for line in told] == [type(s.event).__name__ for s in (*steps[:50], *steps[51:])]
     assert told[-1]["books"][H100].keys() == {"capacity", "allocatable", "allocated", "free"}
     assert not any(line["differences"] for line in told)
-    assert any(line["frames"] for line in told)
+    assert any(line["device_lists"] for line in told)
 
 
 def test_the_processes_of_a_directory_come_one_after_the_other(tmp_path: Path) -> None:

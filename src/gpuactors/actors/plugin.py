@@ -95,7 +95,7 @@ async def run(resource: ResourceName, reads: PluginReaders, ports: PluginPorts, 
     while order is not None:
         try:
             async with ports.kubelet.serve(
-                resource, reads.frame, ports.caller, pre_start=ports.pre_start
+                resource, reads.device_list, ports.caller, pre_start=ports.pre_start
             ) as endpoint:
                 bind = order.bind
                 await ports.inbox.send(SocketBound(resource, bind))

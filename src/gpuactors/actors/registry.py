@@ -16,9 +16,9 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.effects import Answer, Effect, Reply, Say
 from gpuactors.core.events import Event, Ticked
-from gpuactors.core.model import Frame, ResourceName
+from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.core.registration import PluginOrder
-from gpuactors.core.snapshot import LedgerWanted, LooksWanted, Outputs, PluginView, PollWanted, project
+from gpuactors.core.snapshot import InspectionsWanted, LedgerWanted, Outputs, PluginView, PollWanted, project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
 from gpuactors.ports import Step
@@ -28,7 +28,7 @@ from gpuactors.ports import Step
 class PluginReaders:
     """The read ends of one plugin: its list, and its orders."""
 
-    frame: LatestReader[Frame]
+    device_list: LatestReader[DeviceList]
     order: LatestReader[PluginOrder]
 
 
@@ -37,7 +37,7 @@ class Cells:
     """Every standing output of the registry, made in the composition root, which passes the read ends to their readers.
     `plugins` is closed when the daemon is to stop."""
 
-    looks: Latest[LooksWanted]
+    inspections: Latest[InspectionsWanted]
     poll: Latest[PollWanted]
     ledger: Latest[LedgerWanted]
     take_over: Latest[bool]
@@ -98,7 +98,7 @@ class _Published:
     def show(self, outputs: Outputs) -> None:
         """Puts each output into its cell; an equal value wakes no reader."""
         cells = self._cells
-        cells.looks.set(outputs.looks)
+        cells.inspections.set(outputs.inspections)
         cells.poll.set(outputs.poll)
         cells.ledger.set(outputs.ledger)
         cells.take_over.set(outputs.take_over)
@@ -113,7 +113,7 @@ class _Published:
             cells.plugins.set({r: plugin.readers for r, plugin in self._plugins.items()})
         for resource, view in outputs.plugins.items():
             plugin = self._plugins[resource]
-            plugin.frame.set(view.frame)
+            plugin.device_list.set(view.device_list)
             plugin.order.set(view.order)
 
 
@@ -121,6 +121,6 @@ class _PluginCells:
     """One plugin's two cells."""
 
     def __init__(self, view: PluginView) -> None:
-        self.frame = Latest(view.frame)
+        self.device_list = Latest(view.device_list)
         self.order = Latest(view.order)
-        self.readers = PluginReaders(self.frame.subscribe(), self.order.subscribe())
+        self.readers = PluginReaders(self.device_list.subscribe(), self.order.subscribe())

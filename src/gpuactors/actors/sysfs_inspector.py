@@ -1,8 +1,7 @@
-"""The sysfs inspector: carries out the outstanding looks at the host, and posts the results.
+"""The sysfs inspector: carries out the outstanding inspections of the host, and posts the results.
 
-A look may hang in the kernel for ever, so looks run side by side, each with a deadline of its own, and a full scan
-holds up no look at a single function.
-"""
+An inspection may hang in the kernel for ever, so inspections run side by side, each with a deadline of its own, and a
+full scan holds up no inspection of a single function."""
 
 from __future__ import annotations
 
@@ -12,30 +11,30 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.model import PciAddress
-from gpuactors.core.snapshot import LooksWanted
+from gpuactors.core.snapshot import InspectionsWanted
 from gpuactors.ports import HostError, HostReader, HostShortError
 
 
 async def run(
-    wanted: LatestReader[LooksWanted], host: HostReader, inbox: trio.MemorySendChannel[Event]
+    wanted: LatestReader[InspectionsWanted], host: HostReader, inbox: trio.MemorySendChannel[Event]
 ) -> None:
     """Runs for ever."""
-    limiter = trio.CapacityLimiter(limits.LOOK_CONCURRENCY)
+    limiter = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
     scans = _Started()
-    looks: dict[PciAddress, _Started] = {}
+    inspections: dict[PciAddress, _Started] = {}
     async with trio.open_nursery() as nursery:
         async for now in wanted:
             if now.scan is not None and scans.is_new(now.scan):
                 nursery.start_soon(_scan, now.scan, now.given, host, inbox)
             for address, number in now.functions.items():
-                if looks.setdefault(address, _Started()).is_new(number):
+                if inspections.setdefault(address, _Started()).is_new(number):
                     nursery.start_soon(_look, address, number, now.given, host, inbox, limiter)
-            for answered in looks.keys() - now.functions.keys():
-                del looks[answered]
+            for answered in inspections.keys() - now.functions.keys():
+                del inspections[answered]
 
 
 class _Started:
-    """The largest number of a look that was started: each is done once."""
+    """The largest number of an inspection that was started: each is done once."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -68,7 +67,7 @@ async def _look(
 ) -> None:
     try:
         async with limiter:
-            functions = await host.look(address, given)
+            functions = await host.inspect(address, given)
     except HostError as exc:
         await inbox.send(InspectionFailed(number, address, str(exc), isinstance(exc, HostShortError)))
     else:

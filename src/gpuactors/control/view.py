@@ -16,7 +16,7 @@ from gpuactors.core.assessment.ownership import given_away, observed_use
 from gpuactors.core.assessment.presence import GONE
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, Health, Holder, PciAddress, Transition
+from gpuactors.core.model import AdvertisedDevice, Health, Holder, PciAddress, Transition
 from gpuactors.core.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 
@@ -150,17 +150,17 @@ def view_of(state: NodeState, at: float) -> NodeView:
 
 def _resources(state: NodeState) -> tuple[ResourceView, ...]:
     accepted = registered(state)
-    allocated = {resource: len(ids) for resource, ids in given_away(state, state.frames).items()}
+    allocated = {resource: len(ids) for resource, ids in given_away(state, state.device_lists).items()}
     views = []
-    for resource, frame in sorted(state.frames.items()):
+    for resource, device_list in sorted(state.device_lists.items()):
         plugin = state.plugins.get(resource)
         views.append(
             ResourceView(
                 name=resource,
                 registered=accepted.get(resource, False),
                 problem=(plugin.problem or "") if plugin is not None else f"this daemon is {state.role}",
-                listed=len(frame),
-                healthy=sum(device.health is Health.HEALTHY for device in frame),
+                listed=len(device_list),
+                healthy=sum(device.health is Health.HEALTHY for device in device_list),
                 allocated=allocated.get(resource, 0),
             )
         )
@@ -203,7 +203,9 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
 def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that are gone: still listed because a pod has them, or known from their history."""
     index = index_of(state)
-    listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
+    listed = {
+        a.address: (resource, a) for resource, device_list in state.device_lists.items() for a in device_list
+    }
     for address in (listed.keys() | state.history.keys()) - index.devices.keys():
         resource, told = listed.get(address, ("", None))
         owner = index.owners.get(address)
@@ -213,7 +215,7 @@ def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
 def _gone(
     address: PciAddress,
     resource: str,
-    told: Advertised | None,
+    told: AdvertisedDevice | None,
     owner: str | None,
     state: NodeState,
     at: float,

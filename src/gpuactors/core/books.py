@@ -1,11 +1,12 @@
 """The two sides of the books that sysfs does not show: kubelet's ledger, and who uses a group in the kernel.
 
 Theory of operation. Reads of the ledger and polls of the groups' use are asked for by number, from the same counter as
-looks (see `looks.py`), so that "known after" can be told across all three. At most one of each is outstanding. A device
-that leaves the ledger is remembered as departed until a later poll finds its group free: a forced deletion leaves the
-ledger within milliseconds while the process lives on. A group that is found in use and that nobody was given leads to
-another read of the ledger before anybody is called a stranger. Every group is polled in turn; what waits for a few of
-them (a call, a driver that has come or gone) has these polled alone, and nothing is known anew of the others.
+inspections (see `inspections.py`), so that "known after" can be told across all three. At most one of each is
+outstanding. A device that leaves the ledger is remembered as departed until a later poll finds its group free: a forced
+deletion leaves the ledger within milliseconds while the process lives on. A group that is found in use and that nobody
+was given leads to another read of the ledger before anybody is called a stranger. Every group is polled in turn; what
+waits for a few of them (a call, a driver that has come or gone) has these polled alone, and nothing is known anew of
+the others.
 
 Must not judge: what these facts mean for a device is decided in `assessment/`.
 """
@@ -17,18 +18,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core import bindings, looks
+from gpuactors.core import bindings, inspections
 from gpuactors.core.events import GroupsObserved, LedgerRead, LedgerUnreadable, SomeGroupsObserved
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.index import changed_keys, index_of, indexed, other_keys
 from gpuactors.core.model import (
     ClaimedDevice,
-    Departed,
     DeviceId,
     GroupUse,
     Holder,
     Ledger,
     Observed,
+    Orphan,
     PciAddress,
     PciFunction,
     Pod,
@@ -79,8 +80,8 @@ def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeStat
 
 
 def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
-    last, refresh = looks.asked(state.looks.last, refresh)
-    return replace(state, looks=replace(state.looks, last=last)), refresh
+    last, refresh = inspections.asked(state.inspections.last, refresh)
+    return replace(state, inspections=replace(state.inspections, last=last)), refresh
 
 
 # --- kubelet's ledger -------------------------------------------------------------------------------------
@@ -106,12 +107,12 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         complete=not (event.settling and event.cached is None),
     )
     after = replace(state, ledger=_with_answers(ledger, event))
-    after = resolved(state, replace(after, granted=_still_granted(after, event, at)))
+    after = resolved(state, replace(after, pending_allocations=_still_pending(after, event, at)))
     left = _left(state, entries, event.read)
-    departed = {**_still_departed(after), **left}
+    orphans = {**_still_orphans(after), **left}
     state = replace(
         after,
-        departed=departed if departed != after.departed else after.departed,
+        orphans=orphans if orphans != after.orphans else after.orphans,
         served=_still_served(after, event.settling),
     )
     period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
@@ -145,16 +146,16 @@ def _still_served(state: NodeState, settling: bool) -> Mapping[ResourceName, fro
     something of, which a kubelet that has just started may not know yet."""
     if settling or state.role is not Role.SERVING:  # who serves may give more of them away until we take over
         return state.served
-    if state.served.keys() <= state.frames.keys():
+    if state.served.keys() <= state.device_lists.keys():
         return state.served
     had = {resource for resource, _ in state.ledger.entries}
-    served = {r: models for r, models in state.served.items() if r in had or r in state.frames}
+    served = {r: models for r, models in state.served.items() if r in had or r in state.device_lists}
     return served if served != state.served else state.served
 
 
 def _left(
     state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
-) -> dict[PciAddress, Departed]:
+) -> dict[PciAddress, Orphan]:
     """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
     had = state.ledger.entries
     # Of a ledger's entries most are other plugins' and mean nothing here.
@@ -164,23 +165,23 @@ def _left(
         if n in had and n in state.resolved and _is_gone(had[n], entries.get(n))
     )
     return {
-        (address := state.resolved[name].address): Departed(had[name], read, _use_of_pod(state, address))
+        (address := state.resolved[name].address): Orphan(had[name], read, _use_of_pod(state, address))
         for name in names
     }
 
 
-def _still_departed(state: NodeState) -> dict[PciAddress, Departed]:
+def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
     """Those who left and have not come back by any ID."""
-    if not state.departed:
+    if not state.orphans:
         return {}
     pods: dict[PciAddress, list[Pod]] = {}
     for name, meant in state.resolved.items():
         if (pod := state.ledger.entries.get(name)) is not None:
             pods.setdefault(meant.address, []).append(pod)
-    return {a: d for a, d in state.departed.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))}
+    return {a: d for a, d in state.orphans.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))}
 
 
-def _still_granted(
+def _still_pending(
     state: NodeState, event: LedgerRead, at: float
 ) -> dict[tuple[ResourceName, DeviceId], float]:
     """What Allocate handed out and kubelet does not list yet.
@@ -190,7 +191,7 @@ def _still_granted(
     """
     return {
         given: until
-        for given, until in state.granted.items()
+        for given, until in state.pending_allocations.items()
         if given not in state.ledger.entries
         and until > at
         and (event.settling or state.ledger.read_at < listed_at(until))
@@ -216,9 +217,9 @@ def _is_gone(before: Pod, now: Pod | None) -> bool:
 def _matters(state: NodeState) -> bool:
     """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
     index = index_of(state)
-    if state.granted or state.departed or not index.devices.keys().isdisjoint(index.owners):
+    if state.pending_allocations or state.orphans or not index.devices.keys().isdisjoint(index.owners):
         return True
-    lost = any(r in state.frames or r in index.by_id for r, _ in state.ledger.entries)
+    lost = any(r in state.device_lists or r in index.by_id for r, _ in state.ledger.entries)
     return lost or any(o.in_use for o in state.polls.groups.values())
 
 
@@ -283,7 +284,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
         of=None,
         again_of=None,
     )
-    state = replace(state, polls=polls, departed=_still_there(state, groups))
+    state = replace(state, polls=polls, orphans=_still_there(state, groups))
     if changed:
         state = ask_ledger(state, at)
     return ask_poll(state, before.again_of) if before.refresh.again else state
@@ -301,11 +302,11 @@ def _observed(
     if evidence is None and before is not None and before.in_use:
         closing_at = at if before.closing_at is None else before.closing_at
         closes = at - closing_at < limits.CLOSING_S
-        evidence = _closing(use, _whole_slots(functions) & before.at_rest) if closes else None
+        evidence = _closing(use, _whole_slots(functions) & before.idle_functions) if closes else None
     if evidence is None and use.unseen and before is not None and before.in_use:
         evidence, closing_at = before.evidence, before.closing_at  # what cannot be seen has not ended
     in_use = evidence is not None
-    at_rest = before.at_rest if before is not None else frozenset()
+    idle_functions = before.idle_functions if before is not None else frozenset()
     holders = use.holders or ()
     same = before is not None and before.in_use == in_use and not _others(before.holders, holders)
     return Observed(
@@ -315,7 +316,7 @@ def _observed(
         evidence=evidence or "",
         holders=holders,
         open=_open(use, baselines, before),
-        at_rest=at_rest if in_use else frozenset(use.enabled) - use.active,
+        idle_functions=idle_functions if in_use else frozenset(use.enabled) - use.active,
         closing_at=closing_at if in_use else None,
         unseen=use.unseen,
     )
@@ -368,29 +369,29 @@ def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
     return f"being closed ({awake[0]} is not suspended yet)" if awake else None
 
 
-def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[PciAddress, Departed]:
+def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[PciAddress, Orphan]:
     """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free, or held
     by somebody who cannot be that pod. Nobody holds a device of a group that there is no reason to poll any more."""
     rest, matter = {}, index_of(state).polled
-    for address, departed in state.departed.items():
+    for address, orphans in state.orphans.items():
         fact = state.facts.get(address)
         group = fact.function.iommu_group if fact is not None and fact.function is not None else None
         if group is None or group not in matter:
             continue
         now = groups.get(group)
-        if now is None or now.poll <= departed.read or (now.in_use and _may_be(departed, now)):
-            rest[address] = departed
-    return rest if len(rest) != len(state.departed) else state.departed
+        if now is None or now.poll <= orphans.read or (now.in_use and _may_be(orphans, now)):
+            rest[address] = orphans
+    return rest if len(rest) != len(state.orphans) else state.orphans
 
 
-def _may_be(departed: Departed, use: Observed) -> bool:
+def _may_be(orphans: Orphan, use: Observed) -> bool:
     """Whether a group's use may be that of the pod that was.
 
     Not if the use began later and its holders are in no pod. Being in no pod alone says nothing: some runtimes keep a
     pod's virtual machine in a cgroup outside the pod's (Kata Containers without `sandbox_cgroup_only`).
     """
-    same = use.since == departed.use
-    return same or not use.holders or any(_is_in(departed.pod, h) for h in use.holders)
+    same = use.since == orphans.use
+    return same or not use.holders or any(_is_in(orphans.pod, h) for h in use.holders)
 
 
 def _is_in(pod: Pod, holder: Holder) -> bool:
@@ -408,7 +409,7 @@ def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
 # --- sooner than by the clock -----------------------------------------------------------------------------
 
 
-def hastened(before: NodeState, state: NodeState, at: float) -> NodeState:
+def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> NodeState:
     """After an event: a read of the ledger at once where something was taken from under a pod, which may have ended
     just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
     moved = changed_keys(index_of(before).functions, index_of(state).functions)
@@ -445,9 +446,9 @@ def hurried(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
 
 def _has_changed(before: NodeState, state: NodeState) -> bool:
     """Who holds what, or who was given what, is not what it was, the numbers of polls and reads apart."""
-    if any(before.departed.get(address) != departed for address, departed in state.departed.items()):
+    if any(before.orphans.get(address) != orphans for address, orphans in state.orphans.items()):
         return True
-    if state.granted.keys() != before.granted.keys():
+    if state.pending_allocations.keys() != before.pending_allocations.keys():
         return True
     if (
         state.ledger.entries is not before.ledger.entries
@@ -481,7 +482,7 @@ def _is_bound(state: NodeState, address: PciAddress) -> bool:
 
 def _is_wrongly_held(state: NodeState) -> bool:
     """Somebody holds a group who should not: a stranger, or a pod that is gone."""
-    if state.departed:
+    if state.orphans:
         return True
     if not any(o.in_use for o in state.polls.groups.values()):
         return False
@@ -511,6 +512,6 @@ def _ledger_due_at(state: NodeState) -> float:
     ledger = state.ledger
     if ledger.outstanding is not None:
         return math.inf
-    grants: Iterable[float] = state.granted.values() if ledger.problem is None else ()
+    grants: Iterable[float] = state.pending_allocations.values() if ledger.problem is None else ()
     listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)
     return min([ledger.due_at, *listed])

@@ -1,10 +1,10 @@
 """The gate: may these devices be had, right now?
 
 Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: it
-asks for a look at each of its devices, for a poll of the groups' use and for a read of kubelet's ledger, and waits;
-what comes back may complete it. Of the ledger a read counts as well that was asked for just before; but nobody is
-refused for what that one says, as kubelet gives away what its books have free *now*: whoever ours still name may have
-just left. A ledger that cannot be read is taken as it was read last.
+asks for an inspection of each of its devices, for a poll of the groups' use and for a read of kubelet's ledger, and
+waits; what comes back may complete it. Of the ledger a read counts as well that was asked for just before; but nobody
+is refused for what that one says, as kubelet gives away what its books have free *now*: whoever ours still name may
+have just left. A ledger that cannot be read is taken as it was read last.
 
 A device that is unknown, has changed since kubelet was told of it, cannot be opened or is in foreign hands is refused
 with its reason, and never swapped for another: kubelet's ledger would disagree with reality for the pod's life.
@@ -25,12 +25,12 @@ from types import MappingProxyType
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core import books, looks
+from gpuactors.core import books, inspections
 from gpuactors.core.allocation import grant, prefer
 from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.ownership import departed_pod, may_be_a_pods, observed_use
+from gpuactors.core.assessment.ownership import may_be_a_pods, observed_use, orphans_pod
 from gpuactors.core.assessment.presence import changed, function_at, not_listed, not_offered
 from gpuactors.core.assessment.status import Blocker, causes_of
 from gpuactors.core.choice import Search
@@ -72,7 +72,7 @@ Answered = list[Effect]
 
 
 def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> tuple[NodeState, Answered]:
-    """A call came in: refuse what cannot be, else ask for fresh looks and wait."""
+    """A call came in: refuse what cannot be, else ask for fresh inspections and wait."""
     match event:
         case AllocateAsked():
             kind, requests, wait_s = CallKind.ALLOCATE, event.requests, limits.CALL_DEADLINE_S
@@ -88,11 +88,11 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
         resource=event.resource,
         requests=requests,
         seen={known[i].function.address: known[i].function for i in ids},
-        since=state.looks.last,
+        since=state.inspections.last,
         deadline=at + wait_s,
         came_at=at,
     )
-    state = replace(state, looks=looks.ask_looks(state.looks, sorted(call.seen)))
+    state = replace(state, inspections=inspections.ask_inspections(state.inspections, sorted(call.seen)))
     state = _with_poll(replace(state, calls={**state.calls, event.token: call}), call)
     return _with_read(state, call, at), []
 
@@ -168,7 +168,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
 
 
 def waits_for_poll(state: NodeState) -> bool:
-    """A call has its looks and waits for what a poll tells: who has its devices, or that he lets go."""
+    """A call has its inspections and waits for what a poll tells: who has its devices, or that he lets go."""
     return any(
         not _unseen(state, call) and (bool(_unpolled(state, call)) or not _is_unread(state, call))
         for call in state.calls.values()
@@ -194,7 +194,7 @@ def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
     # What kubelet kept of an Allocate before is another pod's, and its file may not be readable soon.
     cached = {name: nodes for name, nodes in state.ledger.cached.items() if name not in until}
     ledger = replace(state.ledger, cached=cached)
-    return replace(state, granted={**state.granted, **until}, ledger=ledger)
+    return replace(state, pending_allocations={**state.pending_allocations, **until}, ledger=ledger)
 
 
 def _answered(
@@ -254,7 +254,7 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
     function = function_at(state, address) if address is not None else None
     if function is not None and function.fault is not None:
         return Blocker(Cause.UNREADABLE, function.fault)
-    listed = {a.id: a for a in state.frames.get(resource, ())}
+    listed = {a.id: a for a in state.device_lists.get(resource, ())}
     if device not in listed:
         return Blocker(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
     if address is None or not is_pci_address(address):
@@ -299,11 +299,11 @@ def _with_poll(state: NodeState, call: Call) -> NodeState:
 
 
 def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
-    """Its devices that have not been looked at since it came: the look is out, or there was a shortage."""
+    """Its devices that have not been looked at since it came: the inspection is out, or there was a shortage."""
     return sorted(
         a
         for a in call.seen
-        if _shortage(state, a) or (a in state.looks.functions and _number(state, a) <= call.since)
+        if _shortage(state, a) or (a in state.inspections.functions and _number(state, a) <= call.since)
     )
 
 
@@ -330,7 +330,7 @@ def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
 
 def _number(state: NodeState, address: PciAddress) -> int:
     fact = state.facts.get(address)
-    return 0 if fact is None else fact.look
+    return 0 if fact is None else fact.inspection
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
         use = observed_use(state, device)
         if use is None or not use.in_use:
             continue
-        left = [state.departed[m.address].read for m in device.group if m.address in state.departed]
+        left = [state.orphans[m.address].read for m in device.group if m.address in state.orphans]
         read_comes = use.since > state.ledger.read and state.ledger.outstanding is not None
         group = device.function.iommu_group
         poll_comes = any(use.poll <= read for read in left) and state.polls.is_to_see(group)
@@ -406,7 +406,7 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
         return False
     late = {
         address_of(state, *given)
-        for given, until in state.granted.items()
+        for given, until in state.pending_allocations.items()
         if state.ledger.read_at < books.listed_at(until)
     }
     mates = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
@@ -479,7 +479,7 @@ def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) 
     if use is None or not use.in_use:
         return None
     # Kubelet gives away what its ledger has free: whoever we still know as its owner has just left.
-    left = departed_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
+    left = orphans_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
     if left and state.settings.pre_start_gate:
         return None
     return Blocker(_held_by(state, device, left=left), f"{group} is {use.evidence}")
@@ -501,7 +501,7 @@ def _held(state: NodeState, call: Call) -> list[Blocker]:
         device = known.get(DeviceId(address))
         use = observed_use(state, device) if device is not None else None
         if device is not None and use is not None and use.in_use:
-            pod = departed_pod(state, device)
+            pod = orphans_pod(state, device)
             gone = f", by pod {pod} that is gone from kubelet's ledger" if pod is not None else ""
             said = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
             held.append(Blocker(_held_by(state, device, left=pod is not None), said))

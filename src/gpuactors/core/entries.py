@@ -1,7 +1,7 @@
 """What there is to list of each device that is offered, or in a pod's hands: derived when something of it changes, and
 carried in the state with the very objects that it follows from, as an index is (`index.py`).
 
-Must not say what is listed beside that (what is gone while a pod has it, what a call holds): that is `frames.py`.
+Must not say what is listed beside that (what is gone while a pod has it, what a call holds): that is `device lists.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuactors.core.assessment.status import DeviceStatus
 from gpuactors.core.identity import listed_otherwise
 from gpuactors.core.index import changed_keys, index_of
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, DeviceId, PciAddress, ResourceName
+from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
 
 if TYPE_CHECKING:
     from gpuactors.core.state import NodeState
@@ -33,7 +33,7 @@ class Entries:
     ids: Mapping[PciAddress, DeviceId]
     """As `identity.listed_otherwise`."""
 
-    of: Mapping[ResourceName, Mapping[DeviceId, Advertised]]
+    of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
     """By resource and the ID that a device is listed by; no resource without any."""
 
 
@@ -90,16 +90,16 @@ def check_entries(state: NodeState) -> None:
 
 
 def _taken_out(
-    carried: Entries, of: Mapping[ResourceName, dict[DeviceId, Advertised]], address: PciAddress
-) -> Advertised | None:
+    carried: Entries, of: Mapping[ResourceName, dict[DeviceId, AdvertisedDevice]], address: PciAddress
+) -> AdvertisedDevice | None:
     device = carried.devices.get(address)
     if device is None:
         return None
     return of.get(device.resource, {}).pop(carried.ids.get(address, DeviceId(address)), None)
 
 
-def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> Advertised:
+def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
     function = device.function
-    return Advertised(
+    return AdvertisedDevice(
         device_id, function.address, status.health, function.numa_node, status.message, status.cause
     )

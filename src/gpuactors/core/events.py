@@ -1,7 +1,7 @@
 """Events, as values. Past tense: an event is something that an adaptor saw, never a request.
 
 An event carries no callback, no channel and no exception. A hint ("something changed there") is an event as well, and
-never a fact: it only makes the core request a look.
+never a fact: it only makes the core request an inspection.
 """
 
 from __future__ import annotations
@@ -55,39 +55,40 @@ class UeventsUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class HostScanned:
-    """The full scan number `look` came back: every selected or given function, companions in their groups included."""
+    """The full scan number `inspection` came back: every selected or given function, companions in their groups
+    included."""
 
-    look: int
+    inspection: int
     functions: tuple[PciFunction, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ScanFailed:
-    """The full scan number `look` failed; the known facts stay."""
+    """The full scan number `inspection` failed; the known facts stay."""
 
-    look: int
+    inspection: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionInspected:
-    """Look number `look` at `address` came back: the function itself, if it exists and is selected or given, and the
-    other members of its IOMMU group."""
+    """Inspection number `inspection` of `address` came back: the function itself, if it exists and is selected or
+    given, and the other members of its IOMMU group."""
 
-    look: int
+    inspection: int
     address: PciAddress
     functions: tuple[PciFunction, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionFailed:
-    """Look number `look` at `address` did not come back in time or failed as a whole."""
+    """Inspection number `inspection` of `address` did not come back in time or failed as a whole."""
 
-    look: int
+    inspection: int
     address: PciAddress
     reason: str
     shortage: bool = False
-    """The daemon had no descriptors, memory or threads for the look: the known facts stay."""
+    """The daemon had no descriptors, memory or threads for the inspection: the known facts stay."""
 
 
 @dataclass(frozen=True, slots=True)

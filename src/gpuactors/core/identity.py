@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from gpuactors.core.assessment.owner import Named
 from gpuactors.core.index import index_of, indexed
+from gpuactors.core.inspections import ask_inspections
 from gpuactors.core.inventory import ids_of
-from gpuactors.core.looks import ask_looks
 from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName, is_pci_address
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
     if (
         state.resolved is before.resolved
         and state.ledger.entries is before.ledger.entries
-        and state.granted is before.granted
+        and state.pending_allocations is before.pending_allocations
         and state.facts is before.facts
     ):
         return state
@@ -47,8 +47,8 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
 def _named(state: NodeState) -> NodeState:
     """`state` with what those names stand for that are new, and without those that nobody uses any more."""
     index = index_of(state)
-    gone = [n for n in index.unlisted if n not in state.granted]
-    unknown = [*index.unresolved, *(n for n in state.granted if n not in state.resolved)]
+    gone = [n for n in index.unlisted if n not in state.pending_allocations]
+    unknown = [*index.unresolved, *(n for n in state.pending_allocations if n not in state.resolved)]
     if not (gone or unknown):
         return state
     known = dict(state.resolved)
@@ -69,8 +69,8 @@ def _resolved_older(
     """
     listed = {
         (resource, a.id): a.address
-        for resource, frame in state.frames.items()
-        for a in frame
+        for resource, device_list in state.device_lists.items()
+        for a in device_list
         if is_pci_address(a.address)
     }
     members: dict[tuple[ResourceName, str], list[PciAddress]] = {}
@@ -104,12 +104,18 @@ def _looked_for(state: NodeState) -> NodeState:
         elif state.scanned and not meant.looked_for:
             seen[name] = replace(meant, looked_for=True)
             wanted.append(meant.address)
-        elif state.scanned and meant.address not in {*state.looks.functions, *state.looks.retries}:
-            seen[name] = replace(meant, ids="")  # a look that failed has not found that nothing is there
+        elif state.scanned and meant.address not in {
+            *state.inspections.functions,
+            *state.inspections.retries,
+        }:
+            # An inspection that failed has not found that nothing is there.
+            seen[name] = replace(meant, ids="")
     if not seen:
         return state
     return replace(
-        state, resolved={**state.resolved, **seen}, looks=ask_looks(state.looks, sorted({*wanted}))
+        state,
+        resolved={**state.resolved, **seen},
+        inspections=ask_inspections(state.inspections, sorted({*wanted})),
     )
 
 
@@ -129,7 +135,7 @@ def _given_model(state: NodeState, resource: ResourceName, function: PciFunction
 
 def is_looking(state: NodeState) -> bool:
     """Whether something that a pod has is there is not known yet."""
-    outstanding = state.looks.functions
+    outstanding = state.inspections.functions
     return any(m.looked_for and m.ids is None and m.address in outstanding for m in state.resolved.values())
 
 
@@ -139,9 +145,9 @@ def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
     index, ids = index_of(state), dict[PciAddress, DeviceId]()
     if not (index.aliases or index.listed_aliases):
         return ids
-    held = [r for r in state.frames if _is_held(state, r)]
+    held = [r for r in state.device_lists if _is_held(state, r)]
     listed: dict[Named, list[DeviceId]] = {}
-    for resource, entry in ((r, a) for r in held for a in state.frames[r]):
+    for resource, entry in ((r, a) for r in held for a in state.device_lists[r]):
         listed.setdefault((resource, DeviceId(entry.address)), []).append(entry.id)
     for address in {*index.aliases.values(), *index.listed_aliases.values()}:
         if (device := index.devices.get(address)) is None:
@@ -155,7 +161,7 @@ def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
 
 
 def _is_held(state: NodeState, resource: ResourceName) -> bool:
-    return resource in state.no_shrink_until or any(c.resource == resource for c in state.calls.values())
+    return resource in state.no_removal_until or any(c.resource == resource for c in state.calls.values())
 
 
 def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
@@ -164,7 +170,7 @@ def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> Pc
         return meant.address
     if is_pci_address(device):
         return PciAddress(device)
-    return next((a.address for a in state.frames.get(resource, ()) if a.id == device), None)
+    return next((a.address for a in state.device_lists.get(resource, ()) if a.id == device), None)
 
 
 def claimed_address(name: str) -> PciAddress | None:

@@ -27,8 +27,8 @@ from gpuactors.core.inventory import (
 from gpuactors.core.model import (
     ClaimedDevice,
     DeviceId,
+    DeviceList,
     Fact,
-    Frame,
     PciAddress,
     PciFunction,
     Pod,
@@ -51,7 +51,7 @@ class Index:
     claims: Mapping[PciAddress, ClaimedDevice]
     served: frozenset[ResourceName]
     """Without their models."""
-    frames: Mapping[ResourceName, Frame]
+    device_lists: Mapping[ResourceName, DeviceList]
     leaving: frozenset[PciAddress]
     """As `Polls.leaving`."""
 
@@ -112,7 +112,7 @@ NO_INDEX: Final = Index(
     entries=_NOTHING,
     claims=_NOTHING,
     served=_NOBODY,
-    frames=_NOTHING,
+    device_lists=_NOTHING,
     leaving=_NOBODY,
     functions=_NOTHING,
     short=_NOTHING,
@@ -151,7 +151,7 @@ def index_of(state: NodeState) -> Index:
         and index.claims is ledger.claims
         and index.served == state.served.keys()
         and index.leaving == state.polls.leaving
-        and index.frames is state.frames
+        and index.device_lists is state.device_lists
     ):
         return index
     return _refreshed(index, state)
@@ -184,12 +184,14 @@ def _refreshed(before: Index, state: NodeState) -> Index:
         index.functions is not before.functions
         or names
         or index.served != state.served.keys()
-        or index.frames.keys() != state.frames.keys()
+        or index.device_lists.keys() != state.device_lists.keys()
     ):
         index = _with_devices(before, index, state, names)
     changed = changed_keys(before.devices, index.devices)
-    if index.frames is not state.frames:
-        index = replace(index, frames=state.frames, listed_aliases=_listed_aliases(index, state.frames))
+    if index.device_lists is not state.device_lists:
+        index = replace(
+            index, device_lists=state.device_lists, listed_aliases=_listed_aliases(index, state.device_lists)
+        )
     if index.devices is not before.devices or index.leaving != state.polls.leaving:
         index = _with_groups(before, index, state.polls.leaving, changed)
     if (
@@ -202,8 +204,8 @@ def _refreshed(before: Index, state: NodeState) -> Index:
 
 
 def _with_facts(index: Index, state: NodeState) -> Index:
-    """After looks: most of them find what was known, and change nothing but the look's number. What they did not change
-    is the very object that it was."""
+    """After inspections: most of them find what was known, and change nothing but the inspection's number. What they
+    did not change is the very object that it was."""
     looked_at = {*other_keys(index.facts, state.facts)}
     if not state.facts.keys() >= index.facts.keys():
         looked_at |= index.facts.keys() - state.facts.keys()
@@ -301,8 +303,8 @@ def _is_looked_for(meant: Resolved) -> bool:
 
 
 def _with_devices(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:
-    """After looks, reads of the ledger and lists: what they come to together."""
-    resources = {*index.models, *state.frames}
+    """After inspections, reads of the ledger and lists: what they come to together."""
+    resources = {*index.models, *state.device_lists}
     if others := state.served.keys() - resources:
         resources |= {r for r, _ in state.resolved if r in others}
     moved = changed_keys(before.functions, index.functions)
@@ -408,11 +410,13 @@ def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) ->
     return owners
 
 
-def _listed_aliases(index: Index, frames: Mapping[ResourceName, Frame]) -> Mapping[Named, PciAddress]:
+def _listed_aliases(
+    index: Index, device_lists: Mapping[ResourceName, DeviceList]
+) -> Mapping[Named, PciAddress]:
     """As they were, but for the lists that are not what they were."""
     aliases = dict(index.listed_aliases)
-    for resource in index.frames.keys() | frames.keys():
-        for was, now in differences(index.frames.get(resource, ()), frames.get(resource, ())):
+    for resource in index.device_lists.keys() | device_lists.keys():
+        for was, now in differences(index.device_lists.get(resource, ()), device_lists.get(resource, ())):
             if was is not None:
                 aliases.pop((resource, was.id), None)
             if now is not None and now.is_alias:

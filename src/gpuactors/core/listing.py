@@ -1,14 +1,15 @@
 """Kubelet's own list of a resource against ours: who else serves it, or that nobody does, is seen by nothing else.
 
 Theory of operation. When another plugin registers a resource of ours, our stream stays open and is told nothing; each
-frame of either replaces kubelet's list, Allocate goes to the newer, and when that goes all devices are Unhealthy for
-ever. A stream that was not kubelet's, taken for it, hides the end of the one that was. So kubelet is asked with each
-read of the ledger what it has as healthy (GetAllocatableResources). Only a read that was asked for when kubelet had had
-our list for long enough speaks for or against us. Two in a row against us are the end of the registration: it is said,
-and we register again, ending our stream first, after a wait that grows each time until the lists have agreed for long.
+device list of either replaces kubelet's list, Allocate goes to the newer, and when that goes all devices are Unhealthy
+for ever. A stream that was not kubelet's, taken for it, hides the end of the one that was. So kubelet is asked with
+each read of the ledger what it has as healthy (GetAllocatableResources). Only a read that was asked for when kubelet
+had had our list for long enough speaks for or against us. Two in a row against us are the end of the registration: it
+is said, and we register again, ending our stream first, after a wait that grows each time until the lists have agreed
+for long.
 
-That kubelet's list agrees says little where our own list changed after it had not: our frame has replaced the list, and
-Allocate may still go to somebody else. That counts against us as well.
+That kubelet's list agrees says little where our own list changed after it had not: our device list has replaced the
+list, and Allocate may still go to somebody else. That counts against us as well.
 
 Must not touch a plugin that is not registered: `registration.py` does that.
 """
@@ -24,7 +25,15 @@ from gpuactors import limits
 from gpuactors.core import registration
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.events import NeighboursSeen, StreamEnded
-from gpuactors.core.model import Advertised, DeviceId, Frame, Health, PluginState, ResourceName, differences
+from gpuactors.core.model import (
+    AdvertisedDevice,
+    DeviceId,
+    DeviceList,
+    Health,
+    PluginState,
+    ResourceName,
+    differences,
+)
 from gpuactors.core.state import NodeState
 
 SWITCH_OFF = (
@@ -42,9 +51,9 @@ def comparable(ids: Iterable[str]) -> tuple[DeviceId, ...]:
     return tuple(DeviceId(device) for device in heapq.nsmallest(limits.CALL_DEVICES_MAX, cut))
 
 
-def healthy(frame: Frame) -> tuple[DeviceId, ...]:
-    """What a frame lists as Healthy, comparable."""
-    return comparable(a.id for a in frame if a.health is Health.HEALTHY)
+def healthy(device_list: DeviceList) -> tuple[DeviceId, ...]:
+    """The Healthy devices of a list, comparable."""
+    return comparable(a.id for a in device_list if a.health is Health.HEALTHY)
 
 
 def asked(state: NodeState) -> tuple[ResourceName, ...]:
@@ -59,7 +68,7 @@ def asked(state: NodeState) -> tuple[ResourceName, ...]:
 def neighbours_seen(state: NodeState, event: NeighboursSeen, at: float) -> NodeState:
     """A socket of somebody else beside kubelet's: whose is the list now?"""
     plugins = {resource: registration.sighted(plugin, at) for resource, plugin in state.plugins.items()}
-    return look_soon(replace(state, neighbours=event.sockets, plugins=plugins), at)
+    return compare_soon(replace(state, neighbours=event.sockets, plugins=plugins), at)
 
 
 def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: float) -> NodeState:
@@ -69,12 +78,12 @@ def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: 
     goes on telling. And anybody may open our stream and leave it, however often.
     """
     unknown = event.stream in before.streams and event.stream != before.kubelet_stream
-    return look_soon(state, at) if unknown and before.accepted else state
+    return compare_soon(state, at) if unknown and before.accepted else state
 
 
-def look_soon(state: NodeState, at: float) -> NodeState:
+def compare_soon(state: NodeState, at: float) -> NodeState:
     """Something odd was seen: kubelet's list is to be read soon, once for all that is seen until then."""
-    return replace(state, look_at=min(state.look_at, at + limits.ODD_SIGHT_S))
+    return replace(state, compare_at=min(state.compare_at, at + limits.ODD_SIGHT_S))
 
 
 def compared(
@@ -104,7 +113,7 @@ def _compared(
 ) -> PluginState:
     if told is None:
         return registration.not_told(plugin, at)
-    ours, kubelets = healthy(state.frames[resource]), told.get(resource, ())
+    ours, kubelets = healthy(state.device_lists[resource]), told.get(resource, ())
     # While we wait for whoever has it to leave, only their list is to be seen.
     if not registration.waits_for_peace(plugin) and _agrees(plugin, ours, kubelets):
         return registration.agreed(plugin, at, asked_at=state.ledger.read_at)
@@ -121,7 +130,7 @@ def _agrees(plugin: PluginState, ours: tuple[DeviceId, ...], kubelets: tuple[Dev
     return ours == kubelets and not replaced
 
 
-def _is_sent_otherwise(was: Advertised | None, now: Advertised | None) -> bool:
+def _is_sent_otherwise(was: AdvertisedDevice | None, now: AdvertisedDevice | None) -> bool:
     """Whether what is sent of an entry to kubelet, whose whole list it replaces, changed, even if nothing that is
     Healthy did."""
     return was is None or now is None or (was.health, was.numa_node) != (now.health, now.numa_node)
@@ -168,14 +177,14 @@ def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
     plugins = {r: _kept(before, state, r, p, new_read, at) for r, p in state.plugins.items()}
     if any(plugins[r] is not p for r, p in state.plugins.items()):
         state = replace(state, plugins=plugins)
-    if new_read is not None and state.look_at <= at:
+    if new_read is not None and state.compare_at <= at:
         # It may have been asked for too soon to tell of some resource: then another one.
         silent = (p for p in plugins.values() if p.listing.read != new_read)
-        look_at = min((registration.tells_from(p) for p in silent), default=math.inf)
-        state = replace(state, look_at=look_at if look_at > at else math.inf)
+        compare_at = min((registration.tells_from(p) for p in silent), default=math.inf)
+        state = replace(state, compare_at=compare_at if compare_at > at else math.inf)
     if read is not None:
         return state
-    wanted_at = min([state.look_at, *(registration.next_look_at(p) for p in plugins.values())])
+    wanted_at = min([state.compare_at, *(registration.next_comparison_at(p) for p in plugins.values())])
     if wanted_at >= state.ledger.due_at:
         return state
     return replace(state, ledger=replace(state.ledger, refresh=state.ledger.refresh.due_by(wanted_at)))
@@ -189,7 +198,7 @@ def _kept(
     new_read: int | None,
     at: float,
 ) -> PluginState:
-    was, now = before.frames.get(resource), state.frames[resource]
+    was, now = before.device_lists.get(resource), state.device_lists[resource]
     if was is None or any(_is_sent_otherwise(*pair) for pair in differences(was, now)):
         plugin = registration.list_changed(plugin, at)
     return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

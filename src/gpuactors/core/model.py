@@ -59,7 +59,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """One PCI function as one look at sysfs and /dev found it."""
+    """One PCI function as one inspection of sysfs and /dev found it."""
 
     address: PciAddress
     vendor: str
@@ -97,12 +97,13 @@ class PciFunction:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """The result of the look with number `look` at an address; `function` is None if no relevant function is there.
+    """The result of inspection number `inspection` of an address; `function` is None if no relevant function is
+    there.
 
-    A look with a smaller number never overwrites a fact: it may have read before the fact's look was requested.
-    """
+    An inspection with a smaller number never overwrites a fact: it may have read before the fact's inspection was
+    requested."""
 
-    look: int
+    inspection: int
     function: PciFunction | None
     short: str = ""
     """Why it could not be inspected since: a shortage of the daemon's own, which is no fault of the function."""
@@ -113,20 +114,21 @@ class Retry:
     """A function whose facts are incomplete is inspected again: how often that was done."""
 
     attempt: int
-    look: int
-    """The look that failed or came back incomplete. One that was requested before it does not replace it."""
+    inspection: int
+    """The inspection that failed or came back incomplete. One that was requested before it does not replace it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
-    """Which looks at the host are outstanding. Numbers only grow; one counter serves scans and single looks."""
+class Inspections:
+    """Which inspections of the host are outstanding. Numbers only grow; one counter serves scans and single
+    inspections."""
 
     last: int
     """The last number given out."""
     whole: Refresh
     """The full scan."""
     single: Mapping[PciAddress, Refresh]
-    """The looks at one function each that are outstanding, or due as the function's facts are incomplete."""
+    """The inspections of one function each that are outstanding, or due as the function's facts are incomplete."""
     scan_failures: int
     retries: Mapping[PciAddress, Retry]
     """Functions that are looked at again as their facts are incomplete."""
@@ -138,13 +140,13 @@ class Looks:
 
     @property
     def functions(self) -> dict[PciAddress, int]:
-        """Numbers of the outstanding looks at one function each."""
+        """Numbers of the outstanding inspections of one function each."""
         return {a: r.outstanding for a, r in self.single.items() if r.outstanding is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class Advertised:
-    """One device in a frame of ListAndWatch, with the one reason for its health (kubelet has no field for it)."""
+class AdvertisedDevice:
+    """One device in a device list of ListAndWatch, with the one reason for its health (kubelet has no field for it)."""
 
     id: DeviceId
     address: PciAddress
@@ -160,15 +162,15 @@ class Advertised:
         return self.id != DeviceId(self.address)
 
 
-Frame = tuple[Advertised, ...]
-"""All devices of one resource, sorted by ID. Each frame replaces the one before it in kubelet."""
+DeviceList = tuple[AdvertisedDevice, ...]
+"""All devices of one resource, sorted by ID. Each device list replaces the one before it in kubelet."""
 
 
-Difference = tuple[Advertised | None, Advertised | None]
+Difference = tuple[AdvertisedDevice | None, AdvertisedDevice | None]
 """What is listed by an ID as it was, or None, and as it is, or None."""
 
 
-def differences(before: Frame, after: Frame) -> list[Difference]:
+def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
     """What is listed otherwise, in the order of the IDs."""
     if before is after:
         return []
@@ -182,10 +184,14 @@ def differences(before: Frame, after: Frame) -> list[Difference]:
 
 
 def listed_by_address(
-    frames: Mapping[ResourceName, Frame],
-) -> dict[tuple[ResourceName, PciAddress], Advertised]:
+    device_lists: Mapping[ResourceName, DeviceList],
+) -> dict[tuple[ResourceName, PciAddress], AdvertisedDevice]:
     """The listed entry of each device; by the first ID if there are several."""
-    return {(resource, a.address): a for resource, frame in frames.items() for a in reversed(frame)}
+    return {
+        (resource, a.address): a
+        for resource, device_list in device_lists.items()
+        for a in reversed(device_list)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +297,7 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Kubelet's ledger: which pod has which device. Numbers come from the same counter as looks."""
+    """Kubelet's ledger: which pod has which device. Numbers come from the same counter as inspections."""
 
     read: int
     """The number of the read that these entries are from; 0 before the first one since this daemon serves."""
@@ -373,7 +379,7 @@ class Observed:
     open: frozenset[PciAddress] = frozenset()
     """Its functions that were open as devices. An unbind waits for these, and not for a process that has only the group
     open."""
-    at_rest: frozenset[PciAddress] = frozenset()
+    idle_functions: frozenset[PciAddress] = frozenset()
     """Its functions that were suspended when it was last free; the use is not over before they are again."""
     closing_at: float | None = None
     """Since when only that shows that it is in use."""
@@ -383,7 +389,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Polls:
-    """The kernel's side: which groups are in use. Numbers come from the same counter as looks."""
+    """The kernel's side: which groups are in use. Numbers come from the same counter as inspections."""
 
     groups: Mapping[int, Observed]
     baselines: Mapping[PciAddress, int]
@@ -422,7 +428,7 @@ class Polls:
 
 
 @dataclass(frozen=True, slots=True)
-class Departed:
+class Orphan:
     """A device that left kubelet's ledger with the read `read`; its group may still be held by the former pod."""
 
     pod: Pod
@@ -440,9 +446,9 @@ class Resolved:
     ids: str | None = None
     """Of a device of ours: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such model
     was ever called by the resource's name, one that was. None: not seen yet; empty: no function was there at the first
-    look."""
+    inspection."""
     looked_for: bool = False
-    """It was not in the scan, which reads only the selected functions, and a look at it has been requested."""
+    """It was not in the scan, which reads only the selected functions, and an inspection of it has been requested."""
 
 
 class Role(StrEnum):
@@ -475,7 +481,7 @@ class CallKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that waits for fresh looks at its devices before it can be answered."""
+    """A call that waits for fresh inspections of its devices before it can be answered."""
 
     kind: CallKind
     resource: ResourceName
@@ -484,7 +490,7 @@ class Call:
     seen: Mapping[PciAddress, PciFunction]
     """Each device as it was known when the call came."""
     since: int
-    """The last number that had been given out when the call came: only later looks and polls count."""
+    """The last number that had been given out when the call came: only later inspections and polls count."""
     deadline: float
     came_at: float = -math.inf
     """A read of the ledger that was requested LEDGER_FRESH_S before this counts like a later one."""
@@ -502,5 +508,5 @@ class Settings:
     hand_over: bool = False
     """Whether a running daemon is asked to hand over before this one serves."""
     strict: bool = True
-    """Whether a broken rule of `frames` ends the process, as it does in tests and simulation. In production it is
+    """Whether a broken rule of `device_lists` ends the process, as it does in tests and simulation. In production it is
     logged as an error, and the offending entry is set aside."""

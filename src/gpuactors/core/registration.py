@@ -22,7 +22,8 @@ from gpuactors import limits
 from gpuactors.core.model import PluginState
 
 AGAINST: Final = 2
-"""So many reads in a row by which kubelet has another list than ours: one may be a frame that it was slow to take."""
+"""So many reads in a row by which kubelet has another list than ours: one may be a device list that it was slow to
+take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +344,7 @@ def waits_for_peace(plugin: PluginState) -> bool:
     return bool(plugin.listing.reclaims) and waits
 
 
-def next_look_at(plugin: PluginState) -> float:
+def next_comparison_at(plugin: PluginState) -> float:
     """When the next read of kubelet's list is wanted for this resource; infinite while nothing is odd."""
     listing = plugin.listing
     if waits_for_peace(plugin) or (_is_streaming(plugin) and listing.against):

@@ -10,12 +10,12 @@ from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.assessment.presence import not_offered
-from gpuactors.core.frames import is_ready
+from gpuactors.core.device_lists import is_ready
 from gpuactors.core.identity import listed_otherwise
 from gpuactors.core.index import index_of
 from gpuactors.core.model import (
     DeviceId,
-    Frame,
+    DeviceList,
     Health,
     Holder,
     PciAddress,
@@ -30,8 +30,8 @@ from gpuactors.core.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)
-class LooksWanted:
-    """The outstanding looks. A reader that missed a version loses nothing: each one lists all of them."""
+class InspectionsWanted:
+    """The outstanding inspections. A reader that missed a version loses nothing: each one lists all of them."""
 
     scan: int | None
     functions: Mapping[PciAddress, int]
@@ -49,7 +49,7 @@ class PollTarget:
     may_open: bool
     """An open as a probe would hurt nobody: not allocated, not claimed, not just handed out."""
     urgent: bool = False
-    """A call waits for this: nothing known from an earlier poll may stand in for a look."""
+    """A call waits for this: nothing known from an earlier poll may stand in for an inspection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class LedgerWanted:
 class PluginView:
     """What one plugin actor works from."""
 
-    frame: Frame
+    device_list: DeviceList
     order: PluginOrder
 
 
@@ -82,7 +82,7 @@ class PluginView:
 class Outputs:
     """Every standing output, for the registry to put into its cells."""
 
-    looks: LooksWanted
+    inspections: InspectionsWanted
     poll: PollWanted
     ledger: LedgerWanted
     plugins: Mapping[ResourceName, PluginView]
@@ -94,10 +94,12 @@ class Outputs:
 def project(state: NodeState) -> Outputs:
     """The standing outputs that follow from the state."""
     return Outputs(
-        looks=LooksWanted(state.looks.scan, state.looks.functions, index_of(state).looked_for),
+        inspections=InspectionsWanted(
+            state.inspections.scan, state.inspections.functions, index_of(state).looked_for
+        ),
         poll=_poll(state),
         ledger=LedgerWanted(state.ledger.outstanding, listing.asked(state)),
-        plugins={r: PluginView(state.frames[r], order(p)) for r, p in state.plugins.items()},
+        plugins={r: PluginView(state.device_lists[r], order(p)) for r, p in state.plugins.items()},
         take_over=state.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.stopping,
     )
@@ -153,7 +155,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
     index, ids = index_of(state), listed_otherwise(state)
     assessments, reports = assessments_of(state).of, []
-    entries = listed_by_address(state.frames)
+    entries = listed_by_address(state.device_lists)
     for address, device in index.devices.items():
         listed = entries.get((device.resource, address))
         status = assessments[address].status

@@ -14,12 +14,12 @@ from gpuactors.core.entries import NO_ENTRIES, Entries
 from gpuactors.core.index import NO_INDEX, Index
 from gpuactors.core.model import (
     Call,
-    Departed,
     DeviceId,
+    DeviceList,
     Fact,
-    Frame,
+    Inspections,
     Ledger,
-    Looks,
+    Orphan,
     PciAddress,
     PluginState,
     Polls,
@@ -37,7 +37,7 @@ class NodeState:
     """Everything that the daemon knows. Owned by the registry actor; changed by `step` only."""
 
     settings: Settings
-    looks: Looks
+    inspections: Inspections
     facts: Mapping[PciAddress, Fact]
     scanned: bool
     """A first full scan has come back."""
@@ -47,19 +47,19 @@ class NodeState:
     """Resources that are ours whatever is selected or named now: served by this daemon, or by one before it as its
     state directory says, and not retired since. To each the models (`10de:2330`) that were called so meanwhile; none
     if that is not known."""
-    frames: Mapping[ResourceName, Frame]
+    device_lists: Mapping[ResourceName, DeviceList]
     """What kubelet is told, per resource that has a plugin."""
     plugins: Mapping[ResourceName, PluginState]
-    no_shrink_until: Mapping[ResourceName, float]
+    no_removal_until: Mapping[ResourceName, float]
     """Until when a resource's list must not lose a device, because kubelet may be using it in a call's answer."""
     calls: Mapping[Token, Call]
     ledger: Ledger
     polls: Polls
-    granted: Mapping[tuple[ResourceName, DeviceId], float]
+    pending_allocations: Mapping[tuple[ResourceName, DeviceId], float]
     """Devices handed out by Allocate that kubelet's ledger does not list yet, and until when we believe in it."""
     resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
     """Every device that kubelet's ledger or `granted` names, if it is known which one is meant."""
-    departed: Mapping[PciAddress, Departed]
+    orphans: Mapping[PciAddress, Orphan]
     history: Mapping[PciAddress, tuple[Transition, ...]]
     """The last changes of what was said of each device, oldest first."""
     role: Role
@@ -70,7 +70,7 @@ class NodeState:
     stopping: bool
     neighbours: tuple[str, ...] = ()
     """The sockets in kubelet's directory that are neither kubelet's nor ours."""
-    look_at: float = math.inf
+    compare_at: float = math.inf
     """When kubelet's list is to be read because something odd was seen."""
     index: Index = field(default=NO_INDEX, compare=False, repr=False)
     """What follows from the rest; see `index.py`."""

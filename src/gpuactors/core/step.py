@@ -1,9 +1,10 @@
 """Every transition of the node's state.
 
 Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
-only caller. It works in three parts: the event is applied to the part of the state that it is about (`looks`,
-`registration`, `calls`); calls that can be answered now are answered; then the frames are made anew from the facts, and
-resources appear or retire with them. What anybody outside should see is read off the state by `snapshot.project`.
+only caller. It works in three parts: the event is applied to the part of the state that it is about (`inspections`,
+`registration`, `calls`); calls that can be answered now are answered; then the device lists are made anew from the
+facts, and resources appear or retire with them. What anybody outside should see is read off the state by
+`snapshot.project`.
 
 Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Say` is a value).
 """
@@ -17,10 +18,10 @@ from types import MappingProxyType
 from typing import assert_never
 
 from gpuactors import limits
-from gpuactors.core import bindings, books, calls, events, listing, looks, registration
+from gpuactors.core import bindings, books, calls, events, inspections, listing, registration
 from gpuactors.core.assessment.assessments import assessed, check_assessments
+from gpuactors.core.device_lists import publish
 from gpuactors.core.effects import Effect, Field, Level, Reply, Say
-from gpuactors.core.frames import publish
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
 from gpuactors.core.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
@@ -34,23 +35,23 @@ def initial_state(
 ) -> NodeState:
     """Nothing known but the resources that a daemon before this `served`, with their models; a full scan and a read of
     kubelet's ledger are wanted."""
-    wanted = looks.first_looks()
+    wanted = inspections.first_inspections()
     return NodeState(
         settings=settings,
-        looks=replace(wanted, last=wanted.last + 1),
+        inspections=replace(wanted, last=wanted.last + 1),
         facts={},
         scanned=False,
         uevents="not listened for yet",
         served=dict(served),
-        frames={},
+        device_lists={},
         plugins={},
-        no_shrink_until={},
+        no_removal_until={},
         calls={},
         ledger=books.first_ledger(wanted.last + 1),
         polls=books.first_polls(),
-        granted={},
+        pending_allocations={},
         resolved={},
-        departed={},
+        orphans={},
         history={},
         role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
         kubelet=None,
@@ -112,7 +113,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
         case _:
             assert_never(event)
     after = resolved(state, indexed(after))
-    after, answered = calls.completed(assessed(books.hastened(state, after, at)), at)
+    after, answered = calls.completed(assessed(books.poll_brought_forward(state, after, at)), at)
     after = books.hurried(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
@@ -128,11 +129,11 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 def next_deadline(state: NodeState) -> float:
     """When a `Ticked` is due if nothing else happens; infinite if never."""
     return min(
-        looks.deadline(state.looks),
+        inspections.deadline(state.inspections),
         books.deadline(state),
         min((p.retry_at for p in state.plugins.values() if p.retry_at is not None), default=math.inf),
         min((c.deadline for c in state.calls.values()), default=math.inf),
-        min(state.no_shrink_until.values(), default=math.inf),
+        min(state.no_removal_until.values(), default=math.inf),
         min(
             (
                 p.empty_since + limits.RETIRE_EMPTY_AFTER_S
@@ -147,38 +148,40 @@ def next_deadline(state: NodeState) -> float:
 def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
     match event:
         case events.HostChanged():
-            wanted = looks.ask_looks(state.looks, sorted(looks.hinted(state, event)))
-            return bindings.let_go(replace(state, looks=wanted), event), []
+            wanted = inspections.ask_inspections(state.inspections, sorted(inspections.hinted(state, event)))
+            return bindings.let_go(replace(state, inspections=wanted), event), []
         case events.UeventsOpened():
-            return replace(state, looks=looks.ask_scan(state.looks), uevents=""), [
+            return replace(state, inspections=inspections.ask_scan(state.inspections), uevents=""), [
                 Say(Level.INFO, "uevents.opened", {})
             ]
         case events.UeventsLost(reason):
-            return replace(state, looks=looks.ask_scan(state.looks)), [
+            return replace(state, inspections=inspections.ask_scan(state.inspections)), [
                 Say(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.UeventsUnavailable(reason):
             level = Level.DEBUG if reason == state.uevents else Level.WARNING
-            return replace(state, looks=looks.ask_scan(state.looks), uevents=reason), [
+            return replace(state, inspections=inspections.ask_scan(state.inspections), uevents=reason), [
                 Say(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.HostScanned():
             found = len(event.functions)
-            return looks.scanned(state, event, at), [
+            return inspections.scanned(state, event, at), [
                 Say(Level.DEBUG if state.scanned else Level.INFO, "host.scanned", {"functions": found}),
                 *_unreadable(state, event.functions),
             ]
         case events.ScanFailed(_, reason):
-            return looks.scan_failed(state, event, at), [Say(Level.ERROR, "scan.failed", {"reason": reason})]
+            return inspections.scan_failed(state, event, at), [
+                Say(Level.ERROR, "scan.failed", {"reason": reason})
+            ]
         case events.FunctionInspected():
-            return looks.inspected(state, event, at), _unreadable(state, event.functions)
+            return inspections.inspected(state, event, at), _unreadable(state, event.functions)
         case events.InspectionFailed(_, address, reason):
             fact = state.facts.get(address)
             told = event.shortage and fact is not None and fact.short == reason
-            return looks.inspection_failed(state, event, at), [
+            return inspections.inspection_failed(state, event, at), [
                 Say(
                     Level.DEBUG if told else Level.WARNING,
-                    "look.failed",
+                    "inspection.failed",
                     {"address": address, "reason": reason},
                 )
             ]
@@ -246,7 +249,7 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
     """Says once what of a function cannot be read: it may be a GPU that no list can show.
 
-    Not before a second look finds it so: during a hot plug sysfs shows a function before its attributes
+    Not before a second inspection finds it so: during a hot plug sysfs shows a function before its attributes
     (drivers/base/core.c, device_add).
     """
     return [
@@ -257,7 +260,7 @@ def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Ef
 
 
 def _is_to_be_said(state: NodeState, address: PciAddress, fault: str) -> bool:
-    known, retry = _known_fault(state, address), state.looks.retries.get(address)
+    known, retry = _known_fault(state, address), state.inspections.retries.get(address)
     return known is not None and (known != fault or retry is None or retry.attempt == 0)
 
 
@@ -342,17 +345,17 @@ def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
         case events.AllocateAsked() | events.PreStartAsked():
             return calls.asked(state, event, at)
         case events.PreferenceAsked():
-            until = {**state.no_shrink_until, event.resource: at + limits.CALL_SETTLE_S}
-            return replace(state, no_shrink_until=until), [calls.preferred(state, event)]
+            until = {**state.no_removal_until, event.resource: at + limits.CALL_SETTLE_S}
+            return replace(state, no_removal_until=until), [calls.preferred(state, event)]
         case events.CallAbandoned(token):
             return calls.abandoned(state, token), []
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, answered = calls.expired(books.due(looks.due(state, at), at), at)
+    state, answered = calls.expired(books.due(inspections.due(state, at), at), at)
     plugins = _each(state.plugins, lambda p: registration.due(p, at))
-    held = {r: until for r, until in state.no_shrink_until.items() if until > at}
-    return replace(state, plugins=plugins, no_shrink_until=held), answered
+    held = {r: until for r, until in state.no_removal_until.items() if until > at}
+    return replace(state, plugins=plugins, no_removal_until=held), answered
 
 
 def _each(
@@ -368,4 +371,4 @@ def _hold_lists(before: NodeState, after: NodeState, answered: list[Effect], at:
     if not resources:
         return after
     until = dict.fromkeys(resources, at + limits.CALL_SETTLE_S)
-    return replace(after, no_shrink_until={**after.no_shrink_until, **until})
+    return replace(after, no_removal_until={**after.no_removal_until, **until})

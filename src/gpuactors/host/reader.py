@@ -23,23 +23,23 @@ T = TypeVar("T")
 class ThreadedReader:
     """`ports.HostReader` on a real host, where a read of sysfs may hang.
 
-    A look that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers. Two
-    rules limit the effect: a slot is held by the task that waits for a look, not by the thread, so that given-up looks
-    use up no slots; and there is never more than one thread per address (one for scans), so that repeated looks at a
-    hanging function do not pile up threads: a new look first waits for the old thread to end.
-    """
+    An inspection that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers.
+    Two rules limit the effect: a slot is held by the task that waits for an inspection, not by the thread, so that
+    given-up inspections use up no slots; and there is never more than one thread per address (one for scans), so that
+    repeated inspections of a hanging function do not pile up threads: a new inspection first waits for the old thread
+    to end."""
 
     def __init__(
         self,
         sysfs: SysfsReader,
         *,
-        look_deadline_s: float = limits.LOOK_DEADLINE_S,
+        inspection_deadline_s: float = limits.INSPECTION_DEADLINE_S,
         scan_deadline_s: float = limits.SCAN_DEADLINE_S,
     ) -> None:
         self._sysfs = sysfs
-        self._look_deadline_s = look_deadline_s
+        self._inspection_deadline_s = inspection_deadline_s
         self._scan_deadline_s = scan_deadline_s
-        self._slots = trio.CapacityLimiter(limits.LOOK_CONCURRENCY)
+        self._slots = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
         self._threads: dict[PciAddress | None, trio.Event] = {}
         """Ends of the threads that run, by address; None is the scan."""
 
@@ -52,13 +52,15 @@ class ThreadedReader:
             "hung tasks in the kernel's log; the scan is tried again"
         )
 
-    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.look`."""
-        with trio.move_on_after(self._look_deadline_s):
+    async def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = ()
+    ) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.inspect`."""
+        with trio.move_on_after(self._inspection_deadline_s):
             async with self._slots:
-                return await self._in_thread(address, lambda: self._sysfs.look(address, given))
+                return await self._in_thread(address, lambda: self._sysfs.inspect(address, given))
         raise HostError(
-            f"the inspection of {address} did not end within {self._look_deadline_s:g} s: a read of its sysfs "
+            f"the inspection of {address} did not end within {self._inspection_deadline_s:g} s: a read of its sysfs "
             "directory hangs, as it does while an unbind waits until a virtual machine closes the device; stop that VM"
         )
 
@@ -87,7 +89,9 @@ class InlineReader:
         await trio.lowlevel.checkpoint()
         return self._sysfs.scan(given)
 
-    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.look`."""
+    async def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = ()
+    ) -> tuple[PciFunction, ...]:
+        """As `ports.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.look(address, given)
+        return self._sysfs.inspect(address, given)

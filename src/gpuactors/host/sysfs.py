@@ -74,7 +74,7 @@ class SysfsReader:
         self._add_companions(found, companions)
         return tuple(found[address] for address in sorted(found))
 
-    def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    def inspect(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """The function and its IOMMU group, sorted by address, if any of them is selected or `given`; nothing if it
         does not exist. Raises `HostError` if there is no PCI bus to read.
         """
@@ -212,7 +212,8 @@ class SysfsReader:
             numa_node=numa_node,
             pcie_root=root,
             nodes=nodes,
-            # Only of the selected ones: reading a vendor's names for the first time takes as long as a hundred looks.
+            # Only of the selected ones: reading a vendor's names for the first time takes as long as a hundred
+            # inspections.
             model=self._names.lookup(identity.vendor, identity.device)
             if self._chosen(name, identity)
             else None,

@@ -19,25 +19,30 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import Frame, ResourceName
+from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.grpc_trio.service import TrioService
 from gpuactors.kubelet import translate
-from gpuactors.kubelet.frame_messages import FrameMessages
+from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.ports import Caller
 
 
 class DevicePluginService(TrioService, pb.DevicePluginBase):
-    """Serves one resource's frames and answers kubelet's calls about it."""
+    """Serves one resource's device lists and answers kubelet's calls about it."""
 
     def __init__(
-        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
+        self,
+        resource: ResourceName,
+        device_lists: LatestReader[DeviceList],
+        caller: Caller,
+        *,
+        pre_start: bool,
     ) -> None:
         self._resource = resource
-        self._frames = frames
+        self._device_lists = device_lists
         self._caller = caller
         self._pre_start = pre_start
-        self._messages = FrameMessages()
+        self._messages = ListMessages()
         self._sent = _Sent()
 
     async def get_device_plugin_options(self, message: pb.Empty) -> pb.DevicePluginOptions:
@@ -45,21 +50,21 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
 
     async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
         sent: pb.ListAndWatchResponse | None = None
-        frames = self._frames.subscribe()
+        device_lists = self._device_lists.subscribe()
         async with self._caller.stream(self._resource):
             with self._sent.stream() as stream:
-                async for frame in frames:
-                    # Kubelet rewrites its ledger's file at each frame.
-                    told = self._messages.of(frame)
+                async for device_list in device_lists:
+                    # Kubelet rewrites its ledger's file at each device list.
+                    told = self._messages.of(device_list)
                     if told is not sent:
                         sent = told
                         yield told
-                    self._sent.note(stream, frames.seen)
+                    self._sent.note(stream, device_lists.seen)
 
     async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:
         requests = translate.allocate_requests(message)
         answer = await self._caller.allocate(self._resource, requests)
-        await self._sent.wait(self._frames.version)
+        await self._sent.wait(self._device_lists.version)
         return translate.allocate_response(answer)
 
     async def get_preferred_allocation(

@@ -17,7 +17,7 @@ from grpclib import GRPCError
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import Frame, ResourceName
+from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.core.quote import quoted
 from gpuactors.core.text import encodable
 from gpuactors.grpc_trio import (
@@ -81,7 +81,12 @@ class UnixKubelet:
 
     @asynccontextmanager
     async def serve(
-        self, resource: ResourceName, frames: LatestReader[Frame], caller: Caller, *, pre_start: bool
+        self,
+        resource: ResourceName,
+        device_lists: LatestReader[DeviceList],
+        caller: Caller,
+        *,
+        pre_start: bool,
     ) -> AsyncIterator[UnixEndpoint]:
         """The socket is directly in kubelet's directory, where operators expect it."""
         name = socket_name(resource, self._directory)
@@ -91,7 +96,7 @@ class UnixKubelet:
         except (SocketError, OSError) as exc:
             raise KubeletError(_short_of(f"the socket {name} cannot be made", exc) or str(exc)) from exc
         server = Server(
-            [DevicePluginService(resource, frames, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
+            [DevicePluginService(resource, device_lists, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, listener)

@@ -1,11 +1,11 @@
 """Kubelet's ledger: which devices it has given to which pods. Implements `ports.LedgerReader`.
 
-PodResources is read first, because only it notices that a pod has ended; the ledger *file* is rewritten only by a frame
-or an allocation, and names ended pods until then. The file counts where kubelet does not run (no socket, or no process
-behind it), and beside PodResources after a kubelet's start, as long as kubelet answers without knowing its pods. A
-kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to take owners from the
-file. Only the file has the answers to Allocate, which kubelet gives every container that it makes: they count beside
-PodResources and beside its failure.
+PodResources is read first, because only it notices that a pod has ended; the ledger *file* is rewritten only by a
+device list or an allocation, and names ended pods until then. The file counts where kubelet does not run (no socket, or
+no process behind it), and beside PodResources after a kubelet's start, as long as kubelet answers without knowing its
+pods. A kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to take owners
+from the file. Only the file has the answers to Allocate, which kubelet gives every container that it makes: they count
+beside PodResources and beside its failure.
 
 Must not decide the meaning of an entry for a device: the core does.
 """

@@ -28,7 +28,7 @@ import msgspec
 
 from gpuactors.core.effects import Effect, Level, Reply, Say
 from gpuactors.core.events import Event
-from gpuactors.core.model import Frame, ResourceName
+from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.core.snapshot import Outputs
 from gpuactors.core.state import NodeState
 from gpuactors.ports import Step
@@ -274,18 +274,18 @@ def _effect(effect: Effect) -> _Say | _Reply:
 class Digests:
     """Digests of the outputs (`snapshot.project`), eight bytes as hex digits.
 
-    A frame has a digest of its own, which is kept as long as the frame is: most steps change none.
+    A device list has a digest of its own, which is kept as long as the device list is: most steps change none.
     """
 
     def __init__(self) -> None:
-        self._frames: dict[ResourceName, tuple[Frame, bytes]] = {}
+        self._device_lists: dict[ResourceName, tuple[DeviceList, bytes]] = {}
 
     def of(self, outputs: Outputs) -> str:
         """The digest of all standing outputs."""
         digest = hashlib.blake2b(
             _canonical.encode(
                 (
-                    outputs.looks,
+                    outputs.inspections,
                     outputs.poll,
                     outputs.ledger,
                     {resource: view.order for resource, view in outputs.plugins.items()},
@@ -296,16 +296,16 @@ class Digests:
             digest_size=8,
         )
         for resource in sorted(outputs.plugins):
-            digest.update(self._of_frame(resource, outputs.plugins[resource].frame))
-        if self._frames.keys() != outputs.plugins.keys():
-            self._frames = {r: f for r, f in self._frames.items() if r in outputs.plugins}
+            digest.update(self._of_device_list(resource, outputs.plugins[resource].device_list))
+        if self._device_lists.keys() != outputs.plugins.keys():
+            self._device_lists = {r: f for r, f in self._device_lists.items() if r in outputs.plugins}
         return digest.hexdigest()
 
-    def _of_frame(self, resource: ResourceName, frame: Frame) -> bytes:
-        known = self._frames.get(resource)
-        if known is None or known[0] is not frame:
-            known = (frame, hashlib.blake2b(_canonical.encode(frame), digest_size=8).digest())
-            self._frames[resource] = known
+    def _of_device_list(self, resource: ResourceName, device_list: DeviceList) -> bytes:
+        known = self._device_lists.get(resource)
+        if known is None or known[0] is not device_list:
+            known = (device_list, hashlib.blake2b(_canonical.encode(device_list), digest_size=8).digest())
+            self._device_lists[resource] = known
         return known[1]
 
 

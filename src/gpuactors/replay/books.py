@@ -31,9 +31,11 @@ class Books:
 def books_of(state: NodeState) -> dict[ResourceName, Books]:
     """The counts of every resource that is advertised."""
     books: dict[ResourceName, Books] = {}
-    for resource, frame in sorted(state.frames.items()):
+    for resource, device_list in sorted(state.device_lists.items()):
         listed = {device for of, device in state.ledger.entries if of == resource}
-        granted = sum(1 for of, device in state.granted if of == resource and device not in listed)
-        healthy = sum(1 for a in frame if a.health is Health.HEALTHY)
-        books[resource] = Books(len(frame), healthy, len(listed) + granted)
+        granted = sum(
+            1 for of, device in state.pending_allocations if of == resource and device not in listed
+        )
+        healthy = sum(1 for a in device_list if a.health is Health.HEALTHY)
+        books[resource] = Books(len(device_list), healthy, len(listed) + granted)
     return books

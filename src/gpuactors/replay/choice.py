@@ -9,7 +9,7 @@ from typing import final
 
 from gpuactors.core.effects import Reply
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
-from gpuactors.core.model import Advertised, PciAddress, Token
+from gpuactors.core.model import AdvertisedDevice, PciAddress, Token
 from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import Header
 from gpuactors.replay.play import Began, Moment, Played, Resumed, wall_seconds
@@ -89,10 +89,15 @@ class Device:
                 self._calls |= {played.event.token} - answered
         return about
 
-    def _told(self, state: NodeState) -> dict[str, Advertised]:
-        return {r: a for r, frame in state.frames.items() for a in frame if a.address == self.address}
+    def _told(self, state: NodeState) -> dict[str, AdvertisedDevice]:
+        return {
+            r: a
+            for r, device_list in state.device_lists.items()
+            for a in device_list
+            if a.address == self.address
+        }
 
-    def _names(self, state: NodeState, *told: dict[str, Advertised]) -> re.Pattern[str]:
+    def _names(self, state: NodeState, *told: dict[str, AdvertisedDevice]) -> re.Pattern[str]:
         """Its names: its address, the IDs that it is listed by, a uevent's group."""
         names = {re.escape(self.address), *(re.escape(a.id) for listed in told for a in listed.values())}
         fact = state.facts.get(self.address)

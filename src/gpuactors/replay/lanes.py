@@ -162,7 +162,9 @@ class Lanes:
 
 def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
     """Each device that is there or listed, with its resource, the kind of its band, and the reason."""
-    listed = {a.address: (resource, a) for resource, frame in state.frames.items() for a in frame}
+    listed = {
+        a.address: (resource, a) for resource, device_list in state.device_lists.items() for a in device_list
+    }
     devices = index_of(state).devices
     for address, device in devices.items():
         _, told = listed.get(address, (None, None))
@@ -192,14 +194,14 @@ def _daemon(state: NodeState) -> tuple[str, str]:
 def _same(before: NodeState, state: NodeState) -> bool:
     """Nothing changed that a lane shows; by identity, because this is checked at every step.
 
-    The core makes new frames whenever an ownership may have changed.
+    The core makes new device lists whenever an ownership may have changed.
     """
     return (
-        before.frames is state.frames
+        before.device_lists is state.device_lists
         and before.facts is state.facts
         and before.plugins == state.plugins  # a tick looks at each of them
         and before.ledger.entries is state.ledger.entries
-        and before.granted.keys() == state.granted.keys()
+        and before.pending_allocations.keys() == state.pending_allocations.keys()
         and before.role is state.role
         and before.kubelet == state.kubelet
         and before.kubelet_missing == state.kubelet_missing

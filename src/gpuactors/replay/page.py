@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from gpuactors.core import effects, events
-from gpuactors.core.model import Frame, PciAddress, ResourceName, Token
+from gpuactors.core.model import DeviceList, PciAddress, ResourceName, Token
 from gpuactors.replay.choice import Device
 from gpuactors.replay.lanes import Lane, Lanes, Mark
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
-from gpuactors.replay.text import Tally, frame_changes, is_quiet
+from gpuactors.replay.text import Tally, is_quiet, list_changes
 from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
 
 EVENTS_MAX: Final = 20_000
@@ -106,10 +106,10 @@ class Page:
         self._differs(at, played.differences)
         self._calls(played, at)
         for resource in played.state.plugins:
-            old = played.before.frames[resource] if resource in played.before.plugins else None
-            new = played.state.frames[resource]
+            old = played.before.device_lists[resource] if resource in played.before.plugins else None
+            new = played.state.device_lists[resource]
             if old != new:
-                self._frame(resource, old or (), new, at)
+                self._device_list(resource, old or (), new, at)
 
     def _calls(self, played: Played, at: float) -> None:
         match played.event:
@@ -144,16 +144,16 @@ class Page:
                 kind, said = "refused", f"{call} refused {took}, {status}: {reason}"
             case _:
                 return
-        by_id = {a.id: a.address for a in played.before.frames.get(resource, ())}
+        by_id = {a.id: a.address for a in played.before.device_lists.get(resource, ())}
         for device in ids:
             address = next((a for i, a in by_id.items() if i == device), PciAddress(device))
             lane = self.lanes.devices.get(address)
             if lane is not None:
                 lane.marks.append(Mark(at, kind, said))
 
-    def _frame(self, resource: ResourceName, old: Frame, new: Frame, at: float) -> None:
+    def _device_list(self, resource: ResourceName, old: DeviceList, new: DeviceList, at: float) -> None:
         lane = self.lanes.resources.setdefault(resource, Lane(resource, "resource"))
-        lane.marks.append(Mark(at, "frame", f"frame: {frame_changes(old, new)}"))
+        lane.marks.append(Mark(at, "list", f"list: {list_changes(old, new)}"))
 
     def _notable(self, at: float, kind: str, said: str) -> None:
         self._happened += 1

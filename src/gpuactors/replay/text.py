@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from gpuactors.core import events
-from gpuactors.core.model import Frame, Health
+from gpuactors.core.model import DeviceList, Health
 from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.books import books_of
@@ -82,12 +82,12 @@ def is_quiet(played: Played) -> bool:
 
 def _same_books(before: NodeState, state: NodeState) -> bool:
     if (
-        before.frames is state.frames
+        before.device_lists is state.device_lists
         and before.ledger.entries is state.ledger.entries
-        and before.granted.keys() == state.granted.keys()
+        and before.pending_allocations.keys() == state.pending_allocations.keys()
     ):
         return True
-    return before.frames == state.frames and books_of(before) == books_of(state)
+    return before.device_lists == state.device_lists and books_of(before) == books_of(state)
 
 
 @dataclass
@@ -150,9 +150,9 @@ class Text:
             yield f"{indent}RAISES {played.failure}"
         before = books_of(played.before)
         for resource, books in books_of(played.state).items():
-            old, new = played.before.frames.get(resource, ()), played.state.frames[resource]
+            old, new = played.before.device_lists.get(resource, ()), played.state.device_lists[resource]
             if old != new:
-                yield f"{indent}frame   {resource}: {frame_changes(old, new)}"
+                yield f"{indent}list    {resource}: {list_changes(old, new)}"
             if books != before.get(resource):
                 yield f"{indent}books   {resource}: {books}"
         for difference in played.differences:
@@ -174,8 +174,8 @@ def _kind(played: Played) -> str:
             return "look at the ledger"
 
 
-def frame_changes(old: Frame, new: Frame) -> str:
-    """What changed between a frame and the one before it."""
+def list_changes(old: DeviceList, new: DeviceList) -> str:
+    """What changed between a device list and the one before it."""
     was, now = {a.id: a for a in old}, {a.id: a for a in new}
     changed = [
         f"{i} {a.health}"
@@ -199,10 +199,12 @@ def as_json(moment: Moment, first_wall: float) -> str:
         case Resumed(wall, missed, _, differences):
             return _line({"resumed": missed, "t_s": _s(wall - first_wall), "differences": differences})
         case Played():
-            frames = {
-                resource: {a.id: {"health": a.health, "cause": a.cause, "reason": a.reason} for a in frame}
-                for resource, frame in moment.state.frames.items()
-                if moment.before.frames.get(resource) != frame
+            device_lists = {
+                resource: {
+                    a.id: {"health": a.health, "cause": a.cause, "reason": a.reason} for a in device_list
+                }
+                for resource, device_list in moment.state.device_lists.items()
+                if moment.before.device_lists.get(resource) != device_list
             }
             return _line(
                 {
@@ -212,7 +214,7 @@ def as_json(moment: Moment, first_wall: float) -> str:
                     "event": type(moment.event).__name__,
                     "words": event_words(moment.event),
                     "effects": json.loads(encoded_effects(moment.effects)),
-                    "frames": frames,
+                    "device_lists": device_lists,
                     "books": {
                         r: {
                             "capacity": b.capacity,

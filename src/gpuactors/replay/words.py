@@ -43,14 +43,14 @@ def event_words(event: events.Event) -> str:
             return f"uevents were lost: {reason}"
         case events.UeventsUnavailable(reason):
             return f"uevents are unavailable: {reason}"
-        case events.HostScanned(look, functions):
-            return f"scan {look} found {count(len(functions), 'function')}"
-        case events.ScanFailed(look, reason):
-            return f"scan {look} failed: {reason}"
-        case events.FunctionInspected(look, address, functions):
-            return f"look {look} at {address}: {_found(address, functions)}"
-        case events.InspectionFailed(look, address, reason):
-            return f"look {look} at {address} failed: {reason}"
+        case events.HostScanned(inspection, functions):
+            return f"scan {inspection} found {count(len(functions), 'function')}"
+        case events.ScanFailed(inspection, reason):
+            return f"scan {inspection} failed: {reason}"
+        case events.FunctionInspected(inspection, address, functions):
+            return f"inspection {inspection} at {address}: {_found(address, functions)}"
+        case events.InspectionFailed(inspection, address, reason):
+            return f"inspection {inspection} at {address} failed: {reason}"
         case events.GroupsObserved(poll, uses) | events.SomeGroupsObserved(poll, uses):
             return f"poll {poll}: {_used(uses)}"
         case events.LedgerRead(read, source, entries, claims):

@@ -349,7 +349,7 @@ class World:
 
     def causes(self) -> Mapping[str, Cause]:
         """Why a device is listed as it is, by device ID."""
-        frames = self._state.frames.values() if self._state is not None else ()
+        frames = self._state.device_lists.values() if self._state is not None else ()
         return {d.id: d.cause for frame in frames for d in frame}
 
     @property
@@ -363,7 +363,7 @@ class World:
 
     def reasons(self) -> Mapping[str, str]:
         """Why a device is Unhealthy, in the daemon's words, by device ID."""
-        frames = self._state.frames.values() if self._state is not None else ()
+        frames = self._state.device_lists.values() if self._state is not None else ()
         return {d.id: d.reason for frame in frames for d in frame if d.health is Health.UNHEALTHY}
 
     async def until(
@@ -384,8 +384,8 @@ class World:
                 if self._state is None:
                     continue
                 given = {row.id for row in self.kubelet.view.devices if row.pod is not None}
-                for device in self._state.frames.get(ResourceName(resource), ()):
-                    if device.cause is Cause.FREE and device.address not in {*given, *self._state.departed}:
+                for device in self._state.device_lists.get(ResourceName(resource), ()):
+                    if device.cause is Cause.FREE and device.address not in {*given, *self._state.orphans}:
                         return device.address
         raise TimeoutError(f"waited {within_s:g} s in vain until a GPU of {resource} is free")
 
@@ -436,13 +436,13 @@ class World:
         """Looks after every change; a fault ends the wait, as nothing will come of it any more."""
         async with trio.open_nursery() as nursery:
 
-            async def look(changes: LatestReader[BooksView] | LatestReader[int]) -> None:
+            async def inspect(changes: LatestReader[BooksView] | LatestReader[int]) -> None:
                 async for _ in changes:
                     if self._failed.is_set() or not self._unmet(expected, before):
                         nursery.cancel_scope.cancel()
 
-            nursery.start_soon(look, self.kubelet.changes())
-            nursery.start_soon(look, self._states.subscribe())
+            nursery.start_soon(inspect, self.kubelet.changes())
+            nursery.start_soon(inspect, self._states.subscribe())
 
     async def watch_the_books(self) -> None:
         """Measures how long the books were out of balance, for ever."""

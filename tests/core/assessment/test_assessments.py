@@ -23,9 +23,9 @@ def node(*functions: PciFunction) -> Core:
     return core
 
 
-def look(core: Core, at: PciAddress, *functions: PciFunction) -> None:
+def inspect(core: Core, at: PciAddress, *functions: PciFunction) -> None:
     core.feed(HostChanged(at, None, "change pci"))
-    core.feed(FunctionInspected(core.state.looks.functions[at], at, functions))
+    core.feed(FunctionInspected(core.state.inspections.functions[at], at, functions))
 
 
 def derived_anew(before: Core, core: Core) -> set[str]:
@@ -44,18 +44,18 @@ def test_what_has_not_changed_is_the_very_assessment_that_it_was() -> None:
     core = node()
     before = after(core)
     core.pass_time(60)
-    look(core, A, gpu(A))
+    inspect(core, A, gpu(A))
     assert core.state.assessments.of is before.state.assessments.of, (
         "polls and reads that find what was known"
     )
-    look(core, A, gpu(A, driver=None))
+    inspect(core, A, gpu(A, driver=None))
     assert derived_anew(before, core) == {A}
 
 
 def test_a_function_of_a_group_changes_all_of_it() -> None:
     core = node(gpu(A, 7), gpu(B, 7), gpu(C, 8), audio("01:00.1", 7))
     before = after(core)
-    look(core, pci_address("0000:01:00.1"), audio("01:00.1", 7, driver="snd_hda_intel"), gpu(A, 7))
+    inspect(core, pci_address("0000:01:00.1"), audio("01:00.1", 7, driver="snd_hda_intel"), gpu(A, 7))
     assert derived_anew(before, core) == {A, B}
     assert core.state.assessments.of[B].status.cause is Cause.GROUP_NOT_VIABLE
 
@@ -85,7 +85,7 @@ def test_lists_calls_and_views_read_the_same_value() -> None:
     core.pass_time(limits.POLL_S)
     assert assessments_of(core.state) is core.state.assessments, "nobody derives it again"
     statuses = {a: found.status for a, found in core.state.assessments.of.items()}
-    (frame,) = core.state.frames.values()
+    (frame,) = core.state.device_lists.values()
     assert {a.address: (a.health, a.cause, a.reason) for a in frame} == {
         a: (s.health, s.cause, s.message) for a, s in statuses.items()
     }
@@ -109,11 +109,11 @@ def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     core.holders = {1: (QEMU,)} if first == "Unhealthy" else {}
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
     core.pass_time(limits.POLL_S)
-    assert core.frame()[A] == first
+    assert core.device_list()[A] == first
     core.holders, core.ledger_problem = {1: (replace(QEMU, pid=4712),)}, "connection refused"
     core.pass_time(limits.POLL_S)
     status = core.state.assessments.of[A].status
-    assert (status.cause, str(status.health), core.frame()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
+    assert (status.cause, str(status.health), core.device_list()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
     fresh = assessments_of(replace(core.state, assessments=NO_ASSESSMENTS))
     assert fresh.of[A].status == status
     assert fresh.unknown == core.state.assessments.unknown == {A}

@@ -53,18 +53,18 @@ def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
     return core
 
 
-def look(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
+def inspect(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
     core.feed(HostChanged(at, None, "change pci"))
     found(core, *functions, at=at)
 
 
 def found(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
-    core.feed(FunctionInspected(core.state.looks.functions[at], at, functions))
+    core.feed(FunctionInspected(core.state.inspections.functions[at], at, functions))
 
 
 def listed(core: Core, device: str = A) -> set[Cause]:
     """What is said of the device, in the list and to an operator; kubelet is told what the table says."""
-    (entry,) = (a for a in core.state.frames[H100] if a.id == device)
+    (entry,) = (a for a in core.state.device_lists[H100] if a.id == device)
     assert MEANINGS[entry.cause].health in (entry.health, AS_BEFORE)
     assert entry.cause in {change.cause for change in core.state.history[entry.address]}
     lines = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.changed"]
@@ -148,20 +148,20 @@ def unbinding() -> set[Cause]:
     core = Core()
     core.enabled = {A: 1}
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    look(core, gpu(A, driver=None, has_node=True))
+    inspect(core, gpu(A, driver=None, has_node=True))
     return listed(core)
 
 
 def lost(*now: PciFunction) -> set[Cause]:
     """A pod has it."""
     core = node(ledger={A: "vm-1"})
-    look(core, *now)
+    inspect(core, *now)
     return listed(core)
 
 
 def gone_unallocated(*now: PciFunction) -> set[Cause]:
     core = node()
-    look(core, *now)
+    inspect(core, *now)
     return unlisted(core)
 
 
@@ -186,7 +186,7 @@ def listed_as_other() -> set[Cause]:
     core.feed(PreferenceAsked(T, H100, (PreferenceRequest((DeviceId(A),), (), 1),)))
     core.ledger_problem, core.ledger = None, {"1": "vm-1"}
     core.feed(KubeletAppeared("1"))
-    (entry,) = (a for a in core.state.frames[H100] if a.id == DeviceId(A))
+    (entry,) = (a for a in core.state.device_lists[H100] if a.id == DeviceId(A))
     return {entry.cause}
 
 
@@ -245,7 +245,7 @@ def stale_nodes() -> set[Cause]:
 
 def shortage() -> set[Cause]:
     core = asked(node(), A)
-    core.feed(InspectionFailed(core.state.looks.functions[A], A, "no descriptors", shortage=True))
+    core.feed(InspectionFailed(core.state.inspections.functions[A], A, "no descriptors", shortage=True))
     return late(core)
 
 

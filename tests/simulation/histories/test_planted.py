@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 import pytest
 import trio
 
-from gpuactors.core import allocation, calls, frames
+from gpuactors.core import allocation, calls, device_lists
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Given
 from gpuactors.core.effects import Grant, Refusal, Refused
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import Advertised, DeviceId, PciAddress, Pod, ResourceName
+from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, Pod, ResourceName
 from gpuactors.core.state import NodeState
 from gpuactors.kubelet import device_plugin
-from gpuactors.kubelet.frame_messages import FrameMessages
+from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.observe.log import get_logger
 from gpuactors.simulation.histories import play as playing
 from gpuactors.simulation.histories import refusals
@@ -38,7 +38,7 @@ def by_seed(seed: int) -> Played:
 
 def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork v2: busy GPUs are left out of the list."""
-    listed = frames._listed
+    listed = device_lists._listed
 
     def is_busy(state: NodeState, address: PciAddress) -> bool:
         fact = state.facts.get(address)
@@ -48,20 +48,20 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def without_busy(
         state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
-    ) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+    ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
         return {
             resource: {i: a for i, a in devices.items() if not is_busy(state, a.address)}
             for resource, devices in listed(state, given).items()
         }
 
-    monkeypatch.setattr(frames, "_listed", without_busy)
-    monkeypatch.setattr(frames, "_broken", lambda *_: [])
+    monkeypatch.setattr(device_lists, "_listed", without_busy)
+    monkeypatch.setattr(device_lists, "_broken", lambda *_: [])
 
 
 def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork v2b: busy GPUs are Unhealthy, whoever holds them."""
     plant_allocated_is_unhealthy(monkeypatch)
-    monkeypatch.setattr(frames, "_broken", lambda *_: [])
+    monkeypatch.setattr(device_lists, "_broken", lambda *_: [])
 
 
 def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_refusal_without_a_cause_is_noticed(check: str, spoil: Callable[[World
 
 def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame for every poll, though nothing has changed."""
-    told = FrameMessages().of
+    told = ListMessages().of
 
     async def nervous(self: object, message: object) -> AsyncIterator[object]:
         while True:

@@ -33,7 +33,7 @@ from tests.vm.guest.sysfs import Function, function_behind
 
 RESOURCE: Final = "pci-1234/11e8"
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 GRANT_SEEN_WITHIN_S: Final = limits.GRANT_LEDGER_S + SLACK_S
 
 TRUE_COMPLAINTS: Final = {

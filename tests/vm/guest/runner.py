@@ -66,7 +66,7 @@ class Guest:
 
 
 def eventually(what: str, look: Callable[[], T | None], *, timeout_s: float) -> T:
-    """The first result of `look` that is neither None nor False. Raises TimeoutError that names `what`."""
+    """The first result of `inspection` that is neither None nor False. Raises TimeoutError that names `what`."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = look()

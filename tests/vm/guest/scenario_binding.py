@@ -37,7 +37,7 @@ EDU_IDS: Final = ("1234", "11e8")
 FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
 """From the daemon's first scan to the first frame: Register and the stream that kubelet opens."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a write to sysfs to kubelet's books. The daemon waits for nothing between the uevent and the frame, unless its
 look came before the node was there."""
 

@@ -51,7 +51,7 @@ BETWEEN_PODS_S: Final = 0.05
 the disk in between, some milliseconds, more where everything is emulated. In that time the thread that reads the stream
 takes the list that came before the answer; whether it did come before is tests/kubelet/test_device_plugin.py's."""
 
-FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From the last bind to kubelet's books of the resource."""
 
 

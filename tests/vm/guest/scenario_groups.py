@@ -45,7 +45,7 @@ PAIRED: Final = "nvidia.com/AD102_GEFORCE_RTX_4090"
 NEW: Final = "nvidia.com/2fff"
 """Resources as NVIDIA's own plugin names them, from pci.ids or, where it has no name, from the device id."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a write to sysfs to kubelet's books, registering included. The daemon waits for nothing on that way, unless its
 look came before the node was there."""
 

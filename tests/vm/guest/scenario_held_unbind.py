@@ -53,7 +53,7 @@ WAITS: Final = "its unbind or unplug waits in the kernel until no process has it
 ANNOUNCED: Final = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 6)
 """The kernel takes the vfio device away, and says so, before it waits (drivers/vfio/vfio_main.c, since cdevs came)."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a change that the kernel announces to kubelet's books."""
 
 FIRST_FRAME_WITHIN_S: Final = limits.LEDGER_SETTLING_S + limits.DISCONNECT_WAIT_S + SLACK_S

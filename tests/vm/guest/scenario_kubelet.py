@@ -48,7 +48,7 @@ RETURN_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
 """From kubelet.sock to kubelet's books, of every resource. Whatever was tried before, a new kubelet.sock is answered at
 once: no backoff is waited out, and no old call."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a bind or unbind to the books of a kubelet that listens."""
 
 NOTICED_WITHIN_S: Final = SLACK_S

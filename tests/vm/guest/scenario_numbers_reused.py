@@ -32,7 +32,7 @@ MACHINE: Final = Machine(ports=("rp1", "rp2", "rp3"), functions=(EDU1, EDU2))
 
 RESOURCE: Final = "pci-1234/11e8"
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a bind to kubelet's books."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)

@@ -31,7 +31,7 @@ MACHINE: Final = Machine(
 RESOURCE: Final = "pci-1234/11e8"
 POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources"
 
-HEARD_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+HEARD_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 SCANNED_WITHIN_S: Final = limits.UEVENTS_RETRY_S + SLACK_S
 """Where uevents cannot be had, asking for them again is followed by a scan."""
 

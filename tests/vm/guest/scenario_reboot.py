@@ -31,7 +31,7 @@ MACHINE: Final = Machine(ports=("rp1", "rp2"), functions=(EDU1, EDU2))
 
 RESOURCE: Final = "pci-1234/11e8"
 
-FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From the last bind, or kubelet's start, to its books of the resource."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)

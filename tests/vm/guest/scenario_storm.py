@@ -61,10 +61,10 @@ Unhealthy, while kubelet may be using that: two frames for each. Nothing else ma
 STORM_WITHIN_S: Final = patient(60.0)
 """For the kernel to take all of it; seconds."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_LOOKS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a bind or unbind to kubelet's books while there is no storm."""
 
-KNOWN_WITHIN_S: Final = 2 * limits.LOOK_DEADLINE_S + SLACK_S
+KNOWN_WITHIN_S: Final = 2 * limits.INSPECTION_DEADLINE_S + SLACK_S
 """From a change at the storm's end, whose uevent is the last one in the queue or was dropped, to kubelet's books. A
 look or a scan that is outstanding may be too early for it; another one follows."""
 
@@ -276,7 +276,7 @@ def _check_health(listener: _Listener) -> None:
     listener.figure("peak_growth_kib", growth_kib)
     assert growth_kib <= GROWTH_MAX_KIB
     # No read of sysfs hangs here: whoever says so has not come to it.
-    assert not listener.daemon.said("look.failed"), listener.daemon.said("look.failed")
+    assert not listener.daemon.said("inspection.failed"), listener.daemon.said("inspection.failed")
 
 
 def _afterwards(scene: _Scene) -> None:

@@ -34,7 +34,7 @@ class Assessment:
 def assessment_of(state: NodeState, device: Device, listed: Callable[[Device], Health | None]) -> Assessment:
     """The assessment of `device`. `listed` returns the last advertised health of a device, None if there is none.
 
-    A shortage of ours changes only the message: it is no device's fault, and Allocate waits for a look.
+    A shortage of ours changes only the message: it is no device's fault, and Allocate waits for an inspection.
     """
     use = observed_use(state, device)
     ownership = ownership_of(state, device)

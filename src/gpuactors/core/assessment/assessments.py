@@ -17,11 +17,11 @@ from gpuactors.core.assessment.owner import Owner
 from gpuactors.core.index import changed_keys, index_of, other_keys
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
-    Advertised,
-    Departed,
-    Frame,
+    AdvertisedDevice,
+    DeviceList,
     Health,
     Observed,
+    Orphan,
     PciAddress,
     ResourceName,
     listed_by_address,
@@ -39,10 +39,10 @@ class Assessments:
     owners: Mapping[PciAddress, Owner]
     short: Mapping[PciAddress, str]
     uses: Mapping[int, Observed]
-    departed: Mapping[PciAddress, Departed]
+    orphans: Mapping[PciAddress, Orphan]
     read: int
     problem: str | None
-    frames: Mapping[ResourceName, Frame]
+    device_lists: Mapping[ResourceName, DeviceList]
 
     of: Mapping[PciAddress, Assessment]
     """By the device's address."""
@@ -57,10 +57,10 @@ NO_ASSESSMENTS: Final = Assessments(
     owners=_NOTHING,
     short=_NOTHING,
     uses=_NOTHING,
-    departed=_NOTHING,
+    orphans=_NOTHING,
     read=0,
     problem=None,
-    frames=_NOTHING,
+    device_lists=_NOTHING,
     of=_NOTHING,
     unknown=frozenset(),
 )
@@ -75,10 +75,10 @@ def assessments_of(state: NodeState) -> Assessments:
         and carried.owners is index.owners
         and carried.short is index.short
         and carried.uses is state.polls.groups
-        and carried.departed is state.departed
+        and carried.orphans is state.orphans
         and carried.read == ledger.read
         and carried.problem == ledger.problem
-        and carried.frames is state.frames
+        and carried.device_lists is state.device_lists
     ):
         return carried
     return _refreshed(carried, state)
@@ -107,10 +107,10 @@ def _refreshed(before: Assessments, state: NodeState) -> Assessments:
         owners=index.owners,
         short=index.short,
         uses=state.polls.groups,
-        departed=state.departed,
+        orphans=state.orphans,
         read=state.ledger.read,
         problem=state.ledger.problem,
-        frames=state.frames,
+        device_lists=state.device_lists,
     )
     if not touched:
         return assessments
@@ -139,18 +139,16 @@ def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:
         if function is not None and function.iommu_group is not None:
             groups.add(function.iommu_group)
     touched.update(m.address for group in groups for m in index.groups.get(group, ()))
-    if before.frames is not state.frames:
+    if before.device_lists is not state.device_lists:
         touched |= before.unknown
     return touched & (index.devices.keys() | before.of.keys())
 
 
 def _given_otherwise(before: Assessments, state: NodeState) -> Iterable[PciAddress]:
     """Devices that have another owner than before, or may be held by a pod that has left."""
-    given = changed_keys(before.owners, index_of(state).owners) | changed_keys(
-        before.departed, state.departed
-    )
+    given = changed_keys(before.owners, index_of(state).owners) | changed_keys(before.orphans, state.orphans)
     # Whether a pod that has left holds it depends on which came later, the read or the poll.
-    return given if before.uses is state.polls.groups else given | state.departed.keys()
+    return given if before.uses is state.polls.groups else given | state.orphans.keys()
 
 
 def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
@@ -181,11 +179,11 @@ def _seen(use: Observed, read: int) -> tuple[object, ...]:
 
 def _listed(state: NodeState) -> Callable[[Device], Health | None]:
     """The last advertised health of a device. The table is made on demand, which is rare."""
-    told: dict[tuple[ResourceName, PciAddress], Advertised] = {}
+    told: dict[tuple[ResourceName, PciAddress], AdvertisedDevice] = {}
 
     def health(device: Device) -> Health | None:
         if not told:
-            told.update(listed_by_address(state.frames))
+            told.update(listed_by_address(state.device_lists))
         entry = told.get((device.resource, device.function.address))
         return entry.health if entry is not None else None
 

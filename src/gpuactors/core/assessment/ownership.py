@@ -42,7 +42,7 @@ def given_away(state: NodeState, resources: Container[ResourceName]) -> Mapping[
     found: dict[ResourceName, Set[DeviceId]] = {
         r: ids for r, ids in index_of(state).given.items() if r in resources
     }
-    for resource, device_id in state.granted:
+    for resource, device_id in state.pending_allocations:
         if resource in resources:
             found[resource] = found.get(resource, frozenset()) | {device_id}
     return found
@@ -87,7 +87,7 @@ def is_offered(state: NodeState, device: Device) -> bool:
 
 def _is_listed(state: NodeState, device: Device) -> bool:
     address = device.function.address
-    return any(a.address == address for a in state.frames.get(device.resource, ()))
+    return any(a.address == address for a in state.device_lists.get(device.resource, ()))
 
 
 def _is_polled(state: NodeState, device: Device) -> bool:
@@ -100,9 +100,9 @@ def _is_polled(state: NodeState, device: Device) -> bool:
     )
 
 
-def departed_pod(state: NodeState, device: Device) -> Pod | None:
+def orphans_pod(state: NodeState, device: Device) -> Pod | None:
     """The pod that had a device of this group, has left kubelet's ledger, and may still hold it."""
-    return next((state.departed[m.address].pod for m in device.group if m.address in state.departed), None)
+    return next((state.orphans[m.address].pod for m in device.group if m.address in state.orphans), None)
 
 
 def may_be_a_pods(use: Observed) -> bool:
@@ -115,9 +115,9 @@ def _by_use(state: NodeState, device: Device) -> Ownership:
     if use is None or not use.in_use:
         return Ownership(Cause.FREE, "free")
     group = f"IOMMU group {device.function.iommu_group}"
-    pod = departed_pod(state, device)
+    pod = orphans_pod(state, device)
     if pod is not None:
-        reads = [state.departed[m.address].read for m in device.group if m.address in state.departed]
+        reads = [state.orphans[m.address].read for m in device.group if m.address in state.orphans]
         if use.poll < max(reads):
             return Ownership(
                 Cause.HOLDER_UNKNOWN, f"{group} is {use.evidence}; pod {pod} has just left kubelet's ledger"

@@ -58,7 +58,7 @@ class Answers:
         """By the UID of a pod that failed: the answer to its Allocate, None if that was not refused."""
         self.problems: list[tuple[str, str]] = []
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Something has happened on the node."""
         now = trio.current_time()
         # A kubelet that has just started names nobody in List before it has heard of its pods.
@@ -82,7 +82,7 @@ class Answers:
     def stepped(self, daemon: str, step: Step) -> None:
         """A daemon's core took an event."""
         if isinstance(step.event, AllocateAsked):
-            self.look()
+            self.inspect()
             call = step.event
             long_ago = trio.current_time() - FRESH_S
             taken = {c for c in self._cards(call) if self._seen.get(c, long_ago + 1) < long_ago}

@@ -84,7 +84,7 @@ def _is_anothers(world: World, resource: str) -> bool:
     """A second plugin took it, and since pci.ids was renewed no daemon of ours serves it: what kubelet has of it is
     that plugin's, and stays if it was another one that kubelet disconnected when it left."""
     serving = states_of(daemon for daemon in world.serving if daemon.is_serving)
-    return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in state.frames for state in serving)
+    return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in state.device_lists for state in serving)
 
 
 def _is_hidden(world: World, told: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
@@ -251,7 +251,7 @@ class Safety:
             raise ViolationError("handed out twice", f"pod {doubles[0].pod} met {doubles[0].message}{blind}")
         if world.problems:
             raise ViolationError("the daemon misbehaved", world.problems[0])
-        self._answers.look()
+        self._answers.inspect()
         if self._answers.problems:
             raise ViolationError(*self._answers.problems[0])
         _check_swap(world)
@@ -294,7 +294,7 @@ class Safety:
         return any(
             a.id == device
             for state in states_of(self._world.daemons)
-            for f in state.frames.values()
+            for f in state.device_lists.values()
             for a in f
         )
 

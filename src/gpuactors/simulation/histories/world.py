@@ -412,7 +412,7 @@ class World:
             device.id: device.reason
             for state in states_of(self.daemons)
             if state.role is Role.SERVING
-            for frame in state.frames.values()
+            for frame in state.device_lists.values()
             for device in frame
             if device.health is Health.UNHEALTHY
         }
@@ -423,7 +423,7 @@ class World:
             device.id: device.cause
             for state in states_of(self.daemons)
             if state.role is Role.SERVING
-            for frame in state.frames.values()
+            for frame in state.device_lists.values()
             for device in frame
         }
 

@@ -97,16 +97,18 @@ class FaultyReader:
             raise HostError("the scan was told to fail")
         return await self._take_time(await self._reader.scan(given))
 
-    async def look(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = ()
+    ) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.look`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.LOOK_FAILS):
             raise HostError("the look was told to fail")
         if self._faults.strikes(Fault.LOOK_HANGS):
-            await trio.sleep(limits.LOOK_DEADLINE_S)
+            await trio.sleep(limits.INSPECTION_DEADLINE_S)
             raise HostError(f"the inspection of {address} did not end in time")
-        return await self._take_time(await self._reader.look(address, given))
+        return await self._take_time(await self._reader.inspect(address, given))
 
     def _need_descriptor(self) -> None:
         if self._faults.lasts(Fault.NO_DESCRIPTORS):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core import looks
+from gpuactors.core import inspections
 from gpuactors.core.effects import Level, Say
 from gpuactors.core.events import (
     FunctionInspected,
@@ -29,35 +29,37 @@ B = pci_address("0000:02:00.0")
 
 
 def wanted(core: Core, address: str = A) -> int:
-    return core.state.looks.functions[pci_address(address)]
+    return core.state.inspections.functions[pci_address(address)]
 
 
 def test_a_scan_is_wanted_from_the_start_and_no_frame_is_made_before_it_is_back() -> None:
     core = Core()
-    assert core.state.looks.scan == 1
+    assert core.state.inspections.scan == 1
     core.feed(HostChanged(A, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
-    assert core.state.frames == {}, "a frame without the other devices would tell kubelet that they are gone"
+    assert core.state.device_lists == {}, (
+        "a frame without the other devices would tell kubelet that they are gone"
+    )
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_late_bind_adds_the_device_and_an_unbind_takes_it_away() -> None:
     core = Core(gpu(A))
     core.feed(HostChanged(B, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.feed(HostChanged(A, None, "unbind pci"))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_group_hint_asks_for_a_look_at_each_known_member_only() -> None:
     core = Core(gpu(A, 7), audio("01:00.1", 7), gpu(B, 8))
     core.feed(HostChanged(None, 7, "remove vfio"))
-    assert set(core.state.looks.functions) == {A, "0000:01:00.1"}
+    assert set(core.state.inspections.functions) == {A, "0000:01:00.1"}
     core.feed(HostChanged(None, 99, "add vfio"))
-    assert set(core.state.looks.functions) == {A, "0000:01:00.1"}
+    assert set(core.state.inspections.functions) == {A, "0000:01:00.1"}
 
 
 @pytest.mark.parametrize("scan_comes", [0, 1, 2])
@@ -65,7 +67,7 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_look_asked_for_last(
     """A scan is out; then an unbind and a removal: the scan, which read before both, comes back at each moment."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.looks.scan
+    scan = core.state.inspections.scan
     assert scan is not None
     steps: list[Callable[[], object]] = [
         lambda: core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),))),
@@ -75,8 +77,8 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_look_asked_for_last(
     core.feed(HostChanged(A, None, "unbind pci"), HostChanged(A, None, "remove pci"))
     for step in steps:
         step()
-    assert core.frame() == {B: "Healthy"}
-    assert core.state.looks.functions == {}
+    assert core.device_list() == {B: "Healthy"}
+    assert core.state.inspections.functions == {}
     assert A not in core.state.facts, "what is gone for good is forgotten"
 
 
@@ -89,23 +91,23 @@ def test_a_storm_of_hints_costs_two_looks() -> None:
     core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
     numbers.add(wanted(core))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
-    assert core.state.looks.functions == {}
+    assert core.state.inspections.functions == {}
     assert len(numbers) == 2
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
 
 
 def test_a_change_during_a_scan_is_followed_by_another_scan() -> None:
     core = Core(gpu(A))
     core.feed(UeventsLost("overflow"), UeventsLost("overflow"), UeventsLost("overflow"))
-    first = core.state.looks.scan
+    first = core.state.inspections.scan
     assert first is not None
     core.feed(HostScanned(first, (gpu(A),)))
-    second = core.state.looks.scan
+    second = core.state.inspections.scan
     assert second is not None
     assert second > first
     core.feed(HostScanned(second, (gpu(A), gpu(B))))
-    assert core.state.looks.scan is None
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.state.inspections.scan is None
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_result_nobody_waits_for_changes_nothing() -> None:
@@ -124,18 +126,18 @@ def test_a_stale_result_does_not_bring_back_what_a_later_look_found_gone() -> No
     core.feed(HostChanged(A, None, "remove pci"))
     core.feed(FunctionInspected(wanted(core), A, (gpu("01:00.1", 7),)))
     core.feed(FunctionInspected(older, pci_address("0000:01:00.1"), (gpu(A, 7), gpu("01:00.1", 7))))
-    assert core.frame() == {"0000:01:00.1": "Healthy"}
+    assert core.device_list() == {"0000:01:00.1": "Healthy"}
 
 
 def test_a_scan_drops_what_it_does_not_name_but_keeps_what_was_looked_up_after_it_was_asked_for() -> None:
     core = Core(gpu(A))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.looks.scan
+    scan = core.state.inspections.scan
     assert scan is not None
     core.feed(HostChanged(B, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
     core.feed(HostScanned(scan, ()))
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> None:
@@ -143,55 +145,57 @@ def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> Non
     waits = []
     core.feed(UeventsLost("overflow"))
     for _ in range(8):
-        scan = core.state.looks.scan
+        scan = core.state.inspections.scan
         assert scan is not None
         core.feed(ScanFailed(scan, "/sys is not mounted"))
-        waits.append(looks.deadline(core.state.looks) - core.at)
+        waits.append(inspections.deadline(core.state.inspections) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
     assert waits == pytest.approx([*limits.SCAN_BACKOFF_S, *limits.SCAN_BACKOFF_S[-1:] * 2])
-    assert core.frame() == {A: "Healthy"}
-    scan = core.state.looks.scan
+    assert core.device_list() == {A: "Healthy"}
+    scan = core.state.inspections.scan
     assert scan is not None
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
-    assert looks.deadline(core.state.looks) == core.at + 300.0, "back to the resync interval"
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
+    assert inspections.deadline(core.state.inspections) == core.at + 300.0, "back to the resync interval"
 
 
 def test_resync_is_the_only_deadline_of_a_settled_node() -> None:
     core = Core(gpu(A), gpu(B))
     for plugin in core.state.plugins.values():
         assert plugin.retry_at is None
-    assert looks.deadline(core.state.looks) == core.at + 300.0
+    assert inspections.deadline(core.state.inspections) == core.at + 300.0
     core.feed(Ticked(), after_s=300.0)
-    assert core.state.looks.scan is not None
-    assert math.isinf(looks.deadline(core.state.looks)), "while the scan is out nothing else is due"
+    assert core.state.inspections.scan is not None
+    assert math.isinf(inspections.deadline(core.state.inspections)), (
+        "while the scan is out nothing else is due"
+    )
 
 
 def test_an_incomplete_look_is_repeated_ever_more_slowly() -> None:
     core = Core(gpu(A, has_node=False))
-    assert core.frame() == {A: "Unhealthy"}
+    assert core.device_list() == {A: "Unhealthy"}
     assert "/dev/vfio/1 does not exist" in core.reason(A)
     waits = []
     for _ in range(6):
-        waits.append(looks.deadline(core.state.looks) - core.at)
+        waits.append(inspections.deadline(core.state.inspections) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
         core.feed(FunctionInspected(wanted(core), A, (gpu(A, has_node=False),)))
-    assert waits == pytest.approx([*limits.UNSETTLED_LOOKS_S, *limits.UNSETTLED_LOOKS_S[-1:] * 2])
+    assert waits == pytest.approx([*limits.UNSETTLED_INSPECTIONS_S, *limits.UNSETTLED_INSPECTIONS_S[-1:] * 2])
 
 
 def test_an_incomplete_look_that_becomes_complete_ends_the_repeating() -> None:
     core = Core(gpu(A, has_node=False))
-    core.feed(Ticked(), after_s=limits.UNSETTLED_LOOKS_S[0])
+    core.feed(Ticked(), after_s=limits.UNSETTLED_INSPECTIONS_S[0])
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
-    assert core.frame() == {A: "Healthy"}
-    assert core.state.looks.retries == {}
+    assert core.device_list() == {A: "Healthy"}
+    assert core.state.inspections.retries == {}
 
 
 def test_a_look_that_fails_leaves_the_device_listed_with_the_failure_as_its_reason() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "unbind pci"))
     core.feed(InspectionFailed(wanted(core), A, "sysfs did not answer within 5 s"))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "sysfs did not answer within 5 s"
 
 
@@ -201,14 +205,14 @@ def test_a_function_that_cannot_be_read_keeps_its_identity_and_its_place_in_the_
     unreadable = gpu(A, driver=None, device="", class_code="", model=None, fault=fault)
     core.feed(HostChanged(A, None, "change pci"))
     core.feed(FunctionInspected(wanted(core), A, (unreadable,)))
-    assert core.frame(H100) == {A: "Unhealthy"}
+    assert core.device_list(H100) == {A: "Unhealthy"}
     assert core.reason(A) == fault
 
 
 def test_a_function_whose_id_was_never_readable_is_no_device_but_is_said_once() -> None:
     nameless = gpu(B, device="", model=None, fault="cannot read device: Input/output error")
     core = Core(gpu(A), nameless)
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
     assert list(core.state.plugins) == [H100]
 
     def said() -> list[tuple[object, object]]:
@@ -222,7 +226,7 @@ def test_a_function_whose_id_was_never_readable_is_no_device_but_is_said_once() 
         assert said() == [(B, nameless.fault)]
     core.feed(HostChanged(B, None, "change pci"))
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 SHORT = "/sys/bus/pci/devices/0000:01:00.0/vendor could not be read: no file descriptors left"
@@ -235,46 +239,48 @@ def test_a_shortage_of_ours_is_no_devices_fault() -> None:
     core.feed(HostChanged(A, None, "change pci"))
     for _ in range(5):
         core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
-        assert core.frame() == {A: "Healthy", B: "Healthy"}
+        assert core.device_list() == {A: "Healthy", B: "Healthy"}
         assert core.reason(A) == f"free; last known state, it cannot be inspected now: {SHORT}"
         assert core.state.facts[A].function is known
-        core.pass_time(limits.SHORTAGE_LOOK_S)  # every second, for as long as it lasts
+        core.pass_time(limits.SHORTAGE_INSPECTION_S)  # every second, for as long as it lasts
     lines = [
-        (e.level, e.fields["reason"]) for e in core.effects if isinstance(e, Say) and e.name == "look.failed"
+        (e.level, e.fields["reason"])
+        for e in core.effects
+        if isinstance(e, Say) and e.name == "inspection.failed"
     ]
     assert lines == [(Level.WARNING, SHORT), *[(Level.DEBUG, SHORT)] * 4]
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
-    assert (core.frame(), core.reason(A)) == ({A: "Healthy", B: "Healthy"}, "free")
+    assert (core.device_list(), core.reason(A)) == ({A: "Healthy", B: "Healthy"}, "free")
 
 
 def test_what_has_changed_in_a_shortage_is_found_after_it() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "unbind pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
-    core.pass_time(limits.SHORTAGE_LOOK_S)
+    core.pass_time(limits.SHORTAGE_INSPECTION_S)
     core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_scan_that_began_before_the_shortage_does_not_stand_in_for_the_looks_that_failed() -> None:
     """It shows the device as it was before the hint, and no other hint will come."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.looks.scan
+    scan = core.state.inspections.scan
     assert scan is not None
     core.feed(HostChanged(A, None, "remove pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
-    core.pass_time(limits.SHORTAGE_LOOK_S)
+    core.pass_time(limits.SHORTAGE_INSPECTION_S)
     core.feed(FunctionInspected(wanted(core), A, ()))
-    assert core.frame() == {B: "Healthy"}
+    assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_shortage_takes_no_fault_away() -> None:
     core = Core(gpu(A, fault="vendor reads nonsense"), gpu(B))
     core.feed(HostChanged(A, None, "change pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith("vendor reads nonsense; last known state")
 
 
@@ -283,10 +289,10 @@ def test_a_failed_look_at_a_function_never_seen_before_is_repeated() -> None:
     core = Core(gpu(A))
     core.feed(HostChanged(B, None, "bind pci"))
     core.feed(InspectionFailed(wanted(core, B), B, "I/O error"))
-    core.feed(Ticked(), after_s=limits.UNSETTLED_LOOKS_S[0])
+    core.feed(Ticked(), after_s=limits.UNSETTLED_INSPECTIONS_S[0])
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
-    assert core.state.looks.retries == {}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
+    assert core.state.inspections.retries == {}
 
 
 def test_that_uevents_are_not_heard_is_kept_and_said_once() -> None:

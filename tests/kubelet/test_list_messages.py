@@ -9,27 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.model import Advertised, DeviceId, Frame, Health, PciAddress
-from gpuactors.kubelet import frame_messages
-from gpuactors.kubelet.frame_messages import FrameMessages
+from gpuactors.core.model import AdvertisedDevice, DeviceId, DeviceList, Health, PciAddress
+from gpuactors.kubelet import list_messages
+from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 
-def entry(device: str, health: Health = Health.HEALTHY, numa_node: int | None = None) -> Advertised:
-    return Advertised(DeviceId(device), PciAddress(device), health, numa_node, "free", Cause.FREE)
+def entry(device: str, health: Health = Health.HEALTHY, numa_node: int | None = None) -> AdvertisedDevice:
+    return AdvertisedDevice(DeviceId(device), PciAddress(device), health, numa_node, "free", Cause.FREE)
 
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The IDs of the devices that were encoded."""
     ids: list[str] = []
-    real = frame_messages._device
+    real = list_messages._device
 
     def device(device_id: DeviceId, health: Health, numa_node: int | None) -> tuple[pb.Device, bytes]:
         ids.append(device_id)
         return real(device_id, health, numa_node)
 
-    monkeypatch.setattr(frame_messages, "_device", device)
+    monkeypatch.setattr(list_messages, "_device", device)
     return ids
 
 
@@ -41,8 +41,8 @@ FRAMES = st.lists(
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=4))
-def test_the_bytes_are_those_of_the_whole_message(frames: list[Frame]) -> None:
-    messages = FrameMessages()
+def test_the_bytes_are_those_of_the_whole_message(frames: list[DeviceList]) -> None:
+    messages = ListMessages()
     for frame in frames:
         message = messages.of(frame)
         assert message.SerializeToString() == bytes(pb.ListAndWatchResponse(devices=message.devices))
@@ -52,7 +52,7 @@ def test_the_bytes_are_those_of_the_whole_message(frames: list[Frame]) -> None:
 
 
 def test_only_what_changed_is_encoded(encoded: list[str]) -> None:
-    messages = FrameMessages()
+    messages = ListMessages()
     frame = tuple(entry(f"{n:03}") for n in range(500))
     first = messages.of(frame)
     assert len(encoded) == 500
@@ -66,7 +66,7 @@ def test_only_what_changed_is_encoded(encoded: list[str]) -> None:
 
 
 def test_nothing_is_kept_of_what_is_listed_no_more(encoded: list[str]) -> None:
-    messages = FrameMessages()
+    messages = ListMessages()
     messages.of((entry("a"), entry("b")))
     messages.of((entry("b"),))
     messages.of((entry("a"), entry("b")))

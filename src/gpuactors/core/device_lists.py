@@ -1,4 +1,4 @@
-"""The frames: what kubelet is told of each resource, made anew from the facts after every event.
+"""The device lists: what kubelet is told of each resource, made anew from the facts after every event.
 
 Here a never-seen model becomes a resource with a plugin, and an emptied resource retires. A device that is gone or
 unbound while a pod has it stays listed, Unhealthy, until its pod is gone: a shrinking list makes capacity smaller than
@@ -26,10 +26,10 @@ from gpuactors.core.entries import check_entries, entries_of
 from gpuactors.core.identity import is_looking
 from gpuactors.core.index import index_of
 from gpuactors.core.model import (
-    Advertised,
+    AdvertisedDevice,
     DeviceId,
+    DeviceList,
     Difference,
-    Frame,
     Health,
     PciAddress,
     PluginState,
@@ -45,7 +45,7 @@ from gpuactors.core.state import NodeState
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
-    """`state` with its frames and plugins as the facts demand, and the changes as log lines."""
+    """`state` with its device lists and plugins as the facts demand, and the changes as log lines."""
     if state.stopping:
         return replace(state, plugins={}), []
     if not is_ready(state) or _nothing_changed(before, state, at):
@@ -55,40 +55,40 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         check_entries(state)
     view = _view(state)
     made = {
-        resource: _frame(
-            state, resource, view.listed.setdefault(resource, {}), state.frames.get(resource, ()), at
+        resource: _device_list(
+            state, resource, view.listed.setdefault(resource, {}), state.device_lists.get(resource, ()), at
         )
         for resource in sorted({*state.plugins, *view.listed})
     }
-    found = {r: differences(state.frames.get(r, ()), frame) for r, frame in made.items()}
-    frames: dict[ResourceName, Frame] = {}
+    found = {r: differences(state.device_lists.get(r, ()), device_list) for r, device_list in made.items()}
+    device_lists: dict[ResourceName, DeviceList] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
-    for resource, frame in _sound(state, view, made, found, effects).items():
-        plugin = _aged(state.plugins.get(resource), frame, at)
+    for resource, device_list in _sound(state, view, made, found, effects).items():
+        plugin = _aged(state.plugins.get(resource), device_list, at)
         if plugin is None:
             effects.append(Say(Level.INFO, "resource.retired", {"resource": resource}))
             continue
-        if resource not in state.frames:
+        if resource not in state.device_lists:
             effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
-        frames[resource], plugins[resource] = frame, plugin
-        if frame is not made[resource]:
-            found[resource] = differences(state.frames.get(resource, ()), frame)
+        device_lists[resource], plugins[resource] = device_list, plugin
+        if device_list is not made[resource]:
+            found[resource] = differences(state.device_lists.get(resource, ()), device_list)
         effects.extend(_changes(state, view, resource, found[resource]))
-    history = _recorded(state, view, frames, found, at)
+    history = _recorded(state, view, device_lists, found, at)
     serving = state.role is Role.SERVING
-    served = _served(state, frames, retired=made.keys() - frames.keys())
+    served = _served(state, device_lists, retired=made.keys() - device_lists.keys())
     plugins = plugins if serving else {}
-    return replace(state, served=served, frames=frames, plugins=plugins, history=history), effects
+    return replace(state, served=served, device_lists=device_lists, plugins=plugins, history=history), effects
 
 
 def _served(
-    state: NodeState, frames: Mapping[ResourceName, Frame], retired: Set[ResourceName]
+    state: NodeState, device_lists: Mapping[ResourceName, DeviceList], retired: Set[ResourceName]
 ) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that are ours, with what models have been called so; the very ones if nothing changed."""
     models = index_of(state).models
     served = {resource: known for resource, known in state.served.items() if resource not in retired}
-    for resource in frames:
+    for resource in device_lists:
         served[resource] = served.get(resource, frozenset()) | models.get(resource, frozenset())
     return served if served != state.served else state.served
 
@@ -101,7 +101,7 @@ class _View:
     """As `identity.listed_otherwise`."""
     given: Mapping[ResourceName, Set[DeviceId]]
     """As `ownership.given_away`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
-    listed: dict[ResourceName, dict[DeviceId, Advertised]]
+    listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]]
     """What there is to list: devices, and what is lost while a pod has it; what a list keeps for now is added."""
 
 
@@ -111,7 +111,7 @@ def _view(state: NodeState) -> _View:
 
 
 def is_ready(state: NodeState) -> bool:
-    """All three sides have been looked at once: a first frame made from less would be a guess.
+    """All three sides have been looked at once: a first device list made from less would be a guess.
 
     Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a stranger's
     GPU is not to be offered at first.
@@ -120,9 +120,9 @@ def is_ready(state: NodeState) -> bool:
         state.scanned and state.ledger.tried and (state.polls.done > 0 or state.polls.outstanding is None)
     ):
         return False
-    if not state.frames and is_looking(state):
+    if not state.device_lists and is_looking(state):
         return False
-    if state.frames or state.ledger.problem is not None:
+    if state.device_lists or state.ledger.problem is not None:
         return True
     return not any(o.in_use and o.since > state.ledger.read for o in state.polls.groups.values())
 
@@ -136,7 +136,7 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         and _held(before) <= _held(state)
         and before.ledger.entries is state.ledger.entries
         and (before.ledger.read == 0) == (state.ledger.read == 0)
-        and before.granted.keys() == state.granted.keys()
+        and before.pending_allocations.keys() == state.pending_allocations.keys()
         and before.resolved is state.resolved
         and before.role is state.role
         and not any(_is_over(plugin, at) for plugin in state.plugins.values())
@@ -145,7 +145,7 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
 
 def _held(state: NodeState) -> set[ResourceName]:
     """The resources whose lists lose nothing for now. Holding one more changes none."""
-    return {*state.no_shrink_until, *(call.resource for call in state.calls.values())}
+    return {*state.no_removal_until, *(call.resource for call in state.calls.values())}
 
 
 def _may_be_offered_otherwise(before: NodeState, state: NodeState) -> bool:
@@ -155,14 +155,14 @@ def _may_be_offered_otherwise(before: NodeState, state: NodeState) -> bool:
 
 def _listed(
     state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
-) -> dict[ResourceName, dict[DeviceId, Advertised]]:
+) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
     """What there is to list: offered devices, and those that are lost while a pod has them."""
     listed = {resource: dict(entries) for resource, entries in state.entries.of.items()}
     for resource, ids in given.items():
         of_resource = listed.setdefault(resource, {})
         if not (lost := frozenset(ids).difference(of_resource)):
             continue
-        told = {a.id: a for a in state.frames.get(resource, ())}
+        told = {a.id: a for a in state.device_lists.get(resource, ())}
         for device_id in lost:
             old = told.get(device_id)
             made = _tombstone(state, (resource, device_id), old)
@@ -170,7 +170,7 @@ def _listed(
     return listed
 
 
-def _tombstone(state: NodeState, name: Named, told: Advertised | None) -> Advertised:
+def _tombstone(state: NodeState, name: Named, told: AdvertisedDevice | None) -> AdvertisedDevice:
     """What kubelet has given to a pod by an ID that is listed for nothing else: a device that is not offered any more,
     or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated.
     `told` is what is listed by it."""
@@ -180,25 +180,25 @@ def _tombstone(state: NodeState, name: Named, told: Advertised | None) -> Advert
     numa_node = told.numa_node if told is not None and meant is not None else None
     if (why := lost(state, resource, meant)) is not None:
         reason = f"{to.said}, but {why.message}"
-        return Advertised(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
+        return AdvertisedDevice(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
     reason = to.said
     if address in index_of(state).devices:
         reason += f"; it is listed as {state.entries.ids.get(address, address)} too"
-    return Advertised(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
+    return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
 
 
-def _frame(
+def _device_list(
     state: NodeState,
     resource: ResourceName,
-    entries: dict[DeviceId, Advertised],
-    listed: Frame,
+    entries: dict[DeviceId, AdvertisedDevice],
+    listed: DeviceList,
     at: float,
-) -> Frame:
-    """The frame of a resource; the very one that is `listed` if nothing changed. What a list keeps for now is added to
-    the `entries`."""
+) -> DeviceList:
+    """The device list of a resource; the very one that is `listed` if nothing changed. What a list keeps for now is
+    added to the `entries`."""
     in_call = any(call.resource == resource for call in state.calls.values())
     blind = state.ledger.read == 0  # whatever is gone, a pod may have it that a daemon before us gave it to
-    if in_call or blind or state.no_shrink_until.get(resource, at) > at:
+    if in_call or blind or state.no_removal_until.get(resource, at) > at:
         left = [a for a in listed if a.id not in entries and (blind or _may_be_in_a_call(a))]
         listed_as = {a.address: a.id for a in entries.values()} if left else {}
         for entry in left:
@@ -214,26 +214,26 @@ def _frame(
     return listed if made == listed else made
 
 
-def _unhealthy(entry: Advertised, why: Blocker) -> Advertised:
+def _unhealthy(entry: AdvertisedDevice, why: Blocker) -> AdvertisedDevice:
     return replace(entry, health=Health.UNHEALTHY, reason=why.message, cause=why.cause)
 
 
-def _may_be_in_a_call(entry: Advertised) -> bool:
+def _may_be_in_a_call(entry: AdvertisedDevice) -> bool:
     """Kubelet may have chosen it, as it was Healthy when the call began. An ID that means no device here never is."""
     return is_pci_address(entry.address)
 
 
-def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: Advertised) -> Blocker:
+def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Blocker:
     """Why a device that was listed is not any more: what is at its address now."""
     if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_pci_address(listed.id):
         return Blocker(Cause.ID_RELEASED, "no pod has it by this ID any more")
     return not_listed(state, resource, listed.address)
 
 
-def _aged(plugin: PluginState | None, frame: Frame, at: float) -> PluginState | None:
+def _aged(plugin: PluginState | None, device_list: DeviceList, at: float) -> PluginState | None:
     """A new plugin for a new resource; None once an emptied one has been empty for long enough."""
     plugin = plugin or new_plugin()
-    if frame:
+    if device_list:
         return plugin if plugin.empty_since is None else replace(plugin, empty_since=None)
     if _is_over(plugin, at):
         return None
@@ -295,7 +295,7 @@ _OTHERS: Final = (
 )
 
 
-def _worth_a_line(state: NodeState, entries: Sequence[Advertised]) -> list[Advertised]:
+def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
     """All that are functions of this node, and the first of the others."""
     others = (a for a in entries if a.address not in state.facts)
     first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
@@ -305,23 +305,32 @@ def _worth_a_line(state: NodeState, entries: Sequence[Advertised]) -> list[Adver
 def _recorded(
     state: NodeState,
     view: _View,
-    frames: Mapping[ResourceName, Frame],
+    device_lists: Mapping[ResourceName, DeviceList],
     found: Mapping[ResourceName, Sequence[Difference]],
     at: float,
 ) -> Mapping[PciAddress, tuple[Transition, ...]]:
     """The history with what changes now."""
-    if frames.keys() == state.frames.keys() and all(frames[r] is f for r, f in state.frames.items()):
+    if device_lists.keys() == state.device_lists.keys() and all(
+        device_lists[r] is f for r, f in state.device_lists.items()
+    ):
         return state.history
-    retired = (a for r in state.frames.keys() - frames.keys() for a in state.frames[r])
+    retired = (a for r in state.device_lists.keys() - device_lists.keys() for a in state.device_lists[r])
     listed = (a for of_resource in found.values() for pair in of_resource for a in pair if a is not None)
     touched = {a.address for a in (*retired, *listed)}
     if not touched:
         return state.history
-    old = {a.address: a for frame in state.frames.values() for a in frame if a.address in touched}
-    resource_of = {
-        a: resource for resource, frame in state.frames.items() for a in _addresses(frame, touched)
+    old = {
+        a.address: a
+        for device_list in state.device_lists.values()
+        for a in device_list
+        if a.address in touched
     }
-    new = {a.address: a for frame in frames.values() for a in frame if a.address in touched}
+    resource_of = {
+        a: resource
+        for resource, device_list in state.device_lists.items()
+        for a in _addresses(device_list, touched)
+    }
+    new = {a.address: a for device_list in device_lists.values() for a in device_list if a.address in touched}
     history = dict(state.history)
     for address in sorted(touched):
         was, now = old.get(address), new.get(address)
@@ -341,31 +350,31 @@ def _recorded(
     return history
 
 
-def _addresses(frame: Frame, among: Set[PciAddress]) -> Iterator[PciAddress]:
-    return (a.address for a in frame if a.address in among)
+def _addresses(device_list: DeviceList, among: Set[PciAddress]) -> Iterator[PciAddress]:
+    return (a.address for a in device_list if a.address in among)
 
 
 def _sound(
     state: NodeState,
     view: _View,
-    frames: Mapping[ResourceName, Frame],
+    device_lists: Mapping[ResourceName, DeviceList],
     found: Mapping[ResourceName, Sequence[Difference]],
     effects: list[Effect],
-) -> Mapping[ResourceName, Frame]:
-    """The frames, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in production
-    what breaks a rule is listed Unhealthy, so that nobody gets it, and said once, and the rest is served."""
-    broken = _broken(state, view, frames, found)
+) -> Mapping[ResourceName, DeviceList]:
+    """The device lists, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in
+    production what breaks a rule is listed Unhealthy, so that nobody gets it, and said once, and the rest is served."""
+    broken = _broken(state, view, device_lists, found)
     if not broken:
-        return frames
+        return device_lists
     if state.settings.strict:
         raise AssertionError("; ".join(f"{entry.id}: {rule}" for _, entry, rule in broken))
-    aside = {resource: {a.id: a for a in frame} for resource, frame in frames.items()}
+    aside = {resource: {a.id: a for a in device_list} for resource, device_list in device_lists.items()}
     for resource, entry, rule in broken:
         reason = (
             f"set aside, the rest is served: {rule}; that is a bug in gpuactors, report it with its journal"
         )
         aside[resource][entry.id] = _unhealthy(entry, Blocker(Cause.SET_ASIDE, reason))
-        if aside[resource][entry.id] not in state.frames.get(resource, ()):
+        if aside[resource][entry.id] not in state.device_lists.get(resource, ()):
             fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
             effects.append(Say(Level.ERROR, "rule.broken", fields))
     return {r: tuple(sorted(entries.values(), key=lambda a: a.id)) for r, entries in aside.items()}
@@ -374,24 +383,24 @@ def _sound(
 def _broken(
     state: NodeState,
     view: _View,
-    frames: Mapping[ResourceName, Frame],
+    device_lists: Mapping[ResourceName, DeviceList],
     found: Mapping[ResourceName, Sequence[Difference]],
-) -> list[tuple[ResourceName, Advertised, str]]:
+) -> list[tuple[ResourceName, AdvertisedDevice, str]]:
     """The broken rules of the lists (architecture, "Which devices are Healthy"): the resource, the entry, the rule.
 
-    A frame describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy, while a
-    call holds the list (for a moment two frames may describe it: a card swapped for another model). Every device that
-    kubelet's ledger lists is listed, and Healthy unless it is really lost; so allocatable - allocated is the number of
-    Healthy devices that nobody has, less the allocated ones that are lost, and capacity is not smaller than allocated.
-    """
-    broken: list[tuple[ResourceName, Advertised, str]] = []
+    A device list describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy,
+    while a call holds the list (for a moment two device lists may describe it: a card swapped for another model). Every
+    device that kubelet's ledger lists is listed, and Healthy unless it is really lost; so allocatable - allocated is
+    the number of Healthy devices that nobody has, less the allocated ones that are lost, and capacity is not smaller
+    than allocated."""
+    broken: list[tuple[ResourceName, AdvertisedDevice, str]] = []
     aliases = {name[0] for name in index_of(state).listed_aliases}
     aliases |= {r for r, of_r in found.items() if any(now is not None and now.is_alias for _, now in of_r)}
-    for resource, frame in frames.items():
+    for resource, device_list in device_lists.items():
         if resource not in aliases:
             continue  # each is listed once, as an ID is
         by_pods = view.given.get(resource, ())
-        healthy = [a for a in frame if a.health is Health.HEALTHY]
+        healthy = [a for a in device_list if a.health is Health.HEALTHY]
         described = {a.address for a in healthy if a.id in by_pods}
         for entry in healthy:
             if entry.id in by_pods:
@@ -399,12 +408,12 @@ def _broken(
             if entry.address in described:
                 broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
             described.add(entry.address)
-    for resource, device_id in _to_be_looked_at(view, frames):
+    for resource, device_id in _to_be_looked_at(view, device_lists):
         name = resource, device_id
-        listed = view.listed[resource].get(device_id) if resource in frames else None
+        listed = view.listed[resource].get(device_id) if resource in device_lists else None
         said = given(state, name).said
         if listed is None:
-            nobody = Advertised(
+            nobody = AdvertisedDevice(
                 device_id, PciAddress(device_id), Health.UNHEALTHY, None, said, Cause.SET_ASIDE
             )
             broken.append((resource, nobody, f"it is {said} but not listed"))
@@ -413,9 +422,9 @@ def _broken(
     return broken
 
 
-def _to_be_looked_at(view: _View, frames: Mapping[ResourceName, Frame]) -> Iterator[Named]:
+def _to_be_looked_at(view: _View, device_lists: Mapping[ResourceName, DeviceList]) -> Iterator[Named]:
     """What kubelet has given to pods and is not listed, or not as Healthy."""
     for resource, ids in view.given.items():
-        unhealthy = {a.id for a in frames.get(resource, ()) if a.health is not Health.HEALTHY}
+        unhealthy = {a.id for a in device_lists.get(resource, ()) if a.health is not Health.HEALTHY}
         unlisted = frozenset(ids).difference(view.listed.get(resource, ()))
         yield from ((resource, device_id) for device_id in sorted(unlisted | (ids & unhealthy)))

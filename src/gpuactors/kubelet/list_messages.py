@@ -1,4 +1,4 @@
-"""One resource's frames as ListAndWatch's messages, of which only what changed is encoded.
+"""One resource's device lists as ListAndWatch's messages, of which only what changed is encoded.
 
 betterproto2 takes some 25 microseconds for a device, in which the daemon does nothing else. A list may have hundreds
 (kubelet's ledger decides that), each change makes a new one, and each stream is sent it. Must not decide what is sent.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import final
 
-from gpuactors.core.model import DeviceId, Frame, Health
+from gpuactors.core.model import DeviceId, DeviceList, Health
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 _Told = tuple[DeviceId, Health, int | None]
 """The advertised fields of a device; there is none for our reason."""
 
 
-class FrameMessage(pb.ListAndWatchResponse):
-    """An encoded frame."""
+class ListMessage(pb.ListAndWatchResponse):
+    """An encoded device list."""
 
     encoded: bytes
 
@@ -25,25 +25,26 @@ class FrameMessage(pb.ListAndWatchResponse):
 
 
 @final
-class FrameMessages:
-    """The messages of one resource's frames. Keeps what it encoded of the last one, and nothing of those before."""
+class ListMessages:
+    """The messages of one resource's device lists. Keeps what it encoded of the last one, and nothing of those
+    before."""
 
     def __init__(self) -> None:
-        self._frame: Frame | None = None
-        self._message = FrameMessage()
+        self._device_list: DeviceList | None = None
+        self._message = ListMessage()
         self._devices: dict[_Told, tuple[pb.Device, bytes]] = {}
 
-    def of(self, frame: Frame) -> FrameMessage:
-        """The message of a frame: the same object as before where its contents are the same."""
-        if frame is self._frame:
+    def of(self, device_list: DeviceList) -> ListMessage:
+        """The message of a device list: the same object as before where its contents are the same."""
+        if device_list is self._device_list:
             return self._message
-        told = [(entry.id, entry.health, entry.numa_node) for entry in frame]
-        if self._frame is None or told != list(self._devices):
-            # An ID is in a frame once, so no entry takes another's place.
+        told = [(entry.id, entry.health, entry.numa_node) for entry in device_list]
+        if self._device_list is None or told != list(self._devices):
+            # An ID is in a device list once, so no entry takes another's place.
             self._devices = {one: self._devices.get(one) or _device(*one) for one in told}
-            self._message = FrameMessage(devices=[device for device, _ in self._devices.values()])
+            self._message = ListMessage(devices=[device for device, _ in self._devices.values()])
             self._message.encoded = b"".join(encoded for _, encoded in self._devices.values())
-        self._frame = frame
+        self._device_list = device_list
         return self._message
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core import entries, frames
+from gpuactors.core import device_lists, entries
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.assessment.status import DeviceStatus
 from gpuactors.core.effects import Effect, Field, Say
@@ -24,7 +24,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
-    Advertised,
+    AdvertisedDevice,
     DeviceId,
     PciFunction,
     ResourceName,
@@ -45,99 +45,99 @@ def a100(address: str) -> PciFunction:
     return gpu(address, device="20b0", model="GA100 [A100 SXM4 40GB]")
 
 
-def look(core: Core, address: str, *functions: PciFunction) -> None:
+def inspect(core: Core, address: str, *functions: PciFunction) -> None:
     where = pci_address(address)
     core.feed(HostChanged(where, None, "bind pci"))
-    core.feed(FunctionInspected(core.state.looks.functions[where], where, functions))
+    core.feed(FunctionInspected(core.state.inspections.functions[where], where, functions))
 
 
 def test_a_model_never_seen_before_becomes_a_resource_of_its_own() -> None:
     core = Core(gpu(A))
-    look(core, B, a100(B))
-    assert core.frame() == {A: "Healthy"}
-    assert core.frame(A100) == {B: "Healthy"}
+    inspect(core, B, a100(B))
+    assert core.device_list() == {A: "Healthy"}
+    assert core.device_list(A100) == {B: "Healthy"}
     assert set(project(core.state).plugins) == {H100, A100}
 
 
 def test_an_unknown_id_gets_its_hex_digits() -> None:
     core = Core(gpu(A, device="29ff", model=None))
-    assert core.frame(ResourceName("nvidia.com/29ff")) == {A: "Healthy"}
+    assert core.device_list(ResourceName("nvidia.com/29ff")) == {A: "Healthy"}
 
 
 def test_two_ids_with_one_name_are_one_resource() -> None:
     core = Core(gpu(A, device="2330"), gpu(B, device="2331"))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert list(core.state.plugins) == [H100]
 
 
 def test_a_card_swapped_for_another_model_changes_resource() -> None:
     core = Core(gpu(A))
-    look(core, A, a100(A))
-    assert core.frame() == {}
-    assert core.frame(A100) == {A: "Healthy"}
+    inspect(core, A, a100(A))
+    assert core.device_list() == {}
+    assert core.device_list(A100) == {A: "Healthy"}
 
 
 def test_a_card_swapped_under_a_call_is_kept_in_the_old_list_and_new_in_the_other() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(B),),)))
-    look(core, A, a100(A))
-    assert core.frame() == {A: "Unhealthy", B: "Healthy"}
-    assert core.frame(A100) == {A: "Healthy"}
+    inspect(core, A, a100(A))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
+    assert core.device_list(A100) == {A: "Healthy"}
 
 
 def test_a_node_without_gpus_has_no_resource_until_one_comes() -> None:
     core = Core()
     core.feed(HostScanned(1, ()))
     assert core.state.plugins == {}
-    look(core, A, gpu(A))
-    assert core.frame() == {A: "Healthy"}
+    inspect(core, A, gpu(A))
+    assert core.device_list() == {A: "Healthy"}
 
 
 def test_an_emptied_resource_shows_an_empty_list_then_retires() -> None:
     core = Core(gpu(A), a100(B))
-    look(core, B)
-    assert core.frame(A100) == {}
+    inspect(core, B)
+    assert core.device_list(A100) == {}
     due = next_deadline(core.state)
     assert due <= core.at + limits.RETIRE_EMPTY_AFTER_S
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S)
     assert set(core.state.plugins) == {H100}
-    assert set(core.state.frames) == {H100}
+    assert set(core.state.device_lists) == {H100}
 
 
 def test_a_rebind_before_the_resource_retires_keeps_its_plugin() -> None:
     core = Core(gpu(A))
     before = core.state.plugins[H100].bind
-    look(core, A, gpu(A, driver=None))
+    inspect(core, A, gpu(A, driver=None))
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S - 1)
-    look(core, A, gpu(A))
+    inspect(core, A, gpu(A))
     core.feed(Ticked(), after_s=5)
-    assert core.frame() == {A: "Healthy"}
+    assert core.device_list() == {A: "Healthy"}
     assert core.state.plugins[H100].bind == before
 
 
 def test_a_retired_resource_comes_back_with_a_fresh_plugin() -> None:
     core = Core(gpu(A))
-    look(core, A)
+    inspect(core, A)
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S)
     assert core.state.plugins == {}
-    look(core, A, gpu(A))
-    assert core.frame() == {A: "Healthy"}
+    inspect(core, A, gpu(A))
+    assert core.device_list() == {A: "Healthy"}
 
 
 def test_numa_nodes_are_in_the_frame() -> None:
     core = Core(gpu(A, numa_node=0), gpu(B, numa_node=None))
-    assert [(a.address, a.numa_node) for a in core.state.frames[H100]] == [(A, 0), (B, None)]
+    assert [(a.address, a.numa_node) for a in core.state.device_lists[H100]] == [(A, 0), (B, None)]
 
 
 def test_nothing_changes_the_frame_object_when_nothing_changed() -> None:
     core = Core(gpu(A), gpu(B))
-    before = core.state.frames[H100]
-    look(core, A, gpu(A))
+    before = core.state.device_lists[H100]
+    inspect(core, A, gpu(A))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.looks.scan
+    scan = core.state.inspections.scan
     assert scan is not None
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
-    assert core.state.frames[H100] == before
+    assert core.state.device_lists[H100] == before
 
 
 def test_an_entry_that_did_not_change_is_the_very_one_that_was_listed() -> None:
@@ -145,10 +145,10 @@ def test_an_entry_that_did_not_change_is_the_very_one_that_was_listed() -> None:
     core = Core(gpu(A), gpu(B))
     core.ledger = {f"odd {n}": "pod" for n in range(3)}
     core.feed(KubeletAppeared("socket 1"))
-    before = {a.id: a for a in core.state.frames[H100]}
+    before = {a.id: a for a in core.state.device_lists[H100]}
     core.ledger = {"odd 1": "pod", "odd 2": "another"}
     core.feed(KubeletAppeared("socket 2"))
-    same = [a.id for a in core.state.frames[H100] if a is before.get(a.id)]
+    same = [a.id for a in core.state.device_lists[H100] if a is before.get(a.id)]
     assert same == [A, B, "odd 1"]
 
 
@@ -162,18 +162,18 @@ def test_a_look_that_finds_what_is_known_and_a_call_that_begins_make_no_list_ane
     core.pass_time(60)
     made: list[NodeState] = []
 
-    view = frames._view
+    view = device_lists._view
 
     def counted(state: NodeState) -> object:
         made.append(state)
         return view(state)
 
-    monkeypatch.setattr(frames, "_view", counted)
-    look(core, A, gpu(A))
+    monkeypatch.setattr(device_lists, "_view", counted)
+    inspect(core, A, gpu(A))
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId("odd 7"),),)))
     assert made == [], "nothing was found that was not known, and nothing was given away"
     core.feed(AllocateAsked(Token(2), H100, ((DeviceId(A),),)))
-    core.feed(FunctionInspected(core.state.looks.functions[A], A, (gpu(A),)))
+    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
     core.ledger[A] = "vm-1"
     core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
     assert len(made) <= 3
@@ -190,7 +190,7 @@ def test_a_call_holds_no_id_that_means_no_device() -> None:
     core.ledger = {}
     core.feed(KubeletAppeared("socket"))
     assert core.state.calls
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_of_many_ids_that_mean_nothing_some_are_said_and_the_others_counted() -> None:
@@ -202,12 +202,12 @@ def test_of_many_ids_that_mean_nothing_some_are_said_and_the_others_counted() ->
     assert len(lines) == limits.QUOTED_ITEMS_MAX + 1
     (rest,) = [e.fields for e in said if e.name == "devices.unknown"]
     assert (rest["resource"], rest["count"]) == (H100, 500 - limits.QUOTED_ITEMS_MAX)
-    assert len(core.frame()) == 502, "each of them is listed"
+    assert len(core.device_list()) == 502, "each of them is listed"
     core.ledger = {}
     said = [e for e in core.feed(KubeletAppeared("socket 2")) if isinstance(e, Say)]
     gone = [e.fields["device"] for e in said if e.name == "device.gone"]
     assert len(gone) == limits.QUOTED_ITEMS_MAX
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 class _CountedId(str):
@@ -228,15 +228,15 @@ def test_a_list_of_many_odd_ids_is_not_searched_for_each_of_them() -> None:
         core.ledger = {_CountedId(f"odd {turn} {n}"): "pod" for n in range(1000)}
         _CountedId.compared = 0
         core.feed(KubeletAppeared(f"socket {turn}"))
-        assert len(core.frame()) == 1002
+        assert len(core.device_list()) == 1002
         assert _CountedId.compared < 50 * 1000
 
 
 def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_history() -> None:
     core = Core(gpu(A), gpu(B))
     core.effects = []
-    look(core, A)
-    look(core, B, gpu(B, driver="nvidia"))
+    inspect(core, A)
+    inspect(core, B, gpu(B, driver="nvidia"))
     why = {
         A: "the PCI function is gone from this node",
         B: "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
@@ -270,9 +270,11 @@ def test_the_report_names_every_selected_function_offered_or_not() -> None:
 # --- a rule that does not hold ----------------------------------------------------------------------------
 
 
-def _twice(device_id: DeviceId, device: Device, status: DeviceStatus) -> Advertised:
+def _twice(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
     """Every device of a list is said to be the first one."""
-    return Advertised(device_id, A, status.health, device.function.numa_node, status.message, status.cause)
+    return AdvertisedDevice(
+        device_id, A, status.health, device.function.numa_node, status.message, status.cause
+    )
 
 
 def test_a_rule_that_does_not_hold_ends_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,13 +300,13 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
             "that is a bug in gpuactors, report it with its journal"
         )
         assert said == [{"resource": H100, "device": A, "reason": reason}]
-        assert core.frame() == {A: "Unhealthy", B: "Healthy"}
+        assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
         assert [d.reason for d in report(core.state)] == [reason, "free"]
-        look(core, B, gpu(B, numa_node=1))
+        inspect(core, B, gpu(B, numa_node=1))
         assert broken_rules(core.effects) == said, "said once, as long as it lasts"
     core.state = replace(core.state, assessments=NO_ASSESSMENTS)  # what is carried is wrong still
-    look(core, B, gpu(B))
-    assert core.frame() == {A: "Healthy", B: "Healthy"}
+    inspect(core, B, gpu(B))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_in_production_a_device_that_is_described_twice_is_offered_once(
@@ -312,23 +314,23 @@ def test_in_production_a_device_that_is_described_twice_is_offered_once(
 ) -> None:
     monkeypatch.setattr(entries, "_advertised", _twice)
     core = Core(gpu(A), gpu(B), gpu(C), settings=replace(SETTINGS, strict=False))
-    assert core.frame() == {A: "Healthy", B: "Unhealthy", C: "Unhealthy"}
+    assert core.device_list() == {A: "Healthy", B: "Unhealthy", C: "Unhealthy"}
     assert [fields["device"] for fields in broken_rules(core.effects)] == [B, C]
 
 
 def test_in_production_what_a_pod_has_is_listed_even_if_that_was_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frames, "_listed", lambda _state, _owned: {H100: {}})
+    monkeypatch.setattr(device_lists, "_listed", lambda _state, _owned: {H100: {}})
     core = Core(settings=replace(SETTINGS, strict=False))
     core.ledger = {A: "vm-1"}
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    assert core.frame() == {A: "Unhealthy"}
+    assert core.device_list() == {A: "Unhealthy"}
     assert "allocated to pod default/vm-1 but not listed" in core.reason(A)
 
 
 def test_an_odd_id_in_a_broken_rule_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_listed", lambda *_: {H100: {}})
+    monkeypatch.setattr(device_lists, "_listed", lambda *_: {H100: {}})
     core = Core(settings=replace(SETTINGS, strict=False))
     core.ledger = {"\x1b[2J": "vm-1"}
     core.feed(HostScanned(1, (gpu(A),)))

@@ -1,0 +1,248 @@
+"""Inspecting the host: which inspections are wanted, and what their results do to the facts.
+
+Theory of operation. Every inspection and every scan gets a number when it is *asked for*. A result with number n shows
+the host as it was at some moment after n was given out. So a result replaces a fact only if the fact's number is not
+larger. At most one inspection per function and one scan are outstanding; a hint that comes meanwhile asks for another
+one after it. So in whatever order results come in, every change on the host is followed by an inspection that was asked
+for after it (or, if its hint is lost, by the next scan), and a storm of hints costs two inspections. A function that is
+gone keeps its number as long as a result with a smaller one may still come in and bring it back.
+
+Must not decide what a fact means for kubelet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuactors import limits
+from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, InspectionFailed, ScanFailed
+from gpuactors.core.model import Fact, Inspections, PciAddress, PciFunction, Retry
+from gpuactors.core.refresh import Refresh
+
+if TYPE_CHECKING:
+    from gpuactors.core.state import NodeState
+
+
+def first_inspections() -> Inspections:
+    """At start: one full scan is wanted."""
+    return Inspections(
+        last=1,
+        whole=Refresh().asked(1),
+        single={},
+        scan_failures=0,
+        retries={},
+    )
+
+
+def ask_scan(inspections: Inspections) -> Inspections:
+    """Asks for a full scan; if one is outstanding, for another one after it."""
+    last, whole = asked(inspections.last, inspections.whole)
+    return replace(inspections, last=last, whole=whole)
+
+
+def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -> Inspections:
+    """Asks for an inspection of each address; where one is outstanding, for another one after it."""
+    single, last = dict(inspections.single), inspections.last
+    for address in addresses:
+        last, single[address] = asked(last, single.get(address, Refresh()))
+    return replace(inspections, last=last, single=single)
+
+
+def asked(last: int, refresh: Refresh) -> tuple[int, Refresh]:
+    """The last number that was given out then, and what was asked for."""
+    after = refresh.asked(last + 1)
+    return (last if after.outstanding == refresh.outstanding else last + 1), after
+
+
+def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
+    """The addresses that a hint is about: the function it names, or the known members of the group it names."""
+    if event.address is not None:
+        return frozenset((event.address,))
+    return frozenset(
+        a for a, f in state.facts.items() if f.function and f.function.iommu_group == event.iommu_group
+    )
+
+
+def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
+    """A full scan came back: what it does not name is gone."""
+    if event.inspection != state.inspections.scan:
+        return state
+    facts = _merge(state.facts, event.functions, event.inspection)
+    named = {function.address for function in event.functions}
+    for address, fact in state.facts.items():
+        if address not in named and fact.inspection <= event.inspection:
+            facts[address] = Fact(event.inspection, None)
+    inspections = _scan_back(
+        replace(state.inspections, scan_failures=0), at + state.settings.resync_interval_s
+    )
+    return _settle(
+        replace(state, facts=facts, inspections=inspections, scanned=True), named, event.inspection, at
+    )
+
+
+def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
+    """A scan that could not be done changes no fact and is asked for again, ever more slowly."""
+    if event.inspection != state.inspections.scan:
+        return state
+    failures = state.inspections.scan_failures
+    wait_s = limits.SCAN_BACKOFF_S[min(failures, len(limits.SCAN_BACKOFF_S) - 1)]
+    inspections = replace(state.inspections, scan_failures=failures + 1)
+    return replace(state, inspections=replace(inspections, whole=inspections.whole.answered(at + wait_s)))
+
+
+def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeState:
+    """One inspection came back: the function at its address and the other members of its group."""
+    if event.inspection != state.inspections.functions.get(event.address):
+        return state
+    facts = _merge(state.facts, event.functions, event.inspection)
+    named = {function.address for function in event.functions}
+    before = state.facts.get(event.address)
+    if event.address not in named and (before is None or before.inspection <= event.inspection):
+        facts[event.address] = Fact(event.inspection, None)
+    inspections = _inspection_back(state.inspections, event.address)
+    return _settle(
+        replace(state, facts=facts, inspections=inspections), named | {event.address}, event.inspection, at
+    )
+
+
+def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> NodeState:
+    """An inspection that failed as a whole: the function keeps what was known, with the failure as its fault.
+
+    A shortage is none: the fact stays as old as it is, and says why there is no newer one.
+    """
+    if event.inspection != state.inspections.functions.get(event.address):
+        return state
+    facts = dict(state.facts)
+    before = facts.get(event.address)
+    if before is not None and before.function is not None and before.inspection <= event.inspection:
+        facts[event.address] = (
+            replace(before, short=event.reason)
+            if event.shortage
+            else Fact(event.inspection, replace(before.function, fault=event.reason))
+        )
+    inspections = _inspection_back(state.inspections, event.address)
+    state = _settle(
+        replace(state, facts=facts, inspections=inspections),
+        {event.address},
+        event.inspection,
+        at,
+        failed=True,
+    )
+    return _again_soon(state, event, at) if event.shortage else state
+
+
+def _scan_back(inspections: Inspections, due_at: float) -> Inspections:
+    """The outstanding scan is back; the next one is due at `due_at`, or at once if it is wanted again."""
+    again = inspections.whole.again
+    inspections = replace(inspections, whole=inspections.whole.answered(due_at))
+    return ask_scan(inspections) if again else inspections
+
+
+def _inspection_back(inspections: Inspections, address: PciAddress) -> Inspections:
+    """The outstanding inspection of `address` is back; another one is asked for if it is wanted again."""
+    refresh = inspections.single[address]
+    inspections = _with(inspections, address, refresh.answered(refresh.due_at))
+    return ask_inspections(inspections, (address,)) if refresh.again else inspections
+
+
+def _with(inspections: Inspections, address: PciAddress, refresh: Refresh) -> Inspections:
+    """What is neither outstanding nor due is not in there."""
+    single = {a: r for a, r in inspections.single.items() if a != address}
+    return replace(inspections, single=single if refresh == Refresh() else {**single, address: refresh})
+
+
+def due(state: NodeState, at: float) -> NodeState:
+    """Asks for the scan and the inspections whose time has come."""
+    inspections = state.inspections
+    if inspections.whole.deadline <= at:
+        inspections = ask_scan(inspections)
+    late = [address for address, refresh in inspections.single.items() if refresh.due_at <= at]
+    return replace(state, inspections=ask_inspections(inspections, sorted(late)) if late else inspections)
+
+
+def deadline(inspections: Inspections) -> float:
+    """When `due` will next have something to do."""
+    return min([inspections.whole.deadline, *(refresh.due_at for refresh in inspections.single.values())])
+
+
+def _merge(
+    facts: Mapping[PciAddress, Fact], functions: Iterable[PciFunction], number: int
+) -> dict[PciAddress, Fact]:
+    merged = dict(facts)
+    for function in functions:
+        before = merged.get(function.address)
+        if before is None or before.inspection <= number:
+            found = _with_identity(function, before)
+            # The very one that is known, if it is what it was: what follows from it is then told by identity.
+            known = before.function if before is not None else None
+            merged[function.address] = Fact(number, known if known == found else found)
+    return merged
+
+
+def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
+    """A function whose attributes cannot be read just now keeps the identity that it is known by.
+
+    A GPU must not fall out of its resource, or out of kubelet's list, because one read failed.
+    """
+    known = before.function if before is not None else None
+    if function.fault is None or known is None:
+        return function
+    return replace(
+        function,
+        vendor=function.vendor or known.vendor,
+        device=function.device or known.device,
+        class_code=function.class_code or known.class_code,
+        model=function.model or known.model,
+        iommu_group=known.iommu_group if function.iommu_group is None else function.iommu_group,
+        vfio_bound=function.vfio_bound or (function.driver is None and known.vfio_bound),
+    )
+
+
+def _settle(
+    state: NodeState, looked_at: Iterable[PciAddress], inspection: int, at: float, *, failed: bool = False
+) -> NodeState:
+    """Forgets what is gone for good, and plans another inspection of what came back incomplete from this one, or
+    failed."""
+    outstanding = [
+        *state.inspections.functions.values(),
+        *([state.inspections.scan] if state.inspections.scan else []),
+    ]
+    oldest = min(outstanding, default=math.inf)
+    facts = {a: f for a, f in state.facts.items() if f.function is not None or f.inspection > oldest}
+    inspections, retries = state.inspections, dict(state.inspections.retries)
+    for address in looked_at:
+        before = retries.get(address)
+        if before is not None and before.inspection > inspection:
+            continue  # what made that inspection fail may be hiding a change that this one is too old for
+        retries.pop(address, None)
+        fact = facts.get(address)
+        complete = fact is None or fact.function is None or _is_complete(fact.function)
+        due_at = math.inf
+        if failed or not complete:  # ever later, for ever
+            attempt = before.attempt + 1 if before is not None else 0
+            due_at = (
+                at + limits.UNSETTLED_INSPECTIONS_S[min(attempt, len(limits.UNSETTLED_INSPECTIONS_S) - 1)]
+            )
+            retries[address] = Retry(attempt, inspection)
+        inspections = _due(inspections, address, due_at)
+    return replace(state, facts=facts, inspections=replace(inspections, retries=retries))
+
+
+def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspections:
+    refresh = inspections.single.get(address, Refresh())
+    return inspections if refresh.due_at == at else _with(inspections, address, replace(refresh, due_at=at))
+
+
+def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
+    """A shortage passes, and looking again costs next to nothing."""
+    retries = {**state.inspections.retries, failed.address: Retry(0, failed.inspection)}
+    inspections = _due(state.inspections, failed.address, at + limits.SHORTAGE_INSPECTION_S)
+    return replace(state, inspections=replace(inspections, retries=retries))
+
+
+def _is_complete(function: PciFunction) -> bool:
+    """Nothing is missing that may still be on its way: every attribute read, and a bound function has its node."""
+    return function.fault is None and (not function.vfio_bound or function.has_node)

@@ -328,13 +328,28 @@ def test_a_look_that_fails_has_not_found_that_nothing_is_there() -> None:
     core.feed(InspectionFailed(core.state.inspections.functions[A], A, "it hangs"))
     core.silent = False
     core.feed(core.poll_event(core.state.polls.outstanding or 0))
-    assert core.device_list()[A] == "Unhealthy", "one failed look holds up no list"
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}, "one failed inspection holds up no list"
     core.unselected = {A: gpu(A, driver=None, has_node=True)}
     core.enabled = {A: 1}
     core.pass_time(limits.UNSETTLED_INSPECTIONS_S[0] + limits.POLL_S)
     assert "its unbind or unplug waits" in core.reason(A), (
         "it is the pod's device, and was found at the second look"
     )
+
+
+def test_what_a_pod_has_and_no_selector_matches_is_not_gone_before_it_was_inspected() -> None:
+    """The ledger was not readable when the first list was sent; kubelet counts the GPU as allocated."""
+    core = Core(settings=ONLY_B, served=WAS_SERVED)
+    core.ledger_problem = "kubelet does not answer"
+    core.feed(HostScanned(1, (gpu(B),)))
+    core.pass_time(limits.LEDGER_RETRY_S - 1)
+    assert core.device_list() == {B: "Healthy"}
+    core.ledger_problem, core.ledger, core.silent = None, {A: "vm"}, True
+    core.feed(Ticked(), after_s=limits.LEDGER_RETRY_S)
+    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
+    core.feed(FunctionInspected(core.state.inspections.functions[A], A, ()))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
 def test_what_no_selector_chooses_is_waited_for_from_the_ledger_on_that_names_it() -> None:

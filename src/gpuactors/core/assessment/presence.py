@@ -56,11 +56,14 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Bl
     if it can. `meant` is the device of the ID.
 
     A device whose vendor and device ids could never be read is not lost: its model was known when it was allocated. Nor
-    is one of the same model that has another name, as pci.ids was renewed.
+    is one of the same model that has another name, as pci.ids was renewed, nor one that has not been inspected yet: no
+    selector matches it, so that it is in no scan.
     """
     if meant is None:
         return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
     function = function_at(state, meant.address)
+    if function is None and meant.ids is None:
+        return None
     if (
         function is not None
         and function.vfio_bound

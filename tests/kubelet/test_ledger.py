@@ -456,6 +456,19 @@ async def test_beside_a_young_kubelet_a_file_that_cannot_be_read_any_more_counts
 
 
 @pytest.mark.trio
+async def test_what_a_file_named_when_it_could_be_read_last_may_be_too_little(node: Node) -> None:
+    """Three Allocates later kubelet is started anew, and its file is damaged in that moment."""
+    ledger = node.ledger()
+    node.file.write_bytes(file_with({}))
+    with trio.fail_after(WITHIN_S):
+        assert (await ledger.read()).entries == ()
+        node.file.write_bytes(b"{")
+        async with node.kubelet(Lister([]), age_s=0):
+            contents = await ledger.read()
+    assert (contents.entries, contents.settling, contents.cached) == ((), True, None)
+
+
+@pytest.mark.trio
 async def test_a_young_kubelet_beside_a_file_that_was_never_read_may_not_name_every_pod(node: Node) -> None:
     node.file.write_bytes(b"{")
     lister, ledger = Lister(list(STATIC)), node.ledger()

@@ -355,7 +355,7 @@ MUTATIONS: Final = (
     Mutation(
         "a kubelet that has just started is believed to know every pod",
         "kubelet/ledger.py",
-        "        missing = tuple(e for e in checkpoint.entries if (e.resource, e.device) not in self._listed)\n",
+        "        missing = tuple(e for e in entries if (e.resource, e.device) not in self._listed)\n",
         "        missing: tuple[LedgerEntry, ...] = ()\n",
     ),
     Mutation(
@@ -368,8 +368,8 @@ MUTATIONS: Final = (
     Mutation(
         "the ledger's file is not read beside PodResources",
         "kubelet/ledger.py",
-        "        return self._young.complete(kubelet, age_s, listed, await self._beside() or self._said_last)\n",
-        "        return self._young.complete(kubelet, age_s, listed, None)\n",
+        "        contents = self._young.complete(kubelet, age_s, listed, beside or self._said_last)\n",
+        "        contents = self._young.complete(kubelet, age_s, listed, None)\n",
         tests=(f"{FOUND}[kubelet restarts while the API server is away]",),
     ),
     Mutation(

@@ -118,7 +118,12 @@ class KubeletLedger:
         if listed is None:
             return await self._checkpoint()
         kubelet, age_s = ("", math.inf) if socket is None else (socket.identity, socket.age_s)
-        return self._young.complete(kubelet, age_s, listed, await self._beside() or self._said_last)
+        beside = await self._beside()
+        contents = self._young.complete(kubelet, age_s, listed, beside or self._said_last)
+        # The file may have named more since it could be read.
+        return (
+            replace(contents, settling=True) if beside is None and self._young.may_lack(age_s) else contents
+        )
 
     def _is_another(self, before: SocketFile | None) -> bool:
         """Another kubelet's socket is there than before: which of the two has answered cannot be known, and a new one
@@ -262,13 +267,16 @@ class YoungKubelet:
             self._over_s = age_s if met_old else age_s + limits.LEDGER_SETTLE_S
         if age_s >= self._over_s:
             return listed
-        if checkpoint is None:
-            return replace(listed, settling=True)
-        missing = tuple(e for e in checkpoint.entries if (e.resource, e.device) not in self._listed)
+        entries = checkpoint.entries if checkpoint is not None else ()
+        missing = tuple(e for e in entries if (e.resource, e.device) not in self._listed)
         if not missing:
             return listed
         source = f"{POD_RESOURCES} and {CHECKPOINT}"
         return replace(listed, source=source, entries=listed.entries + missing, settling=True)
+
+    def may_lack(self, age_s: float) -> bool:
+        """Whether the kubelet that has answered last, which is `age_s` old, may not know all its pods yet."""
+        return age_s < self._over_s
 
 
 def _are_from_api(pods: Collection[str]) -> bool:

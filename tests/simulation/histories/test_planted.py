@@ -200,7 +200,7 @@ def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch)
     async def nervous(self: object, message: object) -> AsyncIterator[object]:
         while True:
             async with self._caller.stream(self._resource):  # type: ignore[attr-defined]
-                yield told(self._frames.subscribe().value)  # type: ignore[attr-defined]
+                yield told(self._device_lists.subscribe().value)  # type: ignore[attr-defined]
                 await trio.sleep(5)
 
     monkeypatch.setattr(device_plugin.DevicePluginService, "list_and_watch", nervous)

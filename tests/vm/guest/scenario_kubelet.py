@@ -244,9 +244,11 @@ def _dies_in_register(scene: _Scene) -> None:
             (DIALLED, scene.unbind, scene.edu1),
         )
         for ending, change, function in changes:
+            # How Register ended may not be logged: a retry that meets the new socket before the daemon has heard of it
+            # is given up for another one, and by then nobody listens, as before.
             with (
                 BrokenKubelet.start(scene.kubelet.socket_dir, ending) as broken,
-                scene.says("plugin.unregistered"),
+                scene.says("kubelet.appeared"),
             ):
                 broken.wait_dead()
             change(function)

@@ -81,14 +81,19 @@ class TinyPlugin:
 
     def ListAndWatch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         self._note(context, "ListAndWatch")
+        ours = threading.Event()
+        # Not after the loop: a stream that is cancelled while an answer is on its way is asked for no further one.
+        context.add_callback(lambda: None if ours.is_set() else self.cut_off.set())
         while context.is_active():
             try:
                 frame = self.frames.get(timeout=0.02)
             except queue.Empty:
                 continue
             if frame is None:
+                ours.set()
                 return
             if isinstance(frame, tuple):
+                ours.set()
                 context.abort(*frame)
             nodes = message("TopologyInfo")(nodes=[message("NUMANode")(ID=1)])
             yield message("ListAndWatchResponse")(
@@ -97,7 +102,6 @@ class TinyPlugin:
                     for name, health in frame
                 ]
             )
-        self.cut_off.set()
 
     def GetPreferredAllocation(self, request: Any, context: grpc.ServicerContext) -> Any:
         (wanted,) = request.container_requests

@@ -1,7 +1,7 @@
 """What there is to list of each device that is offered, or in a pod's hands: derived when something of it changes, and
 carried in the state with the very objects that it follows from, as an index is (`index.py`).
 
-Must not say what is listed beside that (what is gone while a pod has it, what a call holds): that is `device lists.py`.
+Must not say what is listed beside that (what is gone while a pod has it, what a call holds): that is `device_lists.py`.
 """
 
 from __future__ import annotations

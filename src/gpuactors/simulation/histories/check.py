@@ -283,16 +283,16 @@ class Safety:
         still = {(row.resource, row.id) for row in view.devices if row.health != "not listed"}
         for resource, device in sorted(listed - still):
             if self._is_listed(device):
-                continue  # its pod has ended: it goes to the list of the name that it has now
+                continue  # its pod has ended, or is read to have it by an older ID: it is listed by that now
             if device in self._world.waiting() and resource in view.connected:
                 raise ViolationError(
                     "a list shrank", f"{device} left the list while its unbind waits for whoever has it open"
                 )
 
     def _is_listed(self, device: str) -> bool:
-        """A daemon lists it, under whatever name: kubelet may not have heard of it in this moment."""
+        """A daemon lists it, under whatever name and ID: kubelet may not have heard of it in this moment."""
         return any(
-            a.id == device
+            device in (a.id, a.address)
             for state in states_of(self._world.daemons)
             for f in state.device_lists.values()
             for a in f

@@ -96,6 +96,10 @@ FOUND: Final[dict[str, Script]] = {
         "an older plugin's card is asked for before kubelet's ledger could be read": (
             "a daemon crashes; an older plugin has given a card away; pods come in a burst; reads of the ledger fail"
         ),
+        "a GPU that is unplugged under an older plugin's pod is listed by the older ID once the ledger is read": (
+            "a daemon crashes; an older plugin has given a card away@103; the ledger is answered with nonsense; "
+            "unplug@1"
+        ),
         "an older plugin's ID stands for the first of two GPUs that share a group": (
             "a daemon crashes; an older plugin has given a card away@1; mates are released together@1"
         ),

@@ -133,7 +133,7 @@ MUTATIONS: Final = (
         "    for member in ():\n        if (mate",
     ),
     Mutation(
-        "a stranger's GPU is handed out",
+        "a GPU that an external process holds is handed out",
         "core/calls.py",
         "    if use is None or not use.in_use:\n        return None\n    # Kubelet",
         "    if True:\n        return None\n    # Kubelet",
@@ -155,7 +155,7 @@ MUTATIONS: Final = (
         "given.isdisjoint(functions)",
         (
             "tests/core/test_books.py",
-            f"{FOUND}[mates are released together, and the one that is given to the next pod is unbound]",
+            f"{FOUND}[both cards of a group are released, and the one that is given to the next pod is unbound]",
         ),
     ),
     Mutation(
@@ -210,7 +210,7 @@ MUTATIONS: Final = (
         "    unknown = [*index.unresolved, *(n for n in state.pending_allocations if n not in state.resolved)]\n",
         "    unknown = [*state.ledger.entries, *state.pending_allocations]\n",
     ),
-    # --- a view that is old is not a fact ---------------------------------------------------------------------
+    # --- a view that is old is not a fact -------------------------------------------------------------------
     Mutation(
         "Allocate is answered from the ledger as it was read last",
         "core/calls.py",
@@ -223,7 +223,7 @@ MUTATIONS: Final = (
         "core/calls.py",
         "            if taken := _taken(state, call):\n                if state.ledger.done <= call.since:\n",
         "            if taken := _taken(state, call):\n                if False:\n",
-        tests=(f"{FOUND}[mates are released, and one is given to the next pod at once]",),
+        tests=(f"{FOUND}[both cards of a group are released, and one is given to the next pod at once]",),
     ),
     Mutation(
         "on a quiet node the ledger is never read",
@@ -233,7 +233,7 @@ MUTATIONS: Final = (
         tests=(f"{FOUND}[a claim takes a card while nothing of ours is given away]",),
     ),
     Mutation(
-        "mates of what is given away are not chosen last",
+        "the other GPUs of an allocated GPU's group are not chosen last",
         "core/allocation.py",
         "for last in ((busy, taken), (taken,), ((),)))\n",
         "for last in ((busy,), ((),)))\n",
@@ -246,7 +246,7 @@ MUTATIONS: Final = (
         "",
         tests=("tests/kubelet/test_device_plugin.py",),
     ),
-    # --- the use of a group -----------------------------------------------------------------------------------
+    # --- the use of a group ---------------------------------------------------------------------------------
     Mutation(
         "baseline never goes back to 0",
         "core/bindings.py",
@@ -261,15 +261,15 @@ MUTATIONS: Final = (
         "            baselines=polls.baselines,\n",
         tests=("tests/core/test_books.py",),
     ),
-    # --- looks ----------------------------------------------------------------------------------------------
+    # --- inspections ----------------------------------------------------------------------------------------
     Mutation(
-        "an older look overwrites what a later one found",
+        "an older inspection overwrites what a later one found",
         "core/inspections.py",
         "        if before is None or before.inspection <= number:\n",
         "        if True:\n",
     ),
     Mutation(
-        "a hint that comes while a look is out is forgotten",
+        "a hint that comes during an inspection is forgotten",
         "core/inspections.py",
         "    return ask_inspections(inspections, (address,)) if refresh.again else inspections\n",
         "    return inspections\n",
@@ -281,7 +281,7 @@ MUTATIONS: Final = (
         "    return inspections\n",
     ),
     Mutation(
-        "what came back incomplete is not looked at again",
+        "what came back incomplete is not inspected again",
         "core/inspections.py",
         "        if failed or not complete:  # ever later, for ever\n",
         "        if failed and not complete and fact is None:\n",
@@ -512,7 +512,7 @@ MUTATIONS: Final = (
         "        await trio.sleep(3)\n        await inbox.send(GroupsObserved(now.poll - 1, uses))\n",
     ),
     Mutation(
-        "the inspector does one look after the other",
+        "the inspector does one inspection after the other",
         "actors/sysfs_inspector.py",
         "                    nursery.start_soon(_look, address, number, now.given, host, inbox, limiter)\n",
         "                    await _look(address, number, now.given, host, inbox, limiter)\n",

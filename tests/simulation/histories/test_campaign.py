@@ -59,7 +59,7 @@ def test_only_what_can_never_follow_is_left_out_of_the_pairs() -> None:
         ("kubelet stops", "a claim takes a card", False),
         # It may come of it.
         ("the second plugin goes", "a second plugin takes our resource", True),
-        ("the second plugin goes", "the second plugin sends a frame", True),
+        ("the second plugin goes", "the second plugin sends its list", True),
         ("a daemon crashes", "a daemon starts", True),
         ("a daemon crashes", "a successor starts", True),
     ],
@@ -77,7 +77,7 @@ def test_what_can_follow(before: str, after: str, can: bool) -> None:
         ({"the next uevents are late"}, {"late uevents come"}),
         (
             {"a second plugin takes our resource"},
-            {"the second plugin sends a frame", "the second plugin goes"},
+            {"the second plugin sends its list", "the second plugin goes"},
         ),
         # A daemon may also crash; without either there is always one.
         ({"the daemon is told to stop"}, set()),
@@ -121,7 +121,7 @@ def test_what_is_in_most_of_the_wanted_pairs_is_taken_when_it_can_happen(
     """It can happen seldom, or it would not be wanted so often still."""
     monkeypatch.setattr(draw, "_GUIDED", 1.0)
     before, seldom = "a successor starts", "the predecessor is told to stop"
-    others = ("the clock jumps", "the disk is full", "looks fail", "a pod comes", "unbind")
+    others = ("the clock jumps", "the disk is full", "inspections fail", "a pod comes", "unbind")
     chosen: list[str] = []
     guide = Guide()
     for a, b in PAIRS:
@@ -149,7 +149,15 @@ def test_the_parts_of_a_guide_share_the_pairs() -> None:
 LONG: Script = tuple(
     Step(kind, 17 * n, 3.0)
     for n, kind in enumerate(
-        ["a pod comes", "unbind", "kubelet stops", "looks fail", "unbind", "kubelet starts", "a pod ends"]
+        [
+            "a pod comes",
+            "unbind",
+            "kubelet stops",
+            "inspections fail",
+            "unbind",
+            "kubelet starts",
+            "a pod ends",
+        ]
     )
 )
 

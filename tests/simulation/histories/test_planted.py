@@ -220,8 +220,8 @@ OLDER_PLUGIN = "an older plugin has given a card away"
     ("causes", "owners", "happened", "for_nothing"),
     [
         ((Cause.UNREADABLE,), (), ["kubelet stops"], True),
-        ((Cause.UNREADABLE,), (), ["looks fail"], False),
-        ((Cause.HELD_BY_OTHER,), (), ["a stranger opens a card"], False),
+        ((Cause.UNREADABLE,), (), ["inspections fail"], False),
+        ((Cause.HELD_BY_OTHER,), (), ["an external process opens a card"], False),
         ((Cause.GONE,), (), ["unplug"], False),
         ((Cause.GONE, Cause.ALLOCATED), (VM,), ["unplug"], False),
         ((Cause.ALLOCATED,), (VM,), ["unplug"], True),

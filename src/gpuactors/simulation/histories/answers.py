@@ -127,7 +127,7 @@ class Answers:
             self.problems.append(("refused for an owner whom kubelet does not have", refused.reason))
         elif asked.better and Cause.GROUP_IN_USE in refused.causes:
             text = f"{refused.reason}; {min(asked.better)} was free, and so was its group"
-            self.problems.append(("a mate was preferred to a free group", text))
+            self.problems.append(("a group in use was preferred to a free one", text))
 
     def _cards(self, call: AllocateAsked) -> list[str]:
         ids = [i for request in call.requests for i in request]

@@ -40,7 +40,7 @@ look (30 s), PreStartContainer's wait and kubelet's retry after it (40 s). Far s
 AWAY_S: Final = 40.0
 """So long does the API server stay away at least: longer than a young kubelet is given to hear of its pods."""
 
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0
 CALM_S: Final = 6.0
 """So long must the truth stay true: longer than every period at which the daemon looks at anything."""
 
@@ -247,7 +247,7 @@ class Safety:
         # Without the gate a container starts as kubelet made it; a second plugin is asked in our place, and has none.
         ungated = second or ("the node reboots" in world.counts and not world.can_tell_stale_nodes)
         if (doubles := world.kubelet.double_handouts) and not ungated:
-            blind = "; a poll was blind" if "polls can look at nothing" in world.counts else ""
+            blind = "; a poll was blind" if "polls can read nothing" in world.counts else ""
             raise ViolationError("handed out twice", f"pod {doubles[0].pod} met {doubles[0].message}{blind}")
         if world.problems:
             raise ViolationError("the daemon misbehaved", world.problems[0])
@@ -345,7 +345,7 @@ def _check_swap(world: World) -> None:
 
 
 def _check_failed(world: World, answers: Answers) -> None:
-    guests = ("somebody else gives up an Allocate", "somebody else allocates nonsense")
+    guests = ("another client abandons an Allocate", "another client allocates nonsense")
     if world.cut_off and not any(kind in world.counts for kind in (*CUTS_CALLS_OFF, *guests)):
         raise ViolationError("a call in flight was cut off", world.cut_off[0])
     for pod in world.kubelet.view.pods.values():
@@ -396,7 +396,7 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
                 break
         if trio.current_time() >= deadline:
             raise ViolationError("the books do not settle", "; ".join(unmet))
-        await trio.sleep(LOOK_EVERY_S)
+        await trio.sleep(CHECK_EVERY_S)
     if long:
         await _stay_calm(world, safety)
 
@@ -434,7 +434,7 @@ async def make_quiet(world: World) -> None:
     world.mend_attributes()
     world.deliver_late()
     while world.changing:  # noqa: ASYNC110 - a change on its way takes some hundredths of a second
-        await trio.sleep(LOOK_EVERY_S)
+        await trio.sleep(CHECK_EVERY_S)
 
 
 def check_journal(world: World) -> None:

@@ -17,18 +17,18 @@ FOUND: Final[dict[str, Script]] = {
     for name, script in {
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
-        "a new card while looks fail": "looks fail; plug a never-seen model@3",
+        "a new card while inspections fail": "inspections fail; plug a never-seen model@3",
         "a card swapped for another model under a call": (
-            "looks and scans take long; a pod comes+0.001; unplug; plug another model"
+            "inspections and scans take long; a pod comes+0.001; unplug; plug another model"
         ),
-        "unbind that nobody hears of": "the next uevents are lost; unbind",
+        "an unbind whose uevents are lost": "the next uevents are lost; unbind",
         "forced deletion, then the next pod": (
             "a pod for two cards comes+0.3; a pod comes+0.3; a pod is force-deleted and dies late; "
             "a pod for two cards comes+0.3"
         ),
-        "a stranger while the daemon is away": (
-            "the daemon is told to stop+0.3; a stranger opens a card@1+0.3; a pod comes; a daemon starts+3; "
-            "a stranger lets go@1"
+        "an external process opens a card while the daemon is away": (
+            "the daemon is told to stop+0.3; an external process opens a card@1+0.3; a pod comes; a daemon starts+3; "
+            "an external process closes a card@1"
         ),
         "a daemon starts while the class of an allocated card cannot be read": (
             "a pod for two cards comes+0.3; an attribute turns unreadable@12; a successor starts+3"
@@ -40,26 +40,26 @@ FOUND: Final[dict[str, Script]] = {
             "the ledger is answered with nonsense; a pod for two cards comes; Register takes long+0.001; "
             "unplug slowly; a pod ends slowly; a plugin crashes+0.001"
         ),
-        "a guest dials while kubelet goes": (
-            "plug a never-seen model@4; a successor starts; kubelet stops; somebody else gives up an Allocate@2"
+        "another client dials while kubelet goes": (
+            "plug a never-seen model@4; a successor starts; kubelet stops; another client abandons an Allocate@2"
         ),
-        "a stranger opens what a poll cannot look at just then": (
-            "a stranger opens a card; polls can look at nothing; a pod for two cards comes"
+        "an external process opens a card while a poll can read nothing": (
+            "an external process opens a card; polls can read nothing; a pod for two cards comes"
         ),
         "a group is held through the one card that is being unbound": (
-            "a stranger opens a card@1; plug a second card into the group@1; unbind@1"
+            "an external process opens a card@1; plug a second card into the group@1; unbind@1"
         ),
-        "a card is unbound under a stranger, and asked for": (
-            "a stranger opens a card+3; unbind; a pod for two cards comes+3; a stranger dies"
+        "a card that an external process has open is unbound, and asked for": (
+            "an external process opens a card+3; unbind; a pod for two cards comes+3; an external process is killed"
         ),
-        "a card is pulled at once after a stranger has opened it": (
-            "a stranger opens a card@1+0.001; unplug@1+0.3; a successor starts+3"
+        "a card is pulled at once after an external process has opened it": (
+            "an external process opens a card@1+0.001; unplug@1+0.3; a successor starts+3"
         ),
         "a card is unbound under the machine of a pod that is gone": (
             "a pod comes+3; a pod is force-deleted and dies late+1; unbind slowly+1"
         ),
         "a successor polls what its predecessor has just handed out": (
-            "looks and scans take long; a successor starts; a pod for two cards comes; Register takes long"
+            "inspections and scans take long; a successor starts; a pod for two cards comes; Register takes long"
         ),
         "a card that cannot be identified is given to the next pod": (
             "a pod for two cards comes; plug a card without driver@3+0.05; the daemon is told to stop; "
@@ -101,17 +101,19 @@ FOUND: Final[dict[str, Script]] = {
             "unplug@1"
         ),
         "an older plugin's ID stands for the first of two GPUs that share a group": (
-            "a daemon crashes; an older plugin has given a card away@1; mates are released together@1"
+            "a daemon crashes; an older plugin has given a card away@1; both cards of a group are released@1"
         ),
-        "mates are released, and one is given to the next pod at once": ("mates are released together+3"),
-        "mates are released together, and one is pulled before its next pod was answered": (
-            "mates are released together; unplug"
+        "both cards of a group are released, and one is given to the next pod at once": (
+            "both cards of a group are released+3"
         ),
-        "mates are released together, and one goes attribute by attribute": (
-            "mates are released together@2; half gone@428"
+        "both cards of a group are released, and one is pulled before its next pod was answered": (
+            "both cards of a group are released; unplug"
         ),
-        "mates are released together, and the one that is given to the next pod is unbound": (
-            "mates are released together@2; unbind slowly+0.001; unbind@2"
+        "both cards of a group are released, and one goes attribute by attribute": (
+            "both cards of a group are released@2; half gone@428"
+        ),
+        "both cards of a group are released, and the one that is given to the next pod is unbound": (
+            "both cards of a group are released@2; unbind slowly+0.001; unbind@2"
         ),
         "pods come in a burst on groups of two": (
             "plug a second card into the group; plug a second card into the group@1; "
@@ -128,9 +130,9 @@ FOUND: Final[dict[str, Script]] = {
         ),
         "a second plugin on our resource comes, and stays": (
             "a second plugin takes our resource@6+3; plug a card that vfio-pci knows@3; "
-            "the second plugin sends a frame+3"
+            "the second plugin sends its list+3"
         ),
-        "a second plugin goes while our list changes in what is Unhealthy alone": (
+        "a second plugin goes while our list changes only in what is Unhealthy": (
             "a second plugin takes our resource+0.001; our resource has an odd ID"
         ),
         "a second plugin comes and goes within a second in which our list changes": (
@@ -138,29 +140,33 @@ FOUND: Final[dict[str, Script]] = {
             "a second plugin takes our resource+0.001; unplug the second card@4"
         ),
         "a second plugin goes just after our list has changed": (
-            "a second plugin takes our resource; somebody else watches+11; unbind slowly"
+            "a second plugin takes our resource; another client watches+11; unbind slowly"
         ),
         "a second plugin comes and goes while nothing of ours is healthy": (
             "pods come in a burst; half gone+0.001; unbind slowly@2; plug another model@4; "
             "the next uevents are late+11; a pod is force-deleted; a second plugin takes our resource; "
             "a pod for another model comes+0.001"
         ),
-        "a second plugin comes and goes while strangers have every card": (
-            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; "
-            "a second plugin takes our resource@6+0.3; the second plugin goes+3"
+        "a second plugin comes and goes while external processes have every card": (
+            "an external process opens a card+1; an external process opens a card@1+1; "
+            "an external process opens a card@2+11; a second plugin takes our resource@6+0.3; "
+            "the second plugin goes+3"
         ),
-        "a second plugin comes, is seen, and goes while strangers have every card": (
-            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; "
-            "a second plugin takes our resource@6+3; the second plugin goes+3; a stranger lets go+3"
+        "a second plugin comes, is seen, and goes while external processes have every card": (
+            "an external process opens a card+1; an external process opens a card@1+1; "
+            "an external process opens a card@2+11; a second plugin takes our resource@6+3; "
+            "the second plugin goes+3; an external process closes a card+3"
         ),
-        "a monitor dials first, and kubelet's stream is lost while strangers have every card": (
+        "a monitor dials first, and kubelet's stream is lost while external processes have every card": (
             "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
-            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; a stream is lost@6+3"
+            "an external process opens a card+1; an external process opens a card@1+1; "
+            "an external process opens a card@2+11; a stream is lost@6+3"
         ),
-        "a monitor dials first, and kubelet's stream is lost until a stranger lets go": (
+        "a monitor dials first, and kubelet's stream is lost until an external process closes its card": (
             "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
-            "a stranger opens a card+1; a stranger opens a card@1+1; a stranger opens a card@2+11; "
-            "a stream is lost@6+3; a stranger lets go; a pod comes+3"
+            "an external process opens a card+1; an external process opens a card@1+1; "
+            "an external process opens a card@2+11; a stream is lost@6+3; an external process closes a card; "
+            "a pod comes+3"
         ),
         "a monitor dials first after kubelet's restart, and kubelet's stream is lost": (
             "a monitor watches, and dials again first+0.3; kubelet stops+0.3; Register takes long; kubelet starts+3; "
@@ -179,8 +185,8 @@ FOUND: Final[dict[str, Script]] = {
             "pods come in a burst+3; the next daemon has another pci.ids; the node reboots+11; a pod ends+3; "
             "our resource has an odd ID+3; a pod comes+3"
         ),
-        "pci.ids is renewed, and the one who serves gives cards away while his successor cannot scan": (
-            "the next daemon has another pci.ids; a successor starts; scans fail; mates are released together"
+        "pci.ids is renewed, and the daemon that serves gives cards away while its successor cannot scan": (
+            "the next daemon has another pci.ids; a successor starts; scans fail; both cards of a group are released"
         ),
         "pci.ids is renewed under a pod that is gone, whose GPU is pulled out while its machine still has it": (
             "the next daemon has another pci.ids; a pod comes+0.3; a pod is force-deleted; a successor starts+0.001; "
@@ -190,33 +196,34 @@ FOUND: Final[dict[str, Script]] = {
             "the daemon is told to stop; a second plugin takes our resource+0.001; the next daemon has another pci.ids"
         ),
         "an older plugin's pod has ended, and only kubelet's file can be read, which still has it": (
-            "the ledger is answered with nonsense; the daemon is told to stop; mates are released together; "
+            "the ledger is answered with nonsense; the daemon is told to stop; both cards of a group are released; "
             "an older plugin has given a card away@1; a virtual machine ends by itself+0.3"
         ),
         "a second plugin has as healthy what we have, and not the odd ID that a pod has": (
             "our resource has an odd ID+3; a second plugin takes our resource+3"
         ),
-        "descriptors run out, and after that looks fail": (
-            "descriptors run out; looks fail; a pod comes; a look hangs+11"
+        "descriptors run out, and after that inspections fail": (
+            "descriptors run out; inspections fail; a pod comes; an inspection hangs+11"
         ),
         "after a reboot a card is asked for that a claim has, as soon as kubelet has heard of its pods": (
             "a pod for two cards comes; a claim takes a card; a pod for another model comes; the node reboots"
         ),
-        "a successor that selects other cards fails to look at one that a pod has, and that is being unbound": (
-            "the next daemon selects other cards; mates are released together; looks fail; unbind@1; a successor starts"
+        "a successor that selects other cards fails to inspect one that a pod has, and that is being unbound": (
+            "the next daemon selects other cards; both cards of a group are released; inspections fail; unbind@1; "
+            "a successor starts"
         ),
         "a card that no selector chooses is being unplugged, and is seen before kubelet's ledger that names it": (
-            "a look hangs; pods come in a burst+0.001; mates are released together@2; the clock jumps+0.05; "
-            "the next daemon selects other cards; unplug the second card@2; a daemon crashes"
+            "an inspection hangs; pods come in a burst+0.001; both cards of a group are released@2; "
+            "the clock jumps+0.05; the next daemon selects other cards; unplug the second card@2; a daemon crashes"
         ),
         "pci.ids is renewed, and the successor does not serve what another plugin has": (
             "a daemon crashes; a second plugin takes our resource@155; a daemon starts; "
             "the next daemon has another pci.ids; a successor starts"
         ),
-        "a container was to get the node of a mate that is unplugged": (
-            "mates are released together@1; mates are released together@1; unplug the second card@1"
+        "a container was to get the node of the other card of its group, which is unplugged": (
+            "both cards of a group are released@1; both cards of a group are released@1; unplug the second card@1"
         ),
-        "a daemon that is to look after fewer cards cannot read kubelet's ledger at first": (
+        "a daemon that selects fewer cards cannot read kubelet's ledger at first": (
             "pods come in a burst; the next daemon selects other cards+0.3; the daemon is told to stop; "
             "the ledger is answered with nonsense+0.001"
         ),
@@ -229,7 +236,7 @@ FOUND: Final[dict[str, Script]] = {
             "an older plugin has given a card away@163; unbind slowly@1"
         ),
         "a successor that names cards otherwise gives one away and goes": (
-            "the next daemon has another pci.ids; a successor starts; mates are released together+0.001; "
+            "the next daemon has another pci.ids; a successor starts; both cards of a group are released+0.001; "
             "the successor is told to stop"
         ),
         "pci.ids is renewed, and pods have nothing by the old name but what cannot be known": (
@@ -237,18 +244,18 @@ FOUND: Final[dict[str, Script]] = {
             "the next daemon has another pci.ids"
         ),
         "a second plugin with our healthy devices goes while our list changes": (
-            "a second plugin takes our resource@150; a look hangs+3; unplug slowly; a stream is lost@261"
+            "a second plugin takes our resource@150; an inspection hangs+3; unplug slowly; a stream is lost@261"
         ),
         "ids that could not be read can be read in the middle of an unbind": (
             "pods come in a burst+0.3; an attribute turns unreadable@2; a successor starts; unplug@2+0.001"
         ),
         "an older ID of a group with two cards, of which kubelet's file still gives one to a pod that has ended": (
-            "mates are released together; a daemon crashes; a pod ends+0.3; "
-            "an older plugin has given a card away@2; mates are released together@2"
+            "both cards of a group are released; a daemon crashes; a pod ends+0.3; "
+            "an older plugin has given a card away@2; both cards of a group are released@2"
         ),
-        "somebody else was refused what a pod cannot ask for, as another plugin took the resource and left": (
-            "a second plugin takes our resource; somebody else allocates nonsense@462+0.001; the second plugin goes; "
-            "mates are released together"
+        "another client was refused what a pod cannot ask for, as another plugin took the resource and left": (
+            "a second plugin takes our resource; another client allocates nonsense@462+0.001; the second plugin goes; "
+            "both cards of a group are released"
         ),
         "kubelet's file still gives a card to a pod that has ended, and another pod has it by an older ID": (
             "pods come in a burst; a pod for two cards comes+0.001; a daemon crashes@72; a pod ends+0.3; "
@@ -262,7 +269,7 @@ FOUND: Final[dict[str, Script]] = {
             "a pod for two cards comes+3; the API server goes away; kubelet stops; kubelet starts+11"
         ),
         "a card is swapped for another model while no daemon runs": (
-            "a card comes back in another group@4; mates are released together@1; a daemon crashes@117; "
+            "a card comes back in another group@4; both cards of a group are released@1; a daemon crashes@117; "
             "half gone@4+0.3; plug a never-seen model@4"
         ),
         "groups have other numbers after a reboot": "pods come in a burst+3; the node reboots",
@@ -276,22 +283,22 @@ FOUND: Final[dict[str, Script]] = {
         "no descriptor is left while kubelet restarts": (
             "a pod comes+0.3; descriptors run out; kubelet stops; kubelet starts+11; a pod comes+11"
         ),
-        "a successor cannot look at the host for most of a minute": (
+        "a successor cannot read the host for most of a minute": (
             "a successor starts; descriptors run out+11; scans fail"
         ),
         "enable goes back to 0 before the next binding": (
             "unbind+3; enable is switched by hand; bind to vfio-pci+3; unbind; enable is switched by hand; "
-            "bind to vfio-pci+3; a stranger opens a card+3"
+            "bind to vfio-pci+3; an external process opens a card+3"
         ),
         "enable was switched on beside a free card": (
             "plug a second card into the group; unbind+3; enable is switched by hand+3"
         ),
         "a card is replaced by one whose enable was never touched": (
             "unbind+3; enable is switched by hand; bind to vfio-pci+3; unplug+3; plug a card that vfio-pci knows; "
-            "a stranger opens a card+3"
+            "an external process opens a card+3"
         ),
         "a driver whose name is no UTF-8 makes a group not viable under a call": (
-            "plug a companion+3; looks and scans take long; pods come in a burst; "
+            "plug a companion+3; inspections and scans take long; pods come in a burst; "
             "bind the companion to a host driver@6+3"
         ),
     }.items()

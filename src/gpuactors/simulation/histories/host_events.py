@@ -16,7 +16,7 @@ from gpuactors.simulation.histories.kinds import (
     detail_of,
     fault,
 )
-from gpuactors.simulation.histories.world import SECOND, STRANGER_PID, UeventMode, World
+from gpuactors.simulation.histories.world import EXTERNAL_PID, SECOND, UeventMode, World
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.kubelet.values import Phase
 
@@ -192,10 +192,10 @@ def _garbage(world: World, slot: int) -> None:
     world.send_raw(_GARBAGE[detail_of(slot) % len(_GARBAGE)], *_GARBAGE[:3])
 
 
-# --- strangers --------------------------------------------------------------------------------------------
+# --- external processes -----------------------------------------------------------------------------------
 
 
-def _is_free_for_a_stranger(world: World, slot: int) -> bool:
+def _is_free_for_external(world: World, slot: int) -> bool:
     """Kubelet has given it to nobody, and no pod is between kubelet's choice and its own open: the daemon cannot tell
     a stranger from a pod who has not opened yet."""
     return (
@@ -208,31 +208,31 @@ def _is_free_for_a_stranger(world: World, slot: int) -> bool:
     )
 
 
-def _stranger_opens(*, device: bool) -> Act:
+def _external_opens(*, device: bool) -> Act:
     def act(world: World, slot: int) -> None:
         card = card_of(slot)
-        world.tree.open_group(world.group(slot), STRANGER_PID + card, "python3", device=device)
-        world.strangers[card] = device
+        world.tree.open_group(world.group(slot), EXTERNAL_PID + card, "python3", device=device)
+        world.external[card] = device
 
     return act
 
 
-def _is_in_strange_hands(world: World, slot: int) -> bool:
-    return card_of(slot) in world.strangers
+def _is_held_externally(world: World, slot: int) -> bool:
+    return card_of(slot) in world.external
 
 
-def _stranger_dies(world: World, slot: int) -> None:
-    del world.strangers[card_of(slot)]
-    world.tell(world.tree.kill(STRANGER_PID + card_of(slot)))
+def _external_is_killed(world: World, slot: int) -> None:
+    del world.external[card_of(slot)]
+    world.tell(world.tree.kill(EXTERNAL_PID + card_of(slot)))
 
 
-def _stranger_lets_go(world: World, slot: int) -> None:
+def _external_closes(world: World, slot: int) -> None:
     """He closes, and lives on with nothing open."""
     card = card_of(slot)
-    del world.strangers[card]
-    if world.tree.holder_of(world.group(slot)) == STRANGER_PID + card:  # the node may be gone from under him
-        world.tell(world.tree.close_group(world.group(slot), STRANGER_PID + card))
-    world.tell(world.tree.kill(STRANGER_PID + card))
+    del world.external[card]
+    if world.tree.holder_of(world.group(slot)) == EXTERNAL_PID + card:  # the node may be gone from under him
+        world.tell(world.tree.close_group(world.group(slot), EXTERNAL_PID + card))
+    world.tell(world.tree.kill(EXTERNAL_PID + card))
 
 
 HOST_KINDS: Final = (
@@ -299,22 +299,22 @@ HOST_KINDS: Final = (
     ),
     Kind("the uevent socket overflows", always, lambda w, _s: w.overflow()),
     Kind("garbage on the uevent socket", always, _garbage),
-    Kind("looks and scans take long", always, fault(Fault.LOOK_SLOW, 4)),
-    Kind("looks fail", always, fault(Fault.LOOK_FAILS, 2)),
-    Kind("a look hangs", always, fault(Fault.LOOK_HANGS, 1)),
+    Kind("inspections and scans take long", always, fault(Fault.INSPECTION_SLOW, 4)),
+    Kind("inspections fail", always, fault(Fault.INSPECTION_FAILS, 2)),
+    Kind("an inspection hangs", always, fault(Fault.INSPECTION_HANGS, 1)),
     Kind("scans fail", always, fault(Fault.SCAN_FAILS, 2)),
     Kind("polls take long", always, fault(Fault.POLL_SLOW, 3)),
-    Kind("polls can look at nothing", always, fault(Fault.POLL_BLIND, 2)),
+    Kind("polls can read nothing", always, fault(Fault.POLL_BLIND, 2)),
     crash("the uevent watcher crashes", Fault.WATCHER_CRASHES),
     crash("the inspector crashes", Fault.INSPECTOR_CRASHES),
     crash("the poller crashes", Fault.POLLER_CRASHES),
-    Kind("a stranger opens a card", _is_free_for_a_stranger, _stranger_opens(device=True)),
+    Kind("an external process opens a card", _is_free_for_external, _external_opens(device=True)),
     Kind(
-        "a stranger opens a group alone",
-        lambda w, s: w.holders == "proc" and _is_free_for_a_stranger(w, s),
-        _stranger_opens(device=False),
+        "an external process opens only a group",
+        lambda w, s: w.holders == "proc" and _is_free_for_external(w, s),
+        _external_opens(device=False),
     ),
-    Kind("a stranger lets go", _is_in_strange_hands, _stranger_lets_go),
-    Kind("a stranger dies", _is_in_strange_hands, _stranger_dies),
+    Kind("an external process closes a card", _is_held_externally, _external_closes),
+    Kind("an external process is killed", _is_held_externally, _external_is_killed),
 )
 """Every kind of event on the host."""

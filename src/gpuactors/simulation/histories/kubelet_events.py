@@ -25,14 +25,14 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.kinds import Act, Flag, Kind, always, crash, detail_of, fault
 from gpuactors.simulation.histories.truth import given_by_us
-from gpuactors.simulation.histories.world import MODEL, MODELS, SECOND, STRANGER, World
+from gpuactors.simulation.histories.world import MODEL, MODELS, OTHER_CLIENT, SECOND, World
 from gpuactors.simulation.kubelet.plugins import LIST_AND_WATCH
 from gpuactors.simulation.kubelet.transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
 from gpuactors.simulation.kubelet.values import Phase
 
 PODS_MAX: Final = 16
-MATES_S: Final = 0.5
-"""How long a card may take to be listed, or a pod to run, before mates are released."""
+BOTH_WITHIN_S: Final = 0.5
+"""How long a card may take to be listed, or a pod to run, before both cards of its group are released."""
 
 STAYS_S: Final = 3.0
 """How long somebody stays on our endpoint who has no business there."""
@@ -109,7 +109,7 @@ def _garbage(world: World, slot: int) -> None:
     """Bytes that are not gRPC on our endpoint; half of the senders stay for a while, half go at once."""
 
     async def send() -> None:
-        stream = await world.transport.try_dial(_endpoint(slot), STRANGER)
+        stream = await world.transport.try_dial(_endpoint(slot), OTHER_CLIENT)
         if stream is None:
             return
         async with stream:
@@ -124,7 +124,7 @@ def _garbage(world: World, slot: int) -> None:
 
 def _guest(world: World, slot: int, call: _Visit) -> None:
     async def visit() -> None:
-        stream = await world.transport.try_dial(_endpoint(slot), STRANGER)
+        stream = await world.transport.try_dial(_endpoint(slot), OTHER_CLIENT)
         if stream is None:
             return
         async with open_channel(stream) as channel:
@@ -230,10 +230,10 @@ def _left_over_ends(world: World, _slot: int) -> None:
     world.kubelet.end_process(names[0])
 
 
-# --- mates ------------------------------------------------------------------------------------------------
+# --- both cards of a group --------------------------------------------------------------------------------
 
 
-def _mates(world: World) -> list[str]:
+def _pods_with_both(world: World) -> list[str]:
     """The running pods that have two cards of one group."""
     cards: dict[str, list[int | None]] = {}
     for g in given_by_us(world):
@@ -243,7 +243,7 @@ def _mates(world: World) -> list[str]:
     return sorted(pod for pod, groups in cards.items() if pod in running and len(set(groups)) < len(groups))
 
 
-def _can_have_mates(world: World, slot: int) -> bool:
+def _can_have_both(world: World, slot: int) -> bool:
     """A card that nobody has or holds, whose group has a second one, or room for it."""
     address, second = world.address(slot), world.address(slot, SECOND)
     return (
@@ -257,21 +257,21 @@ def _can_have_mates(world: World, slot: int) -> bool:
     )
 
 
-async def _release_mates(world: World, slot: int) -> None:
+async def _release_both(world: World, slot: int) -> None:
     """Pods take both cards of a group and every other one; then both are free at once, by force, and the next pod gets
     one of them."""
     if world.address(slot, SECOND) not in world.tree.functions:
         world.plug_beside(slot)
-    with trio.move_on_after(MATES_S):
+    with trio.move_on_after(BOTH_WITHIN_S):
         await world.kubelet.until(lambda view: any(r.id == world.address(slot, SECOND) for r in view.devices))
     for size in (2, None):
         figures = world.kubelet.view.resources.get(world.resource(MODEL))
         free = figures.free if figures is not None else 0
         if free > 0 and _room(world, slot):
             _submit(min(size or free, free))(world, slot)
-            with trio.move_on_after(MATES_S):
+            with trio.move_on_after(BOTH_WITHIN_S):
                 await world.kubelet.settled(f"vm-{world.pods}")
-    if names := _mates(world):
+    if names := _pods_with_both(world):
         world.kubelet.force_delete(names[slot % len(names)], dies_after_s=0.0)
     if _room(world, slot):
         _submit(1)(world, slot)
@@ -327,10 +327,10 @@ KUBELET_KINDS: Final = (
     Kind("the next Register is cut", always, _cut_next(KUBELET_SOCKET)),
     Kind("the next List is cut", always, _cut_next(POD_RESOURCES_SOCKET)),
     Kind("garbage on our endpoint", always, _garbage),
-    Kind("somebody else watches", always, _visits(_watches)),
-    Kind("somebody else allocates nonsense", always, _visits(_allocates_nonsense)),
-    Kind("somebody else sends a wrong message", always, _visits(_sends_a_wrong_message)),
-    Kind("somebody else gives up an Allocate", always, _visits(_gives_up)),
+    Kind("another client watches", always, _visits(_watches)),
+    Kind("another client allocates nonsense", always, _visits(_allocates_nonsense)),
+    Kind("another client sends a wrong message", always, _visits(_sends_a_wrong_message)),
+    Kind("another client abandons an Allocate", always, _visits(_gives_up)),
     crash("the kubelet watcher crashes", Fault.KUBELET_WATCHER_CRASHES),
     crash("a plugin crashes", Fault.PLUGIN_CRASHES),
     Kind("reads of the ledger fail", always, fault(Fault.READ_FAILS, 2)),
@@ -348,7 +348,9 @@ KUBELET_KINDS: Final = (
     Kind("a pod for two cards comes", _room, _submit(2)),
     Kind("a pod for another model comes", _room, _submit_other),
     Kind("pods come in a burst", _room, _burst),
-    Kind("mates are released together", _can_have_mates, _release_mates, needs={Flag.KUBELET_RUNS: True}),
+    Kind(
+        "both cards of a group are released", _can_have_both, _release_both, needs={Flag.KUBELET_RUNS: True}
+    ),
     Kind("a pod ends", _has_pods, _delete(0.0)),
     Kind("a pod ends slowly", _has_pods, _delete(4.0)),
     Kind("a pod is force-deleted", _has_pods, _force_delete(None)),

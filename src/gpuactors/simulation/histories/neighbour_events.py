@@ -12,7 +12,7 @@ from gpuactors.simulation.neighbours import Bystander, OtherPlugin
 
 SECOND_PLUGIN: Final = (
     "a second plugin takes our resource",
-    "the second plugin sends a frame",
+    "the second plugin sends its list",
     "the second plugin goes",
 )
 """While one is there kubelet's list may be its own, and its calls go astray."""
@@ -54,7 +54,7 @@ def _goes(world: World, _slot: int) -> None:
 
 
 def _watches(world: World, slot: int) -> None:
-    names = list(world.outlook.names.values())
+    names = list(world.options.names.values())
     resource = names[detail_of(slot) % 3 if detail_of(slot) % 2 else 0]
     world.monitors += 1
     world.in_background(Bystander(world.transport, socket_name(ResourceName(resource), "")).run)

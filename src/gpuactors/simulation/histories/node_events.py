@@ -38,12 +38,12 @@ async def _reboots(world: World, slot: int) -> None:
 
 
 def _select(world: World, _slot: int) -> None:
-    whole = world.next_outlook.selectors is SELECTORS
-    world.next_outlook = replace(world.next_outlook, selectors=NARROWED if whole else SELECTORS)
+    whole = world.next_options.selectors is SELECTORS
+    world.next_options = replace(world.next_options, selectors=NARROWED if whole else SELECTORS)
 
 
 def _rename(world: World, _slot: int) -> None:
-    world.next_outlook = replace(world.next_outlook, renamed=not world.next_outlook.renamed)
+    world.next_options = replace(world.next_options, renamed=not world.next_options.renamed)
 
 
 # --- older plugins ----------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def _could_be_older(world: World, slot: int) -> bool:
 
 def _older(world: World, slot: int) -> None:
     """Its virtual machine has the group open, or has not opened it yet."""
-    resource, group = world.next_outlook.names[MODEL], world.group(slot)
+    resource, group = world.next_options.names[MODEL], world.group(slot)
     world.others += 1
     world.older[resource, str(group)] = world.address(slot)
     world.disturbed.add(str(group))  # it may be a card that our daemon is not to look after

@@ -21,7 +21,7 @@ CUTS_CALLS_OFF: Final = (
     "a stream is lost",
     "a stream is cut within a message",
     "kubelet stops",
-    "a look hangs",  # longer than a call in flight is waited for
+    "an inspection hangs",  # longer than a call in flight is waited for
     "descriptors run out",  # as long
     "the clock jumps",
     "the node reboots",
@@ -48,8 +48,8 @@ _STOPS: Final = (
 )
 
 _HELD: Final = (
-    "a stranger opens a card",
-    "a stranger opens a group alone",
+    "an external process opens a card",
+    "an external process opens only a group",
     "a pod is force-deleted",
     "a pod is force-deleted and dies late",
     "the ledger file is damaged",  # kubelet forgets who has what
@@ -68,7 +68,7 @@ _CHANGED: Final = (
     "half gone",
     "bind the companion to a host driver",
     "plug a second card into the group",
-    "mates are released together",
+    "both cards of a group are released",
     "an attribute turns unreadable",
     "the node reboots",
     "a card comes back in another group",
@@ -77,7 +77,7 @@ _CHANGED: Final = (
     "our resource has an odd ID",
 )
 
-_IN_USE: Final = (*_HELD, *_OTHERS, "plug a second card into the group", "mates are released together")
+_IN_USE: Final = (*_HELD, *_OTHERS, "plug a second card into the group", "both cards of a group are released")
 
 _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.ALLOCATED: _OTHERS,
@@ -86,21 +86,27 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.ORPHANED: _IN_USE,
     Cause.HELD_BY_OTHER: _IN_USE,
     Cause.HOLDER_UNKNOWN: _IN_USE,
-    Cause.UNREADABLE: (*_CHANGED, "looks fail", "a look hangs", "the clock jumps", "descriptors run out"),
+    Cause.UNREADABLE: (
+        *_CHANGED,
+        "inspections fail",
+        "an inspection hangs",
+        "the clock jumps",
+        "descriptors run out",
+    ),
     Cause.UNBINDING: _CHANGED,
     Cause.NOT_BOUND: _CHANGED,
     Cause.NOT_SELECTED: _CHANGED,
     Cause.NO_IOMMU_GROUP: _CHANGED,
     Cause.GROUP_NOT_VIABLE: _CHANGED,
     Cause.NODE_MISSING: _CHANGED,
-    Cause.USE_UNREADABLE: (*_CHANGED, "polls can look at nothing", "descriptors run out"),
+    Cause.USE_UNREADABLE: (*_CHANGED, "polls can read nothing", "descriptors run out"),
     Cause.GONE: _CHANGED,
     Cause.REPLACED_BY_ANOTHER: _CHANGED,
     Cause.UNKNOWN_ID: _CHANGED,
     Cause.GROUP_CHANGED: _CHANGED,
     Cause.SHORTAGE: ("descriptors run out", "the clock jumps"),
-    Cause.INSPECTION_LATE: ("a look hangs", "the clock jumps"),
-    Cause.USE_LATE: ("polls can look at nothing", "the clock jumps", "descriptors run out"),
+    Cause.INSPECTION_LATE: ("an inspection hangs", "the clock jumps"),
+    Cause.USE_LATE: ("polls can read nothing", "the clock jumps", "descriptors run out"),
     Cause.LEDGER_LATE: ("descriptors run out", "the clock jumps"),
     Cause.NOT_SERVING: _STOPS,
 }

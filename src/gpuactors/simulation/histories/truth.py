@@ -142,7 +142,7 @@ def is_selected(world: World, spec: PciSpec) -> bool:
             class_code=spec.class_code,
             address=spec.address,
         )
-        for selector in world.outlook.selectors
+        for selector in world.options.selectors
     )
 
 

@@ -80,10 +80,10 @@ SECOND: Final = 2
 
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
-STRANGER: Final = "stranger"
+OTHER_CLIENT: Final = "another client"
 """A process that dials our endpoints and has no business there."""
 
-STRANGER_PID: Final = 90_000
+EXTERNAL_PID: Final = 90_000
 BETWEEN_UEVENTS_S: Final = 0.02
 """Between two uevents of a change that takes its time."""
 
@@ -96,7 +96,7 @@ UeventMode = Literal["lost", "doubled", "late", "reversed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DaemonOptions:
     """What a daemon is told at its start."""
 
     selectors: tuple[Selector, ...] = SELECTORS
@@ -114,7 +114,7 @@ class RunningDaemon:
     """One process of the daemon."""
 
     name: str
-    outlook: Outlook
+    options: DaemonOptions
     uevents: MemoryUevents
     journal: MemoryJournal
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -247,8 +247,8 @@ class World:
         """When kubelet was last started with pods that it had to hear of first."""
         self.counts: Counter[str] = Counter()
         """How often each kind has happened."""
-        self.strangers: dict[int, bool] = {}
-        """Cards in a stranger's hands, and whether he has the device open or only its group."""
+        self.external: dict[int, bool] = {}
+        """Cards that an external process has open: True if it has the device open, False if only its group."""
         self.pods = 0
         self.late: list[Uevent] = []
         self.uevent_mode: UeventMode | None = None
@@ -257,7 +257,7 @@ class World:
         """A change that no uevent told of: only the next full scan can find it."""
         self.changing: set[int] = set()
         """Cards with a change under way."""
-        self.next_outlook = Outlook()
+        self.next_options = DaemonOptions()
         """What the next daemon is told."""
         self.groups: dict[int, int] = {}
         """The IOMMU group of a place for a card, where it is not the first one."""
@@ -385,14 +385,14 @@ class World:
     # --- names ----------------------------------------------------------------------------------------------
 
     @property
-    def outlook(self) -> Outlook:
+    def options(self) -> DaemonOptions:
         """What the daemon was told that serves now, or that will."""
         there = [d for d in self.serving if d.is_serving] or self.serving
-        return there[-1].outlook if there else self.next_outlook
+        return there[-1].options if there else self.next_options
 
     def resource(self, model: str) -> str:
         """What the daemon that serves calls the resource of a model."""
-        return self.outlook.names[model]
+        return self.options.names[model]
 
     def is_ours(self, resource: str) -> bool:
         """It is a name that a daemon of ours makes."""
@@ -480,9 +480,9 @@ class World:
         place for a card has the group that the next one had."""
         before = [self.group(slot) for slot in range(CARDS)]
         self.mend_attributes()
-        for card in list(self.strangers):
-            self.tree.kill(STRANGER_PID + card)
-        self.strangers.clear()
+        for card in list(self.external):
+            self.tree.kill(EXTERNAL_PID + card)
+        self.external.clear()
         functions = [(a, spec, self.tree.driver_of(a)) for a, spec in self.tree.functions.items()]
         for address, _, _ in functions:
             self.tree.unplug(address)
@@ -493,7 +493,7 @@ class World:
             self.disturbed.add(address)
         self.late.clear()
         self.uevent_mode = None
-        self.transport.kill(STRANGER)
+        self.transport.kill(OTHER_CLIENT)
 
     # --- uevents --------------------------------------------------------------------------------------------
 
@@ -580,7 +580,7 @@ class World:
         self._started += 1
         name = f"daemon {self._started}"
         journal = MemoryJournal(self.journal_directory, name, self.faults)
-        daemon = RunningDaemon(name, self.next_outlook, MemoryUevents(self.faults), journal)
+        daemon = RunningDaemon(name, self.next_options, MemoryUevents(self.faults), journal)
         if not self.daemons:
             self.missed = False  # it scans everything
         self.daemons.append(daemon)
@@ -604,8 +604,8 @@ class World:
         """All that a daemon reaches."""
         host = HostRoot(str(self._root))
         hanging = Latest(frozenset[Owner]())
-        names = PciIds(self._other_pci_ids() if daemon.outlook.renamed else Path(os.devnull))
-        reader = InlineReader(SysfsReader(host, daemon.outlook.selectors, names))
+        names = PciIds(self._other_pci_ids() if daemon.options.renamed else Path(os.devnull))
+        reader = InlineReader(SysfsReader(host, daemon.options.selectors, names))
         use = InlineUse(host, self.holders, open_node=self._probe)
         return app.Outside(
             host=FaultyReader(reader, self.faults, str(self._root)),
@@ -638,7 +638,7 @@ class World:
         self.tree.open_node(path)
 
     async def _run(self, daemon: RunningDaemon, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
-        settings = Settings(daemon.outlook.selectors, RESYNC_S, self.pre_start_gate, hand_over=True)
+        settings = Settings(daemon.options.selectors, RESYNC_S, self.pre_start_gate, hand_over=True)
         try:
             with daemon.scope:
                 await app.run_daemon(

@@ -103,9 +103,9 @@ class FaultyReader:
         """As `ports.HostReader.look`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
-        if self._faults.strikes(Fault.LOOK_FAILS):
-            raise HostError("the look was told to fail")
-        if self._faults.strikes(Fault.LOOK_HANGS):
+        if self._faults.strikes(Fault.INSPECTION_FAILS):
+            raise HostError("the inspection was told to fail")
+        if self._faults.strikes(Fault.INSPECTION_HANGS):
             await trio.sleep(limits.INSPECTION_DEADLINE_S)
             raise HostError(f"the inspection of {address} did not end in time")
         return await self._take_time(await self._reader.inspect(address, given))
@@ -116,7 +116,7 @@ class FaultyReader:
 
     async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
         """A slow one has read at once and answers later: the worst case, as it is out of date then."""
-        if self._faults.strikes(Fault.LOOK_SLOW):
+        if self._faults.strikes(Fault.INSPECTION_SLOW):
             await trio.sleep(SLOW_S)
         return tuple(
             f if f.fault is None else replace(f, fault=f.fault.replace(self._root, "")) for f in found

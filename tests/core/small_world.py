@@ -1,4 +1,4 @@
-"""Every order of a few events in a world of two GPUs, and the books after each: the core alone, nothing drawn.
+"""Every order of a few events in a world of two GPUs, and what kubelet has after each: only the core, nothing drawn.
 
 The world outside (two functions, kubelet's ledger, who holds which group) is a value like the core's state, and both
 change by pure functions, so a tree of orders shares all its beginnings. What the daemon asks for (looks, polls, reads

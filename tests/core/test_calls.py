@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused_without_looking(ids: tuple[str, ...], status:
 
 
 def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> None:
-    """Kubelet gives it to the next pod: by its own books the one whom our ledger still names has left."""
+    """Kubelet gives it to the next pod: by what it has itself, the pod that our ledger still names has left."""
     core = Core(gpu(A), gpu(B))
     core.ledger = {A: "vm-1", "²": "vm-1"}
     core.feed(KubeletAppeared("1"), HostChanged(A, None, "remove pci"))

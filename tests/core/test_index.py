@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core import books, calls, device_lists, entries, index, snapshot
+from gpuactors.core import calls, device_lists, entries, index, schedule, snapshot, usage
 from gpuactors.core.assessment import assessments
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
 from gpuactors.core.index import NO_INDEX, check_index, index_of, indexed
@@ -62,7 +62,7 @@ def late_bind(core: Core) -> None:
 def ledger_read(core: Core) -> None:
     """One that says what the last one said, and no poll of all groups beside it."""
     core.silent = True
-    core.state = books.ask_ledger(core.state, core.at)
+    core.state = schedule.ask_ledger(core.state, core.at)
     number = core.state.ledger.outstanding
     assert number is not None
     core.feed(core.ledger_event(number))
@@ -91,7 +91,7 @@ VALUES = (
     (entries, ("_advertised",)),
     (device_lists, ("_tombstone",)),
     (snapshot, ("PollTarget",)),
-    (books, ("_observed",)),
+    (usage, ("_observed",)),
 )
 """What runs once for each function, device or group that something changes of."""
 

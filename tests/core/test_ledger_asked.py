@@ -1,4 +1,4 @@
-"""No Allocate is answered from an old ledger: kubelet gives away what its books have free now, and others give away
+"""No Allocate is answered from an old ledger: kubelet gives away what is free by its own now, and others give away
 what ours do not show yet (issue 10, items 6 and 7)."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every order of up to five events in worlds of two GPUs (`just small-worlds`; up to three in `just test`).
 
-What such orders have found stays below as tests of the core by name (`test_books.py`): a ledger that was read before
-the first scan, a lost device without a plugin, a stranger on what a pod had just given back.
+What such orders have found stays as tests of the core by name (`test_ledger_and_usage.py`): a ledger that was read
+before the first scan, a lost device without a plugin, an external process on what a pod had just given back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WORLDS = {
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.timeout(600)
-def test_the_books_balance_after_every_order(name: str) -> None:
+def test_the_figures_are_right_after_every_order(name: str) -> None:
     count = every_order(WORLDS[name], LENGTH)
     print(f"{count.orders} orders of up to {LENGTH} events, {count.nodes} different nodes after them")
     assert count.nodes > LENGTH

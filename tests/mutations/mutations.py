@@ -30,10 +30,10 @@ class Mutation:
 
 
 MUTATIONS: Final = (
-    # --- the books ------------------------------------------------------------------------------------------
+    # --- ledger and use ------------------------------------------------------------------------------------------
     Mutation(
         "a poll of some groups is taken for one of all",
-        "core/books.py",
+        "core/usage.py",
         "        refresh=before.refresh.answered(due_at if of_all else min(due_at, before.due_at)),\n",
         "        refresh=before.refresh.answered(due_at),\n",
         tests=("tests/core/test_polls.py",),
@@ -56,7 +56,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "callers without end put off the poll of all groups",
-        "core/books.py",
+        "core/schedule.py",
         "    if state.polls.due_at <= at:\n",
         "    if state.polls.due_at <= at and state.polls.outstanding is None:\n",
         tests=("tests/core/test_polls.py",),
@@ -87,14 +87,14 @@ MUTATIONS: Final = (
         "core/assessment/assessments.py",
         "    return use.in_use, use.in_use and read > use.since, use",
         "    return use.in_use, use",
-        tests=("tests/core/test_books.py",),
+        tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
         "a device's assessment is not derived again when a poll came after the read that its pod was gone from",
         "core/assessment/assessments.py",
         "    return given if before.uses is state.polls.groups else given | state.orphans.keys()\n",
         "    return given\n",
-        tests=("tests/core/test_books.py",),
+        tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
         "a GPU whose unbind waits leaves the list while somebody has it open",
@@ -122,7 +122,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "nobody remembers who has just left",
-        "core/books.py",
+        "core/ledger.py",
         "    orphans = {**_still_orphans(after), **left}\n",
         "    orphans: dict[PciAddress, Orphan] = {}\n",
     ),
@@ -154,7 +154,7 @@ MUTATIONS: Final = (
         "given.isdisjoint(m.address for m in index.groups[group])",
         "given.isdisjoint(functions)",
         (
-            "tests/core/test_books.py",
+            "tests/core/test_ledger_and_usage.py",
             f"{FOUND}[both cards of a group are released, and the one that is given to the next pod is unbound]",
         ),
     ),
@@ -166,30 +166,30 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a ledger that was read before the first scan is not read again",
-        "core/books.py",
-        "    if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and _matters(state):\n",
-        "    if False and _matters(state):\n",
+        "core/schedule.py",
+        "    if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and matters(state):\n",
+        "    if False and matters(state):\n",
     ),
     Mutation(
         "any other text in the ledger is another pod",
-        "core/books.py",
+        "core/ledger.py",
         "        if n in had and n in state.resolved and _is_gone(had[n], entries.get(n))\n",
         "        if n in had and n in state.resolved\n",
-        tests=("tests/core/test_books.py",),
+        tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
         "the read wished after an Allocate is lost if a read is out",
-        "core/books.py",
+        "core/schedule.py",
         "    listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)\n",
         "    listed = tuple(grants)\n",
-        tests=("tests/core/test_ledger_asked.py", "tests/core/test_books.py"),
+        tests=("tests/core/test_ledger_asked.py", "tests/core/test_ledger_and_usage.py"),
     ),
     Mutation(
         "an old poll clears who has just left",
-        "core/books.py",
-        "        if now is None or now.poll <= orphans.read or (now.in_use and _may_be(orphans, now)):\n",
-        "        if now is None or (now.in_use and _may_be(orphans, now)):\n",
-        tests=("tests/core/test_books.py",),
+        "core/usage.py",
+        "        if now is None or now.poll <= orphan.read or (now.in_use and _may_be(orphan, now)):\n",
+        "        if now is None or (now.in_use and _may_be(orphan, now)):\n",
+        tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
         "another resource's pod is no owner at Allocate",
@@ -227,9 +227,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "on a quiet node the ledger is never read",
-        "core/books.py",
-        "    due_at = at + (period_s if _matters(state) else limits.LEDGER_QUIET_S)\n",
-        "    due_at = at + (period_s if _matters(state) else math.inf)\n",
+        "core/ledger.py",
+        "    due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)\n",
+        "    due_at = at + (period_s if schedule.matters(state) else math.inf)\n",
         tests=(f"{FOUND}[a claim takes a card while nothing of ours is given away]",),
     ),
     Mutation(
@@ -252,14 +252,14 @@ MUTATIONS: Final = (
         "core/bindings.py",
         "    baselines = {**polls.baselines, **{a: n for a, n in sure.items() if a not in active}}\n",
         "    baselines = {**polls.baselines, **{a: n for a, n in sure.items() if a not in active and n}}\n",
-        tests=("tests/core/test_books.py",),
+        tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
         "a baseline outlives the function's binding",
         "core/bindings.py",
         "            baselines={a: n for a, n in polls.baselines.items() if a not in baselines},\n",
         "            baselines=polls.baselines,\n",
-        tests=("tests/core/test_books.py",),
+        tests=("tests/core/test_ledger_and_usage.py",),
     ),
     # --- inspections ----------------------------------------------------------------------------------------
     Mutation(
@@ -486,7 +486,7 @@ MUTATIONS: Final = (
         "core/entries.py",
         "        | index.unbinding\n",
         "",
-        tests=("tests/core/test_polls.py", "tests/core/test_books.py"),
+        tests=("tests/core/test_polls.py", "tests/core/test_ledger_and_usage.py"),
     ),
     # --- actors and their tools -----------------------------------------------------------------------------
     Mutation(

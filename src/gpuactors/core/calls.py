@@ -3,7 +3,7 @@
 Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: it
 asks for an inspection of each of its devices, for a poll of the groups' use and for a read of kubelet's ledger, and
 waits; what comes back may complete it. Of the ledger a read counts as well that was asked for just before; but nobody
-is refused for what that one says, as kubelet gives away what its books have free *now*: whoever ours still name may
+is refused for what that one says, as kubelet gives away what its ledger has free *now*: whoever ours still name may
 have just left. A ledger that cannot be read is taken as it was read last.
 
 A device that is unknown, has changed since kubelet was told of it, cannot be opened or is in foreign hands is refused
@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core import books, inspections
+from gpuactors.core import inspections, schedule
 from gpuactors.core.allocation import grant, prefer
 from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
@@ -188,7 +188,7 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
 
 
 def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
-    """Until kubelet's ledger lists it, what was handed out counts as allocated. It is read for that (`books.due`)."""
+    """What was handed out counts as allocated until kubelet's ledger lists it: `schedule.due` has it read for that."""
     ids = [(call.resource, device) for request in call.requests for device in request]
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
     # What kubelet kept of an Allocate before is another pod's, and its file may not be readable soon.
@@ -289,13 +289,13 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
         enough = ledger.outstanding > call.since or (not call.doubts and _is_fresh(ledger.asked_at, call))
         if enough or ledger.refresh.again:
             return state
-    return books.ask_ledger(state, at)
+    return schedule.ask_ledger(state, at)
 
 
 def _with_poll(state: NodeState, call: Call) -> NodeState:
     """A poll of its devices' groups, whether there is reason to poll them yet or not, is outstanding or will be."""
     groups = {f.iommu_group for f in call.seen.values() if f.iommu_group is not None}
-    return books.ask_poll(state, frozenset(groups)) if groups else state
+    return schedule.ask_poll(state, frozenset(groups)) if groups else state
 
 
 def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
@@ -407,7 +407,7 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
     late = {
         address_of(state, *given)
         for given, until in state.pending_allocations.items()
-        if state.ledger.read_at < books.listed_at(until)
+        if state.ledger.read_at < schedule.listed_at(until)
     }
     mates = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
     return not mates.isdisjoint(late)

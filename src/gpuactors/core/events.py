@@ -309,7 +309,8 @@ HostEvent = (
     | FunctionInspected
     | InspectionFailed
 )
-BooksEvent = GroupsObserved | SomeGroupsObserved | LedgerRead | LedgerUnreadable
+UsageEvent = GroupsObserved | SomeGroupsObserved
+LedgerEvent = LedgerRead | LedgerUnreadable
 KubeletEvent = (
     KubeletAppeared
     | KubeletGone
@@ -323,4 +324,4 @@ KubeletEvent = (
 )
 CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
 DaemonEvent = PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested
-Event = HostEvent | BooksEvent | KubeletEvent | CallEvent | DaemonEvent | Ticked
+Event = HostEvent | UsageEvent | LedgerEvent | KubeletEvent | CallEvent | DaemonEvent | Ticked

@@ -18,7 +18,17 @@ from types import MappingProxyType
 from typing import assert_never
 
 from gpuactors import limits
-from gpuactors.core import bindings, books, calls, events, inspections, listing, registration
+from gpuactors.core import (
+    bindings,
+    calls,
+    events,
+    inspections,
+    ledger,
+    listing,
+    registration,
+    schedule,
+    usage,
+)
 from gpuactors.core.assessment.assessments import assessed, check_assessments
 from gpuactors.core.device_lists import publish
 from gpuactors.core.effects import Effect, Field, Level, Reply, Say
@@ -47,8 +57,8 @@ def initial_state(
         plugins={},
         no_removal_until={},
         calls={},
-        ledger=books.first_ledger(wanted.last + 1),
-        polls=books.first_polls(),
+        ledger=ledger.first_ledger(wanted.last + 1),
+        polls=usage.first_polls(),
         pending_allocations={},
         resolved={},
         orphans={},
@@ -96,13 +106,10 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             after, effects = _call(state, event, at)
         case events.Ticked():
             after, effects = _ticked(state, at)
-        case (
-            events.GroupsObserved()
-            | events.SomeGroupsObserved()
-            | events.LedgerRead()
-            | events.LedgerUnreadable()
-        ):
-            after, effects = _books(state, event, at)
+        case events.GroupsObserved() | events.SomeGroupsObserved():
+            after, effects = usage.observed(state, event, at), []
+        case events.LedgerRead() | events.LedgerUnreadable():
+            after, effects = _ledger(state, event, at)
         case (
             events.PredecessorGone()
             | events.HandOverRequested()
@@ -113,8 +120,8 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
         case _:
             assert_never(event)
     after = resolved(state, indexed(after))
-    after, answered = calls.completed(assessed(books.poll_brought_forward(state, after, at)), at)
-    after = books.hurried(after, at, waited_for=calls.waits_for_poll(after))
+    after, answered = calls.completed(assessed(schedule.poll_brought_forward(state, after, at)), at)
+    after = schedule.hurried(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
     after = assessed(indexed(listing.kept(state, after, at)))
@@ -130,7 +137,7 @@ def next_deadline(state: NodeState) -> float:
     """When a `Ticked` is due if nothing else happens; infinite if never."""
     return min(
         inspections.deadline(state.inspections),
-        books.deadline(state),
+        schedule.deadline(state),
         min((p.retry_at for p in state.plugins.values() if p.retry_at is not None), default=math.inf),
         min((c.deadline for c in state.calls.values()), default=math.inf),
         min(state.no_removal_until.values(), default=math.inf),
@@ -187,12 +194,10 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
             ]
 
 
-def _books(state: NodeState, event: events.BooksEvent, at: float) -> Stepped:
+def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
     match event:
-        case events.GroupsObserved() | events.SomeGroupsObserved():
-            return books.observed(state, event, at), []
         case events.LedgerRead(_, source):
-            after = books.ledger_read(state, event, at)
+            after = ledger.ledger_read(state, event, at)
             contested: list[Effect] = []
             if event.read == state.ledger.outstanding:
                 after, contested = listing.compared(after, event.read, event.healthy, at)
@@ -208,7 +213,7 @@ def _books(state: NodeState, event: events.BooksEvent, at: float) -> Stepped:
         case events.LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING
             said = [Say(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
-            state = books.ledger_unreadable(state, event, at)
+            state = ledger.ledger_unreadable(state, event, at)
             return listing.compared(state, event.read, None, at)[0], said
 
 
@@ -275,7 +280,7 @@ def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGon
             if socket == state.kubelet:
                 return state, []
             plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.plugins.items()}
-            state = books.ask_ledger(state, at)
+            state = schedule.ask_ledger(state, at)
             return replace(state, kubelet=socket, kubelet_missing="", plugins=plugins), [
                 Say(Level.INFO, "kubelet.appeared", {})
             ]
@@ -352,7 +357,7 @@ def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, answered = calls.expired(books.due(inspections.due(state, at), at), at)
+    state, answered = calls.expired(schedule.due(inspections.due(state, at), at), at)
     plugins = _each(state.plugins, lambda p: registration.due(p, at))
     held = {r: until for r, until in state.no_removal_until.items() if until > at}
     return replace(state, plugins=plugins, no_removal_until=held), answered

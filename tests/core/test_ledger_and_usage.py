@@ -1,4 +1,4 @@
-"""The books: kubelet's ledger × who uses the group in the kernel × sysfs, one verdict and one reason per device.
+"""Kubelet's ledger × who uses the group in the kernel × sysfs: one status and one reason per device.
 
 One test per row of the table "Which devices are Healthy" (architecture), then what happens between the rows.
 """

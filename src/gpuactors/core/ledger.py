@@ -1,0 +1,202 @@
+"""Kubelet's ledger: which pod has which device, by the reads of it that came back.
+
+Theory of operation. A device that leaves the ledger is an orphan until a later poll finds its group free, or in use by
+another than its pod: a forced deletion leaves the ledger within milliseconds while the process lives on. What Allocate
+handed out is a pending allocation until the ledger lists it. What was read stays the very same value where it is what
+it was: what follows from it is then told by identity (see `index.py`).
+
+Must not judge: what this means for a device is decided in `assessment/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core import schedule
+from gpuactors.core.events import LedgerRead, LedgerUnreadable
+from gpuactors.core.identity import claimed_address, resolved
+from gpuactors.core.index import changed_keys, index_of
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    Ledger,
+    Orphan,
+    PciAddress,
+    Pod,
+    ResourceName,
+    Role,
+)
+from gpuactors.core.refresh import Refresh
+from gpuactors.core.state import NodeState
+
+
+def first_ledger(number: int) -> Ledger:
+    """At start: one read is outstanding."""
+    return Ledger(
+        read=0,
+        entries={},
+        claims={},
+        problem=None,
+        tried=False,
+        refresh=Refresh().asked(number),
+    )
+
+
+def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
+    """The ledger as it is. Who left it may still hold its device."""
+    before = state.ledger
+    if event.read != before.outstanding:
+        return state
+    # The very ones that are known, if they are what they were: what follows from them is then told by identity.
+    entries, claims = _entries(before.entries, event), _claims(event.claims)
+    ledger = replace(
+        before,
+        read=event.read,
+        entries=entries,
+        claims=claims if claims != before.claims else before.claims,
+        problem=None,
+        tried=True,
+        refresh=before.refresh.answered(),
+        read_at=before.asked_at,
+        done=event.read,
+        complete=not (event.settling and event.cached is None),
+    )
+    after = replace(state, ledger=_with_answers(ledger, event))
+    after = resolved(state, replace(after, pending_allocations=_still_pending(after, event, at)))
+    left = _left(state, entries, event.read)
+    orphans = {**_still_orphans(after), **left}
+    state = replace(
+        after,
+        orphans=orphans if orphans != after.orphans else after.orphans,
+        served=_still_served(after, event.settling),
+    )
+    period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
+    due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)
+    wished = before.due_at if before.due_at > at else math.inf
+    refresh = state.ledger.refresh.due_by(min(due_at, wished))
+    state = replace(state, ledger=replace(state.ledger, refresh=refresh))
+    functions = index_of(state).functions
+    if groups := {f.iommu_group for a in left if (f := functions.get(a)) is not None} - {None}:
+        state = schedule.ask_poll(state, frozenset(g for g in groups if g is not None))
+    return schedule.ask_ledger(state, at) if before.refresh.again else state
+
+
+def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
+    """What was known last stays known; what the file says of Allocate's answers is known anew if it could be read."""
+    if event.read != state.ledger.outstanding:
+        return state
+    again = state.ledger.refresh.again
+    ledger = replace(
+        state.ledger,
+        problem=event.reason,
+        tried=True,
+        refresh=state.ledger.refresh.answered(at + limits.LEDGER_RETRY_S),
+        done=event.read,
+    )
+    state = replace(state, ledger=_with_answers(ledger, event))
+    return schedule.ask_ledger(state, at) if again else state
+
+
+def _entries(
+    before: Mapping[tuple[ResourceName, DeviceId], Pod], event: LedgerRead
+) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
+    """What was read; the very ones that are known where they are what they were."""
+    entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
+    same = True
+    for entry in event.entries:
+        name = entry.resource, entry.device
+        if (known := before.get(name)) == entry.pod and known is not None:
+            entries[name] = known
+        else:
+            entries[name], same = entry.pod, False
+    return before if same and len(entries) == len(before) else entries
+
+
+def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]:
+    return {address: c for c in claimed if (address := claimed_address(c.device)) is not None}
+
+
+def _with_answers(ledger: Ledger, event: LedgerRead | LedgerUnreadable) -> Ledger:
+    """What kubelet's file says of Allocate's answers; what it said last, if it could not be read."""
+    if event.cached is None:
+        return ledger
+    cached = {(answer.resource, answer.device): answer.nodes for answer in event.cached}
+    return replace(ledger, cached=cached, damaged=event.damaged)
+
+
+def _still_served(state: NodeState, settling: bool) -> Mapping[ResourceName, frozenset[str]]:
+    """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
+    something of, which a kubelet that has just started may not know yet."""
+    if settling or state.role is not Role.SERVING:  # who serves may give more of them away until we take over
+        return state.served
+    if state.served.keys() <= state.device_lists.keys():
+        return state.served
+    had = {resource for resource, _ in state.ledger.entries}
+    served = {r: models for r, models in state.served.items() if r in had or r in state.device_lists}
+    return served if served != state.served else state.served
+
+
+def _left(
+    state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
+) -> dict[PciAddress, Orphan]:
+    """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
+    had = state.ledger.entries
+    # Of a ledger's entries most are other plugins' and mean nothing here.
+    names = sorted(
+        n
+        for n in changed_keys(had, entries)
+        if n in had and n in state.resolved and _is_gone(had[n], entries.get(n))
+    )
+    return {
+        (address := state.resolved[name].address): Orphan(had[name], read, _use_of_pod(state, address))
+        for name in names
+    }
+
+
+def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
+    fact = state.facts.get(address)
+    group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+    use = state.polls.groups.get(group) if group is not None else None
+    return use.since if use is not None and use.in_use and use.since < state.ledger.read else None
+
+
+def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
+    """Those who left and have not come back by any ID."""
+    if not state.orphans:
+        return {}
+    pods: dict[PciAddress, list[Pod]] = {}
+    for name, meant in state.resolved.items():
+        if (pod := state.ledger.entries.get(name)) is not None:
+            pods.setdefault(meant.address, []).append(pod)
+    return {a: d for a, d in state.orphans.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))}
+
+
+def _still_pending(
+    state: NodeState, event: LedgerRead, at: float
+) -> dict[tuple[ResourceName, DeviceId], float]:
+    """What Allocate handed out and kubelet does not list yet.
+
+    Kubelet lists it as soon as Allocate is answered: one that it did not list some time after that was taken back, or
+    its pod has ended already. A kubelet that has just started may not know its pods yet.
+    """
+    return {
+        given: until
+        for given, until in state.pending_allocations.items()
+        if given not in state.ledger.entries
+        and until > at
+        and (event.settling or state.ledger.read_at < schedule.listed_at(until))
+    }
+
+
+def _is_gone(before: Pod, now: Pod | None) -> bool:
+    """The device has no pod any more, or another one. PodResources gives names, the checkpoint file UIDs: where the
+    two cannot be compared it is the same pod."""
+    if now is None:
+        return True
+    if before.uid and now.uid:
+        return before.uid != now.uid
+    names = (before.namespace, before.name), (now.namespace, now.name)
+    return bool(before.name and now.name) and names[0] != names[1]

@@ -59,8 +59,9 @@ class RecordedCore(Core):
             self.feed(RegisterSucceeded(resource, self.state.plugins[resource].register), after_s=0.001)
 
 
-Held = Literal["idle", "in use", "one in foreign hands"]
-"""What a quiet node's GPUs are: free; all of them given to pods that run; free, but for one that a stranger holds."""
+Held = Literal["idle", "in use", "one held externally"]
+"""What a quiet node's GPUs are: free; all of them given to pods that run; free, but for one that an external process
+holds."""
 
 
 class QuietNode(RecordedCore):
@@ -74,7 +75,7 @@ class QuietNode(RecordedCore):
         for i, function in enumerate(functions if held == "in use" else ()):
             self.ledger[function.address], self.enabled[function.address] = f"vm-{i}", 1
         self.kubelet_restarts()
-        if held == "one in foreign hands":
+        if held == "one held externally":
             self.enabled[functions[0].address] = 1
         self.pass_time(60.0)
 

@@ -211,7 +211,7 @@ def test_steps_that_change_nothing_are_one_line_and_come_out_one_by_one() -> Non
 
 @pytest.mark.parametrize("what", ["another use", "another answer to it", "another number", "a bug"])
 def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(what: str) -> None:
-    node = QuietNode("one in foreign hands")
+    node = QuietNode("one held externally")
     polls = [step for step in node.steps if isinstance(step.event, events.GroupsObserved)]
     poll = polls[-1]
     assert isinstance(poll.event, events.GroupsObserved)
@@ -234,7 +234,7 @@ def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(
 
 @pytest.mark.parametrize("held", get_args(Held))
 def test_two_weeks_of_a_quiet_node_find_room_whoever_holds_its_gpus(tmp_path: Path, held: Held) -> None:
-    """Issue 10, 23: one GPU in foreign hands made 60 MiB a day, so that 26 hours were kept."""
+    """Issue 10, 23: one GPU that an external process held made 60 MiB a day, so that 26 hours were kept."""
     node = QuietNode(held)
     hours, journal = 2, files(tmp_path)
     node.journal_of(hours * 3600.0, journal)

@@ -87,9 +87,9 @@ def test_a_life_replays_to_the_same(node: Node) -> None:
     assert not done.stderr
 
     as_json = gpuactors("replay", str(journal(node)), "-o", "json")
-    told = [json.loads(line) for line in as_json.stdout.splitlines()]
-    assert sum("step" in line for line in told) == steps
-    assert told[-1]["books"][H100] == {"capacity": 2, "allocatable": 1, "allocated": 1, "free": 0}
+    lines_shown = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert sum("step" in line for line in lines_shown) == steps
+    assert lines_shown[-1]["resources"][H100] == {"capacity": 2, "allocatable": 1, "allocated": 1, "free": 0}
 
     page = node.directory / "page.html"
     assert gpuactors("replay", str(journal(node)), "--html", str(page)).returncode == 0

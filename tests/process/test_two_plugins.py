@@ -20,7 +20,7 @@ def other_plugin(node: Node) -> Iterator[TinyPlugin]:
     other = TinyPlugin(node.kubelet.socket_dir, "kubevirt-gpu.sock")
     try:
         other.register(resource=H100)
-        other.frames.put([("51", HEALTHY), ("52", HEALTHY)])
+        other.lists.put([("51", HEALTHY), ("52", HEALTHY)])
         node.kubelet.wait_for(lambda books: books.get(H100) == THEIRS[H100], WAIT_S, "their list")
         yield other
     finally:
@@ -55,7 +55,7 @@ def test_a_plugin_that_took_our_resource_and_left_does_not_leave_it_at_0() -> No
         with node.daemon() as daemon:
             node.wait_books(OURS)
             with other_plugin(node) as other:
-                other.frames.put(None)
+                other.lists.put(None)
                 node.kubelet.wait_for(
                     lambda books: set(books.get(H100, {}).values()) == {UNHEALTHY}, WAIT_S, "nobody's list"
                 )

@@ -49,12 +49,12 @@ class Written:
 
 
 def written(journal: Path, page: Path) -> Written:
-    said: list[str] = []
+    printed: list[str] = []
     code = replay(
-        str(journal), end=None, only_differences=False, html=str(page), json_lines=False, echo=said.append
+        str(journal), end=None, only_differences=False, html=str(page), json_lines=False, echo=printed.append
     )
     assert code == 0
-    assert said[0].startswith(f"{page}: ")
+    assert printed[0].startswith(f"{page}: ")
     return Written(page, journal)
 
 
@@ -119,7 +119,7 @@ def test_the_bands_are_what_the_daemon_knew(large: Written) -> None:
     assert len(lasting) > 500
     for step in lasting[:: len(lasting) // 100]:
         at = step.wall - data["began"] + 1e-3
-        now = {address: (kind, said) for address, _, kind, said in statuses(step.state)}
+        now = {address: (kind, text) for address, _, kind, text in statuses(step.state)}
         for address in map(PciAddress, rows):
             shown = [
                 (band[2], data["texts"][band[3]])

@@ -1,4 +1,4 @@
-"""Replay: the same core comes to the same, and where it does not, or the journal is damaged, that is said."""
+"""Replay: the same core has the same results; where it has not, or the journal is damaged, that is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuactors import limits
 from gpuactors.core.effects import Level, Say
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Bounds, Missed
-from gpuactors.replay.books import Books, books_of
+from gpuactors.replay.counts import Counts, counts_of
 from gpuactors.replay.play import Began, Played, Resumed, play
 from gpuactors.replay.progress import Progress
 from gpuactors.replay.reading import Damage, JournalError, Meter, files_to_read
@@ -130,14 +130,14 @@ def test_no_order_comes_from_a_set(tmp_path: Path, seed: str) -> None:
 
 def test_another_effect_differs(tmp_path: Path) -> None:
     steps = story().steps
-    told = next(i for i, step in enumerate(steps) if step.effects)
-    steps[told] = replace(steps[told], effects=[*steps[told].effects, Say(Level.INFO, "never.said", {})])
+    at = next(i for i, step in enumerate(steps) if step.effects)
+    steps[at] = replace(steps[at], effects=[*steps[at].effects, Say(Level.INFO, "never.said", {})])
     write(tmp_path, *steps)
     shown = Replayed(tmp_path, diff=True)
     assert shown.code == 1
     assert sum("DIFFERS" in line for line in shown.lines) == 1
     assert 'DIFFERS: no longer: {"say":"never.said"' in shown.text
-    assert f"#{told + 1} " in shown.text
+    assert f"#{at + 1} " in shown.text
     assert shown.lines[-1].endswith("1 difference")
 
 
@@ -150,7 +150,7 @@ def test_another_snapshot_differs(tmp_path: Path) -> None:
 
 
 def test_folded_steps_come_out_again_with_every_state_between_them(tmp_path: Path) -> None:
-    node = QuietNode("one in foreign hands")
+    node = QuietNode("one held externally")
     node.steps.clear()
     node.pass_time(600.0)
     (path,) = write(tmp_path, *node.steps)
@@ -164,14 +164,14 @@ def test_folded_steps_come_out_again_with_every_state_between_them(tmp_path: Pat
 def test_a_core_that_does_otherwise_in_folded_steps_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = QuietNode("one in foreign hands")
+    node = QuietNode("one held externally")
     node.steps.clear()
     node.pass_time(120.0)
     write(tmp_path, *node.steps)
     monkeypatch.setattr(limits, "POLL_S", 3.0)
     shown = Replayed(tmp_path, diff=True)
     assert shown.code == 1
-    assert "DIFFERS: this was asked for, and is not now" in shown.text
+    assert "DIFFERS: this was requested, and is not now" in shown.text
 
 
 def test_another_snapshot_after_folded_steps_differs(tmp_path: Path) -> None:
@@ -186,19 +186,19 @@ def test_another_snapshot_after_folded_steps_differs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("older", [1, 2, 3])
-def test_a_journal_of_an_older_format_is_told_in_a_sentence(older: int, tmp_path: Path) -> None:
+def test_a_journal_of_an_older_format_is_reported_in_a_sentence(older: int, tmp_path: Path) -> None:
     """The first two have no causes, and a state of the third has other parts."""
     (path,) = write(tmp_path, *story().steps[:3])
     path.write_bytes(path.read_bytes().replace(b'{"journal":4', b'{"journal":%d' % older, 1))
-    said = f"a journal of format {older}, and this gpuactors reads format 4; replay it with the version that wrote it"
-    with pytest.raises(JournalError, match=said):
+    text = f"a journal of format {older}, and this gpuactors reads format 4; replay it with the version that wrote it"
+    with pytest.raises(JournalError, match=text):
         Replayed(tmp_path)
 
 
 def test_another_order_of_effects_differs(tmp_path: Path) -> None:
     steps = story().steps
-    told = next(i for i, step in enumerate(steps) if len(step.effects) > 1)
-    steps[told] = replace(steps[told], effects=steps[told].effects[::-1])
+    at = next(i for i, step in enumerate(steps) if len(step.effects) > 1)
+    steps[at] = replace(steps[at], effects=steps[at].effects[::-1])
     write(tmp_path, *steps)
     assert "DIFFERS: the same effects in another order" in Replayed(tmp_path, diff=True).text
 
@@ -273,7 +273,7 @@ def test_after_damage_in_the_middle_it_goes_on_from_the_next_state(tmp_path: Pat
     assert not any(m.differences for m in found if isinstance(m, Played | Resumed))
 
 
-def test_a_gap_is_said_and_compared_with_nothing(tmp_path: Path) -> None:
+def test_a_gap_is_reported_and_compared_with_nothing(tmp_path: Path) -> None:
     steps = story(events=100).steps
     write(tmp_path, *steps[:40], Missed(3), *steps[43:])
     shown = Replayed(tmp_path)
@@ -290,7 +290,7 @@ def test_a_file_that_is_gone_is_a_gap(tmp_path: Path) -> None:
     assert Replayed(tmp_path).code == 0
 
 
-def test_an_empty_file_beside_others_is_said(tmp_path: Path) -> None:
+def test_an_empty_file_beside_others_is_reported(tmp_path: Path) -> None:
     write(tmp_path, *story().steps)
     (tmp_path / "00000002.jsonl").touch()
     shown = Replayed(tmp_path)
@@ -299,7 +299,7 @@ def test_an_empty_file_beside_others_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "it is empty: nothing of it was on the disk when the node went down"),
         (b"PK\x03\x04", "it is no line of a journal"),
@@ -311,11 +311,11 @@ def test_an_empty_file_beside_others_is_said(tmp_path: Path) -> None:
         (b'{"journal":5,"anything":1}\n', "a journal of format 5, and this gpuactors reads format 4"),
     ],
 )
-def test_a_file_that_is_no_journal_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_no_journal_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "00000001.jsonl"
     path.write_bytes(content)
     for where in (path, tmp_path):
-        with pytest.raises(JournalError, match=said) as error:
+        with pytest.raises(JournalError, match=message) as error:
             Replayed(where)
         assert str(path) in str(error.value)
 
@@ -326,7 +326,7 @@ def test_a_directory_without_a_journal_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "how", "said"),
+    ("line", "how", "message"),
     [
         (2, {"event": "NeverHeardOf"}, "this version knows no event NeverHeardOf"),
         (2, {"fields": {"more": 1}}, "has no more"),
@@ -334,12 +334,12 @@ def test_a_directory_without_a_journal_is_named(tmp_path: Path) -> None:
         (1, {"state": {"device_lists": 3}}, "its state is not one of this version's"),
     ],
 )
-def test_what_another_version_wrote_is_said(
-    tmp_path: Path, line: int, how: dict[str, object], said: str
+def test_what_another_version_wrote_is_reported(
+    tmp_path: Path, line: int, how: dict[str, object], message: str
 ) -> None:
     (path,) = write(tmp_path, *story().steps)
     change(path, line, lambda found: found.update(how))
-    with pytest.raises(JournalError, match=said) as error:
+    with pytest.raises(JournalError, match=message) as error:
         Replayed(path)
     assert "it was written by gpuactors 0.1.0: replay it with that version" in str(error.value)
 
@@ -424,8 +424,8 @@ def test_one_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_how_far_it_has_come_is_said_now_and_then(terminal: bool) -> None:
-    """Issue 10, 23: a replay of a month said nothing for minutes."""
+def test_how_far_it_has_come_is_shown_now_and_then(terminal: bool) -> None:
+    """Issue 10, 23: a replay of a month printed nothing for minutes."""
 
     class Out(io.StringIO):
         def isatty(self) -> bool:
@@ -442,32 +442,32 @@ def test_how_far_it_has_come_is_said_now_and_then(terminal: bool) -> None:
             yield moment
 
     assert sum(1 for _ in progress.over(moments())) == 1000
-    said = out.getvalue()
+    printed = out.getvalue()
     if terminal:
-        assert "\r\x1b[Kreplayed 64 steps, 6 % of 4.0 MiB" in said
-        assert said.endswith("\r\x1b[K"), "gone when it is over"
+        assert "\r\x1b[Kreplayed 64 steps, 6 % of 4.0 MiB" in printed
+        assert printed.endswith("\r\x1b[K"), "gone when it is over"
     else:
-        assert said == ""  # less than 10 s
+        assert printed == ""  # less than 10 s
         now[0] += 100.0
         assert sum(1 for _ in progress.over(moments())) == 1000
         assert out.getvalue().splitlines()[0].startswith("replayed 0 steps, 100 % of 4.0 MiB")
 
 
-def test_the_books_are_those_of_kubelet() -> None:
+def test_the_counts_are_those_of_kubelet() -> None:
     core = RecordedCore()
-    assert books_of(core.state) == {}
+    assert counts_of(core.state) == {}
     core = story(gpus=4, events=500)
     free = set()
     for state in (recorded.before for recorded in core.steps):
-        books = books_of(state).get(H100)
-        if books is not None:
-            frame = state.device_lists[H100]
-            assert books.capacity == len(frame)
-            assert books.allocatable == sum(a.health == "Healthy" for a in frame)
-            assert books.free == books.allocatable - books.allocated
-            free.add(books.free)
+        counts = counts_of(state).get(H100)
+        if counts is not None:
+            device_list = state.device_lists[H100]
+            assert counts.capacity == len(device_list)
+            assert counts.allocatable == sum(a.health == "Healthy" for a in device_list)
+            assert counts.free == counts.allocatable - counts.allocated
+            free.add(counts.free)
     assert len(free) > 3
-    assert str(Books(8, 7, 2)) == "capacity 8, allocatable 7, allocated 2, free 5"
+    assert str(Counts(8, 7, 2)) == "capacity 8, allocatable 7, allocated 2, free 5"
 
 
 def test_the_text_says_what_happened_and_counts_what_is_routine(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_the_text_says_what_happened_and_counts_what_is_routine(tmp_path: Path) 
         "Allocate nvidia.com/GH100_H100_SXM5_80GB",
         "answer  call 1: ",
         "list    nvidia.com/GH100_H100_SXM5_80GB: 3 devices, 3 Healthy",
-        "books   nvidia.com/GH100_H100_SXM5_80GB: capacity 3, allocatable 3, allocated 1, free 2",
+        "counts  nvidia.com/GH100_H100_SXM5_80GB: capacity 3, allocatable 3, allocated 1, free 2",
         "… nothing new in",
         "no differences",
     ):
@@ -493,11 +493,13 @@ def test_json_has_every_step(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in Replayed(tmp_path, as_json=True).lines]
     assert lines[0]["version"] == "0.1.0"
     assert [line["resumed"] for line in lines if "resumed" in line] == [1]
-    told = [line for line in lines if "step" in line]
-    assert [line["event"] for line in told] == [type(s.event).__name__ for s in (*steps[:50], *steps[51:])]
-    assert told[-1]["books"][H100].keys() == {"capacity", "allocatable", "allocated", "free"}
-    assert not any(line["differences"] for line in told)
-    assert any(line["device_lists"] for line in told)
+    steps_shown = [line for line in lines if "step" in line]
+    assert [line["event"] for line in steps_shown] == [
+        type(s.event).__name__ for s in (*steps[:50], *steps[51:])
+    ]
+    assert steps_shown[-1]["resources"][H100].keys() == {"capacity", "allocatable", "allocated", "free"}
+    assert not any(line["differences"] for line in steps_shown)
+    assert any(line["device_lists"] for line in steps_shown)
 
 
 def test_the_processes_of_a_directory_come_one_after_the_other(tmp_path: Path) -> None:

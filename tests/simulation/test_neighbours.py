@@ -47,7 +47,7 @@ async def figures(world: World, capacity: int, allocatable: int, within_s: float
 
 
 def registration(world: World) -> tuple[bool, str]:
-    """What an operator is told of the resource."""
+    """What `inspect` shows of the resource."""
     (daemon,) = world.daemons
     assert daemon.handle is not None
     (found,) = view_of(daemon.handle.state.value, trio.current_time()).resources
@@ -112,7 +112,7 @@ async def test_a_plugin_that_takes_our_resource_and_leaves_does_not_leave_the_no
 
 
 @pytest.mark.trio
-async def test_with_the_other_plugin_there_first_we_have_the_resource_and_lose_it_with_its_next_frame(
+async def test_with_the_other_plugin_there_first_we_have_the_resource_and_lose_it_with_its_next_list(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with node(tmp_path) as world:
@@ -153,7 +153,7 @@ async def test_with_the_other_plugin_there_first_its_end_cuts_us_off_and_we_regi
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("fights", ["by registering", "by frames"])
+@pytest.mark.parametrize("fights", ["by registering", "by its list"])
 async def test_against_a_stubborn_plugin_we_register_ever_more_seldom(
     tmp_path: Path, autojump_clock: MockClock, fights: str
 ) -> None:
@@ -162,10 +162,10 @@ async def test_against_a_stubborn_plugin_we_register_ever_more_seldom(
     async with node(tmp_path) as world:
         await trio.sleep(60)
         other = OtherPlugin(world.transport, GPU, THEIRS, stubborn=fights == "by registering")
-        if fights == "by frames":
+        if fights == "by its list":
             await world.kill_daemon(world.daemons[0])
         await world.nursery.start(other.run)
-        if fights == "by frames":
+        if fights == "by its list":
             await world.start_daemon()
 
         def ours() -> int:
@@ -175,7 +175,7 @@ async def test_against_a_stubborn_plugin_we_register_ever_more_seldom(
         for _ in range(5):
             for n in range(10):
                 await trio.sleep(30)
-                if fights == "by frames":
+                if fights == "by its list":
                     other.list((*THEIRS, "53", f"new-{n}"))
             counted.append(ours())
         first, *_, last_but_one, last = (after - before for before, after in pairwise(counted))

@@ -1,4 +1,4 @@
-"""The stories of `gpuactors simulate`, each played with the real daemon over real sockets; and the judge is judged."""
+"""The scenarios of `gpuactors simulate`, each played with the real daemon over real sockets, and their expectations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gpuactors.config import Config
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.simulation import run
 from gpuactors.simulation.expectations import (
-    Books,
+    Counts,
     Expectation,
+    HeldByExternal,
     HeldUp,
-    InForeignHands,
-    LeftHeld,
     NobodyRefused,
+    Orphaned,
     Refused,
     Runs,
     Situation,
@@ -32,7 +32,13 @@ from gpuactors.simulation.expectations import (
     Unhealthy,
     Waits,
 )
-from gpuactors.simulation.kubelet.books import Allocated, BooksView, KubeletBooks, ListedDevice, Phase
+from gpuactors.simulation.kubelet.device_manager import (
+    Allocated,
+    DeviceManager,
+    KubeletView,
+    ListedDevice,
+    Phase,
+)
 from gpuactors.simulation.scenarios import SCENARIOS
 from gpuactors.simulation.scenarios.parts import H100, VFIO, h100s, start_node
 from gpuactors.simulation.script import Scenario, Step
@@ -49,7 +55,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@cache  # a story takes seconds, and what it told is only read
+@cache  # a story takes seconds, and its output is only read
 def played(scenario: str, seed: int = 0) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
     """Exit code, steps and result of a story in JSON lines."""
     out = io.StringIO()
@@ -58,13 +64,13 @@ def played(scenario: str, seed: int = 0) -> tuple[int, list[dict[str, Any]], dic
     return code, steps, result
 
 
-# --- the stories -------------------------------------------------------------------------------------------------
+# --- the scenarios -----------------------------------------------------------------------------------------------
 
 
-def test_the_stories_that_must_be_there() -> None:
+def test_the_scenarios_that_must_be_there() -> None:
     names = [name for name, _ in run.list_scenarios()]
     assert names == NAMES
-    assert {"late-binding", "new-model", "unplug", "kubelet-restart", "incident", "foreign-holder"} <= set(
+    assert {"late-binding", "new-model", "unplug", "kubelet-restart", "incident", "external-holder"} <= set(
         names
     )
     assert all(len(line) < 100 for _, line in run.list_scenarios())
@@ -80,13 +86,13 @@ def test_every_step_is_as_expected(name: str, seed: int) -> None:
     for step in steps:
         assert step["ok"]
         assert step["expected"]
-        assert all(figures["free"] >= 0 for figures in step["books"].values())
+        assert all(figures["free"] >= 0 for figures in step["resources"].values())
 
 
-def test_the_incident_shows_the_books_that_the_field_did_not() -> None:
+def test_the_incident_shows_the_counts_that_the_field_did_not() -> None:
     _, steps, _ = played("incident", 0)
-    books = [tuple(step["books"][H100].values()) for step in steps]
-    assert books == [
+    counts = [tuple(step["resources"][H100].values()) for step in steps]
+    assert counts == [
         (6, 6, 0, 6),
         (6, 6, 6, 0),
         (8, 8, 6, 2),  # two are bound late
@@ -101,9 +107,9 @@ def test_the_incident_shows_the_books_that_the_field_did_not() -> None:
         (8, 8, 8, 0),  # another one is, and its GPU is the next pod's
         (8, 8, 8, 0),
         (8, 8, 7, 1),
-        (8, 7, 7, 0),  # a stranger takes the free one
+        (8, 7, 7, 0),  # an external process takes the free one
         (8, 7, 7, 0),
-        (8, 8, 8, 0),  # and lets go
+        (8, 8, 8, 0),  # and closes it
         *[(8, 8, 8, 0)] * 5,
     ]
     assert not any(
@@ -150,7 +156,7 @@ def test_an_unknown_story_is_named() -> None:
         run.simulate(scenario="nonsense", seed=0, speed=1.0, json_lines=True, out=io.StringIO())
 
 
-# --- stories that fail -------------------------------------------------------------------------------------------
+# --- scenarios that fail -----------------------------------------------------------------------------------------
 
 
 def story(*steps: Step) -> Scenario:
@@ -166,7 +172,7 @@ def play_only(monkeypatch: pytest.MonkeyPatch, *steps: Step, json_lines: bool = 
 
 
 def test_an_expectation_that_fails_ends_the_story_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Step("Boot", "", start_node(*h100s(2, VFIO)), (Books(H100, 3, 3, 0),), within_s=0.5)
+    wrong = Step("Boot", "", start_node(*h100s(2, VFIO)), (Counts(H100, 3, 3, 0),), within_s=0.5)
     never = replace(wrong, title="Never reached")
     code, output = play_only(monkeypatch, wrong, never, json_lines=False)
     assert code == run.EXIT_FAILED
@@ -177,7 +183,7 @@ def test_an_expectation_that_fails_ends_the_story_with_1(monkeypatch: pytest.Mon
     assert "gpuactors simulate --scenario test --seed 7" in output
 
 
-def test_a_step_that_cannot_be_done_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_done_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(world: World) -> None:
         await world.stop_daemon()
 
@@ -204,7 +210,7 @@ def test_a_daemon_that_ends_is_found_at_once(monkeypatch: pytest.MonkeyPatch, ho
             raise ZeroDivisionError("a planted bug")
 
     monkeypatch.setattr(app, "run", broken)
-    with_a_bug = Step("Boot", "", start_node(*h100s(2, VFIO)), (Books(H100, 2, 2, 0),), within_s=60)
+    with_a_bug = Step("Boot", "", start_node(*h100s(2, VFIO)), (Counts(H100, 2, 2, 0),), within_s=60)
     code, output = play_only(monkeypatch, with_a_bug)
     result = json.loads(output.splitlines()[-1])
     assert code == run.EXIT_FAILED
@@ -213,18 +219,18 @@ def test_a_daemon_that_ends_is_found_at_once(monkeypatch: pytest.MonkeyPatch, ho
     assert any(expected in problem for problem in result["unmet"])
 
 
-# --- the judge ---------------------------------------------------------------------------------------------------
+# --- the expectations --------------------------------------------------------------------------------------------
 
 GPUS = ("0000:19:00.0", "0000:3b:00.0")
 
 
-def books(*, told: dict[str, str] | None = None, healthy: tuple[str, ...] = GPUS) -> BooksView:
-    """Two GPUs; each pod of `told` runs with one and was told to open the address given."""
-    kept = KubeletBooks(random.Random(0))
+def view(*, opens: dict[str, str] | None = None, healthy: tuple[str, ...] = GPUS) -> KubeletView:
+    """Two GPUs; each pod of `opens` runs with one, and its container is to open the address given."""
+    kept = DeviceManager(random.Random(0))
     kept.boot(0.0)
     kept.connected(H100, 1, pre_start=False, preferred=False)
-    kept.frame(H100, [ListedDevice(gpu, True) for gpu in GPUS])
-    for pod, address in (told or {}).items():
+    kept.list_received(H100, [ListedDevice(gpu, True) for gpu in GPUS])
+    for pod, address in (opens or {}).items():
         kept.submit(pod, {H100: 1}, 0.0)
         kept.place(0.0)
         choice = kept.choose(pod, H100, 1)
@@ -234,20 +240,20 @@ def books(*, told: dict[str, str] | None = None, healthy: tuple[str, ...] = GPUS
         kept.commit(choice, taken, Allocated(environment, ()))
         kept.admitted(pod)
         kept.started(pod)
-    kept.frame(H100, [ListedDevice(gpu, gpu in healthy) for gpu in GPUS])
+    kept.list_received(H100, [ListedDevice(gpu, gpu in healthy) for gpu in GPUS])
     return kept.view(0.0)
 
 
-def situation(view: BooksView, **changes: Any) -> Situation:
+def situation(view: KubeletView, **changes: Any) -> Situation:
     fine = Situation(view=view, truth=frozenset(GPUS), before=view, reasons={}, faults=())
     return replace(fine, **changes)
 
 
-BOTH_RUN = books(told={"vm-1": "ITS OWN", "vm-2": "ITS OWN"})
-ONE_RUNS = books(told={"vm-1": "ITS OWN"})
+BOTH_RUN = view(opens={"vm-1": "ITS OWN", "vm-2": "ITS OWN"})
+ONE_RUNS = view(opens={"vm-1": "ITS OWN"})
 
 
-def test_sound_books_are_sound() -> None:
+def test_a_sound_view_is_sound() -> None:
     assert Sound().unmet(situation(BOTH_RUN)) is None
     assert Sound().unmet(situation(ONE_RUNS)) is None
 
@@ -256,18 +262,18 @@ def test_sound_books_are_sound() -> None:
     ("unsound", "problem"),
     [
         pytest.param(
-            situation(books(told={"vm-1": "ITS OWN"}, healthy=()), truth=frozenset()),
+            situation(view(opens={"vm-1": "ITS OWN"}, healthy=()), truth=frozenset()),
             f"{H100}: free is -1",
             id="busy is Unhealthy",
         ),
         pytest.param(
-            situation(books(told={"vm-1": GPUS[0], "vm-2": GPUS[0]})),
+            situation(view(opens={"vm-1": GPUS[0], "vm-2": GPUS[0]})),
             f"{GPUS[0]} was handed out to vm-1, vm-2",
             id="handed out twice",
         ),
         pytest.param(
-            situation(books(told={"vm-1": "0000:ff:00.0"})),
-            "but its container was told 0000:ff:00.0",
+            situation(view(opens={"vm-1": "0000:ff:00.0"})),
+            "but its container opens 0000:ff:00.0",
             id="swapped",
         ),
         pytest.param(
@@ -290,16 +296,16 @@ def test_sound_books_are_sound() -> None:
         ),
     ],
 )
-def test_unsound_books_are_found(unsound: Situation, problem: str) -> None:
+def test_an_unsound_view_is_found(unsound: Situation, problem: str) -> None:
     assert problem in (Sound().unmet(unsound) or "")
 
 
 @pytest.mark.parametrize(
     ("expectation", "problem"),
     [
-        (Books(H100, 2, 2, 1), None),
-        (Books(H100, 2, 1, 1), f"{H100} has capacity 2, allocatable 2, allocated 1, free 1"),
-        (Books("nvidia.com/NONE", 1, 1, 0), "kubelet knows no resource nvidia.com/NONE"),
+        (Counts(H100, 2, 2, 1), None),
+        (Counts(H100, 2, 1, 1), f"{H100} has capacity 2, allocatable 2, allocated 1, free 1"),
+        (Counts("nvidia.com/NONE", 1, 1, 0), "kubelet knows no resource nvidia.com/NONE"),
         (Runs("vm-1"), None),
         (Runs("vm-1", frozenset({"0000:ff:00.0"})), "vm-1 runs on 0000:"),
         (Runs("vm-2"), "there is no pod vm-2"),
@@ -309,12 +315,14 @@ def test_unsound_books_are_found(unsound: Situation, problem: str) -> None:
         (HeldUp("vm-1"), "vm-1 is Running"),
         (HeldUp("vm-2"), "there is no pod vm-2"),
         (NobodyRefused(), None),
-        (InForeignHands(17, "python3"), "process 17 holds nothing"),
-        (LeftHeld("vm-1"), "nobody holds 0000:"),
-        (LeftHeld("vm-2"), "vm-2 had nothing"),
+        (HeldByExternal(17, "python3"), "process 17 holds nothing"),
+        (Orphaned("vm-1"), "no process holds 0000:"),
+        (Orphaned("vm-2"), "vm-2 had nothing"),
     ],
 )
-def test_expectations_say_what_is_there_instead(expectation: Expectation, problem: str | None) -> None:
+def test_an_unmet_expectation_says_what_is_there_instead(
+    expectation: Expectation, problem: str | None
+) -> None:
     found = expectation.unmet(situation(ONE_RUNS))
     if problem is None:
         assert found is None
@@ -330,21 +338,21 @@ LEFT = "IOMMU group 48 is still held by process 17 (qemu): pod default/vm-2 is g
 @pytest.mark.parametrize(
     ("expectation", "cause", "reason", "problem"),
     [
-        (InForeignHands(17, "python3"), Cause.HELD_BY_OTHER, NAMED, None),
-        (InForeignHands(17, "nvtop"), Cause.HELD_BY_OTHER, NAMED, "the reason is: IOMMU group 48"),
-        (InForeignHands(17, "python3"), Cause.ORPHANED, NAMED, "the reason is: IOMMU group 48"),
-        (InForeignHands(17, "python3"), Cause.HELD_BY_OTHER, "", "the reason is: none"),
-        (LeftHeld("vm-2"), Cause.ORPHANED, LEFT, None),
-        (LeftHeld("vm-2"), Cause.HELD_BY_OTHER, LEFT, "the reason is: IOMMU group 48"),
-        (LeftHeld("vm-2"), Cause.ORPHANED, NAMED, "the reason is: IOMMU group 48"),
+        (HeldByExternal(17, "python3"), Cause.HELD_BY_OTHER, NAMED, None),
+        (HeldByExternal(17, "nvtop"), Cause.HELD_BY_OTHER, NAMED, "the reason is: IOMMU group 48"),
+        (HeldByExternal(17, "python3"), Cause.ORPHANED, NAMED, "the reason is: IOMMU group 48"),
+        (HeldByExternal(17, "python3"), Cause.HELD_BY_OTHER, "", "the reason is: none"),
+        (Orphaned("vm-2"), Cause.ORPHANED, LEFT, None),
+        (Orphaned("vm-2"), Cause.HELD_BY_OTHER, LEFT, "the reason is: IOMMU group 48"),
+        (Orphaned("vm-2"), Cause.ORPHANED, NAMED, "the reason is: IOMMU group 48"),
     ],
 )
 def test_the_holder_must_be_named(
     expectation: Expectation, cause: Cause, reason: str, problem: str | None
 ) -> None:
-    before = books(told={"vm-1": "ITS OWN", "vm-2": "ITS OWN"})
+    before = view(opens={"vm-1": "ITS OWN", "vm-2": "ITS OWN"})
     (device,) = {d for d in GPUS if d in before.holdings["vm-2", H100].devices}
-    gone = books(told={"vm-1": "ITS OWN"}, healthy=tuple(d for d in GPUS if d != device))
+    gone = view(opens={"vm-1": "ITS OWN"}, healthy=tuple(d for d in GPUS if d != device))
     found = expectation.unmet(
         situation(gone, before=before, holders={device: 17}, reasons={device: reason}, causes={device: cause})
     )
@@ -357,11 +365,11 @@ def test_a_refused_pod_is_found() -> None:
     assert found == "vm-1 is Failed: UnexpectedAdmissionError"
 
 
-# --- how it looks ------------------------------------------------------------------------------------------------
+# --- how it is shown ---------------------------------------------------------------------------------------------
 
 
 def boot() -> Step:
-    return Step("Boot", "Two GPUs.", start_node(*h100s(2, VFIO)), (Books(H100, 2, 2, 0),))
+    return Step("Boot", "Two GPUs.", start_node(*h100s(2, VFIO)), (Counts(H100, 2, 2, 0),))
 
 
 def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +379,7 @@ def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) ->
     assert run.simulate(scenario="test", seed=0, speed=1e6, json_lines=False, out=out) == 0
     assert "Step 1 of 1: Boot" in out.getvalue()
     assert "\x1b[" in out.getvalue()
-    assert out.getvalue().count("0000:19:00.0") > 1  # drawn again as the books changed
+    assert out.getvalue().count("0000:19:00.0") > 1  # drawn again as the counts changed
 
 
 def test_without_rich_a_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:

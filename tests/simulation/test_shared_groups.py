@@ -35,10 +35,10 @@ async def groups_of_two(root: Path, groups: int) -> AsyncIterator[World]:
                 continue
             if slot >= 3:
                 world.tell(world.tree.plug(world.card(slot, MODEL, "vfio-pci")))
-            mate = PciSpec(
+            second = PciSpec(
                 world.address(slot, SECOND), "10de", MODEL, GPU_CLASS, world.group(slot), driver="vfio-pci"
             )
-            world.tell(world.tree.plug(mate))
+            world.tell(world.tree.plug(second))
         await free(world, 2 * groups)
         yield world
 

@@ -34,12 +34,12 @@ def plugin(kubelet: KubeletStandIn) -> Iterator[TinyPlugin]:
 
 def test_each_frame_replaces_the_list(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])
+    plugin.lists.put([("a", "Healthy"), ("b", "Healthy")])
     assert kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)[RESOURCE] == {
         "a": "Healthy",
         "b": "Healthy",
     }
-    plugin.frames.put([("b", "Unhealthy")])
+    plugin.lists.put([("b", "Unhealthy")])
     kubelet.wait_for(lambda books: books.get(RESOURCE) == {"b": "Unhealthy"}, WAIT_S)
     first, second = kubelet.frames(RESOURCE)
     assert first.ids == ("a", "b")
@@ -52,7 +52,7 @@ def test_each_frame_replaces_the_list(kubelet: KubeletStandIn, plugin: TinyPlugi
 
 def test_calls_reach_the_plugin(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     allocated = kubelet.allocate(RESOURCE, ["a"])
     assert allocated.envs == {"IDS": "a"}
@@ -69,23 +69,23 @@ def test_stream_end_makes_devices_unhealthy_and_is_not_dialled_again(
     kubelet: KubeletStandIn, plugin: TinyPlugin
 ) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
-    plugin.frames.put(None)
+    plugin.lists.put(None)
     kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
     (end,) = kubelet.stream_ends(RESOURCE)
     assert (end.code, end.noticed) == ("OK", True)
     with pytest.raises(EndpointStopped):
         kubelet.allocate(RESOURCE, ["a"])
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Healthy"}, WAIT_S)
     assert [frame.client for frame in kubelet.frames(RESOURCE)] == [0, 1]
 
 
 def test_cut_stream(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     kubelet.cut_stream(RESOURCE)
     kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
@@ -96,13 +96,13 @@ def test_a_failed_register_makes_it_forget_the_current_client(
     kubelet: KubeletStandIn, plugin: TinyPlugin
 ) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     kubelet.fail_registers(1)
     with pytest.raises(grpc.RpcError, match="failed to dial"):
         plugin.register()
     assert kubelet.registrations[1].error == "failed to dial device plugin"
-    plugin.frames.put(None)
+    plugin.lists.put(None)
     kubelet.wait_for(lambda books: bool(kubelet.stream_ends(RESOURCE)), WAIT_S)
     assert not kubelet.stream_ends(RESOURCE)[0].noticed
     assert kubelet.snapshot()[RESOURCE] == {"a": "Healthy"}
@@ -118,7 +118,7 @@ def test_held_reply(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     kubelet.release_register_replies()
     assert kubelet.registrations[0].error == "the caller gave up"
     plugin.register()
-    plugin.frames.put([])
+    plugin.lists.put([])
     assert kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)[RESOURCE] == {}
 
 
@@ -136,7 +136,7 @@ def test_the_reply_to_one_resource_is_held(kubelet: KubeletStandIn, plugin: Tiny
 @pytest.mark.parametrize("leave_sockets", [False, True])
 def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave_sockets: bool) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     kubelet.stop(leave_sockets=leave_sockets)
     assert kubelet.socket.exists() is leave_sockets
@@ -151,7 +151,7 @@ def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave
 
 def test_time_out_says_what_was_seen(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     with pytest.raises(TimeoutError, match=r"(?s)the moon .*'a': 'Healthy'.*Frame\("):
         kubelet.wait_for(lambda books: "moon" in books, 0.05, "the moon")
@@ -189,7 +189,7 @@ def listed(kubelet: KubeletStandIn) -> dict[str, list[str]]:
 
 def test_a_device_of_a_pod_is_given_to_no_other(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy")])
+    plugin.lists.put([("a", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     kubelet.allocate(RESOURCE, ["a"], pod="one")
     with pytest.raises(ValueError, match=r"a of example\.org/thing belongs to pod one"):
@@ -209,7 +209,7 @@ def test_another_kubelet_takes_the_ledger_over_and_lists_its_pods_when_it_hears_
     kubelet: KubeletStandIn, plugin: TinyPlugin, tmp_path: Path
 ) -> None:
     plugin.register()
-    plugin.frames.put([("a", "Healthy"), ("b", "Healthy")])
+    plugin.lists.put([("a", "Healthy"), ("b", "Healthy")])
     kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
     kubelet.allocate(RESOURCE, ["a", "b"], pod="one")
     (entry,) = json.loads(kubelet.checkpoint.read_text())["Data"]["PodDeviceEntries"]
@@ -221,7 +221,7 @@ def test_another_kubelet_takes_the_ledger_over_and_lists_its_pods_when_it_hears_
         assert listed(other) == {}
         again = TinyPlugin(other.socket_dir)  # the sockets that were there are removed
         again.register()
-        again.frames.put([("a", "Unhealthy"), ("b", "Unhealthy")])
+        again.lists.put([("a", "Unhealthy"), ("b", "Unhealthy")])
         other.wait_for(lambda books: RESOURCE in books, WAIT_S)
         assert json.loads(other.checkpoint.read_text())["Data"]["PodDeviceEntries"] == [entry]
         other.hear_of_pods()

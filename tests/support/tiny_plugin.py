@@ -21,11 +21,11 @@ Refusal = tuple[grpc.StatusCode, str]
 
 
 class TinyPlugin:
-    """One resource on one socket; `frames` takes lists of (id, health), None ends the stream, a refusal ends it with an
+    """One resource on one socket; `lists` takes lists of (id, health), None ends the stream, a refusal ends it with an
     error. The device `b` is on NUMA node 1, the others on none."""
 
     def __init__(self, socket_dir: Path, name: str = "tiny.sock") -> None:
-        self.frames: queue.Queue[list[tuple[str, str]] | Refusal | None] = queue.Queue()
+        self.lists: queue.Queue[list[tuple[str, str]] | Refusal | None] = queue.Queue()
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         """Each call of a method, with the devices that it names, sorted."""
         self.refusals: dict[str, list[Refusal]] = {}
@@ -86,20 +86,20 @@ class TinyPlugin:
         context.add_callback(lambda: None if ours.is_set() else self.cut_off.set())
         while context.is_active():
             try:
-                frame = self.frames.get(timeout=0.02)
+                devices = self.lists.get(timeout=0.02)
             except queue.Empty:
                 continue
-            if frame is None:
+            if devices is None:
                 ours.set()
                 return
-            if isinstance(frame, tuple):
+            if isinstance(devices, tuple):
                 ours.set()
-                context.abort(*frame)
+                context.abort(*devices)
             nodes = message("TopologyInfo")(nodes=[message("NUMANode")(ID=1)])
             yield message("ListAndWatchResponse")(
                 devices=[
                     message("Device")(ID=name, health=health, topology=nodes if name == "b" else None)
-                    for name, health in frame
+                    for name, health in devices
                 ]
             )
 

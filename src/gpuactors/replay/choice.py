@@ -78,18 +78,18 @@ class Device:
     def _is_about(self, played: Played) -> bool:
         if not self.known:
             self.known = self.address in played.state.facts
-        told, was = self._told(played.state), self._told(played.before)
+        now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
-        about = told != was or bool(answered & self._calls)
+        about = now != was or bool(answered & self._calls)
         self._calls -= answered
-        said = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
-        if any(self._names(played.before, told, was).search(words) for words in said):
+        lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
+        if any(self._names(played.before, now, was).search(line) for line in lines):
             about = True
             if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked):
                 self._calls |= {played.event.token} - answered
         return about
 
-    def _told(self, state: NodeState) -> dict[str, AdvertisedDevice]:
+    def _listed(self, state: NodeState) -> dict[str, AdvertisedDevice]:
         return {
             r: a
             for r, device_list in state.device_lists.items()
@@ -97,9 +97,9 @@ class Device:
             if a.address == self.address
         }
 
-    def _names(self, state: NodeState, *told: dict[str, AdvertisedDevice]) -> re.Pattern[str]:
+    def _names(self, state: NodeState, *lists: dict[str, AdvertisedDevice]) -> re.Pattern[str]:
         """Its names: its address, the IDs that it is listed by, a uevent's group."""
-        names = {re.escape(self.address), *(re.escape(a.id) for listed in told for a in listed.values())}
+        names = {re.escape(self.address), *(re.escape(a.id) for listed in lists for a in listed.values())}
         fact = state.facts.get(self.address)
         if fact is not None and fact.function is not None and fact.function.iommu_group is not None:
             names.add(f"IOMMU group {fact.function.iommu_group}")

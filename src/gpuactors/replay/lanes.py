@@ -17,7 +17,7 @@ from gpuactors.core.index import index_of
 from gpuactors.core.model import PciAddress, ResourceName, Role
 from gpuactors.core.registration import is_registered
 from gpuactors.core.state import NodeState
-from gpuactors.replay.books import books_of
+from gpuactors.replay.counts import counts_of
 
 BANDS_MAX: Final = 5_000
 """Of one lane; of one that changes more often, the last ones are kept."""
@@ -41,21 +41,21 @@ KINDS: Final[Mapping[Cause, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """From `began` to `ended` (seconds since the beginning) it was `kind`, for the reason `said`."""
+    """From `began` to `ended` (seconds since the beginning) the status was `kind`, for the reason `text`."""
 
     began: float
     ended: float
     kind: str
-    said: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """At `at` something of this `kind` happened."""
+    """At `at` (seconds since the beginning) something of this `kind` happened; `text` describes it."""
 
     at: float
     kind: str
-    said: str
+    text: str
 
 
 @dataclass
@@ -68,18 +68,18 @@ class Lane:
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=BANDS_MAX))
     _now: tuple[float, str, str] | None = None
 
-    def is_now(self, at: float, kind: str, said: str) -> None:
-        """From `at` on it is so, until the next call."""
-        if self._now is not None and self._now[1:] == (kind, said):
+    def is_now(self, at: float, kind: str, text: str) -> None:
+        """From `at` on this is the status, until the next call."""
+        if self._now is not None and self._now[1:] == (kind, text):
             return
         self.ends(at)
-        self._now = (at, kind, said)
+        self._now = (at, kind, text)
 
     def ends(self, at: float) -> None:
         """From `at` on nothing is known of it."""
         if self._now is not None:
-            began, kind, said = self._now
-            self.bands.append(Band(began, at, kind, said))
+            began, kind, text = self._now
+            self.bands.append(Band(began, at, kind, text))
             self._now = None
 
 
@@ -112,7 +112,7 @@ class Lanes:
         if self._daemon is not None:
             self._daemon.is_now(at, *_daemon(state))
         if state.role is not Role.SERVING:
-            self.kubelet.ends(at)  # two processes may look at the same kubelet
+            self.kubelet.ends(at)  # two processes may watch the same kubelet
         elif state.kubelet is not None:
             self.kubelet.is_now(at, "up", "kubelet.sock is there")
         else:
@@ -134,26 +134,26 @@ class Lanes:
         yield from self.devices.values()
 
     def _resources(self, state: NodeState, at: float) -> None:
-        books = books_of(state) if state.role is Role.SERVING else {}
-        for resource, of_it in books.items():
+        counts = counts_of(state) if state.role is Role.SERVING else {}
+        for resource, of_it in counts.items():
             lane = self.resources.setdefault(resource, Lane(resource, "resource"))
             plugin = state.plugins.get(resource)
             registered = plugin is not None and is_registered(plugin)
             kind = "negative" if of_it.free < 0 else "registered" if registered else "unregistered"
-            standing = (
+            registration = (
                 "registered with kubelet" if registered else (plugin and plugin.problem) or "not registered"
             )
-            lane.is_now(at, kind, f"free {of_it.free} of {of_it.capacity}\n{of_it}\n{standing}")
+            lane.is_now(at, kind, f"free {of_it.free} of {of_it.capacity}\n{of_it}\n{registration}")
         for resource, lane in self.resources.items():
-            if resource not in books:
+            if resource not in counts:
                 lane.ends(at)
 
     def _devices(self, state: NodeState, at: float) -> None:
         now = (
-            {a: (r, kind, said) for a, r, kind, said in statuses(state)} if state.role is Role.SERVING else {}
+            {a: (r, kind, text) for a, r, kind, text in statuses(state)} if state.role is Role.SERVING else {}
         )
-        for address, (resource, kind, said) in now.items():
-            self.devices.setdefault(address, Lane(address)).is_now(at, kind, said)
+        for address, (resource, kind, text) in now.items():
+            self.devices.setdefault(address, Lane(address)).is_now(at, kind, text)
             self.resource_of[address] = resource
         for address, lane in self.devices.items():
             if address not in now:
@@ -167,14 +167,14 @@ def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, 
     }
     devices = index_of(state).devices
     for address, device in devices.items():
-        _, told = listed.get(address, (None, None))
-        if told is not None:
-            yield address, device.resource, KINDS.get(told.cause, UNHEALTHY), told.reason
+        _, advertised = listed.get(address, (None, None))
+        if advertised is not None:
+            yield address, device.resource, KINDS.get(advertised.cause, UNHEALTHY), advertised.reason
         elif not device.function.vfio_bound:
             yield address, device.resource, "not-offered", not_offered(device.function).message
-    for address, (resource, told) in listed.items():
+    for address, (resource, advertised) in listed.items():
         if address not in devices:
-            yield address, resource, UNHEALTHY, told.reason
+            yield address, resource, UNHEALTHY, advertised.reason
 
 
 def _daemon(state: NodeState) -> tuple[str, str]:
@@ -199,7 +199,7 @@ def _same(before: NodeState, state: NodeState) -> bool:
     return (
         before.device_lists is state.device_lists
         and before.facts is state.facts
-        and before.plugins == state.plugins  # a tick looks at each of them
+        and before.plugins == state.plugins  # a tick makes new ones, most of them equal
         and before.ledger.entries is state.ledger.entries
         and before.pending_allocations.keys() == state.pending_allocations.keys()
         and before.role is state.role

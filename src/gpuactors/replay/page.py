@@ -1,7 +1,7 @@
 """A replay as one HTML page: the timeline of every device, for people.
 
-The page is self-contained: style, script and data are in it (`page.html` is its frame). Without the script its tables
-still show everything.
+The page is self-contained: style, script and data are in it (`page.html` is the template). Without the script its
+tables still show everything.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ class Page:
         took = f"after {1000 * (at - since):.1f} ms"
         match reply.answer:
             case effects.Granted():
-                kind, said = "granted", f"{call} granted {took}"
+                kind, text = "granted", f"{call} granted {took}"
             case effects.Ready():
-                kind, said = "granted", f"{call} may go on {took}"
+                kind, text = "granted", f"{call} may go on {took}"
             case effects.Refused(status, reason):
-                kind, said = "refused", f"{call} refused {took}, {status}: {reason}"
+                kind, text = "refused", f"{call} refused {took}, {status}: {reason}"
             case _:
                 return
         by_id = {a.id: a.address for a in played.before.device_lists.get(resource, ())}
@@ -149,15 +149,15 @@ class Page:
             address = next((a for i, a in by_id.items() if i == device), PciAddress(device))
             lane = self.lanes.devices.get(address)
             if lane is not None:
-                lane.marks.append(Mark(at, kind, said))
+                lane.marks.append(Mark(at, kind, text))
 
     def _device_list(self, resource: ResourceName, old: DeviceList, new: DeviceList, at: float) -> None:
         lane = self.lanes.resources.setdefault(resource, Lane(resource, "resource"))
         lane.marks.append(Mark(at, "list", f"list: {list_changes(old, new)}"))
 
-    def _notable(self, at: float, kind: str, said: str) -> None:
+    def _notable(self, at: float, kind: str, text: str) -> None:
         self._happened += 1
-        self._events.append(Mark(at, kind, said))
+        self._events.append(Mark(at, kind, text))
 
     def _differs(self, at: float, differences: Iterable[str]) -> None:
         self._differences += [(at, difference) for difference in differences]
@@ -171,12 +171,12 @@ class Page:
             devices = self.lanes.devices
             self.lanes.devices = {a: lane for a, lane in devices.items() if a == self.only.address}
         began = self._began or 0.0
-        frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
         parts = {
             "TITLE": html.escape(f"gpuactors, {day(began)} UTC"),
             "WHEN": html.escape(f"{day(began)} to {clock(began + self._last)} UTC"),
             "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in self._notes(tally)),
-            "VERDICT": "differs" if tally.differing else "same",
+            "RESULT": "differs" if tally.differing else "same",
             "TALLY": html.escape(str(tally)),
             "LEGEND": "".join(
                 f'<li><i class="swatch k-{kind}"></i>{html.escape(words)}</li>'
@@ -185,8 +185,8 @@ class Page:
             "DEVICES": self._device_rows(began),
             "EVENTS": self._event_rows(began),
             "DIFFERENCES": "".join(
-                f"<tr><td>{_time(began, at)}</td><td>{html.escape(said)}</td></tr>"
-                for at, said in self._differences[:ROWS_MAX]
+                f"<tr><td>{_time(began, at)}</td><td>{html.escape(text)}</td></tr>"
+                for at, text in self._differences[:ROWS_MAX]
             ),
             # In a script element nothing is an entity, and only `</` ends it.
             "DATA": json.dumps(self._data(began), ensure_ascii=False, separators=(",", ":")).replace(
@@ -194,8 +194,8 @@ class Page:
             ),
         }
         for name, text in parts.items():
-            frame = frame.replace(f"<!--{name}-->", text)
-        return frame
+            page = page.replace(f"<!--{name}-->", text)
+        return page
 
     def _notes(self, tally: Tally) -> Iterator[str]:
         yield from self._runs
@@ -210,20 +210,20 @@ class Page:
     def _data(self, began: float) -> dict[str, object]:
         texts: dict[str, int] = {}
 
-        def text(said: str) -> int:
-            return texts.setdefault(said, len(texts))
+        def number(text: str) -> int:
+            return texts.setdefault(text, len(texts))
 
         def row(lane: Lane, kind: str) -> dict[str, object]:
             return {
                 "kind": kind,
                 "name": lane.name,
                 "about": lane.about,
-                "bands": [[_s(b.began), _s(b.ended), b.kind, text(b.said)] for b in lane.bands],
-                "marks": [[_s(m.at), m.kind, text(m.said)] for m in lane.marks],
+                "bands": [[_s(b.began), _s(b.ended), b.kind, number(b.text)] for b in lane.bands],
+                "marks": [[_s(m.at), m.kind, number(m.text)] for m in lane.marks],
             }
 
         happened = Lane("events")
-        differ = [Mark(at, "differs", f"differs: {said}") for at, said in self._differences]
+        differ = [Mark(at, "differs", f"differs: {text}") for at, text in self._differences]
         happened.marks = deque(sorted([*self._events, *differ], key=lambda mark: mark.at))
         rows = [
             *(row(lane, "lane") for lane in self.lanes.daemons),
@@ -242,7 +242,7 @@ class Page:
             "ended": _s(self._last),
             "kinds": KINDS,
             "rows": rows,
-            "gaps": [[_s(a), _s(b), text(said)] for a, b, said in self._gaps],
+            "gaps": [[_s(a), _s(b), number(text)] for a, b, text in self._gaps],
             "texts": list(texts),
         }
 
@@ -251,14 +251,14 @@ class Page:
         return "".join(
             f"<tr><td>{html.escape(name)}</td><td>{_time(began, band.began)}</td><td>{_time(began, band.ended)}</td>"
             f'<td><i class="swatch k-{band.kind}"></i>{html.escape(KINDS[band.kind])}</td>'
-            f"<td>{html.escape(band.said)}</td></tr>"
+            f"<td>{html.escape(band.text)}</td></tr>"
             for _, name, band in sorted(rows, key=lambda row: row[:2])[-ROWS_MAX:]
         )
 
     def _event_rows(self, began: float) -> str:
         return "".join(
             f'<tr class="e-{event.kind}"><td>{_time(began, event.at)}</td>'
-            f"<td>{html.escape(event.said).replace(chr(10), '<br>')}</td></tr>"
+            f"<td>{html.escape(event.text).replace(chr(10), '<br>')}</td></tr>"
             for event in list(self._events)[-ROWS_MAX:]
         )
 

@@ -112,7 +112,7 @@ def wall_seconds(header: Header) -> float:
 
 
 class _Player:
-    """Where the replay stands."""
+    """The state of the replay between two lines of the journal."""
 
     def __init__(self) -> None:
         self._header: Header | None = None
@@ -171,7 +171,7 @@ class _Player:
         return self._played(line.at, event, before, () if failure else effects, failure, differences)
 
     def plays_again(self, line: AgainLine) -> Iterator[Played]:
-        """Steps like those before them are in the journal. What is seen outside is compared after the last one."""
+        """Steps like those before them are in the journal. The snapshot is compared after the last one."""
         left = len(line.again)
         for letter, at in zip(line.again, line.times(), strict=True):
             before = self._now()
@@ -183,7 +183,7 @@ class _Player:
             else:
                 differences = _effect_differences(then, effects)
                 if letter in NUMBERED and outstanding(before, letter) is None:
-                    differences += ("this was asked for, and is not now",)
+                    differences += ("this was requested, and is not now",)
                 if not left:
                     differences += _seen_otherwise(line.digest, self._seen()[0])
             yield self._played(at, event, before, effects, failure, differences)
@@ -202,7 +202,7 @@ class _Player:
         return effects, ""
 
     def _seen(self) -> tuple[str, str]:
-        """The digest of what is to be seen outside, and what making it raises."""
+        """The digest of the snapshot, and what making it raises."""
         try:
             return self._digests.of(project(self._now())), ""
         except Exception as exc:  # as above: the registry makes it in the same step

@@ -16,8 +16,8 @@ TERMINAL_EVERY_S: Final = 0.5
 LINE_EVERY_S: Final = 10.0
 """How often a line is written where standard error is no terminal."""
 
-_LOOK_EVERY: Final = 64
-"""Moments between two looks at the clock."""
+_CLOCK_EVERY: Final = 64
+"""Moments between two reads of the clock."""
 
 
 class Progress:
@@ -38,9 +38,9 @@ class Progress:
     def over(self, moments: Iterable[Moment]) -> Iterator[Moment]:
         """The moments, with a progress line now and then."""
         for number, moment in enumerate(moments):
-            if number % _LOOK_EVERY == 0 and self._clock() >= self._next:
+            if number % _CLOCK_EVERY == 0 and self._clock() >= self._next:
                 self._next = self._clock() + self._every_s
-                self._say(number)
+                self._show(number)
             yield moment
         self.clear()
 
@@ -51,9 +51,9 @@ class Progress:
             self._out.flush()
             self._shown = False
 
-    def _say(self, number: int) -> None:
+    def _show(self, number: int) -> None:
         done = 100 * self._meter.bytes_read // max(self._total, 1)
-        said = f"replayed {count(number, 'step')}, {min(done, 100)} % of {self._total / (1 << 20):.1f} MiB"
-        self._out.write(f"\r\x1b[K{said}" if self._terminal else f"{said}\n")
+        line = f"replayed {count(number, 'step')}, {min(done, 100)} % of {self._total / (1 << 20):.1f} MiB"
+        self._out.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         self._out.flush()
         self._shown = self._terminal

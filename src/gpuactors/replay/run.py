@@ -68,8 +68,8 @@ def replay(
         until(_with(damaged, play(files, meter, end=math.inf if ends is None else ends)), ends), begins
     )
     if progress is not None:
-        told = Progress(meter, sum(os.path.getsize(file.path) for file in files), progress)
-        seen, echo = told.over(seen), _after(told.clear, echo)
+        line = Progress(meter, sum(os.path.getsize(file.path) for file in files), progress)
+        seen, echo = line.over(seen), _after(line.clear, echo)
     for moment in seen:
         tally.count(moment)
         if page is not None:
@@ -80,8 +80,8 @@ def replay(
             if not only_differences or not hasattr(moment, "differences") or moment.differences:
                 echo(as_json(moment, first_wall))
         else:
-            for line in text.lines(moment):
-                echo(line)
+            for shown in text.lines(moment):
+                echo(shown)
     if only is not None and not only.known:
         raise DeviceError(
             f"{only.address} is in no state of this journal; `lspci -D` names the devices of a node"
@@ -90,8 +90,8 @@ def replay(
         _write(html, page.html(tally))
         echo(f"{html}: {tally}")
     elif not json_lines:
-        for line in text.rest():
-            echo(line)
+        for shown in text.rest():
+            echo(shown)
         echo(str(tally))
     return EXIT_DIFFERS if tally.differing else EXIT_SAME
 
@@ -133,7 +133,7 @@ def _with(damaged: list[Damage], moments: Iterator[Moment]) -> Iterator[Moment]:
 
 
 def _write(path: str, text: str) -> None:
-    """Written whole or not at all: a partial page looks like a whole one. Raises `PageError`."""
+    """Written whole or not at all: a partial page cannot be told from a whole one. Raises `PageError`."""
     beside = f"{path}.part"
     try:
         with open(beside, "w", encoding="utf-8") as file:

@@ -14,7 +14,7 @@ from gpuactors.core import events
 from gpuactors.core.model import DeviceList, Health
 from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import encoded_effects
-from gpuactors.replay.books import books_of
+from gpuactors.replay.counts import counts_of
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
 from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
@@ -66,8 +66,8 @@ class Tally:
         length_s = self.last_wall - (self.first_wall or 0.0)
         gaps = f", {count(self.gaps, 'gap')} ({self.missed} steps known to be missing)" if self.gaps else ""
         damage = f", {count(self.damage, 'unreadable place')}" if self.damage else ""
-        verdict = f"{count(self.differing, 'difference')}" if self.differing else "no differences"
-        return f"{count(self.steps, 'step')} in {length_s:.1f} s{gaps}{damage}: {verdict}"
+        result = f"{count(self.differing, 'difference')}" if self.differing else "no differences"
+        return f"{count(self.steps, 'step')} in {length_s:.1f} s{gaps}{damage}: {result}"
 
 
 def is_quiet(played: Played) -> bool:
@@ -76,18 +76,18 @@ def is_quiet(played: Played) -> bool:
         isinstance(played.event, _ROUTINE)
         and not (played.differences or played.failure)
         and not any(is_worth_reading(effect) for effect in played.effects)
-        and _same_books(played.before, played.state)
+        and _same_counts(played.before, played.state)
     )
 
 
-def _same_books(before: NodeState, state: NodeState) -> bool:
+def _same_counts(before: NodeState, state: NodeState) -> bool:
     if (
         before.device_lists is state.device_lists
         and before.ledger.entries is state.ledger.entries
         and before.pending_allocations.keys() == state.pending_allocations.keys()
     ):
         return True
-    return before.device_lists == state.device_lists and books_of(before) == books_of(state)
+    return before.device_lists == state.device_lists and counts_of(before) == counts_of(state)
 
 
 @dataclass
@@ -135,9 +135,9 @@ class Text:
         if not self._quiet:
             return
         kinds = Counter(_kind(played) for played in self._quiet)
-        told = ", ".join(count(n, kind) for kind, n in kinds.most_common())
+        counted = ", ".join(count(n, kind) for kind, n in kinds.most_common())
         lasted_s = self._quiet[-1].wall - self._quiet[0].wall
-        yield f"{self._time(self._quiet[0].wall)}  … nothing new in {lasted_s:.1f} s: {told}"
+        yield f"{self._time(self._quiet[0].wall)}  … nothing new in {lasted_s:.1f} s: {counted}"
         self._quiet.clear()
 
     def _step(self, played: Played) -> Iterator[str]:
@@ -148,13 +148,13 @@ class Text:
                 yield f"{indent}{effect_words(effect)}"
         if played.failure:
             yield f"{indent}RAISES {played.failure}"
-        before = books_of(played.before)
-        for resource, books in books_of(played.state).items():
+        before = counts_of(played.before)
+        for resource, counts in counts_of(played.state).items():
             old, new = played.before.device_lists.get(resource, ()), played.state.device_lists[resource]
             if old != new:
                 yield f"{indent}list    {resource}: {list_changes(old, new)}"
-            if books != before.get(resource):
-                yield f"{indent}books   {resource}: {books}"
+            if counts != before.get(resource):
+                yield f"{indent}counts  {resource}: {counts}"
         for difference in played.differences:
             yield f"{indent}DIFFERS: {difference}"
 
@@ -171,7 +171,7 @@ def _kind(played: Played) -> str:
         case events.HostScanned():
             return "scan"
         case _:
-            return "look at the ledger"
+            return "ledger read"
 
 
 def list_changes(old: DeviceList, new: DeviceList) -> str:
@@ -215,14 +215,14 @@ def as_json(moment: Moment, first_wall: float) -> str:
                     "words": event_words(moment.event),
                     "effects": json.loads(encoded_effects(moment.effects)),
                     "device_lists": device_lists,
-                    "books": {
+                    "resources": {
                         r: {
-                            "capacity": b.capacity,
-                            "allocatable": b.allocatable,
-                            "allocated": b.allocated,
-                            "free": b.free,
+                            "capacity": c.capacity,
+                            "allocatable": c.allocatable,
+                            "allocated": c.allocated,
+                            "free": c.free,
                         }
-                        for r, b in books_of(moment.state).items()
+                        for r, c in counts_of(moment.state).items()
                     },
                     "raises": moment.failure or None,
                     "differences": moment.differences,

@@ -1,7 +1,7 @@
 """What must hold after a step of a scenario: the step's own expectations, and what must hold after every step.
 
-Each expectation is a value that can be said as a sentence and compared with the books. Must not wait and must not act:
-`world.py` compares again after every change until all are met or the time is up.
+Each expectation is a value that is shown as a sentence and compared with kubelet's view. Must not wait and must not
+act: `world.py` compares again after every change until all are met or the time is up.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.simulation.kubelet.books import BooksView, Figures, LedgerEntry, Phase
+from gpuactors.simulation.kubelet.device_manager import Figures, KubeletView, LedgerEntry, Phase
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The books, and what they are compared with."""
+    """Kubelet's view, and what it is compared with."""
 
-    view: BooksView
+    view: KubeletView
     truth: frozenset[str]
-    """Addresses of the GPUs that should be Healthy by the node's own tree: on a vfio driver, in a viable group, and in
-    nobody's hands but those of the pod that kubelet gave it to."""
-    before: BooksView
-    """The books at the step's beginning."""
+    """Addresses of the GPUs that should be Healthy by the node's own tree: on a vfio driver, in a viable group, and
+    held by no process but that of the pod that kubelet allocated it to."""
+    before: KubeletView
+    """Kubelet's view at the step's beginning."""
     reasons: Mapping[str, str]
     """Why a device is Unhealthy, in the daemon's words, by device ID."""
     faults: tuple[str, ...]
@@ -50,8 +50,8 @@ class Expectation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """The figures of one resource."""
+class Counts:
+    """One resource has these counts."""
 
     resource: str
     capacity: int
@@ -77,7 +77,7 @@ class Unknown:
     resource: str
 
     def __str__(self) -> str:
-        return f"{self.resource}: kubelet has not heard of it"
+        return f"{self.resource}: not registered with kubelet"
 
     def unmet(self, situation: Situation) -> str | None:
         if self.resource not in situation.view.connected:
@@ -127,7 +127,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class HeldUp:
-    """A pod has its devices, and its container waits to start: PreStartContainer has been asked and not answered."""
+    """A pod has its devices, and its container waits to start: PreStartContainer was called and has not returned."""
 
     pod: str
 
@@ -140,31 +140,31 @@ class HeldUp:
             return f"there is no pod {self.pod}"
         if pod.phase is not Phase.STARTING or pod.message:
             return f"{self.pod} is {pod.phase}" + (f": {pod.message}" if pod.message else "")
-        return None if devices_of(situation.view, self.pod) else f"{self.pod} was given nothing"
+        return None if devices_of(situation.view, self.pod) else f"{self.pod} has no device"
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A pod failed its admission, and the message says what is wrong."""
+    """A pod failed its admission, and its message has all these parts."""
 
     pod: str
-    saying: tuple[str, ...]
+    naming: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.pod} is refused, and is told: {', '.join(self.saying)}"
+        return f"{self.pod} is refused, and its message names: {', '.join(self.naming)}"
 
     def unmet(self, situation: Situation) -> str | None:
         pod = situation.view.pods.get(self.pod)
         if pod is None:
             return f"there is no pod {self.pod}"
-        if pod.phase is not Phase.FAILED or not all(part in pod.message for part in self.saying):
+        if pod.phase is not Phase.FAILED or not all(part in pod.message for part in self.naming):
             return f"{self.pod} is {pod.phase}" + (f": {pod.message}" if pod.message else "")
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Unhealthy:
-    """A device is listed Unhealthy for that cause, and the daemon's reason names what is in the way."""
+    """A device is listed Unhealthy for that cause, and the daemon's reason has all these parts."""
 
     device: str
     cause: Cause
@@ -178,8 +178,8 @@ class Unhealthy:
 
 
 @dataclass(frozen=True, slots=True)
-class InForeignHands:
-    """Every GPU that a process has open, and there is one, is Unhealthy; the reason names the process."""
+class HeldByExternal:
+    """Every GPU that an external process has open is Unhealthy, and there is one; the reason names the process."""
 
     pid: int
     command: str
@@ -197,8 +197,9 @@ class InForeignHands:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftHeld:
-    """What a pod had at the step's beginning is Unhealthy: its process lives on without it. The reason names both."""
+class Orphaned:
+    """The GPUs that a pod had at the step's beginning are Unhealthy: the pod is gone, and its process still holds them.
+    The reason names both."""
 
     pod: str
 
@@ -213,7 +214,7 @@ class LeftHeld:
         for device in had:
             pid = situation.holders.get(device)
             if pid is None:
-                problems.append(f"nobody holds {device}")
+                problems.append(f"no process holds {device}")
             elif problem := _not_unhealthy(situation, device, Cause.ORPHANED, (f"/{self.pod}", str(pid))):
                 problems.append(problem)
         return "; ".join(problems) or None
@@ -221,7 +222,7 @@ class LeftHeld:
 
 @dataclass(frozen=True, slots=True)
 class NobodyRefused:
-    """No pod ever failed its admission: kubelet would say UnexpectedAdmissionError, and it is final for the pod."""
+    """No pod ever failed its admission: its message would be UnexpectedAdmissionError, which is final for the pod."""
 
     def __str__(self) -> str:
         return "no pod was refused"
@@ -232,8 +233,8 @@ class NobodyRefused:
 
 
 def _not_unhealthy(situation: Situation, device: str, cause: Cause, naming: tuple[str, ...]) -> str | None:
-    """What is there instead of a device that is Unhealthy for that cause, and whose reason, which is for people, has
-    all these names; None if it is so."""
+    """What is there instead of a device that is Unhealthy for that cause and whose reason, a sentence for people, has
+    all these parts; None if it is so."""
     health = next((row.health for row in situation.view.devices if row.id == device), "not listed")
     if health != "Unhealthy":
         return f"{device} is {health}"
@@ -247,10 +248,10 @@ def _not_unhealthy(situation: Situation, device: str, cause: Cause, naming: tupl
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """What must hold after every step, whatever it was."""
+    """What must hold after every step."""
 
     def __str__(self) -> str:
-        return "the books are sound"
+        return "kubelet's view is sound"
 
     def unmet(self, situation: Situation) -> str | None:
         checks = (_faults, _negative, _overfull, _twice, _swapped, _disturbed, _untrue)
@@ -272,21 +273,21 @@ def _overfull(situation: Situation) -> str | None:
 
 
 def _twice(situation: Situation) -> str | None:
-    """One owner per device, by what the containers were really told to open."""
+    """One owner per device, by the variables of the containers."""
     owners: dict[str, list[str]] = {}
     for (pod, _), entry in situation.view.holdings.items():
-        for address in told(entry):
+        for address in addresses_of(entry):
             owners.setdefault(address, []).append(pod)
     twice = [f"{a} was handed out to {_listed(pods)}" for a, pods in owners.items() if len(pods) > 1]
     return "; ".join(twice) or None
 
 
 def _swapped(situation: Situation) -> str | None:
-    """What a container was told to open is what kubelet's ledger says, never another device."""
+    """The devices in a container's variables are those of kubelet's ledger, never others."""
     swapped = [
-        f"kubelet gave {pod} {_listed(entry.devices)}, but its container was told {_listed(told(entry))}"
+        f"kubelet gave {pod} {_listed(entry.devices)}, but its container opens {_listed(addresses_of(entry))}"
         for (pod, _), entry in situation.view.holdings.items()
-        if sorted(told(entry)) != sorted(entry.devices)
+        if sorted(addresses_of(entry)) != sorted(entry.devices)
     ]
     return "; ".join(swapped) or None
 
@@ -315,15 +316,15 @@ def _untrue(situation: Situation) -> str | None:
     return "; ".join(wrong) or None
 
 
-# --- reading the books -----------------------------------------------------------------------------------------
+# --- reading the view ------------------------------------------------------------------------------------------
 
 
-def devices_of(view: BooksView, pod: str) -> frozenset[str]:
+def devices_of(view: KubeletView, pod: str) -> frozenset[str]:
     """The devices of all resources that kubelet's ledger has for a pod."""
     return frozenset(d for (name, _), entry in view.holdings.items() if name == pod for d in entry.devices)
 
 
-def told(entry: LedgerEntry) -> list[str]:
+def addresses_of(entry: LedgerEntry) -> list[str]:
     """The PCI addresses in the variables of a container: KubeVirt opens these and nothing else."""
     values = [v for name, v in entry.envs.items() if name.startswith("PCI_RESOURCE_")]
     return [address for value in values for address in value.split(",")]

@@ -1,6 +1,6 @@
-"""What can be made to go wrong at the daemon's ports: each fault is asked for by name and strikes so many times.
+"""The faults that can be ordered at the daemon's ports: each is ordered by name and strikes so many times.
 
-Values and a counter; the ports of `memory/host.py`, `memory/kubelet.py` and `memory/control.py` look here.
+Values and a counter; the ports of `memory/host.py`, `memory/kubelet.py` and `memory/control.py` ask here.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Fault(StrEnum):
 
 
 class PlannedCrashError(Exception):
-    """What nobody expects. The text is in the log then, so that a planned crash can be told from a bug."""
+    """An unexpected exception. Its text is in the log then, so that a planned crash can be told from a bug."""
 
-    MARK: Final = "was told to crash"
+    MARK: Final = "crashes as planned"
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(f"{fault.partition(' crashes')[0]} {self.MARK}")
@@ -59,7 +59,7 @@ class Faults:
         self._until: dict[Fault, float] = {}
 
     def order(self, fault: Fault, times: int = 1) -> None:
-        """The fault strikes at its next occasions, so often and no oftener however often it is ordered meanwhile."""
+        """The fault strikes at its next `times` occasions, also if it is ordered again meanwhile."""
         self._waiting[fault] = max(self._waiting[fault], times)
 
     def waits(self, fault: Fault) -> bool:
@@ -82,7 +82,7 @@ class Faults:
         return self._until.get(fault, -1.0) > trio.current_time()
 
     def end(self, fault: Fault) -> None:
-        """It lasts no longer."""
+        """It ends now."""
         self._until.pop(fault, None)
 
     def crash(self, fault: Fault) -> None:

@@ -45,5 +45,5 @@ def _is_error(line: str) -> bool:
     try:
         fields = json.loads(line)
     except ValueError:
-        return True  # not our format: a traceback that somebody printed
+        return True  # not our format: a traceback that was printed
     return not isinstance(fields, dict) or fields.get("level") in {"error", "critical"}

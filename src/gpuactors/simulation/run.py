@@ -1,6 +1,6 @@
 """Plays a scenario: what `gpuactors simulate` calls.
 
-Each step acts, then waits until the books are as expected, and is shown. Must not know any particular story.
+Each step acts, then waits until its expectations are met, and is shown. Must not know any particular scenario.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuactors.simulation.expectations import Sound
 from gpuactors.simulation.log_tail import LogTail
 from gpuactors.simulation.scenarios import SCENARIOS
 from gpuactors.simulation.script import Scenario, Step
-from gpuactors.simulation.show import Show, StepResult, StoryResult, make_show
+from gpuactors.simulation.show import ScenarioResult, Show, StepResult, make_show
 from gpuactors.simulation.world import World, open_world
 
 PAUSE_S: Final = 4.0
@@ -33,31 +33,31 @@ def list_scenarios() -> tuple[tuple[str, str], ...]:
 
 
 def simulate(*, scenario: str, seed: int, speed: float, json_lines: bool, out: TextIO) -> int:
-    """Plays a scenario and answers the exit code: 0, or 1 if anything was not as expected.
+    """Plays a scenario and returns the exit code: 0, or 1 if anything was not as expected.
 
-    `speed` divides the pauses that a human gets on a terminal; elsewhere there are none. Raises `ValueError` for a name
+    `speed` divides the pauses between steps on a terminal; elsewhere there are none. Raises `ValueError` for a name
     that is not in `list_scenarios`.
     """
-    story = next((s for s in SCENARIOS if s.name == scenario), None)
-    if story is None:
+    found = next((s for s in SCENARIOS if s.name == scenario), None)
+    if found is None:
         raise ValueError(f"no scenario {scenario!r}; there are {', '.join(s.name for s in SCENARIOS)}")
     show, human = make_show(out, json_lines=json_lines)
     pause_s = PAUSE_S / speed if human else 0.0
     code = EXIT_FAILED
     try:
-        result = trio.run(play, story, seed, show, pause_s)
+        result = trio.run(play, found, seed, show, pause_s)
         code = EXIT_OK if result.ok else EXIT_FAILED
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except* BrokenPipeError:
-        # `simulate | head`: whoever read has had enough. What is still buffered must not fail at the process's end.
+        # `simulate | head`: the reader has gone. What is still buffered must not fail at the process's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     finally:
         show.stop()
     return code
 
 
-async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> StoryResult:
+async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> ScenarioResult:
     """Plays a scenario in a new world, up to the first step that is not as expected.
 
     Takes over the logging of the process.
@@ -71,14 +71,14 @@ async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> Sto
     played = 0
     async with open_world(seed, tail) as world:
         for number, step in enumerate(steps, start=1):
-            result = await play_step(world, number, len(steps), step, show)
-            played, unmet = number, result.unmet
-            show.step_ends(result)
+            outcome = await play_step(world, number, len(steps), step, show)
+            played, unmet = number, outcome.unmet
+            show.step_ends(outcome)
             if unmet:
                 break
             if number < len(steps):
                 await trio.sleep(pause_s)
-    story = StoryResult(
+    result = ScenarioResult(
         scenario=scenario,
         seed=seed,
         steps=played,
@@ -87,12 +87,12 @@ async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> Sto
         took_s=trio.current_time() - began_at,
         log=tail.lines if unmet else (),
     )
-    show.closing(story)
-    return story
+    show.closing(result)
+    return result
 
 
 async def play_step(world: World, number: int, of: int, step: Step, show: Show) -> StepResult:
-    """Plays one step and waits until the books are as it expects."""
+    """Plays one step and waits until its expectations are met."""
     before = world.kubelet.view
     began_at, negative_s = trio.current_time(), world.negative_s
     show.step_begins(number, of, step, world.moment())

@@ -1,6 +1,6 @@
-"""What a scenario is: a story in named steps, each with an act and with what must hold after it.
+"""What a scenario is: named steps, each with an act and with what must hold after it.
 
-Values only; the stories are in `scenarios/`, and `run.py` plays them.
+Values only; the scenarios are in `scenarios/`, and `run.py` plays them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gpuactors.simulation.expectations import Expectation
 from gpuactors.simulation.world import World
 
 STEP_DEADLINE_S: Final = 15.0
-"""How long the books may take to become what a step expects. They take milliseconds; a loaded machine takes longer."""
+"""How long it may take until a step's expectations are met. It takes milliseconds; on a loaded machine longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a story."""
+    """One step of a scenario."""
 
     title: str
     text: str
@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A story. `steps` makes its script; what has no fixed order is drawn from the generator it is given."""
+    """A scenario. `steps` makes its script; what has no fixed order is drawn from the generator it is given."""
 
     name: str
     line: str

@@ -1,6 +1,6 @@
-"""How a story is shown: a live table on a terminal, plain text elsewhere, or JSON lines for a program.
+"""How a scenario is shown: a live table on a terminal, plain text elsewhere, or JSON lines for a program.
 
-Must not play anything and must not judge. Apart from times, the text of a story depends on its seed alone.
+Must not play anything and must not judge. Apart from times, the text depends only on the scenario and its seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, final
 
-from gpuactors.simulation.kubelet.books import DeviceRow, Phase
+from gpuactors.simulation.kubelet.device_manager import DeviceRow, Phase
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import Moment
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH_MAX: Final = 110
-BOOKS_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
+RESOURCES_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
 DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
 _LOG_LINES_SHOWN: Final = 15
 
@@ -47,8 +47,8 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StoryResult:
-    """How a story went."""
+class ScenarioResult:
+    """How a scenario went."""
 
     scenario: Scenario
     seed: int
@@ -58,7 +58,7 @@ class StoryResult:
     unmet: tuple[str, ...]
     took_s: float
     log: tuple[str, ...]
-    """What the daemon said at last; empty if all went well."""
+    """The daemon's last log lines; empty if all went well."""
 
     @property
     def ok(self) -> bool:
@@ -66,27 +66,27 @@ class StoryResult:
 
 
 class Show(Protocol):
-    """Shows one story, from its opening to its result."""
+    """Shows one scenario, from its opening to its result."""
 
     def opening(self, scenario: Scenario, seed: int) -> None: ...
 
     def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None: ...
 
     def changed(self, moment: Moment) -> None:
-        """The books have changed within a step."""
+        """Something has changed within a step."""
         ...
 
     def step_ends(self, result: StepResult) -> None: ...
 
-    def closing(self, result: StoryResult) -> None: ...
+    def closing(self, result: ScenarioResult) -> None: ...
 
     def stop(self) -> None:
-        """Leaves the terminal as it was, wherever the story is. May be called at any time, and again."""
+        """Restores the terminal. May be called at any time, and again."""
         ...
 
 
 def make_show(out: TextIO, *, json_lines: bool) -> tuple[Show, bool]:
-    """The show for this output, and whether a human watches it live."""
+    """The show for this output, and whether the output is a terminal."""
     if json_lines:
         return JsonLines(out), False
     if not out.isatty():
@@ -124,7 +124,7 @@ class JsonLines:
             at_s=round(result.moment.at_s, 4),
             settled_s=round(result.settled_s, 4),
             free_negative_s=round(result.negative_s, 4),
-            books={
+            resources={
                 name: {
                     "capacity": f.capacity,
                     "allocatable": f.allocatable,
@@ -150,7 +150,7 @@ class JsonLines:
             ok=result.ok,
         )
 
-    def closing(self, result: StoryResult) -> None:
+    def closing(self, result: ScenarioResult) -> None:
         self._line(
             result="ok" if result.ok else "failed",
             scenario=result.scenario.name,
@@ -170,7 +170,7 @@ class JsonLines:
         self._out.flush()
 
 
-# --- for a human -----------------------------------------------------------------------------------------------
+# --- for people ------------------------------------------------------------------------------------------------
 
 
 @final
@@ -195,7 +195,7 @@ class PlainText:
         pass
 
     def step_ends(self, result: StepResult) -> None:
-        tables = [aligned(BOOKS_HEAD, books_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
+        tables = [aligned(RESOURCES_HEAD, resource_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
         tables.append(aligned(DEVICES_HEAD, device_rows(result.moment), right=frozenset({2})))
         for table in tables:
             if table:
@@ -204,10 +204,10 @@ class PlainText:
             self._say("")
             self._wrapped(remarks)
         self._say("")
-        self._wrapped(verdict_lines(result))
+        self._wrapped(outcome_lines(result))
         self._out.flush()
 
-    def closing(self, result: StoryResult) -> None:
+    def closing(self, result: ScenarioResult) -> None:
         self._say("")
         self._wrapped(closing_lines(result))
         self._out.flush()
@@ -230,7 +230,7 @@ class PlainText:
 
 @final
 class LiveTable:
-    """The same with colours, and with the tables changing as the books do. Needs rich."""
+    """The same with colours; the tables are redrawn at every change. Needs rich."""
 
     def __init__(self, out: TextIO) -> None:
         from rich.console import Console
@@ -258,9 +258,9 @@ class LiveTable:
     def step_ends(self, result: StepResult) -> None:
         self.changed(result.moment)
         self.stop()
-        self._lines(verdict_lines(result), "green" if result.ok else "red")
+        self._lines(outcome_lines(result), "green" if result.ok else "red")
 
-    def closing(self, result: StoryResult) -> None:
+    def closing(self, result: ScenarioResult) -> None:
         self._console.print()
         self._lines(closing_lines(result), "bold green" if result.ok else "bold red")
 
@@ -274,11 +274,11 @@ class LiveTable:
         from rich.table import Table
         from rich.text import Text
 
-        books = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-        for number, name in enumerate(BOOKS_HEAD):
-            _column(books, name, is_name=number == 0, right=number > 0)
-        for row in books_rows(moment):
-            books.add_row(*row[:-1], Text(row[-1], style=_colour_of_free(row[-1])))
+        resources = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
+        for number, name in enumerate(RESOURCES_HEAD):
+            _column(resources, name, is_name=number == 0, right=number > 0)
+        for row in resource_rows(moment):
+            resources.add_row(*row[:-1], Text(row[-1], style=_colour_of_free(row[-1])))
         devices = Table(box=None, header_style="dim", pad_edge=False)
         for number, name in enumerate(DEVICES_HEAD):
             _column(devices, name, is_name=number == 0, right=name == "NUMA")
@@ -286,7 +286,7 @@ class LiveTable:
             shown_health = Text(health, style=_COLOUR_OF_HEALTH.get(health, ""))
             devices.add_row(resource, device, numa, shown_health, pod)
         remarks = [Text(line, style="yellow") for line in remark_lines(moment)]
-        return Group("", books, "", devices, *([""] if remarks else []), *remarks, "")
+        return Group("", resources, "", devices, *([""] if remarks else []), *remarks, "")
 
     def _prose(self, text: str) -> None:
         self._console.print(_plain("\n\n".join(_paragraphs(text))))
@@ -328,7 +328,7 @@ def _width() -> int:
 # --- the words -------------------------------------------------------------------------------------------------
 
 
-def books_rows(moment: Moment) -> list[Row]:
+def resource_rows(moment: Moment) -> list[Row]:
     """The figures of each resource."""
     return [
         (name, str(f.capacity), str(f.allocatable), str(f.allocated), str(f.free))
@@ -362,7 +362,7 @@ def reason_of(row: DeviceRow, moment: Moment) -> str | None:
 
 
 def remark_lines(moment: Moment) -> list[str]:
-    """Whatever is not as it should be: kubelet if it does not run, devices that are not Healthy, pods that wait."""
+    """All that is not as it should be: kubelet if it does not run, devices that are not Healthy, pods that wait."""
     lines = [] if moment.view.running else ["Kubelet is not running; these are its last figures."]
     listed = {row.resource for row in moment.view.devices}
     lost = sorted(listed - moment.view.connected) if moment.view.running else []
@@ -379,7 +379,7 @@ def remark_lines(moment: Moment) -> list[str]:
     ]
 
 
-def verdict_lines(result: StepResult) -> list[str]:
+def outcome_lines(result: StepResult) -> list[str]:
     """What was expected, and whether it is so."""
     if not result.ok:
         return ["NOT AS EXPECTED:", *(f"- {problem}" for problem in result.unmet)]
@@ -392,13 +392,13 @@ def verdict_lines(result: StepResult) -> list[str]:
     return lines
 
 
-def closing_lines(result: StoryResult) -> list[str]:
-    """How the story ended."""
+def closing_lines(result: ScenarioResult) -> list[str]:
+    """How the scenario ended."""
     played = f"{result.steps} of {result.of} steps in {_duration(result.took_s)}"
     if result.ok:
         return [
             f"{result.scenario.name}: every step as expected ({played}). No GPU was handed out twice, no pod was "
-            "disturbed, and in no settled book was the free count below zero."
+            "disturbed, and the free count was below zero at the end of no step."
         ]
     lines = [f"{result.scenario.name} FAILED ({played}):", *(f"- {problem}" for problem in result.unmet)]
     if result.log:

@@ -32,7 +32,7 @@ from gpuactors.simulation.host.uevents import UeventSender
 from gpuactors.simulation.kubelet.containers import TreeTenancy
 from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.kubelet.values import BooksView, Pod
+from gpuactors.simulation.kubelet.values import KubeletView, Pod
 from gpuactors.simulation.log_tail import LogTail
 from gpuactors.simulation.neighbours import OtherPlugin
 
@@ -41,18 +41,18 @@ DIRECTORY_MAX_CHARS: Final = 24
 may have 107 bytes."""
 
 QUIET_S: Final = 0.02
-"""The books count as settled when nothing has happened in the process for so long."""
+"""Kubelet's view counts as settled when no task of the process has run for so long."""
 
 _GPU_CLASSES: Final = ("03", "0680")
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What there is to see at one moment."""
+    """What is shown of one moment."""
 
     at_s: float
-    """Since the story began."""
-    view: BooksView
+    """Seconds since the scenario began."""
+    view: KubeletView
     reasons: Mapping[str, str]
     """Why a device is Unhealthy, in the daemon's words."""
 
@@ -88,7 +88,7 @@ async def open_world(seed: int, log: LogTail) -> AsyncIterator[World]:
                     transport, seed=seed, tenancy=TreeTenancy(tree, tell)
                 ) as kubelet:
                     world = World(directory, transport, kubelet, tree, (one, other), nursery, log)
-                    nursery.start_soon(world.watch_the_books)
+                    nursery.start_soon(world.watch_free_count)
                     yield world
                     await world.close()
                     nursery.cancel_scope.cancel()
@@ -124,8 +124,8 @@ class World:
         self.tree = tree
         self._transport = transport
         self._senders = senders
-        """Netlink tells everybody who listens. A datagram socket has one owner, so daemons take turns with two of them:
-        in an upgrade two live side by side."""
+        """Netlink sends to every listener. A datagram socket has one owner, so daemons take turns with two of them: in
+        an upgrade two daemons run side by side."""
         self._nursery = nursery
         self._log = log
         self._configs = itertools.cycle(
@@ -152,7 +152,7 @@ class World:
     # --- the daemon ---------------------------------------------------------------------------------------------
 
     async def start_daemon(self) -> None:
-        """Starts the daemon; returns when it runs, which is before it has looked at anything."""
+        """Starts the daemon; returns when it runs, which is before its first scan."""
         if self._daemon is not None:
             raise RuntimeError("the daemon runs already; stop it first")
         await self._launch()
@@ -200,7 +200,7 @@ class World:
         self._daemon = await self._nursery.start(self._run_daemon)
 
     async def _run_daemon(self, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
-        asked = running = False
+        stopping = running = False
         ended = self._daemon_ended
 
         async def watched(*, task_status: trio.TaskStatus[app.Daemon]) -> None:
@@ -212,8 +212,8 @@ class World:
                 daemon: app.Daemon = await nursery.start(watched)
 
                 def stop() -> None:
-                    nonlocal asked
-                    asked = True
+                    nonlocal stopping
+                    stopping = True
                     daemon.stop()
 
                 task_status.started(app.Daemon(daemon.state, stop))
@@ -228,7 +228,7 @@ class World:
                 raise
             self._fail(f"the daemon died: {_innermost(error)!r}")
         else:
-            if not asked:
+            if not stopping:
                 self._fail("the daemon ended by itself")
         finally:
             if self._daemon_ended is ended:
@@ -262,7 +262,7 @@ class World:
             await self._tell(self.tree.plug_steps(spec))
 
     async def unplug(self, address: str) -> None:
-        """A function is pulled."""
+        """A function is unplugged."""
         await self._tell(self.tree.unplug_steps(address))
 
     async def bind(self, address: str, driver: str) -> None:
@@ -271,23 +271,23 @@ class World:
             await self._tell(self.tree.unbind_steps(address))
         await self._tell(self.tree.bind_steps(address, driver))
 
-    async def unbind(self, address: str, *, heard: bool = True) -> None:
-        """A function's driver lets it go; if not `heard`, every uevent of it is lost."""
-        if heard:
+    async def unbind(self, address: str, *, uevents: bool = True) -> None:
+        """A function is unbound from its driver; without `uevents` all of them are lost."""
+        if uevents:
             await self._tell(self.tree.unbind_steps(address))
         else:
             self.tree.unbind(address)
 
     async def _tell(self, uevents: Iterable[Uevent]) -> None:
-        """Sends each uevent while the tree is as it is at that moment; nobody may listen."""
+        """Sends each uevent while the tree is as it is at that moment; it is lost if no daemon listens."""
         for uevent in uevents:
             for sender in self._senders:
                 await sender.send_all((uevent,))
 
     def take(self, address: str, pid: int, command: str = "python3", *, device: bool = True) -> None:
-        """A process that kubelet knows nothing of opens a GPU, or only its group, which sysfs does not show.
+        """An external process opens a GPU, or only its group, which sysfs does not show.
 
-        Raises `OSError` (EBUSY) if somebody has it open.
+        Raises `OSError` (EBUSY) if a process has it open.
         """
         self.tree.open_group(self._group(address), pid, command, device=device)
 
@@ -297,7 +297,7 @@ class World:
         found = {address: self.tree.holder_of(group) for address, group in groups.items()}
         return {address: pid for address, pid in found.items() if pid is not None}
 
-    async def let_go(self, address: str, pid: int) -> None:
+    async def release(self, address: str, pid: int) -> None:
         """That process closes the GPU, and lives on."""
         await self._tell(self.tree.close_group(self._group(address), pid))
 
@@ -306,10 +306,10 @@ class World:
         await self._tell(self.tree.kill(pid))
 
     def truth(self) -> frozenset[str]:
-        """The GPUs that kubelet should have as Healthy: a VM could open them, or the pod that has them by kubelet's
-        ledger could or does. On a vfio driver, with nobody else's driver in the group, and not in others' hands."""
+        """The GPUs that should be listed Healthy: a VM could open them, or the pod that has them by kubelet's ledger
+        could or does. On a vfio driver, with no host driver in the group, and held by no external process."""
         gpus = (a for a, spec in self.tree.functions.items() if spec.class_code.startswith(_GPU_CLASSES))
-        return frozenset(address for address in gpus if self._usable(address) and self._in_hand(address))
+        return frozenset(address for address in gpus if self._usable(address) and self._available(address))
 
     def _usable(self, address: str) -> bool:
         group = self.tree.functions[address].group
@@ -317,20 +317,20 @@ class World:
         drivers = {self.tree.driver_of(member) for member in members}
         return self.tree.driver_of(address) in VFIO_DRIVERS and drivers <= {*VFIO_DRIVERS, None}
 
-    def _in_hand(self, address: str) -> bool:
+    def _available(self, address: str) -> bool:
         allocated = any(row.id == address and row.pod is not None for row in self.kubelet.view.devices)
         return allocated or self.tree.holder_of(self._group(address)) is None
 
     def _group(self, address: str) -> int:
         group = self.tree.functions[address].group
         if group is None:
-            raise ValueError(f"{address} is in no IOMMU group, so nobody can open it; give it one")
+            raise ValueError(f"{address} is in no IOMMU group, so no process can open it; give it one")
         return group
 
     # --- pods ---------------------------------------------------------------------------------------------------
 
     async def start_pod(self, name: str, requests: Mapping[str, int]) -> Pod:
-        """A pod is created; returns when something can be said of it."""
+        """A pod is created; returns when it runs, has failed, or waits for room or for its container's start."""
         return await self.kubelet.admit(name, requests)
 
     def end_pod(self, name: str, *, dies_after_s: float | None = 0.0) -> None:
@@ -349,36 +349,33 @@ class World:
 
     def causes(self) -> Mapping[str, Cause]:
         """Why a device is listed as it is, by device ID."""
-        frames = self._state.device_lists.values() if self._state is not None else ()
-        return {d.id: d.cause for frame in frames for d in frame}
+        lists = self._state.device_lists.values() if self._state is not None else ()
+        return {d.id: d.cause for device_list in lists for d in device_list}
 
     @property
     def now_s(self) -> float:
-        """Seconds since the story began."""
+        """Seconds since the scenario began."""
         return trio.current_time() - self._began_at
 
     def moment(self) -> Moment:
-        """What there is to see now."""
+        """What is shown of this moment."""
         return Moment(self.now_s, self.kubelet.view, self.reasons())
 
     def reasons(self) -> Mapping[str, str]:
         """Why a device is Unhealthy, in the daemon's words, by device ID."""
-        frames = self._state.device_lists.values() if self._state is not None else ()
-        return {d.id: d.reason for frame in frames for d in frame if d.health is Health.UNHEALTHY}
+        lists = self._state.device_lists.values() if self._state is not None else ()
+        return {d.id: d.reason for device_list in lists for d in device_list if d.health is Health.UNHEALTHY}
 
     async def until(
-        self, condition: Callable[[BooksView], bool], what: str, within_s: float = 15.0
-    ) -> BooksView:
-        """The first books for which `condition` holds. Raises `TimeoutError` that says what was waited for."""
+        self, condition: Callable[[KubeletView], bool], what: str, within_s: float = 15.0
+    ) -> KubeletView:
+        """Kubelet's first view for which `condition` holds. Raises `TimeoutError`, whose text has `what`."""
         with trio.move_on_after(within_s):
             return await self.kubelet.until(condition)
         raise TimeoutError(f"waited {within_s:g} s in vain until {what}")
 
     async def until_free(self, resource: str, within_s: float = 15.0) -> str:
-        """The first GPU that the daemon knows to be free, and to have been let go by whoever had it last.
-
-        Raises `TimeoutError`.
-        """
+        """The first GPU that the daemon knows to be free and no orphan. Raises `TimeoutError`."""
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
                 if self._state is None:
@@ -389,9 +386,9 @@ class World:
                         return device.address
         raise TimeoutError(f"waited {within_s:g} s in vain until a GPU of {resource} is free")
 
-    async def until_booked(self, pod: str, within_s: float = 15.0) -> None:
-        """Waits until PodResources has told the daemon of a pod. Of a kubelet that has just started the daemon believes
-        the ledger's file as well, where a pod stays that ended before it was listed. Raises `TimeoutError`."""
+    async def until_in_ledger(self, pod: str, within_s: float = 15.0) -> None:
+        """Waits until the daemon has read of a pod in kubelet's ledger. Of a kubelet that has just started the daemon
+        believes the ledger's file as well, where a pod stays that ended before it was listed. Raises `TimeoutError`."""
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
                 if self._state is not None and any(
@@ -403,7 +400,7 @@ class World:
         )
 
     async def until_polled(self, times: int, within_s: float = 15.0) -> None:
-        """Waits until the daemon has looked so many times more whether the groups are in use. Raises `TimeoutError`."""
+        """Waits until the daemon has polled the groups so many times more. Raises `TimeoutError`."""
         done = -1
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
@@ -411,10 +408,10 @@ class World:
                     done, times = self._state.polls.done, times - 1
                 if times < 0:
                     return
-        raise TimeoutError(f"waited {within_s:g} s in vain until the daemon has looked who holds its GPUs")
+        raise TimeoutError(f"waited {within_s:g} s in vain until the daemon has polled its groups")
 
     async def settle(
-        self, expected: Sequence[Expectation], before: BooksView, within_s: float, since: float
+        self, expected: Sequence[Expectation], before: KubeletView, within_s: float, since: float
     ) -> Outcome:
         """Waits until everything is as expected and nothing moves any more, or until the time is up.
 
@@ -432,11 +429,11 @@ class World:
         ended_at = trio.current_time() if unmet else met_at
         return Outcome(tuple(unmet), ended_at - since)
 
-    async def _until_met(self, expected: Sequence[Expectation], before: BooksView) -> None:
-        """Looks after every change; a fault ends the wait, as nothing will come of it any more."""
+    async def _until_met(self, expected: Sequence[Expectation], before: KubeletView) -> None:
+        """Compares after every change; a fault ends the wait, as waiting longer is in vain."""
         async with trio.open_nursery() as nursery:
 
-            async def inspect(changes: LatestReader[BooksView] | LatestReader[int]) -> None:
+            async def inspect(changes: LatestReader[KubeletView] | LatestReader[int]) -> None:
                 async for _ in changes:
                     if self._failed.is_set() or not self._unmet(expected, before):
                         nursery.cancel_scope.cancel()
@@ -444,8 +441,8 @@ class World:
             nursery.start_soon(inspect, self.kubelet.changes())
             nursery.start_soon(inspect, self._states.subscribe())
 
-    async def watch_the_books(self) -> None:
-        """Measures how long the books were out of balance, for ever."""
+    async def watch_free_count(self) -> None:
+        """Measures for how long a free count was below zero. Never returns."""
         async for view in self.kubelet.changes():
             negative = view.running and any(figures.free < 0 for figures in view.resources.values())
             if negative and self._negative_since is None:
@@ -456,11 +453,11 @@ class World:
 
     @property
     def negative_s(self) -> float:
-        """How long, of the whole story, the scheduler would have seen a free count below zero."""
+        """For how long, since the scenario began, the scheduler would have seen a free count below zero."""
         open_s = trio.current_time() - self._negative_since if self._negative_since is not None else 0.0
         return self._negative_s + open_s
 
-    def _unmet(self, expected: Sequence[Expectation], before: BooksView) -> list[str]:
+    def _unmet(self, expected: Sequence[Expectation], before: KubeletView) -> list[str]:
         crashes = (f"kubelet crashed: {panic}" for panic in self.kubelet.panics)
         doubles = (f"handed out twice: {d.pod}: {d.message}" for d in self.kubelet.double_handouts)
         situation = Situation(

@@ -91,9 +91,9 @@ PLANTED: dict[Plant, set[str]] = {
         "capacity below allocated",
         "free is negative",
         "kubelet crashed",
-        "the books do not settle",
+        "kubelet's view does not settle",
     },
-    _mark_what_is_busy: {"free is negative", "the books do not settle"},
+    _mark_what_is_busy: {"free is negative", "kubelet's view does not settle"},
     _swap_what_is_busy: {
         "swapped",
         "the daemon misbehaved",  # a container has been started with another GPU's node
@@ -144,7 +144,7 @@ async def _spin() -> None:
 
 
 def _another_owner(world: World) -> None:
-    ledger = world.kubelet._books._ledger
+    ledger = world.kubelet._manager._ledger
     ((_, resource), entry) = next(iter(ledger.items()))
     other = world.kubelet.submit("vm-9", {resource: 1})
     ledger[other.uid, resource] = entry
@@ -178,7 +178,7 @@ def _abandon_a_call(world: World) -> None:
 
 
 def _fail_a_pod(world: World) -> None:
-    world.kubelet._books.failed(
+    world.kubelet._manager.failed(
         "vm-1", "rpc error: code = Canceled desc = grpc: the client connection is closing"
     )
 
@@ -194,13 +194,13 @@ def test_a_refusal_without_a_cause_is_noticed(check: str, spoil: Callable[[World
 
 
 def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame for every poll, though nothing has changed."""
-    told = ListMessages().of
+    """A list for every poll, though nothing has changed."""
+    message_of = ListMessages().of
 
     async def nervous(self: object, message: object) -> AsyncIterator[object]:
         while True:
             async with self._caller.stream(self._resource):  # type: ignore[attr-defined]
-                yield told(self._device_lists.subscribe().value)  # type: ignore[attr-defined]
+                yield message_of(self._device_lists.subscribe().value)  # type: ignore[attr-defined]
                 await trio.sleep(5)
 
     monkeypatch.setattr(device_plugin.DevicePluginService, "list_and_watch", nervous)

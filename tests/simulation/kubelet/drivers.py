@@ -14,12 +14,12 @@ import trio
 
 from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.kubelet.values import BooksView, Phase
+from gpuactors.simulation.kubelet.values import KubeletView, Phase
 from tests.support.admission_grpcio import UnexpectedAdmissionError, admit
 from tests.support.kubelet_grpcio import KubeletStandIn
 from tests.support.tiny_plugin import RESOURCE, WAIT_S
 
-Books = Mapping[str, Mapping[str, str]]
+Devices = Mapping[str, Mapping[str, str]]
 """Resource → device → health, of the devices that are listed."""
 
 
@@ -42,8 +42,8 @@ class Driver(Protocol):
         """It ends as by a crash: its sockets' files may stay."""
         ...
 
-    async def until(self, condition: Callable[[Books], bool]) -> None:
-        """Waits until it holds of the books."""
+    async def until(self, condition: Callable[[Devices], bool]) -> None:
+        """Waits until it holds of the listed devices."""
         ...
 
     async def admit(self, pod: str, size: int, resource: str = RESOURCE) -> Admitted:
@@ -83,9 +83,9 @@ class Shipped:
         self.lose_api_server = kubelet.lose_api_server
         self.find_api_server = kubelet.find_api_server
 
-    async def until(self, condition: Callable[[Books], bool]) -> None:
+    async def until(self, condition: Callable[[Devices], bool]) -> None:
         with trio.fail_after(WAIT_S):
-            await self._kubelet.until(lambda view: condition(_books(view)))
+            await self._kubelet.until(lambda view: condition(_devices(view)))
 
     async def admit(self, pod: str, size: int, resource: str = RESOURCE) -> Admitted:
         self._kubelet.submit(pod, {resource: size})
@@ -102,15 +102,15 @@ class Shipped:
         return self._kubelet.panics
 
 
-def _books(view: BooksView) -> Books:
-    books: dict[str, dict[str, str]] = {resource: {} for resource in view.resources}
+def _devices(view: KubeletView) -> Devices:
+    devices: dict[str, dict[str, str]] = {resource: {} for resource in view.resources}
     for row in view.devices:
         if row.health != "not listed":
-            books[row.resource][row.id] = row.health
-    return books
+            devices[row.resource][row.id] = row.health
+    return devices
 
 
-def _settled(view: BooksView, name: str) -> bool:
+def _settled(view: KubeletView, name: str) -> bool:
     if not view.running:  # it has panicked
         return True
     pod = view.pods[name]
@@ -134,7 +134,7 @@ class Independent:
     async def stop(self) -> None:
         await trio.to_thread.run_sync(partial(self._kubelet.stop, leave_sockets=True))
 
-    async def until(self, condition: Callable[[Books], bool]) -> None:
+    async def until(self, condition: Callable[[Devices], bool]) -> None:
         await trio.to_thread.run_sync(self._kubelet.wait_for, condition, WAIT_S)
 
     async def admit(self, pod: str, size: int, resource: str = RESOURCE) -> Admitted:

@@ -31,7 +31,7 @@ WITHIN_S = patient(20.0)
 
 @dataclass
 class Plugin(TrioService, pb.DevicePluginBase):
-    """A device plugin whose frames a test sends by hand."""
+    """A device plugin whose lists a test sends by hand."""
 
     pre_start_required: bool = False
     options_error: GRPCError | None = None
@@ -42,7 +42,7 @@ class Plugin(TrioService, pb.DevicePluginBase):
     asked: list[tuple[str, Any]] = field(default_factory=list)
     nodes: dict[str, str] = field(default_factory=dict)
     """The group node of each device."""
-    frames: list[trio.MemorySendChannel[list[tuple[str, str]]]] = field(default_factory=list)
+    streams: list[trio.MemorySendChannel[list[tuple[str, str]]]] = field(default_factory=list)
     first: list[tuple[str, str]] = field(default_factory=list)
 
     async def get_device_plugin_options(self, message: pb.Empty) -> pb.DevicePluginOptions:
@@ -54,11 +54,11 @@ class Plugin(TrioService, pb.DevicePluginBase):
 
     async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
         send, receive = trio.open_memory_channel[list[tuple[str, str]]](10)
-        self.frames.append(send)
-        yield frame(self.first)
+        self.streams.append(send)
+        yield list_message(self.first)
         async with receive:
             async for devices in receive:
-                yield frame(devices)
+                yield list_message(devices)
 
     async def get_preferred_allocation(
         self, message: pb.PreferredAllocationRequest
@@ -92,7 +92,7 @@ class Plugin(TrioService, pb.DevicePluginBase):
         return pb.PreStartContainerResponse()
 
 
-def frame(devices: list[tuple[str, str]]) -> pb.ListAndWatchResponse:
+def list_message(devices: list[tuple[str, str]]) -> pb.ListAndWatchResponse:
     return pb.ListAndWatchResponse(devices=[pb.Device(id=i, health=h) for i, h in devices])
 
 
@@ -168,7 +168,7 @@ async def rig(directory: Path | None = None, tenancy: Tenancy | None = None) -> 
 async def registered(
     plugin: Plugin, name: str = "p.sock", *, directory: Path | None = None, tenancy: Tenancy | None = None
 ) -> AsyncIterator[Rig]:
-    """A rig with a plugin that is registered and whose first frame has come."""
+    """A rig with a plugin that is registered and whose first list has come."""
     async with rig(directory, tenancy) as r, r.serving(plugin, name):
         await r.register(name)
         await r.figures(len(plugin.first), sum(health == "Healthy" for _, health in plugin.first))

@@ -20,7 +20,7 @@ import grpc
 import pytest
 import trio
 
-from tests.simulation.kubelet.drivers import KUBELETS, Books, Driver
+from tests.simulation.kubelet.drivers import KUBELETS, Devices, Driver
 from tests.support.device_plugin_grpcio import message
 from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
 from tests.support.tiny_plugin import RESOURCE, WAIT_S, TinyPlugin
@@ -87,9 +87,9 @@ async def refused(plugin: TinyPlugin, **change: str) -> str:
 async def lists(
     kubelet: Driver, plugin: TinyPlugin, *devices: tuple[str, str], resource: str = RESOURCE
 ) -> None:
-    """The plugin sends a frame, and kubelet has it."""
-    plugin.frames.put(list(devices))
-    await kubelet.until(lambda books: books.get(resource) == dict(devices))
+    """The plugin sends a list, and kubelet has it."""
+    plugin.lists.put(list(devices))
+    await kubelet.until(lambda listed: listed.get(resource) == dict(devices))
 
 
 async def registered(
@@ -99,8 +99,8 @@ async def registered(
     await lists(kubelet, plugin, *devices, resource=resource)
 
 
-def unhealthy(resource: str = RESOURCE) -> Callable[[Books], bool]:
-    return lambda books: set(books[resource].values()) == {"Unhealthy"}
+def unhealthy(resource: str = RESOURCE) -> Callable[[Devices], bool]:
+    return lambda listed: set(listed[resource].values()) == {"Unhealthy"}
 
 
 # --- Register ---------------------------------------------------------------------------------------------
@@ -191,10 +191,10 @@ async def test_a_failed_register_makes_kubelet_forget_the_current_plugin_whose_e
     admitted = await kubelet.admit("to-nobody", 1)
     assert not admitted.runs
     assert admitted.message.startswith("UnexpectedAdmissionError: Allocate failed due to "), admitted
-    await kubelet.until(lambda books: books[RESOURCE] == {"a": "Healthy"})
+    await kubelet.until(lambda listed: listed[RESOURCE] == {"a": "Healthy"})
 
     await registered(kubelet, other, A, B)  # which heals it
-    other.frames.put(None)
+    other.lists.put(None)
     await kubelet.until(unhealthy())
 
 
@@ -211,7 +211,7 @@ async def test_the_end_of_a_stream_makes_all_unhealthy_and_kubelet_does_not_dial
 ) -> None:
     await registered(kubelet, plugin, A, B)
     assert (await kubelet.admit("one", 1)).runs
-    plugin.frames.put(end)
+    plugin.lists.put(end)
     await kubelet.until(unhealthy())
     assert await allocatable(tmp_path) == []
     assert not (await kubelet.admit("two", 1)).runs
@@ -227,7 +227,7 @@ async def test_when_the_old_stream_ends_kubelet_cuts_off_who_registered_meanwhil
 ) -> None:
     await registered(kubelet, plugin, A, B)
     await registered(kubelet, other, A, B, C)
-    plugin.frames.put(None)
+    plugin.lists.put(None)
     await kubelet.until(unhealthy())
     assert await trio.to_thread.run_sync(other.cut_off.wait, WAIT_S)
     assert not plugin.cut_off.is_set()
@@ -252,7 +252,7 @@ async def test_a_frame_of_the_older_plugin_brings_back_the_list_of_the_newer_tha
 ) -> None:
     await registered(kubelet, plugin, A)
     await registered(kubelet, other, B)
-    other.frames.put(None)
+    other.lists.put(None)
     await kubelet.until(unhealthy())
     assert await allocatable(tmp_path) == []
     await lists(kubelet, plugin, A)
@@ -269,7 +269,7 @@ async def test_an_allocate_in_flight_when_the_stream_ends_fails_its_pod(
     token = trio.lowlevel.current_trio_token()
 
     def end_and_wait() -> None:
-        plugin.frames.put(None)
+        plugin.lists.put(None)
         trio.from_thread.run(kubelet.until, unhealthy(), trio_token=token)
 
     plugin.on_allocate = end_and_wait
@@ -286,8 +286,8 @@ async def test_a_device_that_leaves_the_list_during_its_allocate_is_kubelets_cra
     left = [A]
 
     def leave() -> None:
-        plugin.frames.put(left)
-        trio.from_thread.run(kubelet.until, lambda books: books[RESOURCE] == dict(left), trio_token=token)
+        plugin.lists.put(left)
+        trio.from_thread.run(kubelet.until, lambda listed: listed[RESOURCE] == dict(left), trio_token=token)
 
     plugin.on_allocate = leave
     plugin.prefer = lambda ids, size: ["a"]
@@ -295,7 +295,7 @@ async def test_a_device_that_leaves_the_list_during_its_allocate_is_kubelets_cra
     assert kubelet.panics == []
     await lists(kubelet, plugin, A, B)
     await kubelet.admit("two", 1)
-    await kubelet.until(lambda books: len(kubelet.panics) == 1)
+    await kubelet.until(lambda _: len(kubelet.panics) == 1)
     assert "b" in kubelet.panics[0]
 
 
@@ -498,7 +498,7 @@ async def test_the_file_has_what_pods_were_given_and_what_is_healthy(
     assert healthy == {RESOURCE: ["a", "b"], OTHER: ["c"]}
 
     # The end of a stream writes nothing; the next who writes says that nothing of it is Healthy.
-    plugin.frames.put(None)
+    plugin.lists.put(None)
     await kubelet.until(unhealthy())
     assert sorted(data(tmp_path)["RegisteredDevices"][RESOURCE]) == ["a", "b"]
     await lists(kubelet, other, A, C, resource=OTHER)
@@ -571,7 +571,7 @@ async def test_a_kubelet_that_starts_anew_has_its_ledger_and_no_device_and_lists
     await kubelet.stop()
     with serving(tmp_path, "sub/x.sock") as again:
         await kubelet.start()
-        await kubelet.until(lambda books: not any(books.values()))
+        await kubelet.until(lambda listed: not any(listed.values()))
         sockets = {entry.name for entry in directory.rglob("*") if stat.S_ISSOCK(entry.lstat().st_mode)}
         assert sockets == {"kubelet.sock", "x.sock"}
         assert (directory / "notes.txt").exists()

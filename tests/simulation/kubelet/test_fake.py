@@ -1,4 +1,4 @@
-"""The fake kubelet: its books as tables (figures seen on a running kubelet 1.36), and the protocol with a small plugin.
+"""The fake kubelet: its counts as tables (as seen on a running kubelet 1.36), and the protocol with a small plugin.
 
 The protocol tests run over real unix sockets; what takes minutes runs in memory on trio's mock clock.
 """
@@ -16,12 +16,12 @@ from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
 from gpuactors.kubelet.pb.podresources.v1 import AllocatableResourcesRequest
-from gpuactors.simulation.kubelet.books import (
+from gpuactors.simulation.kubelet.device_manager import (
     STOP_GRACE_S,
     AdmissionError,
     Allocated,
+    DeviceManager,
     Figures,
-    KubeletBooks,
     KubeletPanicError,
     ListedDevice,
     Phase,
@@ -34,7 +34,7 @@ from tests.simulation.kubelet.rig import GPU, WITHIN_S, Plugin, all_healthy, reg
 OTHER = "nvidia.com/AD102GL_L40S"
 
 
-# --- the books ------------------------------------------------------------------------------------------------
+# --- the device manager -----------------------------------------------------------------------------------------
 
 
 def listed(healthy: Iterable[str], unhealthy: Iterable[str] = ()) -> list[ListedDevice]:
@@ -45,33 +45,33 @@ def ids(first: int, last: int) -> list[str]:
     return [f"gpu{n}" for n in range(first, last + 1)]
 
 
-def books_with(
+def manager_with(
     healthy: Iterable[str], unhealthy: Iterable[str] = (), *, pods: dict[str, int] | None = None
-) -> KubeletBooks:
-    """Books of one resource with all pods running."""
-    books = KubeletBooks(random.Random(1))
-    books.boot(0.0)
-    books.connected(GPU, 1, pre_start=False, preferred=False)
-    books.frame(GPU, listed(healthy, unhealthy))
+) -> DeviceManager:
+    """A device manager with one resource and all pods running."""
+    manager = DeviceManager(random.Random(1))
+    manager.boot(0.0)
+    manager.connected(GPU, 1, pre_start=False, preferred=False)
+    manager.list_received(GPU, listed(healthy, unhealthy))
     for name, size in (pods or {}).items():
-        admit(books, name, size)
-    return books
+        admit(manager, name, size)
+    return manager
 
 
-def admit(books: KubeletBooks, name: str, size: int) -> tuple[str, ...]:
-    books.submit(name, {GPU: size}, 0.0)
-    assert books.place(0.0) is not None
-    choice = books.choose(name, GPU, size)
+def admit(manager: DeviceManager, name: str, size: int) -> tuple[str, ...]:
+    manager.submit(name, {GPU: size}, 0.0)
+    assert manager.place(0.0) is not None
+    choice = manager.choose(name, GPU, size)
     assert choice is not None
-    taken = books.take(choice, ())
-    books.commit(choice, taken, Allocated({}, ()))
-    books.admitted(name)
-    books.started(name)
+    taken = manager.take(choice, ())
+    manager.commit(choice, taken, Allocated({}, ()))
+    manager.admitted(name)
+    manager.started(name)
     return taken
 
 
-def figures(books: KubeletBooks, at: float = 0.0) -> tuple[int, int, int, int]:
-    f = books.view(at).resources[GPU]
+def figures(manager: DeviceManager, at: float = 0.0) -> tuple[int, int, int, int]:
+    f = manager.view(at).resources[GPU]
     return f.capacity, f.allocatable, f.allocated, f.free
 
 
@@ -79,7 +79,7 @@ ONE_GPU_EACH = {f"vm{n}": 1 for n in range(6)}
 
 
 @pytest.mark.parametrize(
-    ("frame", "expected"),
+    ("devices", "expected"),
     [
         pytest.param(listed(ids(0, 7)), (8, 8, 6, 2), id="the six allocated stay Healthy"),
         pytest.param("allocated unhealthy", (8, 2, 6, -4), id="the six allocated turn Unhealthy"),
@@ -89,63 +89,63 @@ ONE_GPU_EACH = {f"vm{n}": 1 for n in range(6)}
     ],
 )
 def test_figures_of_eight_devices_six_of_them_allocated(
-    frame: list[ListedDevice] | str, expected: tuple[int, int, int, int]
+    devices: list[ListedDevice] | str, expected: tuple[int, int, int, int]
 ) -> None:
-    books = books_with(ids(0, 7), pods=ONE_GPU_EACH)
-    used = {row.id for row in books.view(0).devices if row.pod}
+    manager = manager_with(ids(0, 7), pods=ONE_GPU_EACH)
+    used = {row.id for row in manager.view(0).devices if row.pod}
     free = set(ids(0, 7)) - used
-    if frame == "allocated unhealthy":
-        frame = listed(sorted(free), sorted(used))
-    elif frame == "free only":
-        frame = listed(sorted(free))
-    elif frame == "one allocated gone":
-        frame = listed(sorted(free | used - {min(used)}))
-    assert not isinstance(frame, str)
-    books.frame(GPU, frame)
-    assert figures(books) == expected
+    if devices == "allocated unhealthy":
+        devices = listed(sorted(free), sorted(used))
+    elif devices == "free only":
+        devices = listed(sorted(free))
+    elif devices == "one allocated gone":
+        devices = listed(sorted(free | used - {min(used)}))
+    assert not isinstance(devices, str)
+    manager.list_received(GPU, devices)
+    assert figures(manager) == expected
 
 
 def test_with_negative_free_a_pod_waits_although_two_devices_are_free_and_healthy() -> None:
-    books = books_with(ids(0, 7), pods=ONE_GPU_EACH)
-    used = sorted(row.id for row in books.view(0).devices if row.pod)
-    books.frame(GPU, listed(sorted(set(ids(0, 7)) - set(used)), used))
-    pod = books.submit("late", {GPU: 1}, 0.0)
+    manager = manager_with(ids(0, 7), pods=ONE_GPU_EACH)
+    used = sorted(row.id for row in manager.view(0).devices if row.pod)
+    manager.list_received(GPU, listed(sorted(set(ids(0, 7)) - set(used)), used))
+    pod = manager.submit("late", {GPU: 1}, 0.0)
     assert (pod.phase, pod.message) == (Phase.PENDING, f"0/1 nodes are available: 1 Insufficient {GPU}.")
-    assert books.place(0.0) is None
-    books.frame(GPU, listed(ids(0, 7)))
-    placed = books.place(0.0)
+    assert manager.place(0.0) is None
+    manager.list_received(GPU, listed(ids(0, 7)))
+    placed = manager.place(0.0)
     assert placed is not None
     assert placed.name == "late"
 
 
 def test_a_stream_that_ends_makes_all_unhealthy_and_after_the_grace_there_is_nothing_but_the_name() -> None:
-    books = books_with(ids(0, 3), pods={"vm": 1})
-    books.disconnected(GPU, 10.0)
-    assert figures(books, 10.0) == (4, 0, 1, -1)
-    assert figures(books, 10.0 + STOP_GRACE_S - 1) == (4, 0, 1, -1)
-    assert figures(books, 10.0 + STOP_GRACE_S) == (0, 0, 1, -1)
-    books.expire(10.0 + STOP_GRACE_S)
-    assert books.endpoint(GPU) is None
-    books.submit("other", {GPU: 1}, 10.0 + STOP_GRACE_S)
+    manager = manager_with(ids(0, 3), pods={"vm": 1})
+    manager.disconnected(GPU, 10.0)
+    assert figures(manager, 10.0) == (4, 0, 1, -1)
+    assert figures(manager, 10.0 + STOP_GRACE_S - 1) == (4, 0, 1, -1)
+    assert figures(manager, 10.0 + STOP_GRACE_S) == (0, 0, 1, -1)
+    manager.expire(10.0 + STOP_GRACE_S)
+    assert manager.endpoint(GPU) is None
+    manager.submit("other", {GPU: 1}, 10.0 + STOP_GRACE_S)
     with pytest.raises(AdmissionError, match=f"cannot allocate unregistered device {GPU}"):
-        books.choose("other", GPU, 1)
+        manager.choose("other", GPU, 1)
 
 
 def test_a_restart_empties_the_lists_and_keeps_ledger_and_pods() -> None:
-    books = books_with(ids(0, 3), pods={"vm": 2})
-    before = books.holding("vm", GPU)
-    books.halt()
-    assert books.submit("asked-meanwhile", {GPU: 1}, 5.0).message.endswith("kubelet is not running.")
-    assert books.boot(5.0, books.checkpoint) == ()
-    assert figures(books, 5.0) == (0, 0, 2, -2)
-    books.connected(GPU, 2, pre_start=False, preferred=False)
-    books.frame(GPU, listed(ids(0, 3)))
-    assert figures(books, 6.0) == (4, 4, 2, 2)
-    assert books.holding("vm", GPU) == before
+    manager = manager_with(ids(0, 3), pods={"vm": 2})
+    before = manager.holding("vm", GPU)
+    manager.halt()
+    assert manager.submit("asked-meanwhile", {GPU: 1}, 5.0).message.endswith("kubelet is not running.")
+    assert manager.boot(5.0, manager.checkpoint) == ()
+    assert figures(manager, 5.0) == (0, 0, 2, -2)
+    manager.connected(GPU, 2, pre_start=False, preferred=False)
+    manager.list_received(GPU, listed(ids(0, 3)))
+    assert figures(manager, 6.0) == (4, 4, 2, 2)
+    assert manager.holding("vm", GPU) == before
 
 
 @pytest.mark.parametrize(
-    ("first_frame", "message"),
+    ("first_list", "message"),
     [
         pytest.param(None, "no healthy devices present; cannot allocate unhealthy devices", id="late plugin"),
         pytest.param("unhealthy", "previously allocated devices are no longer healthy", id="Unhealthy"),
@@ -154,80 +154,80 @@ def test_a_restart_empties_the_lists_and_keeps_ledger_and_pods() -> None:
     ],
 )
 def test_after_a_restart_a_pod_that_does_not_run_needs_its_device_healthy(
-    first_frame: str | None, message: str | None
+    first_list: str | None, message: str | None
 ) -> None:
-    books = books_with(ids(0, 1))
-    (device,) = admit(books, "vm", 1)
-    books.not_started("vm", "CreateContainerConfigError")
+    manager = manager_with(ids(0, 1))
+    (device,) = admit(manager, "vm", 1)
+    manager.not_started("vm", "CreateContainerConfigError")
     other = "gpu1" if device == "gpu0" else "gpu0"
-    assert books.boot(5.0, books.checkpoint) == ("vm",)
-    books.learn_pods()
-    books.connected(GPU, 2, pre_start=True, preferred=False)
-    frames = {
+    assert manager.boot(5.0, manager.checkpoint) == ("vm",)
+    manager.learn_pods()
+    manager.connected(GPU, 2, pre_start=True, preferred=False)
+    lists = {
         "unhealthy": listed([other], [device]),
         "missing": listed([other]),
         "healthy": listed(ids(0, 1)),
     }
-    if first_frame is not None:
-        books.frame(GPU, frames[first_frame])
+    if first_list is not None:
+        manager.list_received(GPU, lists[first_list])
     if message is None:
-        assert books.choose("vm", GPU, 1) is None
+        assert manager.choose("vm", GPU, 1) is None
     else:
         with pytest.raises(AdmissionError, match=message):
-            books.choose("vm", GPU, 1)
+            manager.choose("vm", GPU, 1)
 
 
 def test_a_device_that_leaves_the_list_during_its_allocate_is_kubelets_crash() -> None:
-    books = books_with(ids(0, 1))
-    books.submit("vm", {GPU: 1}, 0.0)
-    books.place(0.0)
-    choice = books.choose("vm", GPU, 1)
+    manager = manager_with(ids(0, 1))
+    manager.submit("vm", {GPU: 1}, 0.0)
+    manager.place(0.0)
+    choice = manager.choose("vm", GPU, 1)
     assert choice is not None
-    taken = books.take(choice, ())
-    books.frame(GPU, listed(set(ids(0, 1)) - set(taken)))
+    taken = manager.take(choice, ())
+    manager.list_received(GPU, listed(set(ids(0, 1)) - set(taken)))
     with pytest.raises(KubeletPanicError, match="left the list while an Allocate"):
-        books.commit(choice, taken, Allocated({}, ()))
+        manager.commit(choice, taken, Allocated({}, ()))
 
 
 def test_devices_in_flight_are_given_to_nobody_else_and_a_refusal_frees_them() -> None:
-    books = books_with(ids(0, 1))
+    manager = manager_with(ids(0, 1))
     for name in ("a", "b"):
-        books.submit(name, {GPU: 1}, 0.0)
-        books.place(0.0)
-    first = books.choose("a", GPU, 1)
+        manager.submit(name, {GPU: 1}, 0.0)
+        manager.place(0.0)
+    first = manager.choose("a", GPU, 1)
     assert first is not None
-    taken = books.take(first, ())
-    second = books.choose("b", GPU, 1)
+    taken = manager.take(first, ())
+    second = manager.choose("b", GPU, 1)
     assert second is not None
     assert not set(second.available) & set(taken)
-    books.roll_back(first, taken)
-    again = books.choose("b", GPU, 1)
+    manager.roll_back(first, taken)
+    again = manager.choose("b", GPU, 1)
     assert again is not None
     assert set(again.available) == set(ids(0, 1))
 
 
 def test_an_ended_pods_devices_come_back_at_the_next_allocation_and_the_file_names_it_until_then() -> None:
-    books = books_with(ids(0, 0), pods={"first": 1})
-    first = books.view(0).pods["first"]
-    books.delete("first")
-    assert figures(books) == (1, 1, 0, 1)
-    assert [listed for listed in books.listing() if listed.devices] == []
-    assert list(books.checkpoint.entries) == [(first.uid, GPU)]
-    assert admit(books, "second", 1) == ("gpu0",)
-    second = books.view(0).pods["second"]
-    assert list(books.checkpoint.entries) == [(second.uid, GPU)]
+    manager = manager_with(ids(0, 0), pods={"first": 1})
+    first = manager.view(0).pods["first"]
+    manager.delete("first")
+    assert figures(manager) == (1, 1, 0, 1)
+    assert [listed for listed in manager.listing() if listed.devices] == []
+    assert list(manager.checkpoint.entries) == [(first.uid, GPU)]
+    assert admit(manager, "second", 1) == ("gpu0",)
+    second = manager.view(0).pods["second"]
+    assert list(manager.checkpoint.entries) == [(second.uid, GPU)]
     assert first.uid != second.uid
 
 
 def test_the_preferred_answer_is_cut_to_what_was_offered() -> None:
-    books = books_with(ids(0, 3), pods={"vm": 1})
-    (used,) = (row.id for row in books.view(0).devices if row.pod)
-    books.submit("two", {GPU: 2}, 0.0)
-    books.place(0.0)
-    choice = books.choose("two", GPU, 2)
+    manager = manager_with(ids(0, 3), pods={"vm": 1})
+    (used,) = (row.id for row in manager.view(0).devices if row.pod)
+    manager.submit("two", {GPU: 2}, 0.0)
+    manager.place(0.0)
+    choice = manager.choose("two", GPU, 2)
     assert choice is not None
     wish = choice.available[-1]
-    taken = books.take(choice, [used, "made-up", wish])
+    taken = manager.take(choice, [used, "made-up", wish])
     assert len(taken) == 2
     assert wish in taken
     assert used not in taken
@@ -235,12 +235,12 @@ def test_the_preferred_answer_is_cut_to_what_was_offered() -> None:
 
 def test_the_seed_orders_what_kubelet_has_in_no_order() -> None:
     def offered(seed: int) -> tuple[str, ...]:
-        books = KubeletBooks(random.Random(seed))
-        books.boot(0.0)
-        books.connected(GPU, 1, pre_start=False, preferred=False)
-        books.frame(GPU, listed(ids(0, 7)))
-        books.submit("vm", {GPU: 1}, 0.0)
-        choice = books.choose("vm", GPU, 1)
+        manager = DeviceManager(random.Random(seed))
+        manager.boot(0.0)
+        manager.connected(GPU, 1, pre_start=False, preferred=False)
+        manager.list_received(GPU, listed(ids(0, 7)))
+        manager.submit("vm", {GPU: 1}, 0.0)
+        choice = manager.choose("vm", GPU, 1)
         assert choice is not None
         return choice.available
 
@@ -268,7 +268,7 @@ async def test_a_plugin_registers_and_pods_get_its_devices(tmp_path: Path) -> No
             checkpoint = json.loads((r.directory / CHECKPOINT_FILE).read_text())
             assert checkpoint["Data"]["PodDeviceEntries"][0]["DeviceIDs"] == {"-1": ["gpu0", "gpu1"]}
 
-            plugin.frames[0].send_nowait([("gpu0", "Healthy"), ("gpu9", "Unhealthy")])
+            plugin.streams[0].send_nowait([("gpu0", "Healthy"), ("gpu9", "Unhealthy")])
             await r.figures(2, 1, 2)
             lost = [row for row in r.kubelet.view.devices if row.health == "not listed"]
             assert [(row.id, row.pod) for row in lost] == [("gpu1", "vm-1")]
@@ -285,7 +285,7 @@ async def test_a_waiting_pod_runs_as_soon_as_there_is_room(tmp_path: Path) -> No
                 Phase.PENDING,
                 f"0/1 nodes are available: 1 Insufficient {GPU}.",
             )
-            plugin.frames[0].send_nowait(all_healthy(2))
+            plugin.streams[0].send_nowait(all_healthy(2))
             await r.kubelet.until(lambda view: view.pods["vm-2"].phase is Phase.RUNNING)
             assert r.kubelet.view.holdings["vm-2", GPU].devices == ("gpu1",)
 
@@ -321,7 +321,7 @@ async def test_when_the_stream_ends_kubelet_closes_the_connection_and_forgets_af
         await r.register()
         await r.figures(3, 3)
         ended_at = trio.current_time()
-        plugin.frames[0].close()
+        plugin.streams[0].close()
         await r.figures(3, 0)
         await server.wait_disconnected()
         assert GPU not in r.kubelet.view.connected
@@ -330,14 +330,14 @@ async def test_when_the_stream_ends_kubelet_closes_the_connection_and_forgets_af
         with trio.fail_after(STOP_GRACE_S + 1):
             await r.kubelet.until(lambda view: view.resources[GPU] == Figures(0, 0, 0))
         assert trio.current_time() - ended_at == pytest.approx(STOP_GRACE_S)
-        assert len(plugin.frames) == 1  # it never dialled again
+        assert len(plugin.streams) == 1  # it never dialled again
 
 
 @pytest.mark.trio
 async def test_registering_again_within_the_grace_restores_everything(autojump_clock: MockClock) -> None:
     plugin = Plugin(first=all_healthy(3))
     async with registered(plugin) as r:
-        plugin.frames[0].close()
+        plugin.streams[0].close()
         await r.figures(3, 0)
         await trio.sleep(STOP_GRACE_S - 10)
         await r.register()
@@ -359,10 +359,10 @@ async def test_the_re_registration_race_cuts_off_the_new_plugin(autojump_clock: 
         await r.figures(2, 2)
         await r.register("new.sock")
         await r.figures(3, 3)
-        old.frames[0].send_nowait(all_healthy(1))
-        await r.figures(1, 1)  # the old stream's frames count as well
+        old.streams[0].send_nowait(all_healthy(1))
+        await r.figures(1, 1)  # the old stream's lists count as well
 
-        old.frames[0].close()
+        old.streams[0].close()
         await new_server.wait_disconnected()
         await r.figures(1, 0)
         assert old_server.connections == 1  # nobody ever closes the old connection
@@ -377,7 +377,7 @@ async def test_ending_the_old_stream_before_registering_avoids_the_race(autojump
     async with rig() as r, r.serving(old, "old.sock") as old_server, r.serving(new, "new.sock"):
         await r.register("old.sock")
         await r.figures(2, 2)
-        old.frames[0].close()
+        old.streams[0].close()
         await old_server.wait_disconnected()
         await r.register("new.sock")
         await r.figures(3, 3)
@@ -389,14 +389,14 @@ async def test_ending_the_old_stream_before_registering_avoids_the_race(autojump
 async def test_a_second_plugin_takes_the_resource_and_the_first_is_told_nothing(
     autojump_clock: MockClock,
 ) -> None:
-    """Seen on kubelet 1.35.3: each frame of either replaces the list, Allocate goes to the newer."""
+    """Seen on kubelet 1.35.3: each list of either replaces the one before, Allocate goes to the newer."""
     one, two = Plugin(first=all_healthy(2)), Plugin(first=all_healthy(3))
     async with rig() as r, r.serving(one, "1.sock") as first, r.serving(two, "2.sock"):
         await r.register("1.sock")
         await r.figures(2, 2)
         await r.register("2.sock")
         await r.figures(3, 3)
-        one.frames[0].send_nowait(all_healthy(1))
+        one.streams[0].send_nowait(all_healthy(1))
         await r.figures(1, 1)
         await r.kubelet.admit("vm", {GPU: 1})
         assert [kind for kind, _ in one.asked] == []
@@ -414,17 +414,17 @@ async def test_when_the_newer_plugin_goes_a_frame_of_the_older_brings_the_list_a
         await r.register("1.sock")
         await r.register("2.sock")
         await r.figures(3, 3)
-        two.frames[0].close()
+        two.streams[0].close()
         await r.figures(3, 0)
         await trio.sleep(60)
         async with r.pod_resources() as stub:
             answer = await stub.get_allocatable_resources(AllocatableResourcesRequest())
         assert answer.devices == []
-        one.frames[0].send_nowait(all_healthy(2))
+        one.streams[0].send_nowait(all_healthy(2))
         await r.figures(2, 2)
         pod = await r.kubelet.admit("vm", {GPU: 1})
         assert (pod.phase, one.asked) == (Phase.FAILED, [])
-        one.frames[0].close()
+        one.streams[0].close()
         await r.register("1.sock")
         await r.figures(2, 2)
         assert (await r.kubelet.admit("vm-2", {GPU: 1})).phase is Phase.RUNNING
@@ -461,7 +461,7 @@ async def test_the_shipped_other_plugin_takes_the_resource_and_a_stubborn_one_ta
         await r.figures(3, 3)
         await r.kubelet.admit("vm", {GPU: 1})
         assert len(other.allocated) == 1
-        ours.frames[0].close()  # its end disconnects whoever has the name
+        ours.streams[0].close()  # its end disconnects whoever has the name
         await r.kubelet.until(lambda view: view.registrations == 3)
         await r.figures(3, 3, 1)
         await trio.sleep(1)
@@ -485,7 +485,7 @@ async def test_the_shipped_bystander_dials_first_when_register_takes_its_time(
             await nursery.start(watcher.run)
             assert r.kubelet.view.registrations == 0
             await r.figures(2, 2)
-            assert len(plugin.frames) == 2
+            assert len(plugin.streams) == 2
         nursery.cancel_scope.cancel()
 
 
@@ -510,15 +510,15 @@ async def test_a_failed_register_makes_kubelet_forget_the_running_plugin(
             assert trio.current_time() - called_at == pytest.approx(10.0)
         assert refused.value.status is Status.UNKNOWN
 
-        plugin.frames[0].send_nowait(all_healthy(1))
+        plugin.streams[0].send_nowait(all_healthy(1))
         await r.figures(1, 1)
-        plugin.frames[0].close()
+        plugin.streams[0].close()
         await trio.sleep(STOP_GRACE_S * 2)
         await r.figures(1, 1)
 
         await r.register("good.sock")  # heals it
         await r.figures(2, 2)
-        plugin.frames[1].close()
+        plugin.streams[1].close()
         await r.figures(2, 0)
 
 
@@ -531,7 +531,7 @@ async def test_a_caller_who_gives_up_on_register_makes_kubelet_forget_the_runnin
         with trio.move_on_after(1):
             await r.register("nowhere.sock")
         await trio.sleep(20)
-        plugin.frames[0].close()
+        plugin.streams[0].close()
         await trio.sleep(STOP_GRACE_S * 2)
         await r.figures(2, 2)
 
@@ -542,7 +542,7 @@ async def test_an_allocate_in_flight_when_the_stream_ends_fails_its_pod(autojump
     async with registered(plugin) as r:
         r.kubelet.submit("vm", {GPU: 1})
         await plugin.allocating.wait()
-        plugin.frames[0].close()
+        plugin.streams[0].close()
         pod = await r.kubelet.settled("vm")
         assert pod.phase is Phase.FAILED
         assert "code = Canceled desc = grpc: the client connection is closing" in pod.message
@@ -556,7 +556,7 @@ async def test_kubelet_crashes_when_a_device_leaves_the_list_during_its_allocate
     async with registered(plugin) as r:
         r.kubelet.submit("vm", {GPU: 1})
         await plugin.allocating.wait()
-        plugin.frames[0].send_nowait([("gpu1", "Healthy")])
+        plugin.streams[0].send_nowait([("gpu1", "Healthy")])
         await r.figures(1, 1, 1)
         assert plugin.hold_allocate is not None
         plugin.hold_allocate.set()
@@ -614,6 +614,6 @@ async def test_two_resources_do_not_touch_each_other(autojump_clock: MockClock) 
         await r.figures(1, 1, resource=OTHER)
         pod = await r.kubelet.admit("both", {GPU: 1, OTHER: 1})
         assert pod.phase is Phase.RUNNING
-        one.frames[0].close()
+        one.streams[0].close()
         await r.figures(2, 0, 1)
         await r.figures(1, 1, 1, resource=OTHER)

@@ -259,7 +259,7 @@ async def test_a_damaged_file_is_a_line_in_kubelets_log(tmp_path: Path) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    ("first_frame", "message"),
+    ("first_list", "message"),
     [
         ([("gpu0", "Healthy"), ("gpu1", "Healthy")], ""),
         ([("gpu0", "Unhealthy"), ("gpu1", "Healthy")], UNHEALTHY_AGAIN),
@@ -269,20 +269,20 @@ async def test_a_damaged_file_is_a_line_in_kubelets_log(tmp_path: Path) -> None:
     ids=["Healthy", "Unhealthy", "missing", "no plugin"],
 )
 async def test_after_a_restart_only_a_pod_that_does_not_run_needs_its_device_healthy(
-    first_frame: list[tuple[str, str]] | None, message: str, autojump_clock: MockClock
+    first_list: list[tuple[str, str]] | None, message: str, autojump_clock: MockClock
 ) -> None:
     """gpu0 belongs to the pod in back-off; the running pod's device is treated no better, and it is not looked at."""
     busy = [GRPCError(Status.UNAVAILABLE, "still held")]
     plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
     async with registered(plugin, "sub/p.sock") as r:
         assert (await r.kubelet.admit("backing-off", {GPU: 1})).phase is Phase.STARTING
-        plugin.frames[-1].send_nowait(all_healthy(2))
+        plugin.streams[-1].send_nowait(all_healthy(2))
         await r.figures(2, 2, 1)
         await running(r, "runs")
         await r.kubelet.stop()
         await r.kubelet.start()
-        if first_frame is not None:
-            plugin.first = first_frame
+        if first_list is not None:
+            plugin.first = first_list
             await r.register("sub/p.sock")
         await trio.sleep(READMIT_AFTER_S[1] + 0.5)
         assert r.kubelet.view.pods["runs"].phase is Phase.RUNNING
@@ -404,14 +404,14 @@ async def test_a_machine_that_fails_holds_nothing(tmp_path: Path, autojump_clock
 
 @pytest.mark.trio
 async def test_a_machines_end_lets_an_unbind_go_on(tmp_path: Path, autojump_clock: MockClock) -> None:
-    tree, told = node(tmp_path), list[Uevent]()
-    async with registered(holding_plugin(), tenancy=TreeTenancy(tree, told.extend)) as r:
+    tree, sent = node(tmp_path), list[Uevent]()
+    async with registered(holding_plugin(), tenancy=TreeTenancy(tree, sent.extend)) as r:
         await running(r, "vm")
         tree.unbind(ONE)
         assert tree.is_waiting(ONE)
         r.kubelet.delete("vm")
         assert not tree.is_waiting(ONE)
-        assert [u.action for u in told][-1] == "unbind"
+        assert [u.action for u in sent][-1] == "unbind"
 
 
 # --- the ledger over the memory transport -----------------------------------------------------------------------
@@ -479,7 +479,7 @@ async def test_reads_fail_and_take_long_when_told_to(autojump_clock: MockClock) 
     ledger = memory_ledger(transport, faults)
     assert (await ledger.read()).source == NOTHING_YET
     faults.order(Fault.READ_FAILS)
-    with pytest.raises(KubeletError, match="told to fail"):
+    with pytest.raises(KubeletError, match="fails as planned"):
         await ledger.read()
     faults.order(Fault.READ_SLOW)
     began = trio.current_time()

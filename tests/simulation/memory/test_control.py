@@ -91,6 +91,6 @@ async def test_it_crashes_when_it_is_told_to() -> None:
     place, faults = MemoryTransport(), Faults()
     async with memory_control(place, nobody(), OLD, faults).hold(STATE.subscribe()) as held:
         faults.order(Fault.HAND_OVER_CRASHES)
-        with pytest.raises(PlannedCrashError, match="hand_over was told to crash"):
+        with pytest.raises(PlannedCrashError, match="hand_over crashes as planned"):
             held.still_ours()
         assert held.still_ours()

@@ -21,7 +21,7 @@ WITHIN_S = 60.0
 
 
 async def next_of(sockets: AsyncIterator[Sockets]) -> tuple[float, Sockets]:
-    """What is told next, and when, in seconds from now."""
+    """The next event, and when it came, in seconds from now."""
     began = trio.current_time()
     with trio.fail_after(WITHIN_S):
         found = await anext(sockets)

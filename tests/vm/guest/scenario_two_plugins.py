@@ -59,7 +59,7 @@ class _Scene:
         other = TinyPlugin(self.node.kubelet.socket_dir, SOCKET)
         try:
             other.register(resource=RESOURCE, timeout_s=START_TIMEOUT_S)
-            other.frames.put(list(self.theirs.items()))
+            other.lists.put(list(self.theirs.items()))
             self.node.wait(self.theirs, SLACK_S)
             yield other
         finally:
@@ -108,7 +108,7 @@ def _comes_second_and_leaves(scene: _Scene) -> None:
     guest = scene.node.guest
     with guest.step("it takes the resource again and leaves: nothing is healthy, then ours are again"):
         with scene.other_plugin() as other:
-            other.frames.put(None)
+            other.lists.put(None)
             scene.node.kubelet.wait_for(
                 lambda books: set(by_address(books).values()) == {UNHEALTHY}, SLACK_S, "nobody's list"
             )
@@ -125,7 +125,7 @@ def _was_there_first(scene: _Scene) -> None:
     ):
         daemon.wait_until_it_listens()
         scene.node.wait(scene.ours, START_TIMEOUT_S)
-        other.frames.put(list(scene.theirs.items()))
+        other.lists.put(list(scene.theirs.items()))
         scene.node.wait(scene.theirs, SLACK_S)
         _wait_contested(daemon)
         scene.node.wait(scene.ours, OURS_WITHIN_S)

@@ -31,7 +31,7 @@ from gpuactors.simulation.histories.truth import (
     given_by_us,
 )
 from gpuactors.simulation.histories.world import RESYNC_S, World, states_of
-from gpuactors.simulation.kubelet.values import BooksView, LedgerEntry, Phase
+from gpuactors.simulation.kubelet.values import KubeletView, LedgerEntry, Phase
 
 SETTLE_S: Final = 90.0
 """Every wait that may stand between an event and the truth, added up: the longest backoffs, the last repetition of a
@@ -73,7 +73,7 @@ def was_told(world: World) -> Told:
     return told
 
 
-def _is_fading(resource: str, view: BooksView) -> bool:
+def _is_fading(resource: str, view: KubeletView) -> bool:
     """Its plugin is gone for good, and kubelet counts its devices as Unhealthy until 300 s are over: nobody serves a
     resource whose last card went while no daemon ran."""
     rows = [row for row in view.devices if row.resource == resource]
@@ -263,7 +263,7 @@ class Safety:
                 self._check_figures(view)
         self._before = view
 
-    def _check_listed(self, view: BooksView) -> None:
+    def _check_listed(self, view: KubeletView) -> None:
         """A device that a pod has never leaves the list while kubelet hears the same plugin, nor one whose unbind waits
         for whoever has it open."""
         before = self._before
@@ -302,7 +302,7 @@ class Safety:
         """A daemon has read of this allocation in kubelet's ledger."""
         return any((resource, device) in state.ledger.entries for state in states_of(self._world.daemons))
 
-    def _check_figures(self, view: BooksView) -> None:
+    def _check_figures(self, view: KubeletView) -> None:
         """Free is not negative beyond what was really lost, and capacity is never below what was given away, from the
         first frame of a plugin on."""
         calm, self._calm = self._calm, view.registrations
@@ -395,14 +395,15 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
             if not unmet:
                 break
         if trio.current_time() >= deadline:
-            raise ViolationError("the books do not settle", "; ".join(unmet))
+            raise ViolationError("kubelet's view does not settle", "; ".join(unmet))
         await trio.sleep(CHECK_EVERY_S)
     if long:
         await _stay_calm(world, safety)
 
 
 async def _stay_calm(world: World, safety: Safety) -> None:
-    """Nothing happens on the node, so nothing is told: no frame, no registration. What flaps slowly shows here."""
+    """Nothing happens on the node, so nothing is sent to kubelet: no list, no registration. What flaps slowly shows
+    here."""
     # The ledger may be read for the first time so late, and a kubelet that has just started is not taken for complete
     # until so long after that: what only its file names is released then.
     await trio.sleep(max(DYING_S, limits.LEDGER_QUIET_S + limits.LEDGER_SETTLE_S + limits.LEDGER_S))
@@ -411,11 +412,11 @@ async def _stay_calm(world: World, safety: Safety) -> None:
     safety.check(time_passed=True)
     after = world.kubelet.view
     if unmet := unsettled(world):
-        raise ViolationError("the books do not stay settled", "; ".join(unmet))
-    if (after.registrations, after.frames) != (before.registrations, before.frames):
+        raise ViolationError("kubelet's view does not stay settled", "; ".join(unmet))
+    if (after.registrations, after.lists) != (before.registrations, before.lists):
         raise ViolationError(
             "the daemon does not rest",
-            f"within {LONG_CALM_S:g} s in which nothing happened there were {after.frames - before.frames} frames "
+            f"within {LONG_CALM_S:g} s in which nothing happened there were {after.lists - before.lists} lists "
             f"and {after.registrations - before.registrations} registrations",
         )
 

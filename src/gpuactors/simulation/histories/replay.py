@@ -1,4 +1,4 @@
-"""`gpuactors simulate --script …`: plays one history and shows the books after each step, as text or JSON lines."""
+"""`gpuactors simulate --script …`: plays one history and shows kubelet's view after each step, as text or JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpuactors.simulation.histories.play import Failure, Played, play
 from gpuactors.simulation.histories.script import Script, Step, format_step, replay_line
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.show import (
-    BOOKS_HEAD,
     DEVICES_HEAD,
+    RESOURCES_HEAD,
     WIDTH_MAX,
     aligned,
-    books_rows,
     device_rows,
     reason_of,
     remark_lines,
+    resource_rows,
 )
 from gpuactors.simulation.world import Moment
 
@@ -41,7 +41,7 @@ class _Show(Protocol):
 
 
 def replay(script: Script, seed: int, *, json_lines: bool, out: TextIO) -> int:
-    """Plays and shows a script; answers the exit code: 0, or 1 if anything that must hold did not."""
+    """Plays and shows a script; returns the exit code: 0, or 1 if anything that must hold did not."""
     show: _Show = _JsonLines(out) if json_lines else _Text(out)
     number, at_s = -1, 0.0
 
@@ -53,7 +53,7 @@ def replay(script: Script, seed: int, *, json_lines: bool, out: TextIO) -> int:
         elif number == 0:
             title = "The beginning: three cards, a kubelet and a daemon"
         else:
-            title = "The end: what was broken is mended, and everything has had time"
+            title = "The end: what was broken is repaired, and everything has had time"
         show.step(title, number, Moment(at_s, world.kubelet.view, world.reasons()))
 
     played = play(script, seed, on_step=on_step)
@@ -86,7 +86,7 @@ class _Text:
     def step(self, title: str, number: int, moment: Moment) -> None:
         heading = f"{title} ({moment.at_s:.3f} s)"
         self._say("" if number else None, heading, "-" * len(heading))
-        tables = [aligned(BOOKS_HEAD, books_rows(moment), right=frozenset({1, 2, 3, 4}))]
+        tables = [aligned(RESOURCES_HEAD, resource_rows(moment), right=frozenset({1, 2, 3, 4}))]
         tables.append(aligned(DEVICES_HEAD, device_rows(moment), right=frozenset({2})))
         for table in tables:
             if table:
@@ -127,7 +127,7 @@ class _JsonLines:
             step=number,
             title=title,
             at_s=round(moment.at_s, 4),
-            books={
+            resources={
                 name: {
                     "capacity": f.capacity,
                     "allocatable": f.allocatable,

@@ -24,7 +24,7 @@ QEMU: Final = "qemu-system-x86"
 """`comm` of QEMU's process: the kernel keeps 15 characters."""
 
 FIRST_PID: Final = 4000
-"""Process numbers of virtual machines; a story's strangers have smaller ones."""
+"""Process numbers of virtual machines; the external processes of a scenario have smaller ones."""
 
 _GROUP_NODE: Final = re.compile(r"/dev/vfio/(\d+)")
 

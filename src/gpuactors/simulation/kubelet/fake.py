@@ -1,7 +1,7 @@
 """A model of kubelet 1.36's device manager that speaks the real protocol: the node's kubelet in `gpuactors simulate`,
 in the tests and in `replay`.
 
-Its parts, each in its own file: the bookkeeping (`books.py`, no clock, no tasks), the plugins
+Its parts, each in its own file: the bookkeeping (`device_manager.py`, no clock, no tasks), the plugins
 (`plugins.py`), the pods (`pods.py`), PodResources (`pod_resources.py`), the ledger's file
 (`checkpoint.py`), and what is not kubelet: the containers (`containers.py`). Here is the life of the
 process: start, stop, what survives a restart (the ledger's file, the pods, their containers), and what can be done and
@@ -24,19 +24,19 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.grpc_trio import Server
-from gpuactors.simulation.kubelet.books import KubeletBooks
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet.containers import Containers, Tenancy
+from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.kubelet.plugins import DIAL_DEADLINE_S, PluginManager
 from gpuactors.simulation.kubelet.pod_resources import PodResourcesService
 from gpuactors.simulation.kubelet.pods import PodWorker
 from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, KubeletTransport
 from gpuactors.simulation.kubelet.values import (
-    BooksView,
     Checkpoint,
     Claim,
     DoubleHandOut,
     KubeletPanicError,
+    KubeletView,
     Phase,
     Pod,
 )
@@ -95,10 +95,10 @@ class FakeKubelet:
         self._nursery = nursery
         self._dial_deadline_s = dial_deadline_s
         self._rng = random.Random(seed)
-        self._books = KubeletBooks(self._rng)
+        self._manager = DeviceManager(self._rng)
         self._containers = Containers(nursery, tenancy, self._exited)
-        self._view = Latest(self._books.view(trio.current_time()))
-        self._written = self._books.checkpoint
+        self._view = Latest(self._manager.view(trio.current_time()))
+        self._written = self._manager.checkpoint
         self._opens_after_s: dict[str, float] = {}
         self._deaths: dict[str, float | None] = {}
         """How long the container of a deleted pod takes to end, by UID."""
@@ -146,7 +146,7 @@ class FakeKubelet:
             self.panics.extend(str(error) for error in _leaves(panic))
         finally:
             self._life = None
-            self._books.halt()
+            self._manager.halt()
             self._publish()
             life.ended.set()
 
@@ -156,14 +156,14 @@ class FakeKubelet:
             self._transport.listen() as registration,
             trio.open_nursery() as nursery,
         ):
-            again = self._books.boot(trio.current_time(), self._read_checkpoint())
-            self._written = self._books.checkpoint
+            again = self._manager.boot(trio.current_time(), self._read_checkpoint())
+            self._written = self._manager.checkpoint
             plugins = PluginManager(
-                self._books, self._transport, nursery, self._publish, self._dial_deadline_s
+                self._manager, self._transport, nursery, self._publish, self._dial_deadline_s
             )
             plugins.slow_s = self.slow_registers_s
             pods = PodWorker(
-                self._books,
+                self._manager,
                 plugins,
                 self._containers,
                 nursery,
@@ -173,7 +173,7 @@ class FakeKubelet:
                 self._rng,
                 self._hears_api_server,
             )
-            lister = PodResourcesService(self._books)
+            lister = PodResourcesService(self._manager)
             await nursery.start(Server([lister], drain_s=DRAIN_S).serve, pod_resources)
             await nursery.start(Server([plugins], drain_s=DRAIN_S).serve, registration)
             nursery.start_soon(pods.run, again, self._settle_containers)
@@ -205,7 +205,7 @@ class FakeKubelet:
         if self._life is not None:
             raise RuntimeError("kubelet runs; stop it first")
         self._containers.lose()
-        self._books.power_off()
+        self._manager.power_off()
         self._publish()
 
     # --- the API server -----------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class FakeKubelet:
     @property
     def knows_pods(self) -> bool:
         """Kubelet has heard which pods it has."""
-        return self._books.knows_pods
+        return self._manager.knows_pods
 
     async def _hears_api_server(self) -> None:
         await self._api_server.wait()
@@ -248,7 +248,7 @@ class FakeKubelet:
     ) -> Pod:
         """Creates a pod that asks for devices: it runs as soon as there is room for it. Its virtual machine opens them
         when its container starts, or so much later. Raises `ValueError`."""
-        pod = self._books.submit(name, requests, trio.current_time(), claims)
+        pod = self._manager.submit(name, requests, trio.current_time(), claims)
         self._opens_after_s[pod.uid] = opens_after_s
         self._publish()
         return pod
@@ -268,7 +268,7 @@ class FakeKubelet:
     ) -> Pod:
         """A pod of another plugin's, or another driver's, runs: kubelet's ledger has these device IDs for it, by
         resource, and its virtual machine opens `nodes`. Raises `ValueError`."""
-        pod = self._books.adopt(name, devices, claims, nodes)
+        pod = self._manager.adopt(name, devices, claims, nodes)
         self._containers.start(pod, [i for ids in devices.values() for i in ids], nodes, 0.0)
         self._publish()
         return pod
@@ -287,10 +287,10 @@ class FakeKubelet:
 
         Raises `KeyError` if there is no such pod.
         """
-        pod = self._books.pod(name)
+        pod = self._manager.pod(name)
         if pod is None:
             raise KeyError(name)
-        if pod.phase is not Phase.TERMINATING and self._books.terminate(name):
+        if pod.phase is not Phase.TERMINATING and self._manager.terminate(name):
             self._deaths[pod.uid] = dies_after_s
             # One that is being admitted or started is let go by whoever does that.
             if self._life is not None and pod.phase is Phase.RUNNING:
@@ -301,10 +301,10 @@ class FakeKubelet:
         """Deletes a pod with a grace of 0 and by force: it is gone at once, and kubelet gives its devices to the next
         pod. Its container ends after so long; None lives on until `end_process`. Raises `KeyError`.
         """
-        pod = self._books.pod(name)
+        pod = self._manager.pod(name)
         if pod is None:
             raise KeyError(name)
-        self._books.delete(name)
+        self._manager.delete(name)
         self._deaths[pod.uid] = dies_after_s
         if self._life is not None:
             self._containers.kill(pod, dies_after_s)
@@ -342,7 +342,7 @@ class FakeKubelet:
         life = self._life
         if life is None or life.pods is None:
             return
-        wanted = {pod.uid: pod for pod in self._books.view(trio.current_time()).pods.values()}
+        wanted = {pod.uid: pod for pod in self._manager.view(trio.current_time()).pods.values()}
         for pod in self._containers.pods:
             if pod.uid not in wanted:
                 self._containers.kill(pod, self._deaths.get(pod.uid))
@@ -355,15 +355,15 @@ class FakeKubelet:
     # --- what can be seen ---------------------------------------------------------------------------------------
 
     @property
-    def view(self) -> BooksView:
+    def view(self) -> KubeletView:
         """The books as they are now."""
         return self._view.value
 
-    def changes(self) -> LatestReader[BooksView]:
+    def changes(self) -> LatestReader[KubeletView]:
         """The books as they are now, and after every change."""
         return self._view.subscribe()
 
-    async def until(self, condition: Callable[[BooksView], bool]) -> BooksView:
+    async def until(self, condition: Callable[[KubeletView], bool]) -> KubeletView:
         """The first books from now on for which `condition` holds. Waits for ever; the caller has a deadline."""
         async for view in self._view.subscribe():
             if condition(view):
@@ -371,8 +371,8 @@ class FakeKubelet:
         raise AssertionError("unreachable: a subscription never ends")
 
     def _publish(self) -> None:
-        self._view.set(self._books.view(trio.current_time()))
-        checkpoint = self._books.checkpoint
+        self._view.set(self._manager.view(trio.current_time()))
+        checkpoint = self._manager.checkpoint
         if self._life is not None and checkpoint is not self._written:
             if checkpoint != self._written:
                 self._transport.write_checkpoint(checkpoint)

@@ -4,7 +4,7 @@ Plays plugin/v1beta1/{server,client,handler}.go of kubelet 1.36 with its known f
 kubelet forget the running client as well, and the end of a stream disconnects whoever goes by that resource's *name*
 now (the re-registration race). Who registers a resource that another plugin serves takes its place without the other
 hearing of it: both streams' frames count from then on, and Allocate goes to the newer. Must not do arithmetic
-(`books.py`) and must not know of pods (`pods.py`).
+(`device_manager.py`) and must not know of pods (`pods.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
-from gpuactors.simulation.kubelet.books import STOP_GRACE_S, KubeletBooks, go_quoted, resource_name_problem
+from gpuactors.simulation.kubelet.device_manager import (
+    STOP_GRACE_S,
+    DeviceManager,
+    go_quoted,
+    resource_name_problem,
+)
 from gpuactors.simulation.kubelet.transport import KubeletTransport
 from gpuactors.simulation.kubelet.values import Endpoint, ListedDevice
 
@@ -70,13 +75,13 @@ class PluginManager(RegistrationBase):
 
     def __init__(
         self,
-        books: KubeletBooks,
+        manager: DeviceManager,
         transport: KubeletTransport,
         nursery: trio.Nursery,
         publish: Callable[[], None],
         dial_deadline_s: float = DIAL_DEADLINE_S,
     ) -> None:
-        self._books = books
+        self._manager = manager
         self._transport = transport
         self._nursery = nursery
         self._publish = publish
@@ -152,7 +157,7 @@ class PluginManager(RegistrationBase):
                 answer(f"failed to get device plugin options: {go_text(error)}")
                 # Kubelet has lost sight of this connection and never closes it.
                 await trio.sleep_forever()
-            self._books.connected(
+            self._manager.connected(
                 client.resource,
                 client.number,
                 pre_start=options.pre_start_required,
@@ -169,7 +174,7 @@ class PluginManager(RegistrationBase):
         try:
             async with channel.server_stream(LIST_AND_WATCH, Empty(), ListAndWatchResponse) as frames:
                 async for frame in frames:
-                    self._books.frame(client.resource, _listed(frame))
+                    self._manager.list_received(client.resource, _listed(frame))
                     self._publish()
         except GRPCError:
             pass  # an error and a clean end are the same to kubelet
@@ -181,7 +186,7 @@ class PluginManager(RegistrationBase):
             return
         if found.stub is not None:
             found.scope.cancel()
-        self._books.disconnected(resource, trio.current_time())
+        self._manager.disconnected(resource, trio.current_time())
         self._publish()
         self._nursery.start_soon(self.expire_later)
 
@@ -201,7 +206,7 @@ class PluginManager(RegistrationBase):
 
     def expire(self) -> None:
         """What kubelet does whenever it posts the node's status."""
-        self._books.expire(trio.current_time())
+        self._manager.expire(trio.current_time())
         self._publish()
 
     # --- calls for pods ---------------------------------------------------------------------------------------
@@ -235,7 +240,7 @@ class PluginManager(RegistrationBase):
 
     async def pre_start(self, resource: str, devices: tuple[str, ...]) -> None:
         """PreStartContainer, if the plugin asked for it. Raises `PluginCallError`."""
-        endpoint = self._books.endpoint(resource)
+        endpoint = self._manager.endpoint(resource)
         if endpoint is None:
             raise PluginCallError(f"endpoint not found in cache for a registered resource: {resource}")
         if not endpoint.pre_start_required:

@@ -1,6 +1,6 @@
 """The PodResources service of the fake kubelet: what it has given to which pod, as kubelet 1.36 tells it.
 
-Must not decide who is listed (`books.py`): here it is put into messages, and the rate is limited.
+Must not decide who is listed (`device_manager.py`): here it is put into messages, and the rate is limited.
 
 Sources: pkg/kubelet/apis/podresources/{server_v1,grpc/ratelimit}.go and cm/container_manager_linux.go of kubelet 1.36.
 """
@@ -14,8 +14,8 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.simulation.kubelet.books import KubeletBooks
 from gpuactors.simulation.kubelet.checkpoint import CONTAINER, NODE_WITHOUT_TOPOLOGY, by_numa_node
+from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.kubelet.values import Claim, LedgerEntry, ListedDevice, PodListing
 
 QUERIES_PER_S: Final = 100.0
@@ -48,21 +48,21 @@ class RateLimit:
 class PodResourcesService(pb.PodResourcesListerBase):
     """Lives as long as kubelet's process."""
 
-    def __init__(self, books: KubeletBooks) -> None:
-        self._books = books
+    def __init__(self, manager: DeviceManager) -> None:
+        self._manager = manager
         self._limit = RateLimit(QUERIES_PER_S, BURST, trio.current_time())
 
     async def list(self, message: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
         """Every active pod that has been given what it asked for."""
         self._count()
         return pb.ListPodResourcesResponse(
-            pod_resources=[_pod_resources(listing) for listing in self._books.listing()]
+            pod_resources=[_pod_resources(listing) for listing in self._manager.listing()]
         )
 
     async def get(self, message: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
         """One pod."""
         self._count()
-        for listing in self._books.listing():
+        for listing in self._manager.listing():
             if (listing.pod.name, listing.pod.namespace) == (message.pod_name, message.pod_namespace):
                 return pb.GetPodResourcesResponse(pod_resources=_pod_resources(listing))
         raise GRPCError(
@@ -77,7 +77,7 @@ class PodResourcesService(pb.PodResourcesListerBase):
         return pb.AllocatableResourcesResponse(
             devices=[
                 devices
-                for resource, device in self._books.allocatable()
+                for resource, device in self._manager.allocatable()
                 for devices in _listed_device(resource, device)
             ]
         )

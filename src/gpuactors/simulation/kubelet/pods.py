@@ -2,7 +2,7 @@
 
 Plays the scheduler (one node), devicemanager/manager.go's Allocate and a pod worker of kubelet 1.36: admission is one
 pod after another, an error of Allocate is final for the pod, an error of PreStartContainer is tried again, a pod's
-devices are its own until its container has ended. Must not do arithmetic (`books.py`), and must not know how a
+devices are its own until its container has ended. Must not do arithmetic (`device_manager.py`), and must not know how a
 plugin is reached (`plugins.py`) or what a container does (`containers.py`).
 """
 
@@ -16,11 +16,11 @@ from typing import Final, final
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.simulation.kubelet.books import KubeletBooks
 from gpuactors.simulation.kubelet.checkpoint import allocated_of
 from gpuactors.simulation.kubelet.containers import Containers
+from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.kubelet.plugins import PluginCallError, PluginManager
-from gpuactors.simulation.kubelet.values import AdmissionError, BooksView, Choice, Phase, Pod
+from gpuactors.simulation.kubelet.values import AdmissionError, Choice, KubeletView, Phase, Pod
 
 PRE_START_RETRY_S: Final = (0.3, 11.7, 15.0)
 """Waits between kubelet's attempts to start a container that PreStartContainer refused: seen at 0, 0.3, 12 and 27 s.
@@ -48,17 +48,17 @@ class PodWorker:
 
     def __init__(
         self,
-        books: KubeletBooks,
+        manager: DeviceManager,
         plugins: PluginManager,
         containers: Containers,
         nursery: trio.Nursery,
         publish: Callable[[], None],
-        changes: Callable[[], LatestReader[BooksView]],
+        changes: Callable[[], LatestReader[KubeletView]],
         opens_after_s: Mapping[str, float],
         rng: random.Random,
         hears: Callable[[], Awaitable[None]],
     ) -> None:
-        self._books = books
+        self._manager = manager
         self._plugins = plugins
         self._containers = containers
         self._nursery = nursery
@@ -74,16 +74,16 @@ class PodWorker:
 
         Raises `KubeletPanicError` where kubelet would end.
         """
-        if not self._books.knows_pods:
+        if not self._manager.knows_pods:
             await trio.sleep(self._rng.uniform(*READMIT_AFTER_S))
             await self._hears()
-            self._books.learn_pods()
+            self._manager.learn_pods()
         settle()
         for name in again:
-            if (pod := self._books.pod(name)) is not None:
+            if (pod := self._manager.pod(name)) is not None:
                 await self._admit(pod)
         async for _ in self._changes():
-            while (pod := self._books.place(trio.current_time())) is not None:
+            while (pod := self._manager.place(trio.current_time())) is not None:
                 self._publish()
                 await self._admit(pod)
             self._publish()
@@ -93,13 +93,13 @@ class PodWorker:
     async def _admit(self, pod: Pod) -> None:
         try:
             for resource, size in pod.requests:
-                if self._books.is_wanted(pod):
+                if self._manager.is_wanted(pod):
                     await self._give(pod, resource, size)
         except AdmissionError as error:
-            if self._books.is_wanted(pod):
-                self._books.failed(pod.name, str(error), error.asked_for)
-        if self._books.is_wanted(pod):
-            self._books.admitted(pod.name)
+            if self._manager.is_wanted(pod):
+                self._manager.failed(pod.name, str(error), error.asked_for)
+        if self._manager.is_wanted(pod):
+            self._manager.admitted(pod.name)
             self._nursery.start_soon(self._start_container, pod)
         else:
             self.release_soon(pod)
@@ -107,13 +107,13 @@ class PodWorker:
 
     async def _give(self, pod: Pod, resource: str, size: int) -> None:
         """Devices of one resource for one pod. Raises `AdmissionError`."""
-        choice = self._books.choose(pod.name, resource, size)
+        choice = self._manager.choose(pod.name, resource, size)
         if choice is None:
             return
         devices: tuple[str, ...] = ()
         try:
             preferred = await self._plugins.preferred(choice.endpoint, resource, choice.available, size)
-            devices = self._books.take(choice, preferred)
+            devices = self._manager.take(choice, preferred)
             await self._allocate(choice, devices)
         except PluginCallError as error:
             raise AdmissionError(str(error), devices) from None
@@ -124,13 +124,13 @@ class PodWorker:
             response = await self._plugins.allocate(choice.endpoint, choice.resource, devices)
             if not response.container_responses:
                 raise AdmissionError("no containers return in allocation response")
-            self._books.commit(choice, devices, allocated_of(response.container_responses[0]))
+            self._manager.commit(choice, devices, allocated_of(response.container_responses[0]))
             committed = True
             self._publish()
             await trio.sleep(CHECKPOINT_S)
         finally:
             if not committed:
-                self._books.roll_back(choice, devices)
+                self._manager.roll_back(choice, devices)
 
     # --- the container ----------------------------------------------------------------------------------------
 
@@ -140,12 +140,12 @@ class PodWorker:
         waits = itertools.chain(PRE_START_RETRY_S, itertools.repeat(PRE_START_RETRY_S[-1]))
         for wait_s in waits:
             problem = await self._pre_start(pod)
-            if not self._books.is_wanted(pod):
+            if not self._manager.is_wanted(pod):
                 break
             if problem is None:
                 self._run_container(pod)
                 return
-            self._books.not_started(pod.name, f"CreateContainerConfigError: {problem}")
+            self._manager.not_started(pod.name, f"CreateContainerConfigError: {problem}")
             self._publish()
             with trio.move_on_after(wait_s):
                 await self._until_unwanted(pod)
@@ -154,7 +154,7 @@ class PodWorker:
 
     async def _pre_start(self, pod: Pod) -> str | None:
         for resource, _ in pod.requests:
-            holding = self._books.holding(pod.name, resource) if self._books.is_wanted(pod) else None
+            holding = self._manager.holding(pod.name, resource) if self._manager.is_wanted(pod) else None
             if holding is None:
                 continue
             try:
@@ -164,7 +164,7 @@ class PodWorker:
         return None
 
     def _run_container(self, pod: Pod) -> None:
-        holdings = [h for resource, _ in pod.requests if (h := self._books.holding(pod.name, resource))]
+        holdings = [h for resource, _ in pod.requests if (h := self._manager.holding(pod.name, resource))]
         problem = self._containers.start(
             pod,
             devices=[device for holding in holdings for device in holding.devices],
@@ -172,14 +172,14 @@ class PodWorker:
             opens_after_s=self._opens_after_s.get(pod.uid, 0.0),
         )
         if problem is None:
-            self._books.started(pod.name)
+            self._manager.started(pod.name)
         else:
-            self._books.ended(pod.name, problem)
+            self._manager.ended(pod.name, problem)
         self._publish()
 
     async def _until_unwanted(self, pod: Pod) -> None:
         async for _ in self._changes():
-            if not self._books.is_wanted(pod):
+            if not self._manager.is_wanted(pod):
                 return
 
     # --- the end ----------------------------------------------------------------------------------------------
@@ -190,11 +190,11 @@ class PodWorker:
 
     async def _release(self, pod: Pod, why: str | None) -> None:
         await trio.sleep(RELEASE_S)
-        found = self._books.pod(pod.name)
+        found = self._manager.pod(pod.name)
         if found is None or found.uid != pod.uid:
             return
         if found.phase is Phase.TERMINATING:
-            self._books.delete(pod.name)
+            self._manager.delete(pod.name)
         elif found.phase is Phase.RUNNING:
-            self._books.ended(pod.name, why)
+            self._manager.ended(pod.name, why)
         self._publish()

@@ -1,6 +1,6 @@
 """The values of the fake kubelet: what it lists, gives away and remembers, and what can be seen of it.
 
-Frozen, and without any rule: the rules are in `books.py`.
+Frozen, and without any rule: the rules are in `device_manager.py`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DoubleHandOut:
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """One device of a ListAndWatch frame."""
+    """One device of a ListAndWatch list."""
 
     id: str
     healthy: bool
@@ -174,7 +174,7 @@ class Figures:
 
     @property
     def free(self) -> int:
-        """What the scheduler believes it may still hand out. Negative means that the books are broken."""
+        """The devices that the scheduler takes for free. Negative means that a device is counted twice."""
         return self.allocatable - self.allocated
 
 
@@ -192,8 +192,8 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BooksView:
-    """Everything that can be seen of the books at one moment."""
+class KubeletView:
+    """What kubelet and the scheduler know at one moment: lists, counts, pods and the ledger."""
 
     running: bool
     """Kubelet's process lives. While it does not, the figures are its last ones."""
@@ -206,5 +206,5 @@ class BooksView:
     """Resources with a plugin that kubelet has not seen leave."""
     registrations: int
     """Register calls that succeeded, ever."""
-    frames: int
-    """Frames received, ever."""
+    lists: int
+    """Device lists received, ever."""

@@ -1,1 +1,1 @@
-"""The daemon's outside in memory: no socket, no thread and no clock of its own, for runs on trio's mock clock."""
+"""The daemon's adaptors in memory: no socket, no thread and no clock of their own, for runs on trio's mock clock."""

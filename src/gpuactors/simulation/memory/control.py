@@ -46,7 +46,7 @@ class _MemoryControlIo:
 
 @final
 class _HeldListener(BoundListener):
-    """Whoever looks whether it is there still may crash."""
+    """The check whether the socket is still there may crash."""
 
     def __init__(self, listener: BoundListener, faults: Faults) -> None:
         self._listener = listener

@@ -1,7 +1,7 @@
-"""The host's side of the daemon's outside without a socket, a thread or a clock of its own: uevents, looks and polls.
+"""The host's side of the daemon without a socket, a thread or a clock of its own: uevents, inspections and polls.
 
 The files are those of a `HostTree`, read by the daemon's own readers; only what carries the facts differs, and fails
-when it is told to (`faults.py`).
+when a fault is ordered (`faults.py`).
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ class MemoryUevents:
         self.send_raw(*(uevent.encode() for uevent in uevents))
 
     def send_raw(self, *datagrams: bytes) -> None:
-        """Somebody sends these bytes, whatever they are."""
+        """These bytes arrive."""
         self._waiting.extend(datagrams)
         self.wake()
 
     def overflow(self) -> None:
-        """The socket's buffer overflows: what waits in it is lost, and the reader is told once."""
+        """The socket's buffer overflows: what waits in it is lost, and the reader gets one ENOBUFS."""
         self._waiting.clear()
         self._overflowed = True
         self.wake()
 
     def wake(self) -> None:
-        """The reader looks whether it is to crash."""
+        """The reader wakes up, and crashes if that was ordered."""
         self._arrived.set()
         self._arrived = trio.Event()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[UeventSource]:
-        """What was sent while nobody listened is lost."""
+        """What was sent while the socket was closed is lost."""
         self._waiting.clear()
         self._overflowed = False
         yield self
@@ -79,9 +79,9 @@ class MemoryUevents:
 
 @final
 class FaultyReader:
-    """A host reader that fails when told to. Implements `ports.HostReader`.
+    """A host reader that fails when a fault is ordered. Implements `ports.HostReader`.
 
-    `root` is left out of what it says of its files, so that a run says the same wherever its tree lies.
+    `root` is removed from the text of faults, so that a run is the same wherever its tree lies.
     """
 
     def __init__(self, reader: InlineReader, faults: Faults, root: str) -> None:
@@ -94,17 +94,17 @@ class FaultyReader:
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.SCAN_FAILS):
-            raise HostError("the scan was told to fail")
+            raise HostError("the scan fails as planned")
         return await self._take_time(await self._reader.scan(given))
 
     async def inspect(
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.look`."""
+        """As `ports.HostReader.inspect`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.INSPECTION_FAILS):
-            raise HostError("the inspection was told to fail")
+            raise HostError("the inspection fails as planned")
         if self._faults.strikes(Fault.INSPECTION_HANGS):
             await trio.sleep(limits.INSPECTION_DEADLINE_S)
             raise HostError(f"the inspection of {address} did not end in time")
@@ -115,7 +115,7 @@ class FaultyReader:
             raise HostShortError(f"the PCI bus could not be read: {os.strerror(errno.EMFILE)}")
 
     async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
-        """A slow one has read at once and answers later: the worst case, as it is out of date then."""
+        """A slow one has read at once and returns later: the worst case, as the result is outdated then."""
         if self._faults.strikes(Fault.INSPECTION_SLOW):
             await trio.sleep(SLOW_S)
         return tuple(
@@ -125,7 +125,7 @@ class FaultyReader:
 
 @final
 class FaultyUse:
-    """A reader of the groups' use that fails when told to. Implements `ports.UseReader`."""
+    """A reader of the groups' use that fails when a fault is ordered. Implements `ports.UseReader`."""
 
     def __init__(self, use: InlineUse, faults: Faults) -> None:
         self._use = use

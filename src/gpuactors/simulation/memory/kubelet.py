@@ -1,8 +1,7 @@
-"""Kubelet's side of the daemon's outside without a socket, a thread or a clock of its own, for runs on trio's mock
-clock.
+"""Kubelet's side of the daemon without a socket, a thread or a clock of its own, for runs on trio's mock clock.
 
 The same gRPC and the same fake kubelet as in the simulation over real sockets; only what carries the bytes differs,
-and fails when it is told to (`faults.py`).
+and fails when a fault is ordered (`faults.py`).
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class _MemoryKubeletIo:
         self._faults.crash(Fault.PLUGIN_CRASHES)
         need_descriptor(self._faults)
         if self._faults.strikes(Fault.BIND_FAILS):
-            raise SocketBindError(f"making {path} was told to fail")
+            raise SocketBindError(f"making {path} fails as planned")
         return self._transport.bind(_name(path), self._owner, evict)
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
@@ -87,12 +86,12 @@ class _MemoryKubeletIo:
             await trio.sleep(SLOW_S)
         need_descriptor(self._faults)
         if self._faults.strikes(Fault.REGISTER_FAILS):
-            raise ConnectError(f"dialling {path} was told to fail")
+            raise ConnectError(f"dialling {path} fails as planned")
         return await self._transport.connect(_name(path), self._owner)
 
 
 def _name(path: str) -> str:
-    """How a `MemoryTransport` calls what lies in kubelet's directory."""
+    """The name in a `MemoryTransport` of a file in kubelet's directory."""
     return path.removeprefix("device-plugins/")
 
 
@@ -104,7 +103,7 @@ def need_descriptor(faults: Faults) -> None:
 
 @final
 class _Changes:
-    """What changes in kubelet's directory, and what goes wrong in whoever reads it."""
+    """What changes in kubelet's directory, and what goes wrong in its reader."""
 
     def __init__(self, changes: Changes, faults: Faults) -> None:
         self._changes = changes
@@ -143,7 +142,7 @@ class _MemoryLedgerIo:
         """As `connect_unix`."""
         need_descriptor(self._faults)
         if self._faults.strikes(Fault.READ_FAILS):
-            raise ConnectError(f"dialling {path} was told to fail")
+            raise ConnectError(f"dialling {path} fails as planned")
         stream = await self._transport.connect(path, self._owner)
         if self._faults.strikes(Fault.READ_MALFORMED):
             await stream.aclose()

@@ -1,10 +1,10 @@
-"""The stories that `gpuactors simulate` can play, one file each."""
+"""The scenarios that `gpuactors simulate` can play, one file each."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from gpuactors.simulation.scenarios.foreign_holder import FOREIGN_HOLDER
+from gpuactors.simulation.scenarios.external_holder import EXTERNAL_HOLDER
 from gpuactors.simulation.scenarios.incident import INCIDENT
 from gpuactors.simulation.scenarios.kubelet_restart import KUBELET_RESTART
 from gpuactors.simulation.scenarios.late_binding import LATE_BINDING
@@ -15,7 +15,7 @@ from gpuactors.simulation.script import Scenario
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
     INCIDENT,
-    FOREIGN_HOLDER,
+    EXTERNAL_HOLDER,
     LATE_BINDING,
     NEW_MODEL,
     UNPLUG,

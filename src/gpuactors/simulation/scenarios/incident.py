@@ -1,4 +1,4 @@
-"""The incident that gpuactors answers, step by step, with the books as they should have been."""
+"""The incident that gpuactors answers, step by step, with the counts as they should have been."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors.simulation.expectations import (
-    Books,
+    Counts,
+    HeldByExternal,
     HeldUp,
-    InForeignHands,
-    LeftHeld,
     NobodyRefused,
+    Orphaned,
     Runs,
     Waits,
 )
@@ -28,8 +28,8 @@ from gpuactors.simulation.scenarios.parts import (
     force_delete,
     gpu,
     h100s,
-    let_go,
     plug,
+    release,
     start_node,
     start_pods,
     take_free,
@@ -38,29 +38,29 @@ from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import World
 
 _TEXT: Final = """
-A server has eight GPUs for virtual machines. Six are in use. Two more are handed over to vfio-pci while everything
-runs, and from there on, in the field, each attempt to make them known to Kubernetes made the books worse: GPUs that
-were in use were given out a second time, then nothing could be scheduled at all (free: 2 - 6 = -4), and one virtual
-machine was down for three days. Here the same things happen to gpuactors.
+A server has eight GPUs for virtual machines. Six are in use. Two more are bound to vfio-pci while everything runs, and
+from there on, in the field, each attempt to make them known to Kubernetes made the counts worse: GPUs in use were
+allocated a second time, then nothing could be scheduled at all (free: 2 - 6 = -4), and one virtual machine was down for
+three days. Here the same things happen to gpuactors.
 
 Capacity is all GPUs that kubelet lists, allocatable the Healthy ones, allocated what the pods on the node ask for,
-and free is allocatable minus allocated: what the scheduler believes it may still hand out.
+and free is allocatable minus allocated: what the scheduler takes for free.
 
-Every virtual machine really has its GPU's IOMMU group open, and a second opener gets EBUSY. A GPU that is busy with
-the pod that kubelet gave it to stays Healthy. One that is busy with anybody else is Unhealthy, the reason names the
-process, and it is Healthy again as soon as that process lets go.
+Every virtual machine really has its GPU's IOMMU group open, and a second opener gets EBUSY. A GPU that is held by the
+pod that kubelet allocated it to stays Healthy. One that is held by another process is Unhealthy, the reason names the
+process, and it is Healthy again as soon as that process closes it.
 """
 
-_STRANGER: Final = (1717, "python3")
-"""PID and name of a process that kubelet knows nothing of."""
+_EXTERNAL: Final = (1717, "python3")
+"""PID and name of an external process."""
 
 
 def _steps(rng: random.Random) -> tuple[Step, ...]:
     """Each step ends with a check that no pod was ever refused (UnexpectedAdmissionError)."""
-    return tuple(replace(step, expect=(*step.expect, NobodyRefused())) for step in _told(rng))
+    return tuple(replace(step, expect=(*step.expect, NobodyRefused())) for step in _story(rng))
 
 
-def _told(rng: random.Random) -> tuple[Step, ...]:
+def _story(rng: random.Random) -> tuple[Step, ...]:
     specs = h100s(8, VFIO)
     late = tuple(sorted(rng.sample([spec.address for spec in specs], 2)))
     bound_later = rng.sample(late, 2)
@@ -75,153 +75,153 @@ def _told(rng: random.Random) -> tuple[Step, ...]:
             f"Eight H100s are there. Six are bound to vfio-pci; {' and '.join(late)} still belong to the "
             "host's own driver and are not offered.",
             start_node(*on_boot),
-            (Books(H100, 6, 6, 0),),
+            (Counts(H100, 6, 6, 0),),
         ),
         Step(
             "Six virtual machines start",
             "Each asks for one GPU. An allocated GPU stays Healthy: it is counted once, in allocated.",
             start_pods({f"vm-{n}": {H100: 1} for n in range(1, 7)}),
-            (Books(H100, 6, 6, 6), *(Runs(f"vm-{n}") for n in range(1, 7))),
+            (Counts(H100, 6, 6, 6), *(Runs(f"vm-{n}") for n in range(1, 7))),
         ),
         Step(
             "Two GPUs are bound to vfio-pci late",
-            "In the field the plugin looked once, at its start: these two stayed invisible until somebody "
-            "restarted it. Here the kernel's uevents lead to a look at just these functions.",
+            "In the field the plugin scanned once, at its start: these two stayed invisible until it was "
+            "restarted. Here the kernel's uevents lead to an inspection of just these functions.",
             bind(tuple(bound_later)),
-            (Books(H100, 8, 8, 6),),
+            (Counts(H100, 8, 8, 6),),
         ),
         Step(
             "The daemon is restarted",
-            "In the field the restart was the way to see new GPUs, and it broke the books. One fork left "
-            "out the GPUs that were busy: capacity 2, allocated 6, free -4. The next one listed them as "
+            "In the field the restart was the way to see new GPUs, and it made the counts wrong. One fork "
+            "left out the GPUs in use: capacity 2, allocated 6, free -4. The next one listed them as "
             "Unhealthy: capacity 8, allocatable 2, free -4 again. Both count the same six GPUs twice.",
             _restart_daemon,
-            (Books(H100, 8, 8, 6),),
+            (Counts(H100, 8, 8, 6),),
         ),
         Step(
             "The daemon is upgraded",
-            "A new one starts beside it, reads kubelet's ledger and looks who holds what, and only then asks "
-            "the old one to end its streams. The gap in kubelet's list is a few milliseconds.",
+            "A new one starts beside it, reads kubelet's ledger, polls all groups, and only then asks the "
+            "old one to end its streams. The gap in kubelet's list is a few milliseconds.",
             _upgrade_daemon,
-            (Books(H100, 8, 8, 6),),
+            (Counts(H100, 8, 8, 6),),
         ),
         Step(
             "A virtual machine starts",
-            "In the field it stayed Pending at free -4; before that, with the books broken in the restart's "
-            "gap, a GPU in use was handed out again (Could not open '/dev/vfio/51': Device or resource "
+            "In the field it stayed Pending at free -4; before that, with the counts wrong in the restart's "
+            "gap, a GPU in use was allocated again (Could not open '/dev/vfio/51': Device or resource "
             "busy).",
             start_pods({"vm-7": {H100: 1}}),
-            (Books(H100, 8, 8, 7), Runs("vm-7")),
+            (Counts(H100, 8, 8, 7), Runs("vm-7")),
         ),
         Step(
             f"A virtual machine ends ({ends})",
-            "In the field its GPU stayed marked as busy, because nothing ever published the release. There "
-            "is nothing to publish: the GPU was Healthy all the time, and kubelet knows that it is free.",
+            "In the field its GPU stayed marked as in use, because its release was never published. Here "
+            "there is nothing to publish: the GPU was Healthy all the time, and kubelet knows that it is free.",
             end_pod(ends),
-            (Books(H100, 8, 8, 6),),
+            (Counts(H100, 8, 8, 6),),
         ),
         Step(
             f"A pod is deleted by force, and its virtual machine lives on ({forced})",
             "Kubelet forgets the pod within milliseconds and counts its GPU as free; QEMU still has it open. "
             "Nothing announces that: the daemon finds it when it reads kubelet's ledger again, at the latest "
-            "after 5 s, and says which process of which pod has been left behind.",
+            "after 5 s, and the reason names the pod and the process that it left behind.",
             force_delete(forced),
-            (Books(H100, 8, 7, 5), LeftHeld(forced)),
+            (Counts(H100, 8, 7, 5), Orphaned(forced)),
         ),
         Step(
             "That virtual machine ends",
-            "In the field a release was never seen, and the GPU stayed away until somebody restarted the "
-            "plugin. Here it is Healthy again within a fraction of a second.",
+            "In the field a release was never seen, and the GPU stayed away until the plugin was restarted. "
+            "Here it is Healthy again within a fraction of a second.",
             end_process(forced),
-            (Books(H100, 8, 8, 5),),
+            (Counts(H100, 8, 8, 5),),
         ),
         Step(
             "Two virtual machines start, one of them with two GPUs",
-            "They get the three that are free. In the field the plugin's last version swapped a GPU for "
-            "another one behind kubelet's back when it took it for busy. Here what the container is told is "
+            "They get the three that are free. In the field the plugin's last version gave the container "
+            "another GPU than kubelet had chosen when it took that one for in use. Here the container gets "
             "what kubelet's ledger says.",
             start_pods({"vm-8": {H100: 2}, "vm-9": {H100: 1}}),
-            (Books(H100, 8, 8, 8), Runs("vm-8"), Runs("vm-9")),
+            (Counts(H100, 8, 8, 8), Runs("vm-8"), Runs("vm-9")),
         ),
         Step(
             "One more has to wait",
-            "The node is full, and the books say so: free is 0.",
+            "The node is full, and the counts show it: free is 0.",
             start_pods({"vm-10": {H100: 1}}),
-            (Books(H100, 8, 8, 8), Waits("vm-10")),
+            (Counts(H100, 8, 8, 8), Waits("vm-10")),
         ),
         Step(
             "A pod is deleted by force, and kubelet gives its GPU to the waiting one (vm-7, vm-10)",
             "The old virtual machine still has the GPU open. In the field the new one failed (Device or "
-            "resource busy). Here PreStartContainer waits inside the call for the old process to end; for "
+            "resource busy). Here PreStartContainer does not return before the old process has ended; for "
             "kubelet the GPU is allocated, and so it is Healthy.",
             _hand_on("vm-7", "vm-10"),
-            (Books(H100, 8, 8, 8), HeldUp("vm-10")),
+            (Counts(H100, 8, 8, 8), HeldUp("vm-10")),
         ),
         Step(
             "The old virtual machine ends, and the new one starts",
-            "The call is answered as soon as the group is free. No GPU had two owners.",
+            "The call returns as soon as the group is free. No GPU had two owners.",
             end_process("vm-7"),
-            (Books(H100, 8, 8, 8), Runs("vm-10")),
+            (Counts(H100, 8, 8, 8), Runs("vm-10")),
         ),
         Step(
             "A virtual machine ends (vm-9)",
             "One GPU is free.",
             end_pod("vm-9"),
-            (Books(H100, 8, 8, 7),),
+            (Counts(H100, 8, 8, 7),),
         ),
         Step(
-            "A stranger takes the free GPU",
-            f"A {_STRANGER[1]} that somebody started on the host opens it. Kubelet gave it to no pod, so it is "
+            "An external process opens the free GPU",
+            f"A {_EXTERNAL[1]} that was started on the host opens it. Kubelet allocated it to no pod, so it is "
             "Unhealthy, and the reason names the process. The seven in use stay Healthy.",
-            take_free(H100, *_STRANGER),
-            (Books(H100, 8, 7, 7), InForeignHands(*_STRANGER)),
+            take_free(H100, *_EXTERNAL),
+            (Counts(H100, 8, 7, 7), HeldByExternal(*_EXTERNAL)),
         ),
         Step(
             "A virtual machine asks for a GPU",
-            "It waits: nothing is handed out that it could not open, and it is not refused either.",
+            "It waits: no GPU is allocated that it could not open, and it is not refused either.",
             start_pods({"vm-11": {H100: 1}}),
-            (Books(H100, 8, 7, 7), Waits("vm-11"), InForeignHands(*_STRANGER)),
+            (Counts(H100, 8, 7, 7), Waits("vm-11"), HeldByExternal(*_EXTERNAL)),
         ),
         Step(
-            "The stranger lets go",
+            "The external process closes it",
             "No restart, no uevent: the GPU is Healthy again, and the waiting machine gets it.",
-            let_go(_STRANGER[0]),
-            (Books(H100, 8, 8, 8), Runs("vm-11")),
+            release(_EXTERNAL[0]),
+            (Counts(H100, 8, 8, 8), Runs("vm-11")),
         ),
         Step(
             "Kubelet is restarted",
             "Kubelet removes every socket in its directory and knows no device until the plugin registers "
-            "again. It never calls the plugin by itself: in the field a plugin that missed this stayed at "
+            "again. It never calls the plugin first: in the field a plugin that missed this stayed at "
             "allocatable 0.",
             _restart_kubelet,
-            (Books(H100, 8, 8, 8),),
+            (Counts(H100, 8, 8, 8),),
         ),
         Step(
             "A GPU of a model never seen here is plugged in",
             "In the field a new model needed a restart. Here a plugin for it starts to serve and registers "
-            "within the life of the process; the other model's books do not move.",
+            "in the running process; the other model's counts stay.",
             plug(b200),
-            (Books(H100, 8, 8, 8), Books(B200, 1, 1, 0)),
+            (Counts(H100, 8, 8, 8), Counts(B200, 1, 1, 0)),
         ),
         Step(
             "A virtual machine starts on it",
             "It asks for the new resource by its name.",
             start_pods({"vm-12": {B200: 1}}),
-            (Books(B200, 1, 1, 1), Runs("vm-12", frozenset({b200.address}))),
+            (Counts(B200, 1, 1, 1), Runs("vm-12", frozenset({b200.address}))),
         ),
         Step(
-            "It ends, and the GPU is pulled",
+            "It ends, and the GPU is unplugged",
             "The list is empty, not stale, and stays registered for a while in case the GPU comes back. "
             "(Right after a call the list keeps its devices for a second: kubelet 1.36 crashes if the one "
             "it has just chosen vanishes.)",
             _end_and_pull("vm-12", b200.address),
-            (Books(H100, 8, 8, 8), Books(B200, 0, 0, 0)),
+            (Counts(H100, 8, 8, 8), Counts(B200, 0, 0, 0)),
         ),
         Step(
             "Kubelet and the daemon are restarted together",
             "As after an upgrade of the node's software, with eight GPUs in use.",
             _restart_both,
-            (Books(H100, 8, 8, 8),),
+            (Counts(H100, 8, 8, 8),),
         ),
     )
 
@@ -246,10 +246,10 @@ async def _restart_both(world: World) -> None:
 
 
 def _hand_on(gone: str, waiting: str) -> Act:
-    """The next pod gets the GPU while the old machine lives, and the daemon has looked at it several times."""
+    """The next pod gets the GPU while the old machine lives, and the daemon has polled its group several times."""
 
     async def act(world: World) -> None:
-        await world.until_booked(gone)
+        await world.until_in_ledger(gone)
         world.force_delete_pod(gone)
         await world.until(lambda view: view.pods[waiting].phase is Phase.STARTING, f"{waiting} has its GPU")
         await world.until_polled(3)
@@ -258,10 +258,10 @@ def _hand_on(gone: str, waiting: str) -> Act:
 
 
 def _end_and_pull(pod: str, address: str) -> Act:
-    """Once the daemon has read of the pod: of one that ends before, it believes for GRANT_GRACE_S that it will come."""
+    """Once the daemon has read of the pod: an allocation of a pod that ends before stays pending for GRANT_GRACE_S."""
 
     async def act(world: World) -> None:
-        await world.until_booked(pod)
+        await world.until_in_ledger(pod)
         world.end_pod(pod)
         await world.unplug(address)
 
@@ -270,7 +270,7 @@ def _end_and_pull(pod: str, address: str) -> Act:
 
 INCIDENT: Final = Scenario(
     "incident",
-    "The whole story of the field: late GPUs, restarts, pods deleted by force, a stranger.",
+    "The whole incident of the field: late GPUs, restarts, pods deleted by force, an external process.",
     _TEXT,
     _steps,
 )

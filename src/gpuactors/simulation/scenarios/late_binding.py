@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gpuactors.simulation.expectations import Books, Runs, Unknown, Waits
+from gpuactors.simulation.expectations import Counts, Runs, Unknown, Waits
 from gpuactors.simulation.scenarios.parts import (
     H100,
     HOST_DRIVER,
@@ -20,8 +20,8 @@ from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import World
 
 _TEXT: Final = """
-Four GPUs belong to the host's own driver when the daemon starts, and are handed over to vfio-pci one after another
-while a virtual machine already waits for one.
+Four GPUs are on the host's own driver when the daemon starts, and are bound to vfio-pci one after another while a
+virtual machine already waits for one.
 """
 
 
@@ -45,28 +45,28 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
         Step(
             f"The first GPU is bound to vfio-pci ({first})",
             "The resource comes into being: a plugin serves, registers, and sends its first list. The "
-            "waiting machine gets the GPU without anybody doing anything.",
+            "waiting machine gets the GPU without any further action.",
             bind((first,)),
-            (Books(H100, 1, 1, 1), Runs("vm-1", frozenset({first}))),
+            (Counts(H100, 1, 1, 1), Runs("vm-1", frozenset({first}))),
         ),
         Step(
             "The other three follow",
-            f"In the order {', '.join(others)}. The uevents come in bursts; what counts is what a look finds.",
+            f"In the order {', '.join(others)}. The uevents come in bursts; what counts is what an inspection finds.",
             bind(tuple(others)),
-            (Books(H100, 4, 4, 1),),
+            (Counts(H100, 4, 4, 1),),
         ),
         Step(
             "A virtual machine with two GPUs starts",
             "",
             start_pods({"vm-2": {H100: 2}}),
-            (Books(H100, 4, 4, 3), Runs("vm-2")),
+            (Counts(H100, 4, 4, 3), Runs("vm-2")),
         ),
         Step(
-            "A driver is taken away and given back at once",
-            "A free GPU goes from vfio-pci to the host's driver and back again, faster than anybody can "
-            "look. It is the same device under the same ID.",
+            "A GPU is unbound and bound again at once",
+            "A free GPU goes from vfio-pci to the host's driver and back again, faster than an inspection. "
+            "It is the same device under the same ID.",
             _there_and_back(again, tuple(others)),
-            (Books(H100, 4, 4, 3),),
+            (Counts(H100, 4, 4, 3),),
         ),
     )
 

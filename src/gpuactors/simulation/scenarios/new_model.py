@@ -6,7 +6,7 @@ import random
 from typing import Final
 
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.simulation.expectations import Books, Runs, Unhealthy
+from gpuactors.simulation.expectations import Counts, Runs, Unhealthy
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.scenarios.parts import (
     H100,
@@ -39,7 +39,7 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
     card = gpu("0000:a1:00.0", "26b1", 63, VFIO, numa_node=1)
     audio = PciSpec("0000:a1:00.1", "10de", "22ba", "040300", 63, 1, "pci0000:60", _AUDIO_DRIVER)
     unnamed = gpu("0000:e1:00.0", "3fff", 64, VFIO, numa_node=-1)
-    h100 = Books(H100, 2, 2, 0)
+    h100 = Counts(H100, 2, 2, 0)
     return (
         Step(
             "The daemon starts with two H100s", "Both are on vfio-pci.", start_node(*h100s(2, VFIO)), (h100,)
@@ -48,32 +48,32 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             "An L40S is plugged in",
             "vfio-pci knows its id and takes it at once. A second resource registers.",
             plug(first_l40s),
-            (h100, Books(L40S, 1, 1, 0)),
+            (h100, Counts(L40S, 1, 1, 0)),
         ),
         Step(
             "A card with an audio function is plugged in",
             f"Both functions share IOMMU group {card.group}. The GPU is on vfio-pci, but the audio function "
             f"went to {_AUDIO_DRIVER}: QEMU would refuse the whole group. The card is listed Unhealthy and "
-            "the reason names the offender. The audio function is no GPU and is not counted.",
+            "the reason names the audio function, which is no GPU and is not counted.",
             plug(card, audio),
             (
                 h100,
-                Books(RTX_6000_ADA, 1, 0, 0),
+                Counts(RTX_6000_ADA, 1, 0, 0),
                 Unhealthy(card.address, Cause.GROUP_NOT_VIABLE, (audio.address, _AUDIO_DRIVER)),
             ),
         ),
         Step(
             "The audio function is bound to vfio-pci",
-            "Now the group is viable, and the card is Healthy by itself.",
+            "Now the group is viable, and the card is Healthy without a restart.",
             bind((audio.address,)),
-            (h100, Books(RTX_6000_ADA, 1, 1, 0)),
+            (h100, Counts(RTX_6000_ADA, 1, 1, 0)),
         ),
         Step(
             "A model that pci.ids does not know is plugged in",
             "It is offered under the hex digits of its device id. The kernel knows no NUMA node for it "
             "(numa_node is -1), so it is listed without one, which is not node 0.",
             plug(unnamed),
-            (h100, Books(L40S, 1, 1, 0), Books(RTX_6000_ADA, 1, 1, 0), Books(_UNNAMED, 1, 1, 0)),
+            (h100, Counts(L40S, 1, 1, 0), Counts(RTX_6000_ADA, 1, 1, 0), Counts(_UNNAMED, 1, 1, 0)),
         ),
         Step(
             "A virtual machine takes one of each",
@@ -81,17 +81,17 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             start_pods({"vm-1": {H100: 1, L40S: 1, RTX_6000_ADA: 1, _UNNAMED: 1}}),
             (
                 Runs("vm-1"),
-                Books(H100, 2, 2, 1),
-                Books(L40S, 1, 1, 1),
-                Books(RTX_6000_ADA, 1, 1, 1),
-                Books(_UNNAMED, 1, 1, 1),
+                Counts(H100, 2, 2, 1),
+                Counts(L40S, 1, 1, 1),
+                Counts(RTX_6000_ADA, 1, 1, 1),
+                Counts(_UNNAMED, 1, 1, 1),
             ),
         ),
         Step(
             "A second L40S is plugged in",
             "The model is known now: the same resource grows.",
             plug(second_l40s),
-            (Books(L40S, 2, 2, 1), Books(H100, 2, 2, 1)),
+            (Counts(L40S, 2, 2, 1), Counts(H100, 2, 2, 1)),
         ),
     )
 

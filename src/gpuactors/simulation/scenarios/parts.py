@@ -1,4 +1,4 @@
-"""What the stories are made of: GPUs with the ids of real ones, and acts that several stories share."""
+"""What the scenarios are made of: GPUs with the ids of real ones, and acts that several scenarios share."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def end_pod(name: str) -> Act:
 
     async def act(world: World) -> None:
         if world.kubelet.view.pods[name].phase is Phase.RUNNING:
-            await world.until_booked(name)
+            await world.until_in_ledger(name)
         world.end_pod(name)
 
     return act
@@ -103,7 +103,7 @@ def force_delete(name: str) -> Act:
     """A pod is deleted by force; its virtual machine lives on."""
 
     async def act(world: World) -> None:
-        await world.until_booked(name)
+        await world.until_in_ledger(name)
         world.force_delete_pod(name)
 
     return act
@@ -119,7 +119,7 @@ def end_process(pod: str) -> Act:
 
 
 def take_free(resource: str, pid: int, command: str, *, device: bool = True) -> Act:
-    """A process that kubelet knows nothing of opens a GPU that is free, or only its group."""
+    """An external process opens a GPU that is free, or only its group."""
 
     async def act(world: World) -> None:
         world.take(await world.until_free(resource), pid, command, device=device)
@@ -127,12 +127,12 @@ def take_free(resource: str, pid: int, command: str, *, device: bool = True) -> 
     return act
 
 
-def let_go(pid: int) -> Act:
+def release(pid: int) -> Act:
     """A process closes every GPU that it has open, and lives on."""
 
     async def act(world: World) -> None:
         for address in [address for address, holder in world.holders().items() if holder == pid]:
-            await world.let_go(address, pid)
+            await world.release(address, pid)
 
     return act
 

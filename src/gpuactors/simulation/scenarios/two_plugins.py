@@ -1,4 +1,4 @@
-"""Another plugin serves the same resource: it takes the list, it leaves, and it was there first."""
+"""Another plugin serves the same resource: it replaces the list, it leaves, and it was there first."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import random
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.simulation.expectations import Books, Runs
+from gpuactors.simulation.expectations import Counts, Runs
 from gpuactors.simulation.scenarios.parts import H100, VFIO, Act, h100s, start_node, start_pods
 from gpuactors.simulation.script import STEP_DEADLINE_S, Scenario, Step
 from gpuactors.simulation.world import World
 
 _TEXT: Final = """
-Kubelet lets a second plugin register a resource that the first one serves, and tells the first one nothing: its stream
-stays open, but the list is the other's, and so is each Allocate. When the other leaves, the node has no GPU for ever.
-Only kubelet's own list shows it, so the daemon reads that as well, and registers again where it is not its own.
+Kubelet lets a second plugin register a resource that the first one serves, and does not inform the first one: its
+stream stays open, but the list is the other's, and so is each Allocate. When the other leaves, the node has no GPU for
+ever. Only kubelet's own list shows it, so the daemon reads that as well, and registers again where it is not its own.
 """
 
 _HEALED_S: Final = (
@@ -29,41 +29,41 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             "The node starts with four H100s",
             "",
             start_node(*h100s(4, VFIO)),
-            (Books(H100, 4, 4, 0),),
+            (Counts(H100, 4, 4, 0),),
         ),
         Step(
             "Another plugin registers the same resource",
-            "It lists two devices under IOMMU group numbers, as NVIDIA's sandbox plugin does. The daemon says so in "
-            "log, explain and inspect, and takes the resource back.",
+            "It lists two devices under IOMMU group numbers, as NVIDIA's sandbox plugin does. The daemon reports it "
+            "in log, explain and inspect, and takes the resource back.",
             _taken(theirs),
-            (Books(H100, 4, 4, 0),),
+            (Counts(H100, 4, 4, 0),),
             _HEALED_S,
         ),
         Step(
             "A virtual machine starts",
             "Its Allocate goes to the daemon again.",
             start_pods({"vm-1": {H100: 1}}),
-            (Books(H100, 4, 4, 1), Runs("vm-1")),
+            (Counts(H100, 4, 4, 1), Runs("vm-1")),
         ),
         Step(
             "Another plugin registers the same resource, and leaves",
             "Kubelet takes every device for Unhealthy, and the daemon's stream is open all the time.",
             _taken_and_left(theirs),
-            (Books(H100, 4, 4, 1), Runs("vm-1")),
+            (Counts(H100, 4, 4, 1), Runs("vm-1")),
             _HEALED_S,
         ),
         Step(
             "The other plugin is there before the daemon, and sends another list",
-            "Whoever came first, each list replaces the other.",
+            "Each list replaces the one before, whichever plugin came first.",
             _there_first(theirs),
-            (Books(H100, 4, 4, 1), Runs("vm-1")),
+            (Counts(H100, 4, 4, 1), Runs("vm-1")),
             _HEALED_S,
         ),
         Step(
             "One more virtual machine starts",
             "",
             start_pods({"vm-2": {H100: 2}}),
-            (Books(H100, 4, 4, 3), Runs("vm-2")),
+            (Counts(H100, 4, 4, 3), Runs("vm-2")),
         ),
     )
 

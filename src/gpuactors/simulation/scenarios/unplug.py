@@ -1,11 +1,11 @@
-"""GPUs that go: unbound, pulled, and changed without anybody being told."""
+"""GPUs that go: unbound, unplugged, and changed without a uevent."""
 
 from __future__ import annotations
 
 import random
 from typing import Final
 
-from gpuactors.simulation.expectations import Books, Refused, Runs
+from gpuactors.simulation.expectations import Counts, Refused, Runs
 from gpuactors.simulation.scenarios.parts import (
     H100,
     HOST_DRIVER,
@@ -25,8 +25,8 @@ from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import World
 
 _TEXT: Final = """
-A GPU that cannot be used must not be offered, and one that comes back must be. Three H100s and one L40S are in the
-node; virtual machines use some of them all the time and must not notice anything.
+A GPU that cannot be used must not be listed Healthy, and one that comes back must be. Three H100s and one L40S are in
+the node; virtual machines use some of them all the time and must not notice anything.
 """
 
 
@@ -41,70 +41,70 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             "The daemon starts, and a virtual machine takes the first H100",
             f"{one} is on vfio-pci, and so is an L40S.",
             one_after_another(start_node(*at_boot, *later, l40s), start_pods({"vm-1": {H100: 1}})),
-            (Books(H100, 1, 1, 1), Books(L40S, 1, 1, 0), Runs("vm-1", frozenset({one}))),
+            (Counts(H100, 1, 1, 1), Counts(L40S, 1, 1, 0), Runs("vm-1", frozenset({one}))),
         ),
         Step(
             "The other two H100s are bound to vfio-pci",
             f"{two} and {three} are free.",
             bind((two, three)),
-            (Books(H100, 3, 3, 1),),
+            (Counts(H100, 3, 3, 1),),
         ),
         Step(
             f"A free H100 is unbound ({two})",
-            "Without a vfio driver it is withdrawn at once.",
+            "Without a vfio driver it leaves the list at once.",
             _unbind(two),
-            (Books(H100, 2, 2, 1),),
+            (Counts(H100, 2, 2, 1),),
         ),
         Step(
             "It is bound again",
             "The count is restored. In the field a rebind did not restore it (kubevirt #8607).",
             bind((two,)),
-            (Books(H100, 3, 3, 1),),
+            (Counts(H100, 3, 3, 1),),
         ),
         Step(
-            f"A free H100 is pulled out of its slot ({three})",
-            "In the field a dead GPU was still offered (kubevirt-gpu-device-plugin #97).",
+            f"A free H100 is unplugged ({three})",
+            "In the field a GPU that was gone was still listed Healthy (kubevirt-gpu-device-plugin #97).",
             _unplug(three),
-            (Books(H100, 2, 2, 1),),
+            (Counts(H100, 2, 2, 1),),
         ),
         Step(
             "A virtual machine takes the H100 that is left",
-            f"That is {two}; the pulled one cannot be given out.",
+            f"That is {two}; the unplugged one cannot be allocated.",
             start_pods({"vm-2": {H100: 1}}),
-            (Books(H100, 2, 2, 2), Runs("vm-2", frozenset({two}))),
+            (Counts(H100, 2, 2, 2), Runs("vm-2", frozenset({two}))),
         ),
         Step(
-            "The pulled H100 is plugged in again",
+            "The unplugged H100 is plugged in again",
             "vfio-pci takes it, and it is back under the same ID.",
             plug(pulled),
-            (Books(H100, 3, 3, 2),),
+            (Counts(H100, 3, 3, 2),),
         ),
         Step(
-            "The only L40S is pulled",
+            "The only L40S is unplugged",
             "Its list is empty. The resource stays registered for a while and shows zeros.",
             _unplug(l40s.address),
-            (Books(L40S, 0, 0, 0), Books(H100, 3, 3, 2)),
+            (Counts(L40S, 0, 0, 0), Counts(H100, 3, 3, 2)),
         ),
         Step(
             "The L40S comes back",
             "It is offered again at once, as its plugin is still there.",
             plug(l40s),
-            (Books(L40S, 1, 1, 0), Books(H100, 3, 3, 2)),
+            (Counts(L40S, 1, 1, 0), Counts(H100, 3, 3, 2)),
         ),
         Step(
             f"A GPU is unbound, every uevent of it is lost, and a virtual machine asks for it ({three})",
-            "Kubelet still believes in it and chooses it. The daemon looks again before it answers, and "
-            "refuses with the reason: no virtual machine is started with a GPU that it cannot open. The "
-            "look corrects the list too: first Unhealthy, and a second later, when kubelet is surely done "
-            "with its call, dropped.",
-            _unbind_unheard_and_ask(three, "vm-3"),
-            (Books(H100, 2, 2, 2), Refused("vm-3", (three, "bind it to vfio-pci"))),
+            "For kubelet it is still Healthy, and kubelet chooses it. The daemon inspects it before it "
+            "answers, and refuses with the reason: no virtual machine is started with a GPU that it cannot "
+            "open. The inspection corrects the list too: first Unhealthy, and a second later, when kubelet "
+            "has surely ended its call, removed.",
+            _unbind_silently_and_ask(three, "vm-3"),
+            (Counts(H100, 2, 2, 2), Refused("vm-3", (three, "bind it to vfio-pci"))),
         ),
         Step(
             "The GPU is bound again, and the next virtual machine gets it",
-            "As a controller would, somebody replaces the refused pod by a new one.",
+            "The refused pod is replaced by a new one, as a controller would do.",
             one_after_another(end_pod("vm-3"), bind((three,)), start_pods({"vm-4": {H100: 1}})),
-            (Books(H100, 3, 3, 3), Runs("vm-4", frozenset({three}))),
+            (Counts(H100, 3, 3, 3), Runs("vm-4", frozenset({three}))),
         ),
     )
 
@@ -123,14 +123,14 @@ def _unplug(address: str) -> Act:
     return act
 
 
-def _unbind_unheard_and_ask(address: str, pod: str) -> Act:
+def _unbind_silently_and_ask(address: str, pod: str) -> Act:
     async def act(world: World) -> None:
-        await world.unbind(address, heard=False)
+        await world.unbind(address, uevents=False)
         await world.start_pod(pod, {H100: 1})
 
     return act
 
 
 UNPLUG: Final = Scenario(
-    "unplug", "GPUs are unbound, pulled and put back; one changes without anybody being told.", _TEXT, _steps
+    "unplug", "GPUs are unbound, unplugged and come back; one changes without a uevent.", _TEXT, _steps
 )

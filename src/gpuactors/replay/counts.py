@@ -9,8 +9,8 @@ from gpuactors.core.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """One resource, as kubelet computes it."""
+class Counts:
+    """The counts of one resource, as kubelet computes them."""
 
     capacity: int
     """All devices listed."""
@@ -28,14 +28,14 @@ class Books:
         return f"capacity {self.capacity}, allocatable {self.allocatable}, allocated {self.allocated}, free {self.free}"
 
 
-def books_of(state: NodeState) -> dict[ResourceName, Books]:
+def counts_of(state: NodeState) -> dict[ResourceName, Counts]:
     """The counts of every resource that is advertised."""
-    books: dict[ResourceName, Books] = {}
+    counts: dict[ResourceName, Counts] = {}
     for resource, device_list in sorted(state.device_lists.items()):
-        listed = {device for of, device in state.ledger.entries if of == resource}
-        granted = sum(
-            1 for of, device in state.pending_allocations if of == resource and device not in listed
+        in_ledger = {device for of, device in state.ledger.entries if of == resource}
+        pending = sum(
+            1 for of, device in state.pending_allocations if of == resource and device not in in_ledger
         )
         healthy = sum(1 for a in device_list if a.health is Health.HEALTHY)
-        books[resource] = Books(len(device_list), healthy, len(listed) + granted)
-    return books
+        counts[resource] = Counts(len(device_list), healthy, len(in_ledger) + pending)
+    return counts

@@ -1,11 +1,11 @@
-"""Processes that kubelet knows nothing of take GPUs and let them go."""
+"""External processes, to which kubelet gave nothing, open GPUs and close them."""
 
 from __future__ import annotations
 
 import random
 from typing import Final
 
-from gpuactors.simulation.expectations import Books, InForeignHands, Refused, Runs, Waits
+from gpuactors.simulation.expectations import Counts, HeldByExternal, Refused, Runs, Waits
 from gpuactors.simulation.scenarios.parts import (
     H100,
     VFIO,
@@ -13,8 +13,8 @@ from gpuactors.simulation.scenarios.parts import (
     end_pod,
     h100s,
     kill,
-    let_go,
     one_after_another,
+    release,
     start_node,
     start_pods,
     take_free,
@@ -23,9 +23,9 @@ from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import World
 
 _TEXT: Final = """
-Somebody's own QEMU, a script, a second device plugin: whoever has the IOMMU group of a GPU open keeps every virtual
-machine from it. There are three H100s here; virtual machines use some of them all the time and must not notice
-anything.
+A QEMU outside Kubernetes, a script, a second device plugin: while such a process has the IOMMU group of a GPU open, no
+virtual machine can use the GPU. There are three H100s here; virtual machines use some of them all the time and must not
+notice anything.
 
 The daemon opens nothing to find out. It reads the enable count of each function, which an open device raises, and with
 --holders proc the descriptors of all processes, which also shows a group whose device is not open and names the holder.
@@ -43,62 +43,62 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             "The daemon starts, and a virtual machine takes an H100",
             "It has the GPU's group open, and the GPU stays Healthy: it is kubelet's own pod.",
             one_after_another(start_node(*at_boot), start_pods({"vm-1": {H100: 1}})),
-            (Books(H100, 3, 3, 1), Runs("vm-1")),
+            (Counts(H100, 3, 3, 1), Runs("vm-1")),
         ),
         Step(
-            "Somebody starts a QEMU of his own on a free one",
+            "A QEMU outside Kubernetes opens a free one",
             "Within the 2 s between two polls it is Unhealthy, and the reason names the process.",
             take_free(H100, *_QEMU),
-            (Books(H100, 3, 2, 1), InForeignHands(*_QEMU)),
+            (Counts(H100, 3, 2, 1), HeldByExternal(*_QEMU)),
         ),
         Step(
             "A script opens the group of the last free one, and not the device",
-            "Sysfs shows nothing of it (enable stays 0), /proc does.",
+            "Sysfs does not show it (enable stays 0), /proc does.",
             take_free(H100, *_SCRIPT, device=False),
-            (Books(H100, 3, 1, 1), InForeignHands(*_QEMU), InForeignHands(*_SCRIPT)),
+            (Counts(H100, 3, 1, 1), HeldByExternal(*_QEMU), HeldByExternal(*_SCRIPT)),
         ),
         Step(
             "A virtual machine asks for a GPU, and the daemon is restarted",
-            "It waits. The new daemon knows kubelet's ledger and who holds what before it sends its first "
-            "list, so there is no gap in which it could be given a GPU that is not free.",
+            "It waits. The new daemon reads kubelet's ledger and polls all groups before it sends its first "
+            "list, so there is no gap in which a GPU in use could be allocated.",
             one_after_another(start_pods({"vm-2": {H100: 1}}), _restart_daemon),
             (
-                Books(H100, 3, 1, 1),
+                Counts(H100, 3, 1, 1),
                 Waits("vm-2"),
                 Runs("vm-1"),
-                InForeignHands(*_QEMU),
-                InForeignHands(*_SCRIPT),
+                HeldByExternal(*_QEMU),
+                HeldByExternal(*_SCRIPT),
             ),
         ),
         Step(
             "The script closes the group",
             "The GPU is Healthy again within a fraction of a second, and the waiting machine gets it.",
-            let_go(_SCRIPT[0]),
-            (Books(H100, 3, 2, 2), Runs("vm-2"), InForeignHands(*_QEMU)),
+            release(_SCRIPT[0]),
+            (Counts(H100, 3, 2, 2), Runs("vm-2"), HeldByExternal(*_QEMU)),
         ),
         Step(
             "The QEMU is killed",
-            "SIGKILL: the kernel closes what it had open, and tells nobody.",
+            "SIGKILL: the kernel closes what it had open, and sends no uevent.",
             kill(_QEMU[0]),
-            (Books(H100, 3, 3, 2),),
+            (Counts(H100, 3, 3, 2),),
         ),
         Step(
-            "Somebody takes the last free one, and a virtual machine asks for it in the same moment",
-            "Kubelet still believes in it and chooses it. Allocate looks again before it answers, and refuses "
-            "with the holder's name; the GPU is never swapped for another one. The look corrects the list "
-            "too.",
+            "A process opens the last free one, and a virtual machine asks for it in the same moment",
+            "For kubelet it is still Healthy, and kubelet chooses it. The daemon polls its group before it "
+            "answers Allocate, and refuses with the holder's name; the GPU is never swapped for another one. "
+            "The poll corrects the list too.",
             _take_and_ask("vm-3"),
             (
-                Books(H100, 3, 2, 2),
+                Counts(H100, 3, 2, 2),
                 Refused("vm-3", (str(_QUICK[0]), _QUICK[1])),
-                InForeignHands(*_QUICK),
+                HeldByExternal(*_QUICK),
             ),
         ),
         Step(
-            "It lets go, and the next virtual machine gets the GPU",
-            "As a controller would, somebody replaces the refused pod by a new one.",
+            "The process ends, and the next virtual machine gets the GPU",
+            "The refused pod is replaced by a new one, as a controller would do.",
             one_after_another(end_pod("vm-3"), start_pods({"vm-4": {H100: 1}}), kill(_QUICK[0])),
-            (Books(H100, 3, 3, 3), Runs("vm-4")),
+            (Counts(H100, 3, 3, 3), Runs("vm-4")),
         ),
     )
 
@@ -115,6 +115,6 @@ def _take_and_ask(pod: str) -> Act:
     return act
 
 
-FOREIGN_HOLDER: Final = Scenario(
-    "foreign-holder", "Processes that kubelet knows nothing of take GPUs and let them go.", _TEXT, _steps
+EXTERNAL_HOLDER: Final = Scenario(
+    "external-holder", "External processes open GPUs and close them.", _TEXT, _steps
 )

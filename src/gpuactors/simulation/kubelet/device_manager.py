@@ -31,7 +31,6 @@ from typing import Final
 from gpuactors.simulation.kubelet.values import (
     AdmissionError,
     Allocated,
-    BooksView,
     Checkpoint,
     Choice,
     Claim,
@@ -39,6 +38,7 @@ from gpuactors.simulation.kubelet.values import (
     Endpoint,
     Figures,
     KubeletPanicError,
+    KubeletView,
     LedgerEntry,
     ListedDevice,
     Phase,
@@ -50,14 +50,14 @@ __all__ = [
     "STOP_GRACE_S",
     "AdmissionError",
     "Allocated",
-    "BooksView",
     "Checkpoint",
     "Choice",
+    "DeviceManager",
     "DeviceRow",
     "Endpoint",
     "Figures",
-    "KubeletBooks",
     "KubeletPanicError",
+    "KubeletView",
     "LedgerEntry",
     "ListedDevice",
     "Phase",
@@ -89,7 +89,7 @@ _DAEMON_PODS: Final = tuple(
 """What any node has besides, and PodResources lists: pods of DaemonSets, without devices."""
 
 
-class KubeletBooks:
+class DeviceManager:
     """Owned by one fake kubelet. Every method is synchronous and leaves the books consistent."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -105,7 +105,7 @@ class KubeletBooks:
         self._picked: dict[str, set[str]] = {}
         self._checkpoint = Checkpoint()
         self._registrations = 0
-        self._frames = 0
+        self._lists = 0
 
     # --- the life of kubelet's process -----------------------------------------------------------------
 
@@ -167,11 +167,11 @@ class KubeletBooks:
         self._listed[resource] = tuple(replace(device, healthy=False) for device in self._listed[resource])
         self._endpoints[resource] = replace(endpoint, stopped_at=at)
 
-    def frame(self, resource: str, devices: Iterable[ListedDevice]) -> None:
+    def list_received(self, resource: str, devices: Iterable[ListedDevice]) -> None:
         """A ListAndWatch frame replaces the whole list, from whichever stream it comes."""
         self._known[resource] = None
         self._listed[resource] = tuple({device.id: device for device in devices}.values())
-        self._frames += 1
+        self._lists += 1
         self._write_checkpoint()
 
     def expire(self, at: float) -> None:
@@ -449,7 +449,7 @@ class KubeletBooks:
             ),
         )
 
-    def view(self, at: float) -> BooksView:
+    def view(self, at: float) -> KubeletView:
         """The books now. A resource whose plugin is gone for good keeps its name, with zeros, as in a node's
         status."""
         names = sorted({*self._known, *(r for p in self._pods.values() for r, _ in p.requests)})
@@ -459,7 +459,7 @@ class KubeletBooks:
             for (uid, resource), entry in self._ledger.items()
             if uid in active
         }
-        return BooksView(
+        return KubeletView(
             running=self._running,
             resources={name: self._figures(name, at) for name in names},
             devices=tuple(row for name in names for row in self._rows(name, holdings)),
@@ -467,7 +467,7 @@ class KubeletBooks:
             holdings=holdings,
             connected=frozenset(r for r, e in self._endpoints.items() if e.stopped_at is None),
             registrations=self._registrations,
-            frames=self._frames,
+            lists=self._lists,
         )
 
     def _rows(self, resource: str, holdings: Mapping[tuple[str, str], LedgerEntry]) -> list[DeviceRow]:

@@ -1,8 +1,8 @@
-"""Odd neighbours of the daemon in kubelet's directory: another device plugin on the same resource, and a monitor that
-reads our list for itself.
+"""Other processes in kubelet's directory: another device plugin on the same resource, and a monitor that reads our
+list.
 
-Both speak the real protocol over whatever carries the fake kubelet. Neither looks at kubelet's own list, as no plugin
-in the field does. Must not know the daemon.
+Both speak the real protocol over the transport of the fake kubelet. Neither reads kubelet's own list, as no plugin in
+the field does. Must not know the daemon.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuactors.simulation.kubelet.plugins import API_VERSION, LIST_AND_WATCH
 from gpuactors.simulation.kubelet.transport import KUBELET_SOCKET
 
 OTHER_ENDPOINT: Final = "kubevirt-gpu.sock"
-"""How NVIDIA's sandbox plugin calls its sockets: `kubevirt-<model>.sock`."""
+"""NVIDIA's sandbox plugin names its sockets so: `kubevirt-<model>.sock`."""
 
 _DRAIN_S: Final = 0.1
 
@@ -28,7 +28,7 @@ _RESTART_S: Final = 0.5
 """From the end of a stubborn plugin's stream until its next process registers."""
 
 _AGAIN_S: Final = 0.01
-"""A monitor that dials again so soon is there before kubelet, when kubelet takes its time in Register."""
+"""A monitor that dials again so soon is connected before kubelet, when kubelet is slow in Register."""
 
 
 class Directory(Protocol):
@@ -47,11 +47,11 @@ class Directory(Protocol):
 
 @final
 class OtherPlugin(TrioService, pb.DevicePluginBase):
-    """Another vendor's plugin, which serves `resource` as well: it registers, streams what `list` says, and grants
-    whatever kubelet asks it for.
+    """Another vendor's plugin, which serves `resource` as well: it registers, streams what `list` sets, and grants
+    every Allocate.
 
-    A `stubborn` one ends when its stream does, is started again by whoever looks after it, and registers; for ever.
-    Another one goes on serving and waits in vain, as most do.
+    A `stubborn` one ends when its stream does, is started again as by a DaemonSet, and registers; for ever. Another one
+    goes on serving and waits in vain, as most do.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
         return pb.DevicePluginOptions()
 
     async def list_and_watch(self, message: pb.Empty) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """A frame per list."""
+        """One message per list."""
         ended = self._stream_ended
         try:
             async for devices in self._devices.subscribe():
@@ -124,7 +124,7 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
             ended.set()
 
     async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:
-        """Granted, whatever it is."""
+        """Grants every request."""
         self.allocated.extend(tuple(request.devices_ids) for request in message.container_requests)
         return pb.AllocateResponse(
             container_responses=[pb.ContainerAllocateResponse() for _ in message.container_requests]
@@ -139,22 +139,22 @@ class Bystander:
         self._directory = directory
         self._endpoint = endpoint
         self.streams = 0
-        """How many it has had a frame of."""
+        """How many have sent it a list."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """For ever; started when it has its first frame."""
+        """Never returns; started when it has its first list."""
         while True:
             try:
                 async with (
                     open_channel(await self._directory.dial(self._endpoint)) as channel,
-                    channel.server_stream(LIST_AND_WATCH, pb.Empty(), pb.ListAndWatchResponse) as frames,
+                    channel.server_stream(LIST_AND_WATCH, pb.Empty(), pb.ListAndWatchResponse) as lists,
                 ):
                     first = True
-                    async for _ in frames:
+                    async for _ in lists:
                         self.streams += first
                         if first and self.streams == 1:
                             task_status.started()
                         first = False
-            except Exception:  # whatever ended it: a monitor's loop asks no questions
+            except Exception:  # a monitor dials again whatever the error
                 pass
             await trio.sleep(_AGAIN_S)

@@ -1,8 +1,8 @@
 """`python -m gpuactors.simulation.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`.
 
-Ends with 0 if nothing failed and enough was covered, else with 1; with 130 if it was interrupted before it had played
-as many histories, or met as many pairs, as it was to. What fails is made shorter and printed as the one line that
-replays it.
+Exits with 0 if nothing failed and enough was covered, else with 1; with 130 if it was interrupted before it had played
+the histories, or covered the pairs, that were requested. A history that fails is made shorter and printed as the one
+line that replays it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpuactors.simulation.histories.script import replay_line
 from gpuactors.simulation.histories.shrink import shrink
 
 INTERRUPTED: Final = 130
-"""What a shell calls an end by SIGINT."""
+"""The exit code of a process that SIGINT has ended, as a shell has it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a campaign; answers the exit code."""
+    """Runs a campaign; returns the exit code."""
     options = _parser().parse_args(arguments)
     seed = _seed(options.seed)
     seconds = None if options.histories is not None else 60.0 * options.minutes
@@ -55,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="PERCENT",
-        help="fail unless so many of the ordered pairs of kinds have followed each other",
+        help="fail if fewer of the ordered pairs of kinds have followed each other",
     )
     parser.add_argument(
         "--table",
         action="store_true",
-        help="show what has come after what; without --histories it is shown anyway",
+        help="show which kinds have followed which; always shown without --histories",
     )
     return parser
 
@@ -90,10 +90,10 @@ def _commit_seed() -> int:
 
 
 class _Progress:
-    """Says every few seconds how far it is, and what failed as soon as it did, before it is made shorter."""
+    """Prints the progress every few seconds, and each failure at once, before it is made shorter."""
 
     def __init__(self) -> None:
-        self._told = 0
+        self._printed = 0
 
     def __call__(self, result: Result) -> None:
         coverage = result.coverage
@@ -102,11 +102,11 @@ class _Progress:
             f"{100 * coverage.adjacent_share:.1f} % of pairs, {sum(result.failed.values())} failed"
         )
         print(line, file=sys.stderr, flush=True)
-        for played in result.failures[self._told :]:
+        for played in result.failures[self._printed :]:
             assert played.failure is not None
             print(f"{played.failure.check}: {played.failure.text}", file=sys.stderr)
             print(replay_line(played.seed, played.script), file=sys.stderr, flush=True)
-        self._told = len(result.failures)
+        self._printed = len(result.failures)
 
 
 def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int | None = None) -> int:
@@ -116,7 +116,7 @@ def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int |
         print(table(result.coverage))
     print(f"{summary(result.coverage)}; {result.took_s:.0f} s.")
     for why, times in result.known.items():
-        print(f"Known and not mended yet, met {times} times: {why}")
+        print(f"Known and not repaired yet, met {times} times: {why}")
     for played in result.failures:
         assert played.failure is not None
         print(f"\nFAILED {result.failed[played.failure.check]} times: {played.failure.check}", flush=True)
@@ -129,7 +129,7 @@ def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int |
         return 1
     short = wanted is not None and result.coverage.histories < wanted
     if result.interrupted and (few or short):
-        print("It was interrupted, so this proves less than it was to.")
+        print("It was interrupted, so less was tried than requested.")
         return INTERRUPTED
     return 1 if few else 0
 

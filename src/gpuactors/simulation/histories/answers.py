@@ -1,8 +1,8 @@
-"""Whether an answer to Allocate was right by what kubelet's books said while the call was there.
+"""Whether an answer to Allocate was right by kubelet's ledger during the call.
 
 A view that is old is not a fact: what was in kubelet's ledger when the call came, and is still there when it is
-answered, a fresh read would have shown. So a card that another had all the time is not granted, and none is refused
-because of an owner whom kubelet has not had all the time. Must not look at how the daemon decides.
+answered, a fresh read would have shown. So a card that another pod had all the time is not granted, and none is refused
+because of an owner that was never in the ledger during the call. Must not know how the daemon decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FRESH_S: Final = 0.1
 """A ledger as old as this is fresh enough."""
 
 YOUNG_S: Final = 31.0
-"""A kubelet as young as this may not be believed when it lists nothing of a pod."""
+"""The list of a kubelet as young as this may lack pods, and is not believed."""
 
 
 @dataclass(slots=True)
@@ -38,20 +38,20 @@ class _Asked:
     taken: set[str]
     """Its cards that others had when it came, and for long enough."""
     free: set[str]
-    """Its cards of which nobody had any other in the group."""
+    """Its cards in groups of which no pod had a card."""
     better: set[str]
-    """Cards that kubelet could have had instead, in groups that nobody had anything of."""
+    """Cards that kubelet could have chosen instead, in groups of which no pod had a card."""
 
 
 @final
 class Answers:
-    """Watches one node's daemons; what was wrong is in `problems`, a check's name and a text each."""
+    """Watches the daemons of one node; each wrong answer is in `problems`, as a check's name and a text."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._asked: dict[tuple[str, Token], _Asked] = {}
         self._seen: dict[str, float] = {}
-        """Cards that others have, and since when they were seen to."""
+        """Cards that others have, and since when (trio's clock)."""
         self._refusals: dict[tuple[str, frozenset[str]], Refused] = {}
         """The last answer to an Allocate of these devices of that resource, if it was refused."""
         self._failed: dict[str, Refused | None] = {}
@@ -61,7 +61,7 @@ class Answers:
     def inspect(self) -> None:
         """Something has happened on the node."""
         now = trio.current_time()
-        # A kubelet that has just started names nobody in List before it has heard of its pods.
+        # A kubelet that has just started lists no pod before the API server has sent it its pods.
         named = others_cards(self._world) if self._world.kubelet.knows_pods else {}
         self._seen = {card: self._seen.get(card, now) for card in named}
         for asked in self._asked.values():
@@ -71,7 +71,7 @@ class Answers:
             if pod.phase is Phase.FAILED and pod.uid not in self._failed:
                 call = pod.requests[0][0] if pod.requests else "", frozenset(pod.asked_for)
                 refused = self._refusals.get(call)
-                # Others make the same calls, for nothing: it is this pod's if kubelet has kept the answer's own text.
+                # Other clients make the same calls: it is this pod's if kubelet has kept the answer's own text.
                 its = refused is not None and refused.reason in pod.message
                 self._failed[pod.uid] = refused if its else None
 
@@ -115,16 +115,16 @@ class Answers:
         for card in sorted(asked.taken & others.keys()):
             since_s = trio.current_time() - self._seen[card]
             text = f"{card} was granted; kubelet's ledger has named {others[card]} for it for {since_s:.3f} s"
-            self.problems.append(("what another has was granted", text))
+            self.problems.append(("what another pod has was granted", text))
 
     def _refused(self, asked: _Asked, refused: Refused) -> None:
-        """For an owner out of kubelet's ledger."""
-        # What kubelet's file alone names is believed beside a List that may not know every pod.
+        """The reason is an owner in kubelet's ledger."""
+        # What only kubelet's file names is believed beside a List that may not know every pod.
         if any(isinstance(given.to, Pod) and not given.to.name for given in refused.owners):
             return
         young = trio.current_time() - self._world.kubelet_since < YOUNG_S
         if asked.free & self._unowned(asked.call) == set(self._cards(asked.call)) and not young:
-            self.problems.append(("refused for an owner whom kubelet does not have", refused.reason))
+            self.problems.append(("refused for an owner that is not in kubelet's ledger", refused.reason))
         elif asked.better and Cause.GROUP_IN_USE in refused.causes:
             text = f"{refused.reason}; {min(asked.better)} was free, and so was its group"
             self.problems.append(("a group in use was preferred to a free one", text))
@@ -151,7 +151,7 @@ class Answers:
         } - {*self._cards(call)}
 
     def _unowned(self, call: AllocateAsked) -> set[str]:
-        """The call's cards that nobody has, nor any other of their groups, but for the call itself."""
+        """The call's cards in groups of which no pod has a card."""
         world = self._world
         owned = {g.card for g in given_by_us(world)} | others_cards(world).keys()
         functions = world.tree.functions

@@ -1,4 +1,4 @@
-"""Many histories on all cores: who plays which, what they found, and what they covered.
+"""Many histories on all cores: which worker plays which, what they found, and what they covered.
 
 History number N of a campaign has a seed of its own, derived from the campaign's seed and N. Of W worker processes
 number P plays the histories P, P + W, P + 2 W, …, guided by what *it* has covered; so a campaign with the same seed and
@@ -30,7 +30,7 @@ from gpuactors.simulation.histories.found import known
 from gpuactors.simulation.histories.play import Played, play_chosen
 
 HANG_S: Final = 120.0
-"""A history takes some 50 ms; a worker that hangs in one for so long says where, and ends."""
+"""A history takes some 50 ms; a worker that hangs in one for so long prints its stack, and ends."""
 
 PROGRESS_S: Final = 5.0
 
@@ -48,7 +48,7 @@ class Result:
     failed: Counter[str] = field(default_factory=Counter)
     """How many failed, by check."""
     known: Counter[str] = field(default_factory=Counter)
-    """How many failed for a reason that is known and not mended yet."""
+    """How many failed for a reason that is known and not repaired yet."""
     took_s: float = 0.0
     interrupted: bool = False
 
@@ -70,7 +70,7 @@ def history_seed(campaign: int, number: int) -> int:
 
 
 def play_part(campaign: int, part: int, parts: int, on_played: Callable[[Played], bool]) -> None:
-    """Plays one worker's share, for ever, until `on_played` says no."""
+    """Plays one worker's share until `on_played` returns False."""
     guide, number = Guide(part, parts), part
     while True:
         seed = history_seed(campaign, number)
@@ -83,7 +83,7 @@ def play_part(campaign: int, part: int, parts: int, on_played: Callable[[Played]
 
 
 def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None], stop: Event) -> None:
-    """A worker's process. Ctrl-C reaches the whole group: it is the parent's to answer."""
+    """A worker's process. Ctrl-C reaches the whole process group; only the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     left = count
 
@@ -101,7 +101,7 @@ def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None
 def run_campaign(plan: Plan, progress: Callable[[Result], None] = lambda _result: None) -> Result:
     """Plays a campaign; `progress` is called every few seconds. Ctrl-C ends it early.
 
-    Raises `RuntimeError` if a worker's process dies, which no history should bring about.
+    Raises `RuntimeError` if a worker's process dies, which no history should cause.
     """
     context = multiprocessing.get_context("spawn")
     results: Queue[Played | None] = context.Queue()
@@ -141,7 +141,7 @@ def _ctrl_c_ends(stop: Event, result: Result) -> Iterator[None]:
 
 
 def _end(workers: list[SpawnProcess], results: Queue[Played | None]) -> None:
-    """Until every worker has ended. One that waits to be read from cannot end, so what it still says is read."""
+    """Returns when every worker has ended. A worker cannot end before its queue is read, so the queue is read."""
     while any(worker.is_alive() for worker in workers):
         with suppress(queue.Empty):
             results.get(timeout=0.1)
@@ -163,11 +163,11 @@ def _collect(
     progress: Callable[[Result], None],
 ) -> None:
     began_s = time.monotonic()
-    told_s, working = began_s, len(workers)
+    shown_s, working = began_s, len(workers)
     while working:
         now_s = time.monotonic()
-        if now_s - told_s >= PROGRESS_S:
-            told_s = now_s
+        if now_s - shown_s >= PROGRESS_S:
+            shown_s = now_s
             result.took_s = now_s - began_s
             progress(result)
         if plan.seconds is not None and now_s - began_s >= plan.seconds:
@@ -186,7 +186,7 @@ def _collect(
 
 
 def _count(result: Result, played: Played) -> bool:
-    """Takes a history into the account; whether it failed anew."""
+    """Counts a history; returns whether it failed for a reason that is not known."""
     result.coverage.add(played.script)
     if played.failure is None:
         return False

@@ -1,8 +1,8 @@
 """What must hold: after every step, and when it is quiet again. The one oracle of the histories, and a naive one.
 
-It compares kubelet's own books with what `truth.py` reads in the fake node; neither knows how the daemon decides.
-Safety is checked after each step and after the wait that follows it, liveness when everything has stopped moving:
-within a bound of simulated time the books must be what the node is.
+It compares kubelet's view with what `truth.py` reads in the fake node; neither knows how the daemon decides. Safety is
+checked after each step and after the wait that follows it, liveness when everything has stopped moving: within a bound
+of simulated time kubelet's view must agree with the node.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpuactors.simulation.histories.answers import Answers
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
 from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, UNREAD, failed_for_nothing
 from gpuactors.simulation.histories.truth import (
+    ANY,
     HEALTHY,
     NOT_OFFERED,
-    UNTOLD,
-    Told,
+    Lists,
     agree,
     expected,
     given_by_us,
@@ -34,21 +34,23 @@ from gpuactors.simulation.histories.world import RESYNC_S, World, states_of
 from gpuactors.simulation.kubelet.values import KubeletView, LedgerEntry, Phase
 
 SETTLE_S: Final = 90.0
-"""Every wait that may stand between an event and the truth, added up: the longest backoffs, the last repetition of a
-look (30 s), PreStartContainer's wait and kubelet's retry after it (40 s). Far shorter than the resync interval."""
+"""Every wait that may lie between an event and kubelet's right view, added up: the longest backoffs, the last
+repetition of an inspection (30 s), PreStartContainer's wait and kubelet's retry after it (40 s). Far shorter than the
+resync
+interval."""
 
 AWAY_S: Final = 40.0
-"""So long does the API server stay away at least: longer than a young kubelet is given to hear of its pods."""
+"""The API server stays away at least so long: longer than the daemon waits for a young kubelet to list its pods."""
 
 CHECK_EVERY_S: Final = 1.0
 CALM_S: Final = 6.0
-"""So long must the truth stay true: longer than every period at which the daemon looks at anything."""
+"""Kubelet's view must stay right for so long: longer than every period of a read or a poll."""
 
 DYING_S: Final = 10.0
 """Machines of pods that were deleted by force end as late as this."""
 
 LONG_CALM_S: Final = 40.0
-"""The period of the slowest repetition, a look at what cannot be read (30 s), and some."""
+"""The period of the slowest repetition, an inspection of what cannot be read (30 s), and some."""
 
 
 class ViolationError(AssertionError):
@@ -64,18 +66,18 @@ class ViolationError(AssertionError):
 # --- the naive reading ------------------------------------------------------------------------------------
 
 
-def was_told(world: World) -> Told:
-    """What kubelet was told last of our resources; an emptied one is as good as none."""
-    told: Told = {}
+def lists_of(world: World) -> Lists:
+    """Kubelet's last lists of our resources; an empty list is as good as none."""
+    lists: Lists = {}
     for row in world.kubelet.view.devices:
         if row.health != "not listed" and world.is_ours(row.resource):
-            told.setdefault(row.resource, {})[row.id] = row.health
-    return told
+            lists.setdefault(row.resource, {})[row.id] = row.health
+    return lists
 
 
 def _is_fading(resource: str, view: KubeletView) -> bool:
-    """Its plugin is gone for good, and kubelet counts its devices as Unhealthy until 300 s are over: nobody serves a
-    resource whose last card went while no daemon ran."""
+    """Its plugin is gone for good, and kubelet counts its devices as Unhealthy until 300 s are over: a resource whose
+    last card went while no daemon ran is not served."""
     rows = [row for row in view.devices if row.resource == resource]
     return resource not in view.connected and all(row.health != "Healthy" for row in rows)
 
@@ -87,16 +89,16 @@ def _is_anothers(world: World, resource: str) -> bool:
     return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in state.device_lists for state in serving)
 
 
-def _is_hidden(world: World, told: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """A second plugin is there, and has as healthy just what we have: kubelet tells its healthy devices alone, so
-    nobody can know that kubelet's list is not ours, and lacks what we have as Unhealthy."""
-    return world.second is not None and _healthy(told) == _healthy(wanted)
+def _is_hidden(world: World, listed: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """A second plugin is there, and lists the same healthy devices: PodResources lists only healthy devices, so it
+    cannot be known that kubelet's list is not ours, and lacks our Unhealthy ones."""
+    return world.second is not None and _healthy(listed) == _healthy(wanted)
 
 
-def _was_hidden(world: World, resource: str, told: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Kubelet's list did not tell a second plugin from us, and has lost it; what we listed next is the whole list. So
-    it is right, and kubelet tells nobody that it has nobody to call."""
-    return resource in world.hidden and agree(dict(told), dict(wanted))
+def _was_hidden(world: World, resource: str, listed: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Kubelet's list was that of a second plugin, could not be told from ours, and is lost; our next list is the whole
+    list. So it is right, and nothing shows that kubelet has no plugin to call."""
+    return resource in world.hidden and agree(dict(listed), dict(wanted))
 
 
 def _healthy(devices: Mapping[str, str]) -> set[str]:
@@ -104,9 +106,9 @@ def _healthy(devices: Mapping[str, str]) -> set[str]:
 
 
 def _is_unseen(world: World, devices: Mapping[str, str]) -> bool:
-    """A monitor dials first and nothing of the resource is Healthy. A stream that ends may have been the monitor's, or
-    kubelet's; kubelet's list has no healthy device either way, and the pods of its ledger say nothing of plugins. What
-    turns Healthy is not offered by then, and is missed in kubelet's list: it is registered before anybody can have it.
+    """A monitor dials first and no device of the resource is Healthy. A stream that ends may have been the monitor's,
+    or kubelet's; kubelet's list has no healthy device either way, and its ledger does not show plugins. A device that
+    turns Healthy is missing in kubelet's list then: the resource is registered again before a pod can have the device.
     """
     return bool(world.monitors) and HEALTHY not in devices.values()
 
@@ -114,45 +116,45 @@ def _is_unseen(world: World, devices: Mapping[str, str]) -> bool:
 def unsettled(world: World) -> list[str]:
     """What is not yet as it should be when nothing happens any more, as sentences."""
     if world.counts[SECOND_PLUGIN[0]] and world.counts["the kubelet watcher crashes"]:
-        return []  # a watcher that is not there sees nobody come and go, and kubelet's list may be ours by chance
-    view, wanted, told = world.kubelet.view, expected(world), was_told(world)
+        return []  # without the watcher no socket is seen to come or go, and kubelet's list may be ours by chance
+    view, wanted, lists = world.kubelet.view, expected(world), lists_of(world)
     unseen = {
         r
         for r, devices in wanted.items()
-        if _is_unseen(world, devices) or _was_hidden(world, r, told.get(r, {}), devices)
+        if _is_unseen(world, devices) or _was_hidden(world, r, lists.get(r, {}), devices)
     }
     unmet = [
-        f"{resource}: kubelet was told {told.get(resource, {})}, the truth is {wanted.get(resource, {})}"
-        for resource in sorted(wanted.keys() | told.keys())
-        if not agree(told.get(resource, {}), wanted.get(resource, {}))
-        and {*wanted.get(resource, {}).values()} != {UNTOLD}
-        and not _is_hidden(world, told.get(resource, {}), wanted.get(resource, {}))
+        f"{resource}: kubelet's list is {lists.get(resource, {})}, it should be {wanted.get(resource, {})}"
+        for resource in sorted(wanted.keys() | lists.keys())
+        if not agree(lists.get(resource, {}), wanted.get(resource, {}))
+        and {*wanted.get(resource, {}).values()} != {ANY}
+        and not _is_hidden(world, lists.get(resource, {}), wanted.get(resource, {}))
         and (resource in wanted or not (_is_fading(resource, view) or _is_anothers(world, resource)))
         and (resource not in unseen or resource in view.connected)
     ]
     causes = world.causes()
     unmet += [
-        f"{address}: it should be said that its unbind waits, not {world.reasons().get(address)!r}"
+        f"{address}: the reason should be that its unbind waits, not {world.reasons().get(address)!r}"
         for address in world.waiting()
-        if any(devices.get(address, UNTOLD) != UNTOLD for devices in wanted.values())
+        if any(devices.get(address, ANY) != ANY for devices in wanted.values())
         and causes.get(address) is not Cause.UNBINDING
     ]
-    served = {r for r, devices in wanted.items() if not {NOT_OFFERED, UNTOLD}.issuperset(devices.values())}
+    served = {r for r, devices in wanted.items() if not {NOT_OFFERED, ANY}.issuperset(devices.values())}
     unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - unseen - view.connected)]
     serving = [daemon.name for daemon in world.serving if daemon.is_serving]
     if len(serving) != 1:
         unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
     unmet += [f"{daemon.name} is still about to take over" for daemon in world.serving if daemon.is_waiting]
-    return unmet + _figures(world, wanted, told) + _pods(world)
+    return unmet + _figures(world, wanted, lists) + _pods(world)
 
 
-def _figures(world: World, wanted: Told, told: Told) -> list[str]:
+def _figures(world: World, wanted: Lists, lists: Lists) -> list[str]:
     """The scheduler's arithmetic: free is what a new pod could really open, less what was really lost."""
     unmet = []
     given = _given(world)
     for resource, figures in world.kubelet.view.resources.items():
         devices = wanted.get(resource, {})
-        if not world.is_ours(resource) or UNTOLD in devices.values():
+        if not world.is_ours(resource) or ANY in devices.values():
             continue
         if resource not in wanted and _is_anothers(world, resource):
             continue
@@ -161,7 +163,9 @@ def _figures(world: World, wanted: Told, told: Told) -> list[str]:
         unlisted = figures.allocated - len(given[resource])  # kubelet has lost its own ledger
         if figures.free != free - unlisted:
             unmet.append(f"{resource}: free is {figures.free}, should be {free - unlisted} ({figures})")
-        if figures.capacity < len(given[resource]) and not _is_hidden(world, told.get(resource, {}), devices):
+        if figures.capacity < len(given[resource]) and not _is_hidden(
+            world, lists.get(resource, {}), devices
+        ):
             unmet.append(f"{resource}: capacity is {figures.capacity}, allocated {sorted(given[resource])}")
     return unmet
 
@@ -179,15 +183,16 @@ def _pods(world: World) -> list[str]:
         if pod.phase is Phase.PENDING and size <= free:
             unmet.append(f"pod {pod.name} is Pending although {free} of {resource} are free")
         if pod.phase is Phase.STARTING and (holding := view.holdings.get((pod.name, resource))):
-            obstacles = [d for d in holding.devices if not _can_start_on(world, d, resource, holding)]
-            if not obstacles:
+            blocked = [d for d in holding.devices if not _can_start_on(world, d, resource, holding)]
+            if not blocked:
                 unmet.append(f"pod {pod.name} does not start although its cards are free: {pod.message}")
     return unmet
 
 
 def _can_start_on(world: World, device: str, resource: str, holding: LedgerEntry) -> bool:
-    """The card is there, as it was when it was handed out, its group opens, and every node that the container gets is
-    still one of its cards' groups: the runtime makes no container with a node that has gone with a mate."""
+    """The card is there, as it was when it was allocated, its group opens, and every node that the container gets is
+    still one of its cards' groups: the runtime makes no container with a node that went with another GPU of the
+    group."""
     address = world.meaning(resource, device)
     if address is None or not world.is_bound(address):
         return False
@@ -215,7 +220,7 @@ def _given(world: World) -> dict[str, set[str]]:
 
 @final
 class Safety:
-    """What must hold at every moment; remembers the moment before."""
+    """What must hold at every moment; keeps the view of the moment before."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -226,16 +231,16 @@ class Safety:
         """The number of registrations at the last moment at which nothing could move without time passing."""
 
     def check(self, *, time_passed: bool) -> None:
-        """Raises `ViolationError`. After time has passed, nothing is under way that needs none: more must hold then."""
+        """Raises `ViolationError`. More must hold after time has passed: what needs no time is done then."""
         world, view = self._world, self._world.kubelet.view
         world.note_resolved()
         if world.second is not None:
-            told, wanted = was_told(world), expected(world)
-            hidden = (r for r in told if _is_hidden(world, told[r], wanted.get(r, {})))
+            lists, wanted = lists_of(world), expected(world)
+            hidden = (r for r in lists if _is_hidden(world, lists[r], wanted.get(r, {})))
             world.hidden.update(hidden)
         second = any(kind in world.counts for kind in SECOND_PLUGIN)
         if world.kubelet.panics and second:
-            # Nobody can keep kubelet's list as it is while another plugin sends its own.
+            # Kubelet's list cannot be kept as it is while another plugin sends its own.
             world.kubelet.panics.clear()
             world.kubelet_runs = False
             self._before = world.kubelet.view
@@ -244,7 +249,7 @@ class Safety:
             raise ViolationError(
                 "kubelet crashed", f"a device vanished during a call: {world.kubelet.panics[0]}"
             )
-        # Without the gate a container starts as kubelet made it; a second plugin is asked in our place, and has none.
+        # Without the gate a container starts as kubelet made it; a second plugin is called in our place, and has none.
         ungated = second or ("the node reboots" in world.counts and not world.can_tell_stale_nodes)
         if (doubles := world.kubelet.double_handouts) and not ungated:
             blind = "; a poll was blind" if "polls can read nothing" in world.counts else ""
@@ -264,8 +269,8 @@ class Safety:
         self._before = view
 
     def _check_listed(self, view: KubeletView) -> None:
-        """A device that a pod has never leaves the list while kubelet hears the same plugin, nor one whose unbind waits
-        for whoever has it open."""
+        """A device that a pod has never leaves the list during one registration, nor one whose unbind waits for the
+        process that has it open."""
         before = self._before
         if not view.running or view.registrations != before.registrations:
             return
@@ -276,7 +281,7 @@ class Safety:
             if self._world.counts["the ledger file is damaged"] and not self._is_known(*key):
                 continue
             if row.health == "not listed" and key in listed & had and row.resource in view.connected:
-                knows = "knows this" if self._is_known(*key) else "knows this from its own Allocate alone"
+                knows = "knows this" if self._is_known(*key) else "knows this only from its own Allocate"
                 raise ViolationError(
                     "a list shrank", f"{row.id} left the list while pod {row.pod} has it; the daemon {knows}"
                 )
@@ -286,25 +291,25 @@ class Safety:
                 continue  # its pod has ended, or is read to have it by an older ID: it is listed by that now
             if device in self._world.waiting() and resource in view.connected:
                 raise ViolationError(
-                    "a list shrank", f"{device} left the list while its unbind waits for whoever has it open"
+                    "a list shrank", f"{device} left the list while its unbind waits for its holder"
                 )
 
     def _is_listed(self, device: str) -> bool:
-        """A daemon lists it, under whatever name and ID: kubelet may not have heard of it in this moment."""
+        """A daemon lists it, by any name and ID: kubelet may not have that list in this moment."""
         return any(
             device in (a.id, a.address)
             for state in states_of(self._world.daemons)
-            for f in state.device_lists.values()
-            for a in f
+            for device_list in state.device_lists.values()
+            for a in device_list
         )
 
     def _is_known(self, resource: str, device: str) -> bool:
-        """A daemon has read of this allocation in kubelet's ledger."""
+        """A daemon has read this allocation in kubelet's ledger."""
         return any((resource, device) in state.ledger.entries for state in states_of(self._world.daemons))
 
     def _check_figures(self, view: KubeletView) -> None:
-        """Free is not negative beyond what was really lost, and capacity is never below what was given away, from the
-        first frame of a plugin on."""
+        """Free is not negative beyond what was really lost, and capacity is never below what was allocated, from the
+        first list of a plugin on."""
         calm, self._calm = self._calm, view.registrations
         if not view.running or calm != view.registrations or _is_blind(self._world):
             return
@@ -323,15 +328,15 @@ class Safety:
 
 
 def _is_blind(world: World) -> bool:
-    """Whoever serves was told to look after other cards than the daemon before it, or calls them otherwise, and could
-    never read kubelet's ledger: it cannot know what else the pods have that were there before it."""
-    retold = ("the next daemon selects other cards", "the next daemon has another pci.ids")
+    """The daemon that serves selects other cards than the one before it, or names them otherwise, and could never read
+    kubelet's ledger: it cannot know what else the pods have that were there before it."""
+    changed = ("the next daemon selects other cards", "the next daemon has another pci.ids")
     serving = states_of(daemon for daemon in world.serving if daemon.is_serving)
-    return any(world.counts[kind] for kind in retold) and any(state.ledger.read == 0 for state in serving)
+    return any(world.counts[kind] for kind in changed) and any(state.ledger.read == 0 for state in serving)
 
 
 def _check_swap(world: World) -> None:
-    """What the containers really got is what kubelet's ledger says that they have."""
+    """The devices that the containers really got are those of kubelet's ledger."""
     for (pod, resource), entry in world.kubelet.view.holdings.items():
         if not world.is_ours(resource) or not entry.response:
             continue  # another plugin's
@@ -340,13 +345,13 @@ def _check_swap(world: World) -> None:
         by_address = {device for device in entry.devices if world.meaning(resource, device) == device}
         if not by_address.issubset(got) or len(got) != len(entry.devices):
             raise ViolationError(
-                "swapped", f"pod {pod} got {got} and {entry.nodes}, kubelet believes {entry.devices}"
+                "swapped", f"pod {pod} got {got} and {entry.nodes}, kubelet's ledger has {entry.devices}"
             )
 
 
 def _check_failed(world: World, answers: Answers) -> None:
-    guests = ("another client abandons an Allocate", "another client allocates nonsense")
-    if world.cut_off and not any(kind in world.counts for kind in (*CUTS_CALLS_OFF, *guests)):
+    clients = ("another client abandons an Allocate", "another client allocates nonsense")
+    if world.cut_off and not any(kind in world.counts for kind in (*CUTS_CALLS_OFF, *clients)):
         raise ViolationError("a call in flight was cut off", world.cut_off[0])
     for pod in world.kubelet.view.pods.values():
         if pod.phase is not Phase.FAILED:
@@ -357,9 +362,9 @@ def _check_failed(world: World, answers: Answers) -> None:
 
 
 def _check_owner(world: World) -> None:
-    """No card is two pods'. By two names it may be: a daemon that calls cards otherwise than the one before it, and
+    """No two pods have one card. By two names they may: a daemon that names cards otherwise than the one before it, and
     cannot read kubelet's ledger, does not know of a pod that has none of its groups open yet. That pod's container
-    waits for a plugin of the former name, so nobody opens what another has."""
+    waits for a plugin of the former name, so no card is opened twice."""
     counts = world.counts
     unknown = counts["the next daemon has another pci.ids"] and any(counts[kind] for kind in UNREAD)
     given = given_by_us(world)
@@ -373,17 +378,17 @@ def _check_owner(world: World) -> None:
 
 
 async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
-    """Ends what only the node can end, and waits until the books are right, and stay so.
+    """Ends what only the node can end, and waits until kubelet's view is right, and stays so.
 
-    `long` watches for longer afterwards: nobody may be told anything any more. Raises `ViolationError` if they are not
-    within `SETTLE_S`, counted from the next full scan where a change was missed.
+    `long` watches for longer afterwards: nothing may be sent to kubelet any more. Raises `ViolationError` if the view
+    is not right within `SETTLE_S`, counted from the next full scan where a change was missed.
     """
     if not world.kubelet.has_api_server:
         await trio.sleep(AWAY_S)
         safety.check(time_passed=True)
     await make_quiet(world)
-    unheard_of = world.tree.waits_silently and world.waiting()
-    missed_s = RESYNC_S if world.missed or unheard_of else 0.0
+    silent = world.tree.waits_silently and world.waiting()
+    missed_s = RESYNC_S if world.missed or silent else 0.0
     deadline = trio.current_time() + missed_s + SETTLE_S
     while True:
         unmet = unsettled(world)
@@ -422,9 +427,9 @@ async def _stay_calm(world: World, safety: Safety) -> None:
 
 
 async def make_quiet(world: World) -> None:
-    """What is broken is mended, what is late comes, and both processes run."""
+    """What is broken is repaired, what is late comes, and both processes run."""
     if world.second is not None and (world.second.is_stubborn or world.counts[SECOND_PLUGIN[0]] > 1):
-        world.second.leave()  # the daemon waits longer each time, and nobody is to win such a fight
+        world.second.leave()  # the daemon waits longer each time: neither is to win such a fight
     world.kubelet.find_api_server()
     world.faults.end(Fault.NO_DESCRIPTORS)
     if not world.kubelet_runs:
@@ -432,14 +437,14 @@ async def make_quiet(world: World) -> None:
     if not world.serving:
         await world.start_daemon()
     world.uevent_mode = None
-    world.mend_attributes()
+    world.restore_attributes()
     world.deliver_late()
     while world.changing:  # noqa: ASYNC110 - a change on its way takes some hundredths of a second
         await trio.sleep(CHECK_EVERY_S)
 
 
 def check_journal(world: World) -> None:
-    """What the daemons recorded, fed to the core again, comes to the same; what is missing has a reason."""
+    """The daemons' journals, fed to the core again, have the same results; what is missing has a reason."""
     files, damaged = files_to_read(world.journal_directory)
     moments = [*damaged, *play(files)]
     if not any(isinstance(moment, Played) for moment in moments) and not world.journal_is_torn:

@@ -15,7 +15,7 @@ DAEMONS_MAX: Final = 3
 """Processes at once, those included that are ending."""
 
 SHORTAGE_S: Final = 12.0
-"""For so long has a daemon no descriptor left: longer than the restarts of an actor that is given up take."""
+"""A daemon has no descriptor left for so long: longer than all restarts of an actor before the daemon ends."""
 
 
 def _can_start(world: World, _slot: int) -> bool:
@@ -37,7 +37,7 @@ async def _crash(world: World, slot: int) -> None:
 
 
 def _jump(_world: World, slot: int) -> None:
-    """The machine slept: 1 to 10 minutes are over at once."""
+    """The machine slept: the clock goes on by 1 to 10 minutes at once."""
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, MockClock)
     clock.jump(60.0 * (1 + detail_of(slot) % 10))

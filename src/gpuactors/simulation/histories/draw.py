@@ -1,4 +1,4 @@
-"""Draws histories: each step out of what can happen at that moment, by a seeded generator alone.
+"""Draws histories: each step out of what can happen at that moment, only by a seeded generator.
 
 A `Guide` remembers which pairs of kinds have followed each other and prefers those that have not. It is shared by the
 histories of one process, so what a seed draws depends on those before it; what was drawn is a script like any other,
@@ -19,7 +19,7 @@ from gpuactors.simulation.histories.script import Step
 from gpuactors.simulation.histories.world import CARDS, World
 
 WAITS_S: Final = (0.0, 0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0)
-"""Nothing in between, most often: that is where races are. The longest is longer than most backoffs."""
+"""No wait, most often: that is where races are. The longest is longer than most backoffs."""
 
 STEPS_MAX: Final = 20
 
@@ -27,12 +27,12 @@ _TRIES: Final = 40
 """How many of the pairs that are wanted are tried before chance decides."""
 
 _GUIDED: Final = 0.9
-"""The share of steps for which a pair that has not occurred is looked for."""
+"""The share of steps for which a pair that has not occurred is searched."""
 
 
 @final
 class Guide:
-    """Which pairs are still wanted. Of several processes each wants its own share (`part` of `parts`) first."""
+    """The pairs that are still wanted. Each of several processes has its own share (`part` of `parts`)."""
 
     def __init__(self, part: int = 0, parts: int = 1) -> None:
         numbered = sorted(PAIRS)
@@ -49,7 +49,7 @@ class Guide:
         return list(self._wanted[kind])
 
     def wanting(self, kind: str) -> int:
-        """In how many wanted pairs it is: the more, the more seldom it can happen."""
+        """In how many wanted pairs it is: a high number means that it can seldom happen."""
         return self._wanting[kind]
 
     def happened(self, before: str, after: str) -> None:
@@ -77,7 +77,7 @@ def drawn(rng: random.Random, guide: Guide | None = None) -> Chooser:
 def _next(world: World, rng: random.Random, guide: Guide | None, before: str | None) -> tuple[str, int]:
     if guide is not None and before is not None and rng.random() < _GUIDED:
         wanted = guide.wanted_after(before)
-        # What seldom can happen is taken when it can; the others' turn comes.
+        # A kind that can seldom happen is taken when it can; the others come later.
         for kind in sorted(rng.sample(wanted, min(_TRIES, len(wanted))), key=guide.wanting, reverse=True):
             if (slot := _slot_for(world, rng, kind)) is not None:
                 return kind, slot

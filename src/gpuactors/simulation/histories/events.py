@@ -21,7 +21,8 @@ KINDS: Final[dict[str, Kind]] = {
 """By name, in a fixed order."""
 
 NOT_DRAWN: Final[frozenset[str]] = frozenset()
-"""Kinds that find what is not mended yet: scripts may name them, campaigns leave them out. Should be empty."""
+"""Kinds that find faults that are not repaired yet: scripts may name them, campaigns leave them out. Should be
+empty."""
 
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind for kind in that_can_happen(k for k in KINDS.values() if k.name not in NOT_DRAWN)

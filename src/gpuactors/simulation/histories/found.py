@@ -1,4 +1,4 @@
-"""Histories that were found once and must never fail again, and faults that are known and not mended yet.
+"""Histories that were found once and must never fail again, and faults that are known and not repaired yet.
 
 A new one comes from a failing campaign: the line that it prints has the script. Its name says what it is about.
 """
@@ -308,7 +308,7 @@ FOUND: Final[dict[str, Script]] = {
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A fault that histories find and that is still to be mended."""
+    """A fault that histories find and that is not repaired yet."""
 
     check: str
     pattern: str

@@ -23,7 +23,7 @@ from gpuactors.simulation.kubelet.values import Phase
 _ATTRIBUTES: Final = ("vendor", "device", "class", "numa_node")
 
 NO_UTF8: Final = os.fsdecode(b"audio\xff\xe9")
-"""A driver's name is whatever bytes its author wrote (drivers/base/bus.c asks for no encoding)."""
+"""A driver's name may be any bytes (drivers/base/bus.c checks no encoding)."""
 
 _GARBAGE: Final = (b"", b"\xff\x00@", b"bind@/devices/x\0SUBSYSTEM=pci\0", b"\0" * 9000, b"add@\0ACTION\0=\0")
 
@@ -36,7 +36,7 @@ def _is_empty(world: World, slot: int) -> bool:
 
 
 def _is_changing(world: World, slot: int) -> bool:
-    """A change is under way in this place, or waits for whoever holds the card."""
+    """A change is under way in this place, or waits for the card's holder."""
     addresses = [world.address(slot, function) for function in range(3)]
     waiting = any(a in world.tree.functions and world.tree.is_waiting(a) for a in addresses)
     return waiting or card_of(slot) in world.changing
@@ -131,7 +131,7 @@ def _plug_companion(world: World, slot: int) -> None:
 
 
 def _companion_is_unbound(world: World, slot: int) -> bool:
-    """A host driver may not take a member of a group that somebody has open (iommu_device_use_default_domain)."""
+    """A host driver may not take a member of a group that is open (iommu_device_use_default_domain)."""
     return _has_companion(world, slot) and world.driver(slot, 1) is None and not world.is_held(slot)
 
 
@@ -145,7 +145,8 @@ def _has_room_beside(world: World, slot: int) -> bool:
 
 
 def _can_switch(world: World, slot: int) -> bool:
-    """Switched on before a daemon has seen the unbind, and that nobody has it open, it is as one that somebody has."""
+    """Not before every daemon has seen the unbind, and that no process has the card open: until then a card that is
+    switched on cannot be told from one that is open."""
     if not _is_unbound(world, slot) or world.is_leaving(slot):
         return False
     return world.tree.enabled(world.address(slot)) > 0 or not world.is_thought_bound(slot)
@@ -172,7 +173,7 @@ def _can_break(world: World, slot: int) -> bool:
 
 
 def _break(world: World, slot: int) -> None:
-    """An attribute that turns unreadable says nothing to anybody: whoever looks next meets it."""
+    """No uevent announces it: the next inspection finds it."""
     _disturb(world, slot)
     world.break_attribute(world.address(slot), _attribute(slot))
 
@@ -196,8 +197,8 @@ def _garbage(world: World, slot: int) -> None:
 
 
 def _is_free_for_external(world: World, slot: int) -> bool:
-    """Kubelet has given it to nobody, and no pod is between kubelet's choice and its own open: the daemon cannot tell
-    a stranger from a pod who has not opened yet."""
+    """Kubelet has allocated it to no pod, and no pod is between kubelet's choice and its own open: the daemon cannot
+    tell an external process from a pod that has not opened yet."""
     return (
         _is_bound(world, slot)
         and world.driver(slot) == "vfio-pci"
@@ -227,10 +228,10 @@ def _external_is_killed(world: World, slot: int) -> None:
 
 
 def _external_closes(world: World, slot: int) -> None:
-    """He closes, and lives on with nothing open."""
+    """It closes the group, and has nothing open any more."""
     card = card_of(slot)
     del world.external[card]
-    if world.tree.holder_of(world.group(slot)) == EXTERNAL_PID + card:  # the node may be gone from under him
+    if world.tree.holder_of(world.group(slot)) == EXTERNAL_PID + card:  # its node may be gone
         world.tell(world.tree.close_group(world.group(slot), EXTERNAL_PID + card))
     world.tell(world.tree.kill(EXTERNAL_PID + card))
 
@@ -275,7 +276,7 @@ HOST_KINDS: Final = (
     Kind(
         "attributes can be read again",
         lambda w, _s: bool(w.broken),
-        lambda w, _s: w.mend_attributes(),
+        lambda w, _s: w.restore_attributes(),
         needs={Flag.ATTRIBUTES_ARE_BROKEN: True},
         leaves={Flag.ATTRIBUTES_ARE_BROKEN: False},
     ),

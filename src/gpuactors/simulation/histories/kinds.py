@@ -17,7 +17,7 @@ SLOTS: Final = 100 * CARDS
 """The slot of a step is a card's place and a detail of 0 to 99 (how many bytes, which attribute) in one number."""
 
 CRASHES_MAX: Final = 4
-"""So often is one actor told to crash: a daemon whose actor fails more often within a minute ends, as it should."""
+"""One actor crashes at most so often: a daemon whose actor fails more often within a minute ends, as it should."""
 
 Enabled = Callable[[World, int], bool]
 Act = Callable[[World, int], Awaitable[None] | None]
@@ -27,7 +27,7 @@ class Flag(StrEnum):
     """What of the node is one thing for all cards, so that one kind of event can rule out the next."""
 
     KUBELET_RUNS = "kubelet runs"
-    ONE_SERVES = "a daemon runs that nobody told to end"
+    ONE_SERVES = "a daemon runs that was not asked to end"
     TWO_SERVE = "two such daemons run"
     UEVENTS_ARE_LATE = "uevents are held back"
     MODE_IS_SET = "the next uevents will not come as they should"
@@ -46,15 +46,15 @@ class Kind:
     """One kind of event."""
 
     name: str
-    """Plain words, by which it is named in scripts."""
+    """Its name in scripts, in plain words."""
     enabled: Enabled
     act: Act
     needs: Mapping[Flag, bool] = field(default_factory=dict)
-    """What `enabled` wants of the whole node. It stays so, unless another is left or may come of it."""
+    """What `enabled` requires of the whole node. It stays so, unless `leaves` or `may_bring` has another value."""
     leaves: Mapping[Flag, bool] = field(default_factory=dict)
-    """What the node is like right after it, whatever it was before."""
+    """What the node is like right after it."""
     may_bring: Mapping[Flag, bool] = field(default_factory=dict)
-    """What may come of it besides, then or later."""
+    """What the node may be like besides, then or later."""
 
 
 def card_of(slot: int) -> int:
@@ -70,8 +70,8 @@ def detail_of(slot: int) -> int:
 def can_follow(before: Kind, after: Kind) -> bool:
     """Whether `after` can be the very next event: nothing that it needs is ruled out by what `before` needs or leaves.
 
-    Everything else that a kind wants is about one card or one pod, of which there are several. That kubelet crashes by
-    itself, which a second plugin alone can bring about, is not reckoned with.
+    All other requirements of a kind are about one card or one pod, of which there are several. That kubelet crashes,
+    which only a second plugin can cause, is not taken into account.
     """
     known = {**before.needs, **before.leaves}
     return all(
@@ -81,7 +81,7 @@ def can_follow(before: Kind, after: Kind) -> bool:
 
 
 def that_can_happen(kinds: Iterable[Kind]) -> list[Kind]:
-    """Those of `kinds` for which nothing need have happened but others of them, in their order."""
+    """Those of `kinds` that need nothing to have happened but others of `kinds`, in their order."""
     kinds, known = tuple(kinds), set(AT_FIRST.items())
     while True:
         possible = [kind for kind in kinds if known.issuperset(kind.needs.items())]
@@ -102,5 +102,5 @@ def fault(which: Fault, times: int) -> Act:
 
 
 def crash(name: str, which: Fault) -> Kind:
-    """An actor raises what nobody expects."""
+    """An actor raises an unexpected exception."""
     return Kind(name, lambda w, _s: w.counts[name] < CRASHES_MAX, lambda w, _s: w.order(which))

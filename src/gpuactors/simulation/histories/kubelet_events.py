@@ -35,7 +35,7 @@ BOTH_WITHIN_S: Final = 0.5
 """How long a card may take to be listed, or a pod to run, before both cards of its group are released."""
 
 STAYS_S: Final = 3.0
-"""How long somebody stays on our endpoint who has no business there."""
+"""How long another client than kubelet stays on our endpoint."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS: Final = b"\0\0\0\x04\0\0\0\0\0"
@@ -49,7 +49,7 @@ _GARBAGE: Final = (
     _PREFACE + _SETTINGS + b"\0\0\x04\x08\0\0\0\0\0\0\0\0\0",
     _PREFACE + _SETTINGS + b"\0\0\x04\x03\0\0\0\0\x09\0\0\0\x08",
 )
-"""Not HTTP/2; HTTP/1; a torn preface; nobody home; a frame too long; bad HPACK; WINDOW_UPDATE 0; RST of no stream."""
+"""Not HTTP/2; HTTP/1; a torn preface; no request; a frame too long; bad HPACK; WINDOW_UPDATE 0; RST of no stream."""
 
 
 def _resource(slot: int) -> str:
@@ -82,7 +82,7 @@ def _runs(world: World, _slot: int) -> bool:
 
 
 def _cut(world: World, slot: int) -> None:
-    """Every connection to an endpoint breaks, or kubelet's alone."""
+    """Every connection to an endpoint breaks, or only kubelet's."""
     resource = _resource(slot)
     if detail_of(slot) % 2 and resource in world.kubelet.view.connected:
         with suppress(KeyError):
@@ -102,11 +102,11 @@ def _cut_next(endpoint: str) -> Act:
 _Visit: TypeAlias = Callable[[Channel, int, World], Awaitable[None]]
 
 
-# --- uninvited guests -------------------------------------------------------------------------------------
+# --- other clients ----------------------------------------------------------------------------------------
 
 
 def _garbage(world: World, slot: int) -> None:
-    """Bytes that are not gRPC on our endpoint; half of the senders stay for a while, half go at once."""
+    """Bytes that are not gRPC on our endpoint; half of the clients stay for a while, half go at once."""
 
     async def send() -> None:
         stream = await world.transport.try_dial(_endpoint(slot), OTHER_CLIENT)
@@ -122,7 +122,7 @@ def _garbage(world: World, slot: int) -> None:
     world.in_background(send)
 
 
-def _guest(world: World, slot: int, call: _Visit) -> None:
+def _visit(world: World, slot: int, call: _Visit) -> None:
     async def visit() -> None:
         stream = await world.transport.try_dial(_endpoint(slot), OTHER_CLIENT)
         if stream is None:
@@ -138,13 +138,13 @@ def _guest(world: World, slot: int, call: _Visit) -> None:
 
 
 async def _watches(channel: Channel, _slot: int, _world: World) -> None:
-    async with channel.server_stream(LIST_AND_WATCH, Empty(), ListAndWatchResponse) as frames:
-        async for _ in frames:
+    async with channel.server_stream(LIST_AND_WATCH, Empty(), ListAndWatchResponse) as lists:
+        async for _ in lists:
             pass
 
 
 async def _allocates_nonsense(channel: Channel, slot: int, _world: World) -> None:
-    """A device that is not there, none, or one twice."""
+    """A device that is not there, no device, or one twice."""
     ids: tuple[list[str], ...]
     ids = ([f"0000:77:{detail_of(slot) % 32:02x}.0"], [], ["0000:01:00.0"] * 2, ["", "\x00" * 40])
     request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=ids[slot % 4])])
@@ -161,7 +161,7 @@ async def _sends_a_wrong_message(channel: Channel, _slot: int, _world: World) ->
 
 
 async def _gives_up(channel: Channel, slot: int, world: World) -> None:
-    """Asks for a card that exists, and is gone before the answer: nobody has got anything."""
+    """Asks for a card that exists, and is gone before the answer: no pod gets a device."""
     address = world.address(slot)
     request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=[address])])
     with trio.move_on_after(0):
@@ -169,7 +169,7 @@ async def _gives_up(channel: Channel, slot: int, world: World) -> None:
 
 
 def _visits(call: _Visit) -> Act:
-    return lambda w, s: _guest(w, s, call)
+    return lambda w, s: _visit(w, s, call)
 
 
 # --- pods -------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _has_pods(world: World, _slot: int) -> bool:
 
 
 def _pod(world: World, slot: int) -> str:
-    """Running ones first, as most of the others are over soon."""
+    """Running ones first, as most of the others end soon."""
     pods = world.kubelet.view.pods
     running = sorted(name for name, pod in pods.items() if pod.phase is Phase.RUNNING)
     names = running or sorted(name for name, pod in pods.items() if pod.phase is not Phase.TERMINATING)
@@ -244,7 +244,7 @@ def _pods_with_both(world: World) -> list[str]:
 
 
 def _can_have_both(world: World, slot: int) -> bool:
-    """A card that nobody has or holds, whose group has a second one, or room for it."""
+    """A card that no pod has and no process holds, whose group has a second one, or room for it."""
     address, second = world.address(slot), world.address(slot, SECOND)
     return (
         _room(world, slot)
@@ -258,8 +258,8 @@ def _can_have_both(world: World, slot: int) -> bool:
 
 
 async def _release_both(world: World, slot: int) -> None:
-    """Pods take both cards of a group and every other one; then both are free at once, by force, and the next pod gets
-    one of them."""
+    """Pods get both cards of a group and every other card; then the pod with both is force-deleted, so that both are
+    free at once, and the next pod gets one of them."""
     if world.address(slot, SECOND) not in world.tree.functions:
         world.plug_beside(slot)
     with trio.move_on_after(BOTH_WITHIN_S):

@@ -1,6 +1,6 @@
-"""What others write into kubelet's ledger: other plugins' pods, other drivers' claims, IDs that make no sense to us.
+"""What others write into kubelet's ledger: other plugins' pods, other drivers' claims, IDs that mean nothing to us.
 
-What kubelet's ledger says is input. A name in it may be one of our GPUs in another's hands, or nothing at all.
+Kubelet's ledger is input. A name in it may be one of our GPUs that another plugin has allocated, or nothing at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OTHERS_MAX: Final = 12
 """Pods of other plugins in one history."""
 
 OTHER: Final = "other"
-"""Their names begin so."""
+"""The beginning of their pods' names."""
 
 RESOURCES: Final = ("vendor.example/gpu", "nvidia.com/gpu", "devices.kubevirt.io/kvm")
 
@@ -34,7 +34,8 @@ ODD: Final = (
     "a\nb\x1b[2J",
     "1 ",
 )
-"""Group numbers that mean nothing as another plugin's; what Python takes for a digit, or for a number; no address."""
+"""Group numbers, which mean nothing in another plugin's resource; what Python takes for a digit or a number; no
+address."""
 
 ODD_OF_OURS: Final = ("²", "051", "9" * 5000, "１", "0000:99:00.0", "0x1")
 """The same under our own resource; none is a group's number here, or a card's address."""
@@ -50,7 +51,7 @@ def _name(world: World) -> str:
 
 
 def _takes_a_card(world: World, slot: int) -> None:
-    """Whoever else has it: kubelet keeps its books by resource, and compares no IDs of two of them."""
+    """Other pods may have it too: kubelet keeps its ledger by resource, and compares no IDs of two resources."""
     resource = RESOURCES[detail_of(slot) % len(RESOURCES)]
     cards = [world.address(slot)]
     if (second := world.address(slot, SECOND)) in world.tree.functions and detail_of(slot) % 2:
@@ -65,7 +66,7 @@ def _odd_ids(world: World, slot: int) -> None:
 
 
 def _odd_ids_of_ours(world: World, slot: int) -> None:
-    """As an operator's hand, a damaged file or a plugin that we know nothing of leaves them."""
+    """As an operator, a damaged file or an unknown plugin leaves them."""
     first = detail_of(slot) % len(ODD_OF_OURS)
     given = {g.device for g in given_by_us(world)}
     device = next(i for i in (*ODD_OF_OURS[first:], *ODD_OF_OURS) if i not in given)
@@ -74,8 +75,8 @@ def _odd_ids_of_ours(world: World, slot: int) -> None:
 
 
 def _is_served(world: World, slot: int) -> bool:
-    """There is a card of that model, and a plugin has listed it: of a resource that nobody ever served no pod can have
-    anything."""
+    """There is a card of that model, and a plugin has listed it: no pod can have a device of a resource that was never
+    served."""
     given, resource = {g.device for g in given_by_us(world)}, world.resource(MODEL)
     return (
         _has_room(world, slot)

@@ -1,4 +1,5 @@
-"""What odd neighbours do in kubelet's directory: a second plugin on our resource, and a monitor that reads our list."""
+"""What other processes do in kubelet's directory: a second plugin on our resource, and a monitor that reads our
+list."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ SECOND_PLUGIN: Final = (
     "the second plugin sends its list",
     "the second plugin goes",
 )
-"""While one is there kubelet's list may be its own, and its calls go astray."""
+"""While one is there, kubelet's list may be that plugin's, and kubelet calls that plugin."""
 
 
 def _listed(world: World) -> list[str]:
-    """What kubelet has of our resource: the second plugin knows the same cards, and calls all of them Healthy."""
+    """Kubelet's devices of our resource: the second plugin knows the same cards, and lists all of them as Healthy."""
     resource = world.resource(MODEL)
     rows = (row for row in world.kubelet.view.devices if row.resource == resource)
     return [row.id for row in rows if world.meaning(resource, row.id) is not None]
@@ -80,4 +81,4 @@ NEIGHBOUR_KINDS: Final = (
     ),
     Kind("a monitor watches, and dials again first", lambda w, _s: w.monitors < 2, _watches),
 )
-"""Every kind of event that is a neighbour's doing."""
+"""Every kind of event that another process in kubelet's directory causes."""

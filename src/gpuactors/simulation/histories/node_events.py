@@ -1,4 +1,4 @@
-"""What can happen to the node as a whole: a reboot, and a daemon that is told something else at its next start."""
+"""What can happen to the node as a whole: a reboot, and a daemon with other options at its next start."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ REBOOTS_MAX: Final = 3
 
 
 async def _reboots(world: World, slot: int) -> None:
-    """Nothing that runs outlives it; the cards come back in other IOMMU groups, each in one that another had. Kubelet
-    has its file, hears of its pods, and starts their containers with what Allocate answered before."""
+    """No process outlives it; the cards come back in other IOMMU groups, each in one that another had. Kubelet has its
+    file, gets its pods from the API server, and starts their containers with what Allocate returned before."""
     for daemon in list(world.daemons):
         await world.kill_daemon(daemon)
     world.end_older()
@@ -50,7 +50,7 @@ def _rename(world: World, _slot: int) -> None:
 
 
 def _could_be_older(world: World, slot: int) -> bool:
-    """No daemon runs, and nobody has the card: a plugin that was there before gave it away, by its group's number."""
+    """No daemon runs, and no pod has the card: a plugin that was there before allocated it, by its group's number."""
     address, group = world.address(slot), world.group(slot)
     return (
         world.kubelet_runs
@@ -71,7 +71,7 @@ def _older(world: World, slot: int) -> None:
     resource, group = world.next_options.names[MODEL], world.group(slot)
     world.others += 1
     world.older[resource, str(group)] = world.address(slot)
-    world.disturbed.add(str(group))  # it may be a card that our daemon is not to look after
+    world.disturbed.add(str(group))  # it may be a card that no selector of our daemon matches
     nodes = (f"/dev/vfio/{group}",) if detail_of(slot) % 2 else ()
     world.kubelet.adopt(f"{OLDER_POD}{world.others}", {resource: (str(group),)}, nodes=nodes)
 

@@ -36,16 +36,16 @@ REPLAYED_EVERY: Final = 8
 """One history in so many has its journal replayed when it has settled, which takes as long as the history."""
 
 LONG_EVERY: Final = 8
-"""One history in so many is watched for longer after it has settled, whatever else its seed chooses."""
+"""One history in so many is watched for longer after it has settled."""
 
 ROUNDS_MAX: Final = 50_000
 """Rounds of trio's scheduler in which no time passes: thousands are a burst, more is a loop that never ends."""
 
 Chooser = Callable[[World], Iterator[Step]]
-"""Says what happens next, each step only when it comes."""
+"""Yields what happens next, each step only when it comes."""
 
 OnStep = Callable[[World, Step | None], None]
-"""Told of the world after each step; of None at the beginning, and when it has settled."""
+"""Called with the world after each step; with None at the beginning, and when it has settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Failure:
     steps: int
     """After how many steps."""
     settled: bool
-    """It was found out when everything should have been quiet again."""
+    """It was found when everything should have been quiet again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Played:
 
     seed: int
     script: Script
-    """What really happened: steps that were not enabled are left out."""
+    """The steps that happened: those that were not enabled are left out."""
     failure: Failure | None
     digest: str
     """The same for the same history."""
@@ -89,7 +89,7 @@ def _chooser(script: Script) -> Chooser:
 def play_chosen(
     choose: Chooser, seed: int, *, on_step: OnStep | None = None, keep_trace: bool = False
 ) -> Played:
-    """Plays what `choose` says."""
+    """Plays the steps that `choose` yields."""
     with (
         tempfile.TemporaryDirectory(prefix="gpuactors-", dir=_memory_directory()) as name,
         _pinned(seed) as tail,
@@ -104,7 +104,7 @@ def _memory_directory() -> str | None:
 
 @contextmanager
 def _pinned(seed: int) -> Iterator[LogTail]:
-    """Everything that has a will of its own, for the time of one history."""
+    """Pins everything that would differ from run to run, for the time of one history."""
     tail = LogTail()
     root = logging.getLogger()
     before = random.getstate(), trio_run._r.getstate(), trio_run._ALLOW_DETERMINISTIC_SCHEDULING
@@ -162,7 +162,7 @@ class _Play:
             failure = self._failure(error)
         if failure is None and self._watchdog.struck:
             failure = self._failed(
-                "no time passes", f"{ROUNDS_MAX} rounds of tasks, and the clock stands still"
+                "no time passes", f"{ROUNDS_MAX} rounds of tasks, and the clock has not advanced"
             )
         return Played(self._seed, tuple(self._played), failure, self._trace.digest(), self._trace.lines)
 
@@ -210,7 +210,7 @@ class _Play:
             self._show(world, step)
 
     def _check_log(self) -> None:
-        """A daemon that lives through its own bug says so in its log, and only there."""
+        """A daemon that survives its own bug reports it only in its log."""
         for line in self._tail.complaints:
             if PlannedCrashError.MARK not in line:
                 raise ViolationError("an error in the log", line)

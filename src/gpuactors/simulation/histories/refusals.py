@@ -1,7 +1,8 @@
-"""Whether a pod that kubelet gave up had to fail: each reason needs an event that can have brought it about.
+"""Whether a pod that failed had to fail: each reason needs an event that can have caused it.
 
 Kubelet never tries an Allocate again: a pod that is refused, or whose call is cut off, is Failed for good. So a refusal
-without a cause is a fault even if all books are right, and a daemon that is told to stop finishes the calls in flight.
+without a cause is a fault even if kubelet's view is right, and a daemon that is asked to stop completes the calls in
+flight.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ UNREAD: Final = (
     "the reader of the ledger crashes",
     "descriptors run out",
 )
-"""After these the ledger may not have been read in time: the last known one decides, or a call waits until it may."""
+"""After these the ledger may not have been read in time: the last known one decides, or a call waits for a read."""
 
 _STOPS: Final = (
     *CUTS_CALLS_OFF,
@@ -52,7 +53,7 @@ _HELD: Final = (
     "an external process opens only a group",
     "a pod is force-deleted",
     "a pod is force-deleted and dies late",
-    "the ledger file is damaged",  # kubelet forgets who has what
+    "the ledger file is damaged",  # kubelet loses its ledger
     "kubelet stops",
     "an older plugin has given a card away",
     "the node reboots",
@@ -110,7 +111,7 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.LEDGER_LATE: ("descriptors run out", "the clock jumps"),
     Cause.NOT_SERVING: _STOPS,
 }
-"""What can lead to a refusal with that cause. One that is not in here no event can lead to."""
+"""The events that can lead to a refusal with that cause. No event can lead to a cause that is not here."""
 
 _KUBELETS: Final = (
     (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
@@ -121,7 +122,7 @@ _KUBELETS: Final = (
         (*_STOPS, *_HELD, *_CHANGED, *_OTHERS),
     ),
 )
-"""What no daemon refused: kubelet's and the container runtime's own words, which are all that they give."""
+"""The messages of kubelet and of the container runtime, where no daemon refused; they have no cause."""
 
 _ENDS: Final = (
     "a pod ends",
@@ -134,9 +135,9 @@ _OLDER: Final = "an older plugin has given a card away"
 
 
 def failed_for_nothing(message: str, refused: Refused | None, happened: Container[str]) -> bool:
-    """Whether a pod that failed did so for nothing: none of the events that can lead to it has happened.
+    """Whether a pod failed without a cause: none of the events that can lead to it has happened.
 
-    `refused` is what a daemon answered to its Allocate, None if it did not refuse that.
+    `refused` is the daemon's answer to its Allocate, None if the daemon did not refuse it.
     """
     if refused is not None:
         kinds = {kind for cause in refused.causes for kind in _EVENTS.get(cause, ())}
@@ -146,9 +147,10 @@ def failed_for_nothing(message: str, refused: Refused | None, happened: Containe
 
 
 def _is_unknowable(refused: Refused, happened: Container[str]) -> bool:
-    """Until it has read the ledger once, a daemon cannot know of a pod that was there before it: what kubelet has by
-    another ID, and nobody has open yet, is offered, and refused as soon as the ledger can be read. From kubelet's file
-    only the UID of that pod is known, which may have ended since: List alone would say so. So a card that the file
+    """Until it has read the ledger once, a daemon cannot know of a pod that was there before it: a card that the pod
+    has by another ID, and has not opened yet, is listed Healthy, and refused as soon as the ledger can be read.
+    Kubelet's
+    file has only the UID of that pod, which may have ended since: only List would show it. So a card that the file
     still gives to a pod that has ended, and that another pod has by another ID, is listed by both."""
     pods = [given.to for given in refused.owners if isinstance(given.to, Pod)]
     older = any(not pod.name or pod.name.startswith(OLDER_POD) for pod in pods)

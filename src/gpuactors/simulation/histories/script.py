@@ -1,7 +1,7 @@
 """A history as a list of steps, and the one line that replays it.
 
 A step is written `KIND@SLOT+WAIT`, steps are separated by `;`: `a pod comes@0; the daemon crashes@7+0.3`. KIND is a
-name of the table in `events.py`; SLOT says which card, pod or byte it is about, each kind in its own way (0 if left
+name of the table in `events.py`; SLOT is the card, pod or byte that it is about, each kind in its own way (0 if left
 out); WAIT is how many seconds of the mock clock pass after it (0 if left out).
 """
 
@@ -27,7 +27,7 @@ Script = tuple[Step, ...]
 
 
 class ScriptError(ValueError):
-    """A script makes no sense; the text says where."""
+    """A script cannot be read; the text has the place."""
 
 
 def format_script(script: Iterable[Step]) -> str:
@@ -55,5 +55,5 @@ def parse_script(text: str) -> Script:
 
 
 def replay_line(seed: int, script: Iterable[Step]) -> str:
-    """What to type to play it again, step by step."""
+    """The command that plays it again, step by step."""
     return f"gpuactors simulate --seed {seed} --script {shlex.quote(format_script(script))}"

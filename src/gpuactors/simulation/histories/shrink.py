@@ -44,7 +44,7 @@ def _size(script: Script) -> tuple[int, float, int]:
 
 
 def _smaller(script: Script) -> Iterator[Script]:
-    """Scripts that are a little less, the boldest first."""
+    """Scripts that are a little shorter, the shortest first."""
     piece = len(script) // 2
     while piece >= 1:
         for start in range(0, len(script), piece):

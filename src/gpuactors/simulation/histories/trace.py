@@ -38,8 +38,8 @@ class Trace:
         """Bytes arrived at the end of a connection."""
         self.add(f"{connection} {data.hex()}")
 
-    def said(self, daemon: str, line: Say) -> None:
-        """A daemon said something."""
+    def logged(self, daemon: str, line: Say) -> None:
+        """A daemon logged a line."""
         fields = " ".join(f"{name}={value!r}" for name, value in sorted(line.fields.items()))
         self.add(f"{daemon}: {line.level} {line.name} {fields}")
 

@@ -1,7 +1,7 @@
-"""What kubelet should have been told, by a naive reading of the fake node and of kubelet's own books.
+"""The device lists that kubelet should have, by a naive reading of the fake node and of kubelet's ledger.
 
-It knows the rules of the books and nothing of how the daemon comes to follow them: who was given a device by which
-name, what is bound, who has a group open. Must not wait and must not judge: `check.py` compares.
+It knows the rules of the lists and not how the daemon follows them: which pod has a device by which name, what is
+bound, which process has a group open. Must not wait and must not judge: `check.py` compares.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ UNHEALTHY: Final = "Unhealthy"
 NOT_OFFERED: Final = "Unhealthy, or not listed"
 """A card that is counted under another name."""
 
-UNTOLD: Final = "whatever"
-"""What no rule says."""
+ANY: Final = "anything"
+"""No rule decides."""
 
 _CLAIMED: Final = re.compile(r"gpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])")
 
-Told = dict[str, dict[str, str]]
+Lists = dict[str, dict[str, str]]
 """By resource, by device ID: one of the words above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One device in the hands of one pod that has not ended, as kubelet's ledger has it."""
+    """One device of one pod that has not ended, as kubelet's ledger has it."""
 
     pod: str
     resource: str
@@ -44,7 +44,7 @@ class Given:
 
 
 def given_by_us(world: World) -> list[Given]:
-    """What pods have of our resources, under whatever ID."""
+    """The devices of our resources that pods have, by any ID."""
     return [g for g in _given(world) if world.is_ours(g.resource)]
 
 
@@ -66,33 +66,33 @@ def _claimed(device: str) -> PciAddress | None:
     return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))
 
 
-def expected(world: World) -> Told:
-    """What kubelet should have been told of each resource, and no more.
+def expected(world: World) -> Lists:
+    """The device list of each resource that kubelet should have, and no more.
 
     Given to a pod by a resource of ours: listed by the name and ID it was given by, Healthy if it is on vfio-pci and
-    the model that it was, whoever else names it and whatever is selected now. Else, if it is selected and on vfio-pci:
-    listed, and Healthy if a virtual machine could open it: nobody was given it or another card of its group, nobody
-    holds the group, and no function of the group is on a host driver. Being unbound or unplugged while somebody has it
-    open: listed, Unhealthy. An ID of ours that means no card: listed, Unhealthy, as long as a pod has it.
-    """
+    the model that it was, whatever other owners name it and whatever is selected now. Else, if it is selected and on
+    vfio-pci: listed, and Healthy if a virtual machine could open it: no pod has it or another card of its group, no
+    process holds the group, and no function of the group is on a host driver. Being unbound or unplugged while a
+    process has it open: listed, Unhealthy. An ID of ours that means no card: listed, Unhealthy, as long as a pod has
+    it."""
     given = given_by_us(world)
     owned = {g.card for g in given if g.card is not None} | others_cards(world).keys()
     unsure = _unsure(world, given)
-    told: Told = {}
+    lists: Lists = {}
     for address, spec in world.tree.functions.items():
         bound, waiting = world.is_bound(address), world.tree.is_waiting(address)
         if spec.class_code != GPU_CLASS:
             continue
         if not (bound or waiting):
             if spec.group is not None and world.is_taken_for_open(spec.group):
-                told.setdefault(world.resource(spec.device), {})[address] = UNTOLD
+                lists.setdefault(world.resource(spec.device), {})[address] = ANY
             continue
         assert spec.group is not None
         own = world.resource(spec.device)
         names = {(g.resource, g.device) for g in given if g.card == address}
         for resource, device in names:
             healthy = bound and world.model_of(resource) == spec.device
-            told.setdefault(resource, {})[device] = HEALTHY if healthy else UNHEALTHY
+            lists.setdefault(resource, {})[device] = HEALTHY if healthy else UNHEALTHY
         if is_selected(world, spec) and own not in {resource for resource, _ in names}:
             openable = (
                 owned.isdisjoint(world.tree.group_members(spec.group))
@@ -101,26 +101,26 @@ def expected(world: World) -> Told:
             )
             renamed = any(world.model_of(resource) == spec.device for resource, _ in names)
             free = HEALTHY if bound and openable else UNHEALTHY
-            told.setdefault(own, {})[address] = NOT_OFFERED if renamed else free
+            lists.setdefault(own, {})[address] = NOT_OFFERED if renamed else free
         if not unsure.isdisjoint({address, *world.tree.group_members(spec.group)}):
-            told.setdefault(own, {})[address] = UNTOLD
+            lists.setdefault(own, {})[address] = ANY
         if not names and world.is_taken_for_open(spec.group):
-            told.setdefault(own, {})[address] = UNTOLD
+            lists.setdefault(own, {})[address] = ANY
     for g in given:
-        told.setdefault(g.resource, {}).setdefault(g.device, UNHEALTHY)
+        lists.setdefault(g.resource, {}).setdefault(g.device, UNHEALTHY)
         if g.card in unsure:
-            told[g.resource][g.device] = UNTOLD
+            lists[g.resource][g.device] = ANY
     nothing = {g.device for g in given if g.card is None}
-    for devices in told.values():
-        # Nobody need serve a resource for IDs alone that mean nothing, or nothing that can be known, or for cards
-        # that are counted under another name.
-        if all(device in nothing or health in (NOT_OFFERED, UNTOLD) for device, health in devices.items()):
-            devices.update(dict.fromkeys(nothing & devices.keys(), UNTOLD))
-    return told
+    for devices in lists.values():
+        # A resource need not be served if all its IDs mean nothing, or nothing that can be known, or cards that are
+        # counted under another name.
+        if all(device in nothing or health in (NOT_OFFERED, ANY) for device, health in devices.items()):
+            devices.update(dict.fromkeys(nothing & devices.keys(), ANY))
+    return lists
 
 
 def _unsure(world: World, given: Iterable[Given]) -> set[str]:
-    """Cards that were given away by an older ID which a daemon cannot know the meaning of."""
+    """Cards that pods have by an older ID whose meaning a daemon cannot know."""
     functions = world.tree.functions
     unsure = set()
     for g in given:
@@ -133,7 +133,7 @@ def _unsure(world: World, given: Iterable[Given]) -> set[str]:
 
 
 def is_selected(world: World, spec: PciSpec) -> bool:
-    """The daemon that serves has been told to look after it."""
+    """A selector of the daemon that serves matches it."""
     return any(
         matches(
             selector,
@@ -146,12 +146,12 @@ def is_selected(world: World, spec: PciSpec) -> bool:
     )
 
 
-def agree(told: dict[str, str], wanted: dict[str, str]) -> bool:
-    """Whether kubelet was told of one resource what is wanted."""
-    return all(_agrees(told.get(device), wanted.get(device)) for device in told.keys() | wanted.keys())
+def agree(listed: dict[str, str], wanted: dict[str, str]) -> bool:
+    """Whether kubelet's list of one resource is as wanted."""
+    return all(_agrees(listed.get(device), wanted.get(device)) for device in listed.keys() | wanted.keys())
 
 
-def _agrees(said: str | None, wanted: str | None) -> bool:
-    if wanted == UNTOLD:
+def _agrees(health: str | None, wanted: str | None) -> bool:
+    if wanted == ANY:
         return True
-    return said != HEALTHY if wanted == NOT_OFFERED else said == wanted
+    return health != HEALTHY if wanted == NOT_OFFERED else health == wanted

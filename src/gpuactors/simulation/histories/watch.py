@@ -1,4 +1,4 @@
-"""What a history looks at inside a daemon: the steps of its registry, over the port of the flight recorder."""
+"""What a history watches inside a daemon: the steps of its registry, over the port of the flight recorder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpuactors.simulation.histories.trace import Trace
 
 @final
 class Watch:
-    """Before one daemon's journal: its steps go into the trace as well. Implements `ports.Journal`.
+    """Stands before one daemon's journal: the steps go into the trace as well. Implements `ports.Journal`.
 
-    `cut_off` gets each Allocate that reached the daemon and that nobody waited for any more before it was answered;
-    `on_step` gets everything.
+    `cut_off` gets each Allocate that reached the daemon and was abandoned before it was answered; `on_step` gets every
+    step.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ trio's mock clock; there is no thread, no socket and no wall clock. What can hap
 must hold is in `check.py`. Here are the parts, and what takes more than one of them: a daemon's life and death, how
 uevents come, changes that take time.
 
-Of what the daemon keeps on disk there are its journal, which a killed one leaves as a real disk would, and the
+Of what the daemon keeps on disk there are its journal, which a killed daemon leaves as a real disk would, and the
 resources that it has served, which the next one reads. What it will keep besides (claims, their CDI files) belongs
 beside them.
 """
@@ -56,10 +56,10 @@ from gpuactors.simulation.neighbours import OtherPlugin
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
 OLDER_POD: Final = "older-"
-"""How the names begin of pods that an older plugin has given a card to."""
+"""The beginning of the names of pods that an older plugin has given a card to."""
 
 RESYNC_S: Final = 300.0
-"""Longer than the books may take to settle, so that what the event path missed is not mended by a scan."""
+"""Longer than kubelet's view may take to settle, so that a scan does not hide what the event path missed."""
 
 CARDS: Final = 6
 """Places for a card; the first three have one at the beginning."""
@@ -81,13 +81,13 @@ SECOND: Final = 2
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 OTHER_CLIENT: Final = "another client"
-"""A process that dials our endpoints and has no business there."""
+"""A process other than kubelet that dials our endpoints."""
 
 EXTERNAL_PID: Final = 90_000
 BETWEEN_UEVENTS_S: Final = 0.02
 """Between two uevents of a change that takes its time."""
 
-STEPPED_DOWN: Final = "the daemon ended although nobody told it to"
+STEPPED_DOWN: Final = "the daemon ended without being asked to"
 
 HOLDERS: Final[tuple[Holders, ...]] = ("passive", "proc", "open", "proc")
 """By the seed."""
@@ -97,7 +97,7 @@ UeventMode = Literal["lost", "doubled", "late", "reversed"]
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """What a daemon is told at its start."""
+    """The options of a daemon at its start."""
 
     selectors: tuple[Selector, ...] = SELECTORS
     renamed: bool = False
@@ -140,7 +140,7 @@ class RunningDaemon:
 
 
 def states_of(daemons: Iterable[RunningDaemon]) -> Iterator[NodeState]:
-    """What each of these daemons knows that has come to know anything."""
+    """The state of each of these daemons that has started."""
     return (daemon.handle.state.value for daemon in daemons if daemon.handle is not None)
 
 
@@ -148,9 +148,9 @@ def states_of(daemons: Iterable[RunningDaemon]) -> Iterator[NodeState]:
 async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World]:
     """A node with three cards on vfio-pci, a kubelet and a daemon that have run for a second.
 
-    `seed` chooses what comes in no fixed order, how the daemon finds out who holds a group (`HOLDERS`), whether the
-    kernel has cdevs (if the third bit is set), or else says nothing of an unbind that waits (if the fourth one is), and
-    whether PreStartContainer is asked for (not in one of 16).
+    `seed` chooses what comes in no fixed order, how the daemon finds the holders of a group (`HOLDERS`), whether the
+    kernel has cdevs (if the third bit is set), or else sends no uevent of an unbind that waits (if the fourth one is),
+    and whether PreStartContainer is required (not in one of 16).
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -178,7 +178,7 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
 
 @final
 class _Machines:
-    """The virtual machines of the pods. Looks, when one starts, whether its nodes are those of its cards."""
+    """The virtual machines of the pods. When one starts, its nodes must be those of its cards."""
 
     def __init__(
         self, tree: HostTree, tell: Callable[[Sequence[Uevent]], None], world: Sequence[World]
@@ -225,8 +225,8 @@ class World:
         self.nursery = nursery
         self.trace = trace
         self.holders: Final = holders
-        """How the daemon finds out who holds a group. Only with `proc` does it always see one that is open without its
-        device."""
+        """How the daemon finds the holders of a group. Only with `proc` does it always see a group that is open without
+        its device."""
         self.pre_start_gate = True
         self.faults = Faults()
         self.state_dir = MemoryTransport(trace.carried)
@@ -240,7 +240,7 @@ class World:
         self.cut_off: list[str] = []
         """Calls that reached a daemon and were never answered."""
         self.on_step: Callable[[str, Step], None] = lambda _daemon, _step: None
-        """Told of each step of each daemon."""
+        """Called with each step of each daemon."""
         self.closing = False
         self.kubelet_runs = True
         self.kubelet_since = -math.inf
@@ -254,28 +254,30 @@ class World:
         self.uevent_mode: UeventMode | None = None
         """What becomes of the next uevents."""
         self.missed = False
-        """A change that no uevent told of: only the next full scan can find it."""
+        """A change was without uevent: only the next full scan can find it."""
         self.changing: set[int] = set()
         """Cards with a change under way."""
         self.next_options = DaemonOptions()
-        """What the next daemon is told."""
+        """The options of the next daemon."""
         self.groups: dict[int, int] = {}
         """The IOMMU group of a place for a card, where it is not the first one."""
         self.switched: dict[str, int] = {}
-        """Cards whose `enable` was written to by hand, and how many daemons had started by then."""
+        """Cards whose `enable` was written by hand, and how many daemons had started by then."""
         self.older: dict[tuple[str, str], str] = {}
         """What the older IDs mean that were given to pods: the card, by resource and ID."""
         self.resolved: dict[tuple[str, str], set[str]] = {}
-        """The daemons that have known an older ID while its card was in that group: to them it goes on meaning it."""
+        """The daemons that have resolved an older ID while its card was in that group: to them it keeps that
+        meaning."""
         self.second: OtherPlugin | None = None
         """Another plugin that serves our resource."""
         self.hidden: set[str] = set()
-        """Resources of which that plugin ever had as healthy just what we had: nobody could tell whose list it was."""
+        """Resources of which that plugin ever had the same healthy devices as we: kubelet's list was ours or that
+        plugin's."""
         self.monitors = 0
         self.others = 0
         """How many pods other plugins have had."""
         self.broken: dict[tuple[str, str], bytes] = {}
-        """Attributes that cannot be read, and what they said: by address and name."""
+        """Attributes that cannot be read, with their content: by address and name."""
         self.disturbed: set[str] = set()
         """Cards that were ever not as they should be: their pods may have lost them for a while."""
         self.journal_directory = str(root / "state" / "journal")
@@ -323,14 +325,14 @@ class World:
         return address in self.tree.functions and self.tree.driver_of(address) == "vfio-pci"
 
     def switch(self, slot: int) -> None:
-        """Somebody writes 1 to `enable` of a card without driver, or 0 if it was 1."""
+        """1 is written to `enable` of a card without driver, or 0 if it was 1."""
         address = self.address(slot)
         self.tree.switch(address, on=self.tree.enabled(address) == 0)
         self.switched[address] = self._started
 
     def is_taken_for_open(self, group: int) -> bool:
-        """A daemon has started while a card of the group was without driver and switched on by hand, as one is whose
-        unbind waits for whoever has it open: nobody can tell the two apart."""
+        """A daemon has started while a card of the group was without driver and switched on by hand. It cannot be told
+        from a card whose unbind waits for its holder."""
         return any(
             self.switched.get(address, self._started) < self._started and self.tree.enabled(address) > 0
             for address in self.tree.group_members(group)
@@ -338,7 +340,7 @@ class World:
         )
 
     def is_leaving(self, slot: int) -> bool:
-        """A daemon has not seen yet that nobody has open what was unbound."""
+        """A daemon has not seen yet that no process has open what was unbound."""
         address = PciAddress(self.address(slot))
         return any(address in state.polls.leaving for state in states_of(self.daemons))
 
@@ -353,7 +355,7 @@ class World:
         return all(self.tree.driver_of(a) in (None, "vfio-pci") for a in self.tree.group_members(group))
 
     def is_held(self, slot: int) -> bool:
-        """Somebody has the card's group open."""
+        """A process has the card's group open."""
         return self.tree.holder_of(self.group(slot)) is not None
 
     def nodes_of(self, cards: Iterable[str | None]) -> set[str]:
@@ -370,7 +372,7 @@ class World:
         )
 
     def waiting(self) -> list[str]:
-        """Functions whose unbind or unplug waits for whoever has them open."""
+        """Functions whose unbind or unplug waits for their holder."""
         return [address for address in self.tree.functions if self.tree.is_waiting(address)]
 
     def given(self) -> dict[str, str]:
@@ -386,12 +388,12 @@ class World:
 
     @property
     def options(self) -> DaemonOptions:
-        """What the daemon was told that serves now, or that will."""
+        """The options of the daemon that serves now, or that will."""
         there = [d for d in self.serving if d.is_serving] or self.serving
         return there[-1].options if there else self.next_options
 
     def resource(self, model: str) -> str:
-        """What the daemon that serves calls the resource of a model."""
+        """The resource of a model, as the daemon that serves names it."""
         return self.options.names[model]
 
     def is_ours(self, resource: str) -> bool:
@@ -407,31 +409,31 @@ class World:
         return device if _ADDRESS.fullmatch(device) else self.older.get((resource, device))
 
     def reasons(self) -> dict[str, str]:
-        """Why a device is Unhealthy, in the words of the daemon that serves, by device ID."""
+        """The reason of each Unhealthy device in the lists of the daemon that serves, by device ID."""
         return {
             device.id: device.reason
             for state in states_of(self.daemons)
             if state.role is Role.SERVING
-            for frame in state.device_lists.values()
-            for device in frame
+            for device_list in state.device_lists.values()
+            for device in device_list
             if device.health is Health.UNHEALTHY
         }
 
     def causes(self) -> dict[str, Cause]:
-        """Why a device is listed as it is by the daemon that serves, by device ID."""
+        """The cause of each device in the lists of the daemon that serves, by device ID."""
         return {
             device.id: device.cause
             for state in states_of(self.daemons)
             if state.role is Role.SERVING
-            for frame in state.device_lists.values()
-            for device in frame
+            for device_list in state.device_lists.values()
+            for device in device_list
         }
 
     # --- older IDs ------------------------------------------------------------------------------------------
 
     def note_resolved(self) -> None:
-        """Which daemons know what an older ID means. Of two GPUs of that group it may be either, and the one that an
-        ended pod has in kubelet's file is taken for the less likely one."""
+        """Records which daemons know what an older ID means. Of two GPUs of that group it may be either, and the one
+        that an ended pod has in kubelet's file is taken for the less likely one."""
         for (resource, device), card in self.older.items():
             for daemon in self.daemons:
                 if daemon.handle is None:
@@ -476,10 +478,10 @@ class World:
         return max([20, *self.groups.values()]) + 1
 
     def renumber(self) -> None:
-        """The machine starts again: nobody has anything open, every function is on the driver that it was on, and each
-        place for a card has the group that the next one had."""
+        """The machine starts again: nothing is open, every function is on the driver that it was on, and each place for
+        a card has the group that the next one had."""
         before = [self.group(slot) for slot in range(CARDS)]
-        self.mend_attributes()
+        self.restore_attributes()
         for card in list(self.external):
             self.tree.kill(EXTERNAL_PID + card)
         self.external.clear()
@@ -498,7 +500,7 @@ class World:
     # --- uevents --------------------------------------------------------------------------------------------
 
     def tell(self, uevents: Sequence[Uevent]) -> None:
-        """The kernel sends uevents; what becomes of them depends on `uevent_mode`, once."""
+        """The kernel sends uevents; `uevent_mode` decides once how they are delivered."""
         if not uevents:
             return
         mode, self.uevent_mode = self.uevent_mode, None
@@ -526,7 +528,7 @@ class World:
         self.missed = False
 
     def send_raw(self, *datagrams: bytes) -> None:
-        """Somebody sends these bytes to every daemon's uevent socket."""
+        """These bytes arrive at every daemon's uevent socket."""
         for daemon in self.daemons:
             daemon.uevents.send_raw(*datagrams)
 
@@ -550,12 +552,12 @@ class World:
     # --- attributes -----------------------------------------------------------------------------------------
 
     def break_attribute(self, address: str, name: str) -> None:
-        """An attribute cannot be read until it is mended."""
+        """An attribute cannot be read until `restore_attributes`."""
         path = self.tree.device_dir(address) / name
         self.broken[address, name] = path.read_bytes()
         self.tree.make_unreadable(address, name)
 
-    def mend_attributes(self) -> None:
+    def restore_attributes(self) -> None:
         """Everything can be read again."""
         broken, self.broken = self.broken, {}
         for (address, name), content in broken.items():
@@ -566,7 +568,7 @@ class World:
 
     @property
     def serving(self) -> list[RunningDaemon]:
-        """The daemons that nobody has told to end, oldest first."""
+        """The daemons that were not asked to end, oldest first."""
         return [daemon for daemon in self.daemons if not daemon.told_to_end]
 
     async def start_kubelet(self) -> None:
@@ -576,7 +578,7 @@ class World:
         self.kubelet_since = trio.current_time()
 
     async def start_daemon(self) -> None:
-        """A daemon starts; returns when it runs, which is before it has looked at anything."""
+        """A daemon starts; returns when it runs, which is before its first scan."""
         self._started += 1
         name = f"daemon {self._started}"
         journal = MemoryJournal(self.journal_directory, name, self.faults)
@@ -596,7 +598,7 @@ class World:
         daemon.journal.kill(lost_bytes=13 * (after_ticks % 50))
         self.journal_is_torn = True
         daemon.scope.cancel()
-        # What its tasks still say on their way out reaches nobody.
+        # What its tasks still send while they end is lost.
         if daemon in self.daemons:
             self.daemons.remove(daemon)
 
@@ -627,9 +629,9 @@ class World:
         return path
 
     def _probe(self, path: str) -> None:
-        """The daemon opens a group as a probe, which no pod may ever meet. Raises `OSError`."""
+        """The daemon opens a group as a probe, which must never hinder a pod. Raises `OSError`."""
         group = int(Path(path).name)
-        # What a second plugin gives away is opened by nobody, and we hear of it later.
+        # What a second plugin allocates is not opened, and the daemon reads of it later.
         given = {d for (_, r), e in self.kubelet.view.holdings.items() if self.is_ours(r) for d in e.devices}
         if self.counts["a second plugin takes our resource"] == 0 and not given.isdisjoint(
             self.tree.group_members(group)
@@ -644,7 +646,7 @@ class World:
                 await app.run_daemon(
                     settings,
                     self.outside_of(daemon),
-                    say=lambda line: self.trace.said(daemon.name, line),
+                    say=lambda line: self.trace.logged(daemon.name, line),
                     task_status=task_status,
                 )
         except Exception as error:
@@ -658,7 +660,7 @@ class World:
 
     @property
     def can_tell_stale_nodes(self) -> bool:
-        """A daemon is asked before a container starts, and can read in kubelet's file what the container would get."""
+        """A daemon is called before a container starts, and can read in kubelet's file what the container would get."""
         blinded = ("the ledger file is damaged", "a second plugin takes our resource")
         return self.pre_start_gate and not any(self.counts[kind] for kind in blinded)
 
@@ -667,7 +669,7 @@ class World:
         if fault is Fault.DISK_FULL:
             self.journal_is_torn = True
         self.faults.order(fault, times)
-        for daemon in self.daemons:  # the watcher's occasion is now
+        for daemon in self.daemons:  # for the watcher that is now
             daemon.uevents.wake()
 
     def in_background(self, task: Callable[[], Awaitable[None]]) -> None:

@@ -176,7 +176,7 @@ async def test_a_daemon_that_hangs_is_not_waited_for_long(config: Config) -> Non
     assert "does it hang" in found.source
     assert "not by the daemon: a daemon has the socket and does not answer; does it hang?" in told(found)
     known = json.loads(as_json(found))
-    assert known["source"] == "look"
+    assert known["source"] == "inspection"
     assert "does it hang" in known["source_problem"]
 
 

@@ -225,7 +225,7 @@ def as_json(found: Inspected) -> str:
     """The node, its resources as kubelet counts them, its devices, and the problems that hide more."""
     known = {
         "node": found.node,
-        "source": "daemon" if found.by_daemon else "look",
+        "source": "daemon" if found.by_daemon else "inspection",
         "source_problem": found.problem or None,
         "role": found.view.role if found.by_daemon else None,
         "resources": [_resource_dict(resource, found) for resource in found.view.resources],
@@ -388,7 +388,7 @@ def explanation_json(explained: Explained) -> str:
             for c in device.history
         ],
         "node": explained.inspected.node,
-        "source": "daemon" if explained.inspected.by_daemon else "look",
+        "source": "daemon" if explained.inspected.by_daemon else "inspection",
         "source_problem": explained.inspected.problem or None,
     }
     del known["group_members"]

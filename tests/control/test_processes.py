@@ -263,11 +263,11 @@ def handed_over(node: Node, old: DaemonProcess, new: DaemonProcess) -> None:
 
 def test_inspect_and_explain_ask_the_daemon(node: Node) -> None:
     alone = json.loads(_asked(node, "inspect", "-o", "json"))
-    assert json.loads(_asked(node, "explain", address(1), "-o", "json"))["source"] == "look"
+    assert json.loads(_asked(node, "explain", address(1), "-o", "json"))["source"] == "inspection"
     with node.daemon() as daemon:
         serves(node, daemon, accepted=1)
         asked = json.loads(_asked(node, "inspect", "-o", "json"))
-        assert (alone["source"], asked["source"]) == ("look", "daemon")
+        assert (alone["source"], asked["source"]) == ("inspection", "daemon")
         assert asked["devices"] == alone["devices"]
         known = json.loads(_asked(node, "explain", "01:00.0", "-o", "json"))
         assert (known["source"], known["registered"], known["address"]) == ("daemon", True, address(1))

@@ -199,7 +199,7 @@ async def test_a_held_group_counts_although_sysfs_says_nothing(tree: HostTree) -
 
 
 @pytest.mark.trio
-async def test_without_exhaustive_proc_nobody_is_not_said(tree: HostTree) -> None:
+async def test_without_exhaustive_proc_no_holder_is_not_concluded(tree: HostTree) -> None:
     tree.open_group(2, 4711)
     (tree.root / "proc/7/fd").mkdir(parents=True)
     (tree.root / "proc/7/fd/5").symlink_to("anon_inode:[vfio-device]")
@@ -230,12 +230,20 @@ class Passes:
         return passes
 
 
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    return Passes(monkeypatch)
+
+
+@pytest.fixture
+def reader(tree: HostTree) -> SysfsUse:
+    return SysfsUse(root(tree), "proc")
+
+
 @pytest.mark.trio
-async def test_all_processes_are_not_looked_at_again_and_again(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+async def test_all_processes_are_not_read_again_and_again(
+    tree: HostTree, passes: Passes, reader: SysfsUse
 ) -> None:
-    passes = Passes(monkeypatch)
-    reader = SysfsUse(root(tree), "proc")
     tree.open_group(2, 4711, device=False)
     await observe(reader)
     assert passes.since() == [None]
@@ -243,7 +251,7 @@ async def test_all_processes_are_not_looked_at_again_and_again(
     uses = await observe(reader)
     assert passes.since() == [{4711}]
     assert uses[2].holders == (Holder(4711, "qemu-system-x86", None),)
-    assert uses[1].holders is None  # not looked at this time
+    assert uses[1].holders is None  # not read this time
 
     tree.open_group(3, 4712)  # sysfs says so
     uses = await observe(reader)
@@ -260,34 +268,30 @@ async def test_all_processes_are_not_looked_at_again_and_again(
 
 
 @pytest.mark.trio
-async def test_a_look_at_some_groups_forgets_nothing_of_the_others(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+async def test_a_poll_of_some_groups_forgets_nothing_of_the_others(
+    tree: HostTree, passes: Passes, reader: SysfsUse
 ) -> None:
-    passes = Passes(monkeypatch)
-    reader = SysfsUse(root(tree), "proc")
     tree.open_group(2, 4711, device=False)
     before = await observe(reader)
     tree.open_group(1, 4712)
     assert [use.group for use in await reader.observe((target(1, functions=2),), whole=False)] == [1]
     assert passes.since() == [None, None]
     assert (await observe(reader))[2].holders == before[2].holders
-    assert passes.since() == [{4711, 4712}], "nothing is to be looked at again that is known"
+    assert passes.since() == [{4711, 4712}], "nothing is to be read again that is known"
 
 
 @pytest.mark.trio
-async def test_looks_at_some_groups_do_not_put_off_the_pass_over_all_processes(tree: HostTree) -> None:
-    """Who has another group open without its device is found by that pass alone."""
-    rested = SysfsUse(root(tree), "proc")
-    await observe(rested)
-    due_at = rested._rested_at
-    await rested.observe((replace(target(1), urgent=True),), whole=False)
-    assert rested._rested_at == due_at
+async def test_polls_of_some_groups_do_not_put_off_the_pass_over_all_processes(reader: SysfsUse) -> None:
+    """A process that has another group open without its device is found only by that pass."""
+    await observe(reader)
+    due_at = reader._rested_at
+    await reader.observe((replace(target(1), urgent=True),), whole=False)
+    assert reader._rested_at == due_at
 
 
 @pytest.mark.trio
-async def test_a_group_is_held_until_its_holder_has_ended(tree: HostTree) -> None:
+async def test_a_group_is_held_until_its_holder_has_ended(tree: HostTree, reader: SysfsUse) -> None:
     """A process that ends loses its descriptors at once; the kernel closes them one after the other."""
-    reader = SysfsUse(root(tree), "proc")
     tree.open_group(2, 4711, device=False)
     before = (await observe(reader))[2].holders
     for descriptor in (tree.root / "proc/4711/fd").iterdir():
@@ -302,12 +306,10 @@ async def test_a_group_is_held_until_its_holder_has_ended(tree: HostTree) -> Non
 
 
 @pytest.mark.trio
-async def test_after_its_rest_all_processes_are_looked_at_again(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+async def test_after_its_rest_all_processes_are_read_again(
+    passes: Passes, reader: SysfsUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes = Passes(monkeypatch)
     monkeypatch.setattr(limits, "PROC_SCAN_REST", 0)
-    reader = SysfsUse(root(tree), "proc")
     for _ in range(3):
         await observe(reader)
     assert passes.since() == [None] * 3
@@ -315,12 +317,11 @@ async def test_after_its_rest_all_processes_are_looked_at_again(
 
 @pytest.mark.trio
 async def test_however_long_a_pass_took_it_rests_no_longer_than_promised(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+    tree: HostTree, reader: SysfsUse, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     rest_s = limits.PROC_SCAN_REST_MAX_S
     passes = Passes(monkeypatch)
     monkeypatch.setattr(limits, "PROC_SCAN_REST_MAX_S", rest_s)
-    reader = SysfsUse(root(tree), "proc")
     await observe(reader)
     tree.open_group(2, 4711, device=False)
     mock_clock.jump(rest_s - 0.001)
@@ -332,12 +333,10 @@ async def test_however_long_a_pass_took_it_rests_no_longer_than_promised(
 
 
 @pytest.mark.trio
-async def test_a_call_that_waits_gets_a_look_at_all_processes(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+async def test_a_call_that_waits_gets_a_pass_over_all_processes(
+    tree: HostTree, passes: Passes, reader: SysfsUse
 ) -> None:
-    """Found on a real kernel: a stranger who had let go and come back within the rest was not seen by Allocate."""
-    passes = Passes(monkeypatch)
-    reader = SysfsUse(root(tree), "proc")
+    """Found on a real kernel: a process that closed and opened again within the rest was not seen by Allocate."""
     await observe(reader)
     await observe(reader)
     assert passes.since() == [None, set()]

@@ -245,7 +245,7 @@ def test_a_daemon_that_hangs_is_said_to() -> None:
             where = (f"--host-root={node.tree.root}", f"--state-dir={node.directory / 's'}")
             assert "does it hang" in " ".join(gpuactors("inspect", *where).stdout.split())
             known = json.loads(gpuactors("inspect", "-o", "json", *where).stdout)
-            assert (known["source"], "does it hang" in known["source_problem"]) == ("look", True)
+            assert (known["source"], "does it hang" in known["source_problem"]) == ("inspection", True)
             shown = gpuactors("config", "show", where[1]).stdout
             assert "does it hang" in shown.splitlines()[0]
         finally:
@@ -281,7 +281,7 @@ def test_inspect_shows_what_is_there_and_why(tmp_path: Path) -> None:
         done = gpuactors("inspect", root, "-o", "json")
         assert (done.returncode, done.stderr) == (0, "")
         shown = json.loads(done.stdout)
-        assert shown["source"] == "look"
+        assert shown["source"] == "inspection"
         assert shown["devices"] == [
                 _device(
                     0x23, "2330", "vfio-pci", "GH100 [H100 SXM5 80GB]", H100, "Healthy", "Free", "free",

@@ -5,7 +5,7 @@ file can be replayed by itself, from its first state on:
 
     {"journal":4,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
     {"at":12.5,"missed":0,"state":{…}}
-    {"at":12.6,"event":"HostScanned","fields":{"look":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
+    {"at":12.6,"event":"HostScanned","fields":{"inspection":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
     {"at":16.6,"again":"TPTPTRP","after":[0.0011,1.9994,0.0012,1.9996,0.0018,0.0003],"digest":"…"}
 

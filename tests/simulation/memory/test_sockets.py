@@ -62,7 +62,7 @@ async def test_others_sockets_are_told_of_together_and_once_in_a_while(autojump_
 
 
 @pytest.mark.trio
-async def test_without_a_descriptor_for_a_watch_the_directory_is_looked_at_again_and_again(
+async def test_without_a_descriptor_for_a_watch_the_directory_is_read_again_and_again(
     autojump_clock: MockClock,
 ) -> None:
     transport, faults = MemoryTransport(), Faults()

@@ -1,8 +1,8 @@
 """Processes on a fake node that hold vfio groups open, and the /proc that shows them.
 
-Keeps who holds what, and makes `/proc/PID/{comm,cgroup,fd/N}` below a root for it: descriptors are symbolic links, as
-in the real /proc, but to the fake tree's plain files. What holding a group means for the rest of the node is played
-by `tree.py`.
+Keeps which process holds what, and makes `/proc/PID/{comm,cgroup,fd/N}` below a root for it: descriptors are symbolic
+links, as in the real /proc, but to the fake tree's plain files. `tree.py` plays what holding a group means for the rest
+of the node.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Tenants:
             self._close(process, descriptor)
 
     def node_removed(self, group: int) -> None:
-        """A group's node goes while somebody has it open: the descriptor leads to a node that is no more."""
+        """A group's node goes while a process has it open: the descriptor leads to a node that is gone."""
         pid = self.holder_of(group)
         if pid is None:
             return

@@ -3,7 +3,7 @@
 A tree below a root holds what the daemon reads: `sys/` with sysfs' symbolic links and `dev/` with the device nodes
 (plain files: nodes need root, and nothing here may be opened anyway). Every operation changes the tree in the kernel's
 order and returns the uevents in the kernel's order (drivers/base/core.c, drivers/vfio/{group,vfio_main}.c; measured
-in a virtual machine). Tenants (`tenants.py`) open and close groups, which says nothing to anybody, as in the kernel.
+in a virtual machine). Tenants (`tenants.py`) open and close groups, which sends no uevent, as in the kernel.
 Must not decide anything about devices: it plays the kernel, not the daemon.
 """
 
@@ -28,8 +28,8 @@ VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 """Drivers that make a vfio device of what is bound to them."""
 
 _BLOCKED: Final = ("uevent", "driver_override")
-"""Attributes that take the device's lock when they are read, on kernel 6.1; nobody else has a reason to read them, so
-they are only there when that lock is held."""
+"""Attributes that take the device's lock when they are read, on kernel 6.1; nothing else reads them here, so they are
+only there when that lock is held."""
 
 _GROUP_MAJOR: Final = 243
 _CDEV_MAJOR: Final = 511
@@ -80,13 +80,13 @@ class HostTree:
     exist. Without it the directory `vfio-dev/vfioN` exists in sysfs all the same, as on Debian's kernels.
 
     Each operation comes twice: `bind()` does it all and returns the uevents; `bind_steps()` yields each uevent with the
-    tree as it is at that moment, so that a test can look half way or stop there.
+    tree as it is at that moment, so that a test can read it half way or stop there.
 
     While a tenant has a device open, its unbind or unplug stops half way, where the kernel's writer sleeps
-    (vfio_unregister_group_dev): the driver's link is gone, the group's node stays. Kernel 6.12 has said `remove`
-    vfio-dev by then, and that directory is gone. With `waits_silently` it is kernel 6.1: nothing was said, it is there,
-    and whoever reads `uevent` or `driver_override` sleeps as well. The rest happens when the tenant lets go, in
-    `close_group` or `kill`, which return its uevents.
+    (vfio_unregister_group_dev): the driver's link is gone, the group's node stays. Kernel 6.12 has sent `remove`
+    vfio-dev by then, and that directory is gone. With `waits_silently` it is kernel 6.1: no uevent was sent, the
+    directory is there, and readers of `uevent` or `driver_override` sleep as well. The rest happens when the tenant
+    closes the device, in `close_group` or `kill`, which return its uevents.
     """
 
     def __init__(self, root: Path, *, cdev: bool = False, waits_silently: bool = False) -> None:
@@ -147,7 +147,7 @@ class HostTree:
 
     @property
     def probed(self) -> tuple[str, ...]:
-        """The host's paths of all nodes that `open_node` was asked for, in their order."""
+        """The host's paths of all nodes that were opened by `open_node`, in order."""
         return tuple(self._probed)
 
     # --- what can happen ------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class HostTree:
         return tuple(self.bind_steps(address, driver))
 
     def unbind(self, address: str) -> tuple[Uevent, ...]:
-        """A function's driver lets it go. Raises `ValueError` if it is not there or not bound (ENODEV)."""
+        """A function is unbound from its driver. Raises `ValueError` if it is not there or not bound (ENODEV)."""
         return tuple(self.unbind_steps(address))
 
     def plug_steps(self, spec: PciSpec) -> Iterator[Uevent]:
@@ -219,7 +219,7 @@ class HostTree:
     ) -> None:
         """A process opens a group and, with `device`, every function in it. It is started if it is not there.
 
-        Raises `OSError` as open(2) would: ENOENT without a node, EBUSY if anybody has the group open (this process
+        Raises `OSError` as open(2) would: ENOENT without a node, EBUSY if a process has the group open (this one
         included).
         """
         self._check_open(f"/dev/vfio/{group}", group)
@@ -234,7 +234,8 @@ class HostTree:
     def open_device(self, address: str, pid: int) -> None:
         """A process that has the function's group open gets its device: the function wakes up and is enabled.
 
-        Raises `ValueError` if it has not, has the device already, or the function is bound to no vfio driver.
+        Raises `ValueError` if the group is not open, the device is open already, or the function is bound to no vfio
+        driver.
         """
         plugged = self._find(address)
         group = plugged.spec.group
@@ -249,7 +250,7 @@ class HostTree:
         self._count(plugged, +1)
 
     def close_group(self, group: int, pid: int) -> tuple[Uevent, ...]:
-        """A process closes a group and its devices, and lives on. Says nothing to anybody, unless an unbind waited.
+        """A process closes a group and its devices, and lives on. There is no uevent, unless an unbind waited.
 
         Raises `ValueError` if it does not hold the group.
         """
@@ -302,14 +303,14 @@ class HostTree:
             _replace(path, f"{int(Path(path).read_bytes()) + change}\n")
 
     def switch(self, address: str, *, on: bool) -> None:
-        """Somebody writes 1 or 0 to `enable`, which counts up or down. Says nothing to anybody.
+        """1 or 0 is written to `enable`, which counts up or down. There is no uevent.
 
         Raises `ValueError` if the function has a driver (EBUSY), or was not switched on before (EIO):
         drivers/pci/pci-sysfs.c, enable_store.
         """
         plugged = self._find(address)
         if plugged.driver is not None or plugged.waiting is not None:
-            raise ValueError(f"{address} has a driver; nobody else may switch it")
+            raise ValueError(f"{address} has a driver; only the driver may switch it")
         if not on and self.enabled(address) <= 0:
             raise ValueError(f"{address} is not switched on")
         self._count(plugged, +1 if on else -1)
@@ -336,15 +337,15 @@ class HostTree:
         path.mkdir()
 
     def make_hang(self, address: str, name: str) -> None:
-        """Reading the attribute hangs until `end_hang`: it is a FIFO that nobody writes to."""
+        """Reading the attribute hangs until `end_hang`: it is a FIFO without a writer."""
         path = self.device_dir(address) / name
         self._clear(path)
         os.mkfifo(path)
 
     def end_hang(self, address: str, name: str, content: bytes) -> None:
-        """Whoever hangs in the attribute reads an end of file, later readers read `content`."""
+        """Readers that hang in the attribute get an end of file, later readers get `content`."""
         path = self.device_dir(address) / name
-        # Opened for both ends it blocks nobody, and readers that hang in open() come through.
+        # Opened for both ends it does not block, and readers that hang in open() go on.
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         path.unlink()
         path.write_bytes(content)
@@ -433,7 +434,7 @@ class HostTree:
     def _unbind(self, plugged: _Plugged, then: Iterator[Uevent]) -> Iterator[Uevent]:
         """The links go at once, then the driver's own things, then the uevent: dd.c, __device_release_driver.
 
-        `then` is what follows an unbind; if somebody has the device open it waits for him with the rest.
+        `then` is what follows an unbind; if a process has the device open, it waits for that process with the rest.
         """
         driver, plugged.driver = plugged.driver, None
         (self.root / f"sys{plugged.devpath}/driver").unlink(missing_ok=True)
@@ -486,7 +487,7 @@ class HostTree:
         first_of_group = self._vfio_bound_members(group) == 0
         plugged.vfio = number
         self._vfio_numbers.add(number)
-        # Before there is a node that anybody can open: vfio_pci_core_register_device, drivers/vfio/pci/vfio_pci_core.c.
+        # Before there is a node to open: vfio_pci_core_register_device, drivers/vfio/pci/vfio_pci_core.c.
         self._set_status(plugged, "suspended")
         if first_of_group:
             directory = f"{self.root}/sys/devices/virtual/vfio/{group}"
@@ -514,8 +515,8 @@ class HostTree:
         yield self._vfio_dev_uevent("remove", plugged, number)
 
     def _drop_group(self, group: int) -> Iterator[Uevent]:
-        """The group's node goes with the last function, even if somebody has the node alone open (seen on 6.1): only an
-        open device holds an unbind up."""
+        """The group's node goes with the last function, even if a process has only the node open (seen on 6.1): only an
+        open device delays an unbind."""
         if self._vfio_bound_members(group) != 0:
             return
         self._tenants.node_removed(group)

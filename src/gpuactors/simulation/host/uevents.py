@@ -15,7 +15,7 @@ from typing import Final, final
 
 import trio
 
-_NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN})
+_NO_LISTENER: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN})
 _NO_ROOM: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
 
 
@@ -50,10 +50,10 @@ class Uevent:
 class UeventSender:
     """Sends uevents to a daemon that was started with `--uevents unix:PATH`.
 
-    Like the kernel, it does not keep what cannot be delivered: with nobody at PATH a message is dropped and counted in
-    `dropped`. They differ where the receiver is slow: the kernel drops and tells the receiver (ENOBUFS); here `send`
-    drops and only the sender knows, and `send_all` waits for room. A unix datagram queue holds net.unix.max_dgram_qlen
-    messages, 10 by default, so a burst wants `send_all`.
+    Like the kernel, it does not keep what cannot be delivered: without a listener at PATH a message is dropped and
+    counted in `dropped`. They differ where the receiver is slow: the kernel drops, and the receiver gets ENOBUFS; here
+    `send` drops and only the sender knows, and `send_all` waits for room. A unix datagram queue holds
+    net.unix.max_dgram_qlen messages, 10 by default, so a burst wants `send_all`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class UeventSender:
         self.dropped = 0
 
     def send(self, uevents: Iterable[Uevent]) -> int:
-        """Sends without ever waiting; answers how many of them were delivered."""
+        """Sends without waiting; returns how many were delivered."""
         delivered = 0
         for uevent in uevents:
             arrived = self._try(uevent.encode()) is None
@@ -72,7 +72,7 @@ class UeventSender:
         return delivered
 
     async def send_all(self, uevents: Iterable[Uevent]) -> int:
-        """Sends, waiting for room while the receiver lives; answers how many were delivered."""
+        """Sends, waiting for room while the receiver lives; returns how many were delivered."""
         delivered = 0
         for uevent in uevents:
             await trio.lowlevel.checkpoint()
@@ -115,9 +115,9 @@ class UeventSender:
             except OSError as error:
                 if error.errno in _NO_ROOM:
                     return error.errno
-                if error.errno not in _NOBODY_LISTENS:
+                if error.errno not in _NO_LISTENER:
                     raise
-                # The listener we were connected to may have been replaced by another one: look once more.
+                # The listener that the socket was connected to may have been replaced by another one: connect anew.
                 self.close()
                 if attempt == 2:
                     return error.errno

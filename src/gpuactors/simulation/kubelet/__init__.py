@@ -1,1 +1,1 @@
-"""A fake kubelet: its bookkeeping, its plugins and pods, its directory on a disk or in memory."""
+"""A fake kubelet: its device manager, its plugins and pods, its directory on a disk or in memory."""

@@ -44,7 +44,7 @@ def encode(checkpoint: Checkpoint) -> str:
 
 
 def decode(text: str) -> Checkpoint:
-    """What the file says. Raises `CorruptCheckpointError`."""
+    """The file's contents as values. Raises `CorruptCheckpointError`."""
     try:
         content = json.loads(text)
         data, written = content["Data"], content["Checksum"]

@@ -1,8 +1,8 @@
-"""The containers of a fake node's pods: virtual machines that open their GPUs, and let them go when they end.
+"""The containers of a fake node's pods: virtual machines that open their GPUs, and close them when they end.
 
 They belong to the container runtime and not to kubelet: they live on while kubelet is down, and after a forced
-deletion. What holding a device means is a `Tenancy`'s affair; without one a container is only a name. Must not know
-plugins or kubelet's books.
+deletion. A `Tenancy` opens and closes the devices; without one a container is only a name. Must not know plugins or
+kubelet's ledger.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tenancy(Protocol):
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
         """It opens them: `devices` by kubelet's IDs, `nodes` as paths of the host. All or none.
 
-        Raises `OSError` with QEMU's words: EBUSY if somebody else has one of them open.
+        Raises `OSError` with QEMU's message: EBUSY if another process has one of them open.
         """
         ...
 
@@ -64,7 +64,7 @@ class TreeTenancy:
         """The processes that have something open, by pod UID."""
 
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
-        """As `Tenancy.start`. The groups are those of the nodes; a container node opens for everybody."""
+        """As `Tenancy.start`. The groups are those of the nodes; the container node opens any number of times."""
         pid = next(self._pids)
         groups = dict.fromkeys(int(match[1]) for node in nodes if (match := _GROUP_NODE.fullmatch(node)))
         try:
@@ -88,7 +88,7 @@ class TreeTenancy:
 
 
 def _qemu_says(devices: Sequence[str], group: int, why: str) -> str:
-    """hw/vfio/container.c, vfio_get_group. Which device of the group it was is not told by the group."""
+    """hw/vfio/container.c, vfio_get_group. The group does not show which of its devices it was."""
     hosts = " or ".join(devices)
     return f"qemu-system-x86_64: -device vfio-pci,host={hosts}: vfio {hosts}: failed to open /dev/vfio/{group}: {why}"
 
@@ -144,7 +144,7 @@ class Containers:
         return tuple(container.pod for container in self._running.values())
 
     def kill(self, pod: Pod, after_s: float | None) -> None:
-        """SIGTERM: the container ends after `after_s`; None is one that does not listen."""
+        """SIGTERM: the container ends after `after_s`; None if it ignores SIGTERM."""
         container = self._running.get(pod.uid)
         if container is None or after_s is None:
             return
@@ -165,7 +165,7 @@ class Containers:
         raise KeyError(name)
 
     def lose(self) -> None:
-        """The machine stops: every container is gone, and nobody hears of it."""
+        """The machine stops: every container is gone, and `exited` is not called."""
         lost, self._running = self._running, {}
         for container in lost.values():
             if container.opened and self._tenancy is not None:

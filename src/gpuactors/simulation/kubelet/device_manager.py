@@ -1,18 +1,16 @@
-"""The bookkeeping of kubelet 1.36's device manager, and the scheduler's arithmetic over it, as one plain
-object.
+"""Kubelet 1.36's device manager, and the scheduler's arithmetic over it, as one plain object.
 
-What kubelet decides and remembers is here: which devices a resource has, who was given what, what is posted
-as capacity and allocatable, whom the scheduler lets on to the node. Must not know of a clock (times come in
-as `at`, seconds of the caller's clock), of tasks, of files or of gRPC: `fake.py` makes the calls and
-tells the books how they went.
+All that kubelet decides and records is here: which devices a resource has, which pod has which device, what is posted
+as capacity and allocatable, which pods the scheduler places on the node. Must not know of a clock (times come in as
+`at`, seconds of the caller's clock), of tasks, of files or of gRPC: `fake.py` makes the calls and reports their results
+here.
 
-An admission is a conversation of four steps, because kubelet lets go of its lock for each call to the plugin:
-`choose` → (GetPreferredAllocation) → `take` → (Allocate) → `commit` or `roll_back`. Between them a frame may
-come in, a stream may end or the pod may be deleted, and the books behave then as kubelet's do, its crash
-included.
+An admission has four steps, because kubelet releases its lock for each call to the plugin: `choose` →
+(GetPreferredAllocation) → `take` → (Allocate) → `commit` or `roll_back`. Between them a list may come, a stream may
+end or the pod may be deleted, and this object then does what kubelet does, its crash included.
 
-A pod is deleted in one of two ways. `terminate` is the normal one: its devices are its own until `delete`,
-when its container has ended. A forced deletion is `delete` at once, whatever the container does.
+A pod is deleted in one of two ways. `terminate` is the normal one: the pod keeps its devices until `delete`, when its
+container has ended. A forced deletion is `delete` at once, even if the container runs on.
 
 Sources: pkg/kubelet/cm/devicemanager/manager.go, endpoint.go, pod_devices.go and plugin/v1beta1 of kubelet
 1.36.
@@ -68,8 +66,7 @@ __all__ = [
 ]
 
 STOP_GRACE_S: Final = 300.0
-"""How long kubelet keeps counting a resource's devices after its plugin went away
-(endpointStopGracePeriod)."""
+"""How long kubelet counts a resource's devices after its plugin has gone (endpointStopGracePeriod)."""
 
 _NAME_PART = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -79,7 +76,7 @@ _COUNTED: Final = frozenset({Phase.ADMITTING, Phase.STARTING, Phase.RUNNING, Pha
 """Pods whose requests the scheduler subtracts from allocatable."""
 
 _ENDED: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED})
-"""Pods whose devices are free: kubelet takes them for no longer active."""
+"""Pods whose devices are free: for kubelet they are not active any more."""
 
 
 _DAEMON_PODS: Final = tuple(
@@ -90,7 +87,7 @@ _DAEMON_PODS: Final = tuple(
 
 
 class DeviceManager:
-    """Owned by one fake kubelet. Every method is synchronous and leaves the books consistent."""
+    """Owned by one fake kubelet. Every method is synchronous and leaves the state consistent."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -110,7 +107,7 @@ class DeviceManager:
     # --- the life of kubelet's process -----------------------------------------------------------------
 
     def boot(self, at: float, checkpoint: Checkpoint | None = None) -> tuple[str, ...]:
-        """Kubelet starts with what its checkpoint file says (None: there is none, or it is damaged): the ledger
+        """Kubelet starts with the contents of its checkpoint file (None: there is none, or it is damaged): the ledger
         is what it was when the file was last written, and lists are empty until the plugins register again.
 
         Returns the pods that kubelet admits anew: those whose container is not running. ("Container detected
@@ -128,11 +125,11 @@ class DeviceManager:
 
     @property
     def knows_pods(self) -> bool:
-        """Kubelet has heard from the API server which pods it has. Until then PodResources lists none."""
+        """Kubelet has its pods from the API server. Until then PodResources lists none."""
         return self._knows_pods
 
     def learn_pods(self) -> None:
-        """Kubelet hears which pods it has."""
+        """Kubelet gets its pods from the API server."""
         self._knows_pods = True
 
     def power_off(self) -> None:
@@ -150,17 +147,15 @@ class DeviceManager:
     # --- plugins -----------------------------------------------------------------------------------------
 
     def connected(self, resource: str, client: int, *, pre_start: bool, preferred: bool) -> None:
-        """A plugin was dialled and gave its options (PluginConnected). Its devices come with the first
-        frame."""
+        """A plugin was dialled and returned its options (PluginConnected). Its devices come with the first list."""
         self._known[resource] = None
         self._listed.setdefault(resource, ())
         self._endpoints[resource] = Endpoint(client, pre_start, preferred, stopped_at=None)
         self._registrations += 1
 
     def disconnected(self, resource: str, at: float) -> None:
-        """Kubelet saw a stream of this resource end (PluginDisconnected): every device turns Unhealthy and
-        the time of grace begins. Nothing here asks *whose* stream it was: kubelet looks the plugin up by
-        name."""
+        """Kubelet saw a stream of this resource end (PluginDisconnected): every device turns Unhealthy and the time of
+        grace begins. It does not matter *whose* stream it was: kubelet finds the plugin by the resource's name."""
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             return
@@ -168,14 +163,14 @@ class DeviceManager:
         self._endpoints[resource] = replace(endpoint, stopped_at=at)
 
     def list_received(self, resource: str, devices: Iterable[ListedDevice]) -> None:
-        """A ListAndWatch frame replaces the whole list, from whichever stream it comes."""
+        """A list of ListAndWatch replaces the one before, from any stream."""
         self._known[resource] = None
         self._listed[resource] = tuple({device.id: device for device in devices}.values())
         self._lists += 1
         self._write_checkpoint()
 
     def expire(self, at: float) -> None:
-        """Forgets the devices of plugins that have been away for longer than the grace (GetCapacity)."""
+        """Removes the devices of plugins that have been away for longer than the grace (GetCapacity)."""
         expired = [r for r in self._listed if self._expired(r, at)]
         for resource in expired:
             self._endpoints.pop(resource, None)
@@ -216,8 +211,8 @@ class DeviceManager:
         claims: tuple[Claim, ...] = (),
         nodes: tuple[str, ...] = (),
     ) -> Pod:
-        """A pod runs that was given all this without our seeing how: another plugin's IDs, whatever they are, under
-        its resources, and another driver's claims.
+        """A pod runs with devices that were allocated without a call here: any IDs of another plugin, under its
+        resources, and claims of another driver.
 
         Raises `ValueError` if there is a pod of that name already.
         """
@@ -232,10 +227,9 @@ class DeviceManager:
         return pod
 
     def place(self, at: float) -> Pod | None:
-        """The scheduler's next pod for this node: the oldest one that fits. It counts as allocated from now
-        on.
+        """The scheduler's next pod for this node: the oldest one that fits. It counts as allocated from now on.
 
-        The pods that do not fit learn why.
+        The pods that do not fit get the reason as their message.
         """
         for pod in [p for p in self._pods.values() if p.phase is Phase.PENDING]:
             if not self._explain_pending(pod, at).message:
@@ -269,8 +263,8 @@ class DeviceManager:
         self._set(name, Phase.RUNNING, "")
 
     def failed(self, name: str, why: str, asked_for: tuple[str, ...] = ()) -> None:
-        """The pod is not admitted, for good. Kubelet never tries again; what it had picked is free. `asked_for` are the
-        devices of the Allocate that failed, if it was one."""
+        """The pod is not admitted. Kubelet never tries again; the devices that it had picked are free. `asked_for` are
+        the devices of the Allocate that failed, if it was one."""
         pod = self._set(
             name, Phase.FAILED, f"UnexpectedAdmissionError: Allocate failed due to {why}, which is unexpected"
         )
@@ -291,8 +285,8 @@ class DeviceManager:
         return True
 
     def delete(self, name: str) -> None:
-        """A pod is no more, whether its container has ended or not. Kubelet notices at its next allocation, or
-        when PodResources is asked, that its devices are free.
+        """A pod is gone, whether its container has ended or not. At its next allocation, or its next answer to List,
+        kubelet takes the pod's devices for free.
 
         Raises `KeyError` if there is no such pod.
         """
@@ -313,7 +307,7 @@ class DeviceManager:
     # --- one admission -------------------------------------------------------------------------------------
 
     def choose(self, pod: str, resource: str, size: int) -> Choice | None:
-        """What there is to choose from for one resource of a pod; None if the pod has its devices already.
+        """The devices to choose from for one resource of a pod; None if the pod has its devices already.
 
         Raises `AdmissionError` in kubelet's words (devicesToAllocate), `KeyError` if there is no such pod.
         """
@@ -344,10 +338,9 @@ class DeviceManager:
         return Choice(pod, uid, resource, endpoint, self._shuffled(available), size)
 
     def take(self, choice: Choice, preferred: Iterable[str]) -> tuple[str, ...]:
-        """Picks devices: first what the plugin prefers out of what was offered, then whatever there is.
+        """Picks devices: first what the plugin prefers out of what was offered, then any others.
 
-        They count as in use until `commit` or `roll_back`. Kubelet keeps sets, so nobody may rely on their
-        order.
+        They count as in use until `commit` or `roll_back`. Kubelet keeps sets, so their order means nothing.
         """
         wanted = set(preferred)
         first = [device for device in choice.available if device in wanted]
@@ -359,8 +352,7 @@ class DeviceManager:
     def commit(self, choice: Choice, devices: tuple[str, ...], allocated: Allocated) -> None:
         """Allocate succeeded: the ledger has it, though the pod may be gone meanwhile.
 
-        Raises `KubeletPanicError` if a device is listed no more: kubelet looks up its topology through a nil
-        pointer.
+        Raises `KubeletPanicError` if a device is not listed any more: kubelet reads its topology through a nil pointer.
         """
         listed = {device.id: device for device in self._listed.get(choice.resource, ())}
         for device in devices:
@@ -379,11 +371,11 @@ class DeviceManager:
         self._write_checkpoint()
 
     def roll_back(self, choice: Choice, devices: tuple[str, ...]) -> None:
-        """Allocate failed: what was picked is free again."""
+        """Allocate failed: the picked devices are free again."""
         self._unpick(choice.resource, devices)
 
     def holding(self, pod: str, resource: str) -> LedgerEntry | None:
-        """What the ledger says a pod was given of a resource."""
+        """The devices of a resource that a pod has by the ledger."""
         found = self._pods.get(pod)
         return None if found is None else self._ledger.get((found.uid, resource))
 
@@ -395,8 +387,7 @@ class DeviceManager:
         return in_ledger | self._picked.get(resource, set())
 
     def _collect(self) -> None:
-        """Drops the entries of pods that are no more (UpdateAllocatedDevices), once it is known which those
-        are."""
+        """Removes the entries of pods that are gone (UpdateAllocatedDevices), once kubelet knows its pods."""
         if self._knows_pods:
             active = self._active()
             self._ledger = {key: entry for key, entry in self._ledger.items() if key[0] in active}
@@ -415,8 +406,8 @@ class DeviceManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What kubelet has written to its file last: by a frame, an allocation or the end of a grace. A release
-        writes nothing, so it still names pods that have ended."""
+        """The last contents of kubelet's file, which is written after a list, an allocation or the end of a grace. A
+        release writes nothing, so it still names pods that have ended."""
         return self._checkpoint
 
     def _write_checkpoint(self) -> None:
@@ -424,7 +415,7 @@ class DeviceManager:
         self._checkpoint = Checkpoint(dict(self._ledger), healthy)
 
     def listing(self) -> tuple[PodListing, ...]:
-        """What PodResources lists: every active pod that kubelet knows of, once it has been given something."""
+        """What PodResources lists: every active pod that kubelet knows of, once it has a device."""
         if not self._knows_pods:
             return ()
         self._collect()
@@ -450,7 +441,7 @@ class DeviceManager:
         )
 
     def view(self, at: float) -> KubeletView:
-        """The books now. A resource whose plugin is gone for good keeps its name, with zeros, as in a node's
+        """Kubelet's view now. A resource whose plugin is gone for good keeps its name, with zeros, as in a node's
         status."""
         names = sorted({*self._known, *(r for p in self._pods.values() for r, _ in p.requests)})
         active = self._active()

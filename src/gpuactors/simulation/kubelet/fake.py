@@ -1,11 +1,11 @@
 """A model of kubelet 1.36's device manager that speaks the real protocol: the node's kubelet in `gpuactors simulate`,
 in the tests and in `replay`.
 
-Its parts, each in its own file: the bookkeeping (`device_manager.py`, no clock, no tasks), the plugins
-(`plugins.py`), the pods (`pods.py`), PodResources (`pod_resources.py`), the ledger's file
-(`checkpoint.py`), and what is not kubelet: the containers (`containers.py`). Here is the life of the
-process: start, stop, what survives a restart (the ledger's file, the pods, their containers), and what can be done and
-seen from outside. Must not decide anything by itself.
+Its parts, each in its own file: the device manager's state (`device_manager.py`, no clock, no tasks), the plugins
+(`plugins.py`), the pods (`pods.py`), PodResources (`pod_resources.py`), the ledger's file (`checkpoint.py`), and what
+is not kubelet: the containers (`containers.py`). Here is the life of the process: start, stop, what survives a restart
+(the ledger's file, the pods, their containers), and what can be done and seen from outside. Must not decide anything
+itself.
 
 What the model leaves out: the delay of a node status update (kubelet posts capacity every 10 s; here the scheduler sees
 it at once), the topology manager, several containers in a pod, preparing DRA claims (a pod may be given one, which
@@ -70,7 +70,7 @@ async def open_fake_kubelet(
     """A kubelet that is not started yet; it ends with the context, and so do all containers.
 
     `seed` orders what kubelet has in no order. `tenancy` is what a pod's virtual machine does with its devices; without
-    one it holds nothing. `dial_deadline_s` is how long Register waits for somebody at the endpoint.
+    one it holds nothing. `dial_deadline_s` is how long Register waits for a listener at the endpoint.
     """
     async with trio.open_nursery() as nursery:
         yield FakeKubelet(transport, nursery, seed=seed, tenancy=tenancy, dial_deadline_s=dial_deadline_s)
@@ -79,8 +79,7 @@ async def open_fake_kubelet(
 
 @final
 class FakeKubelet:
-    """Made by `open_fake_kubelet`. The pods, their containers and what the ledger's file says outlive `stop` and
-    `start`; nothing else does."""
+    """Made by `open_fake_kubelet`. Only the pods, their containers and the ledger's file outlive `stop` and `start`."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class FakeKubelet:
         self.panics: list[str] = []
         """Where kubelet's process ended by a crash."""
         self.warnings: list[str] = []
-        """What kubelet's log would say of a ledger file that it cannot read."""
+        """The lines of kubelet's log about a ledger file that it cannot read."""
 
     # --- the process --------------------------------------------------------------------------------------------
 
@@ -200,8 +199,8 @@ class FakeKubelet:
         self._life.plugins.lose_stream(resource)
 
     def power_off(self) -> None:
-        """The node goes down while kubelet does not run: no container outlives it, and no pod is told. Kubelet's next
-        start makes them anew, with what Allocate answered before. Raises `RuntimeError` if kubelet runs."""
+        """The node goes down while kubelet does not run: no container outlives it, and the pods stay. Kubelet's next
+        start makes the containers anew, with what Allocate returned before. Raises `RuntimeError` if kubelet runs."""
         if self._life is not None:
             raise RuntimeError("kubelet runs; stop it first")
         self._containers.lose()
@@ -211,10 +210,10 @@ class FakeKubelet:
     # --- the API server -----------------------------------------------------------------------------------------
 
     def lose_api_server(self) -> None:
-        """The API server goes away: a kubelet that starts from now on hears of no pod until it is back.
+        """The API server goes away: a kubelet that starts from now on gets no pod until it is back.
 
-        PodResources lists none as long, although their containers run (seen: kubelet 1.35.3). One that runs keeps what
-        it knows.
+        PodResources lists none until then, although their containers run (seen: kubelet 1.35.3). A kubelet that runs
+        keeps its pods.
         """
         if self._api_server.is_set():
             self._api_server = trio.Event()
@@ -230,7 +229,7 @@ class FakeKubelet:
 
     @property
     def knows_pods(self) -> bool:
-        """Kubelet has heard which pods it has."""
+        """Kubelet has its pods from the API server."""
         return self._manager.knows_pods
 
     async def _hears_api_server(self) -> None:
@@ -274,7 +273,7 @@ class FakeKubelet:
         return pod
 
     async def settled(self, name: str) -> Pod:
-        """Waits until something can be said of a pod. Raises `KeyError` if it is deleted meanwhile."""
+        """Waits until a pod runs, has ended, or has a message. Raises `KeyError` if it is deleted meanwhile."""
         async for view in self._view.subscribe():
             pod = view.pods[name]
             if pod.phase not in _TRANSITIONAL or pod.message:
@@ -282,7 +281,7 @@ class FakeKubelet:
         raise AssertionError("unreachable: a subscription never ends")
 
     def delete(self, name: str, *, dies_after_s: float | None = 0.0) -> None:
-        """Deletes a pod: kubelet ends its container, which takes it so long (None: it does not listen); the pod is
+        """Deletes a pod: kubelet ends its container, which takes so long (None: it ignores SIGTERM); the pod is
         Terminating until then, and gone 0.1 s later. Deleting it again changes nothing.
 
         Raises `KeyError` if there is no such pod.
@@ -292,7 +291,7 @@ class FakeKubelet:
             raise KeyError(name)
         if pod.phase is not Phase.TERMINATING and self._manager.terminate(name):
             self._deaths[pod.uid] = dies_after_s
-            # One that is being admitted or started is let go by whoever does that.
+            # One that is being admitted or started is released by that task.
             if self._life is not None and pod.phase is Phase.RUNNING:
                 self._end_container(pod, self._life)
         self._publish()
@@ -317,7 +316,7 @@ class FakeKubelet:
 
     @property
     def containers(self) -> tuple[Pod, ...]:
-        """The pods whose container runs, those included that are no more."""
+        """The pods whose container runs, deleted ones included."""
         return self._containers.pods
 
     @property
@@ -338,7 +337,8 @@ class FakeKubelet:
             life.pods.release_soon(pod, self._exits.get(pod.uid))
 
     def _settle_containers(self) -> None:
-        """Kubelet has heard which pods it has: it ends what should not run, and sees what has ended."""
+        """Kubelet has its pods from the API server: it ends containers that should not run, and sees those that have
+        ended."""
         life = self._life
         if life is None or life.pods is None:
             return
@@ -356,15 +356,15 @@ class FakeKubelet:
 
     @property
     def view(self) -> KubeletView:
-        """The books as they are now."""
+        """Kubelet's view now."""
         return self._view.value
 
     def changes(self) -> LatestReader[KubeletView]:
-        """The books as they are now, and after every change."""
+        """Kubelet's view now, and after every change."""
         return self._view.subscribe()
 
     async def until(self, condition: Callable[[KubeletView], bool]) -> KubeletView:
-        """The first books from now on for which `condition` holds. Waits for ever; the caller has a deadline."""
+        """Kubelet's first view from now on for which `condition` holds. Waits for ever; the caller has a deadline."""
         async for view in self._view.subscribe():
             if condition(view):
                 return view

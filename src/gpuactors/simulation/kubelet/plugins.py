@@ -1,9 +1,10 @@
 """The plugin side of the fake kubelet: the Register service, one connection per plugin, its ListAndWatch stream.
 
 Plays plugin/v1beta1/{server,client,handler}.go of kubelet 1.36 with its known faults: a Register that fails makes
-kubelet forget the running client as well, and the end of a stream disconnects whoever goes by that resource's *name*
-now (the re-registration race). Who registers a resource that another plugin serves takes its place without the other
-hearing of it: both streams' frames count from then on, and Allocate goes to the newer. Must not do arithmetic
+kubelet forget the running client as well, and the end of a stream disconnects the plugin that has that resource's
+*name* now (the re-registration race). A plugin that registers a resource of another plugin replaces it without notice
+to the
+other: the lists of both streams count from then on, and Allocate goes to the newer. Must not do arithmetic
 (`device_manager.py`) and must not know of pods (`pods.py`).
 """
 
@@ -44,7 +45,7 @@ from gpuactors.simulation.kubelet.values import Endpoint, ListedDevice
 API_VERSION: Final = "v1beta1"
 
 DIAL_DEADLINE_S: Final = 10.0
-"""How long Register waits for somebody at the endpoint (plugin/v1beta1/client.go, dial)."""
+"""How long Register waits for a listener at the endpoint (plugin/v1beta1/client.go, dial)."""
 
 PRE_START_DEADLINE_S: Final = 30.0
 """KubeletPreStartContainerRPCTimeoutInSecs."""
@@ -55,7 +56,7 @@ _CLOSING: Final = "rpc error: code = Canceled desc = grpc: the client connection
 
 
 class PluginCallError(Exception):
-    """A call to a plugin failed; the text is what grpc-go would have said."""
+    """A call to a plugin failed; the text is grpc-go's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +89,7 @@ class PluginManager(RegistrationBase):
         self._dial_deadline_s = dial_deadline_s
         self._numbers = itertools.count(1)
         self._clients: dict[str, _Client] = {}
-        """By resource name, as in kubelet: whoever registered last."""
+        """By resource name, as in kubelet: the one that registered last."""
         self._connections: dict[int, _Client] = {}
         self.slow_s = 0.0
         """How much longer Register takes before kubelet dials: 12 s were seen to be accepted."""
@@ -124,7 +125,7 @@ class PluginManager(RegistrationBase):
     # --- one connection ---------------------------------------------------------------------------------------
 
     async def _run(self, client: _Client, *, task_status: trio.TaskStatus[str | None]) -> None:
-        """The connection's life. Says None when the plugin is connected, or why it cannot be."""
+        """The connection's life. Started with None when the plugin is connected, or with the reason why it is not."""
         answered = False
 
         def answer(failure: str | None) -> None:
@@ -155,7 +156,7 @@ class PluginManager(RegistrationBase):
                 options = await client.stub.get_device_plugin_options(Empty())
             except GRPCError as error:
                 answer(f"failed to get device plugin options: {go_text(error)}")
-                # Kubelet has lost sight of this connection and never closes it.
+                # Kubelet has forgotten this connection and never closes it.
                 await trio.sleep_forever()
             self._manager.connected(
                 client.resource,
@@ -167,20 +168,20 @@ class PluginManager(RegistrationBase):
             answer(None)
             await self._list_and_watch(client, channel)
             self._stream_ended(client.resource)
-            # If somebody else was disconnected in our place, nobody will ever close this connection.
+            # If another plugin was disconnected in its place, this connection is never closed.
             await trio.sleep_forever()
 
     async def _list_and_watch(self, client: _Client, channel: Channel) -> None:
         try:
-            async with channel.server_stream(LIST_AND_WATCH, Empty(), ListAndWatchResponse) as frames:
-                async for frame in frames:
-                    self._manager.list_received(client.resource, _listed(frame))
+            async with channel.server_stream(LIST_AND_WATCH, Empty(), ListAndWatchResponse) as lists:
+                async for response in lists:
+                    self._manager.list_received(client.resource, _listed(response))
                     self._publish()
         except GRPCError:
             pass  # an error and a clean end are the same to kubelet
 
     def _stream_ended(self, resource: str) -> None:
-        """Kubelet looks the client up by name and disconnects the one it finds (server.go, runClient)."""
+        """Kubelet finds the client by name and disconnects that one (server.go, runClient)."""
         found = self._clients.pop(resource, None)
         if found is None:
             return
@@ -200,7 +201,7 @@ class PluginManager(RegistrationBase):
         client.scope.cancel()
 
     async def expire_later(self) -> None:
-        """Looks again when the time of grace of whoever is gone now is over."""
+        """Expires when the time of grace of the plugins that are gone now is over."""
         await trio.sleep(STOP_GRACE_S)
         self.expire()
 
@@ -263,7 +264,7 @@ class PluginManager(RegistrationBase):
 
 
 def _text(client: _Client, error: GRPCError) -> str:
-    """Why a call failed. When it is kubelet itself that has closed the connection, it says so."""
+    """Why a call failed; grpc-go has a text of its own where kubelet itself has closed the connection."""
     return _CLOSING if client.scope.cancel_called and error.status is Status.UNAVAILABLE else go_text(error)
 
 

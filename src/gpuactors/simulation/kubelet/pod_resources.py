@@ -1,6 +1,6 @@
-"""The PodResources service of the fake kubelet: what it has given to which pod, as kubelet 1.36 tells it.
+"""The PodResources service of the fake kubelet: which pod has which device, as kubelet 1.36 lists it.
 
-Must not decide who is listed (`device_manager.py`): here it is put into messages, and the rate is limited.
+Must not decide which pods are listed (`device_manager.py`): here are the messages and the rate limit.
 
 Sources: pkg/kubelet/apis/podresources/{server_v1,grpc/ratelimit}.go and cm/container_manager_linux.go of kubelet 1.36.
 """
@@ -53,7 +53,7 @@ class PodResourcesService(pb.PodResourcesListerBase):
         self._limit = RateLimit(QUERIES_PER_S, BURST, trio.current_time())
 
     async def list(self, message: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
-        """Every active pod that has been given what it asked for."""
+        """Every active pod that has its devices."""
         self._count()
         return pb.ListPodResourcesResponse(
             pod_resources=[_pod_resources(listing) for listing in self._manager.listing()]

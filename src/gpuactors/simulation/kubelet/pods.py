@@ -1,8 +1,8 @@
-"""The pod side of the fake kubelet: places pods, gives them devices, starts their containers, and lets them go.
+"""The pod side of the fake kubelet: places pods, allocates devices to them, starts their containers, and releases them.
 
-Plays the scheduler (one node), devicemanager/manager.go's Allocate and a pod worker of kubelet 1.36: admission is one
-pod after another, an error of Allocate is final for the pod, an error of PreStartContainer is tried again, a pod's
-devices are its own until its container has ended. Must not do arithmetic (`device_manager.py`), and must not know how a
+Plays the scheduler (one node), devicemanager/manager.go's Allocate and a pod worker of kubelet 1.36: pods are admitted
+one after another, an error of Allocate is final for the pod, an error of PreStartContainer is tried again, a pod keeps
+its devices until its container has ended. Must not do arithmetic (`device_manager.py`), and must not know how a
 plugin is reached (`plugins.py`) or what a container does (`containers.py`).
 """
 
@@ -27,8 +27,8 @@ PRE_START_RETRY_S: Final = (0.3, 11.7, 15.0)
 The last one repeats."""
 
 READMIT_AFTER_S: Final = (0.03, 1.0)
-"""After its start kubelet hears which pods it has, and admits those anew whose container does not run: seen between
-these bounds."""
+"""After its start kubelet gets its pods from the API server, and admits those anew whose container does not run: seen
+between these bounds."""
 
 RELEASE_S: Final = 0.1
 """From the end of a container to the moment at which its pod is gone, and out of PodResources: seen."""
@@ -42,8 +42,8 @@ CHECKPOINT_S: Final = 0.001
 class PodWorker:
     """Lives as long as kubelet's process: `nursery` is the process, `publish` is called after each change.
 
-    `opens_after_s` says how long a pod's virtual machine takes from its start until it opens its devices. `hears`
-    returns when the API server can be asked.
+    `opens_after_s` is how long a pod's virtual machine takes from its start until it opens its devices. `hears` returns
+    when the API server can be reached.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class PodWorker:
         self._hears = hears
 
     async def run(self, again: tuple[str, ...], settle: Callable[[], None]) -> None:
-        """Hears which pods there are and calls `settle`, admits the pods `again` anew, then places every pod for which
-        there is room, for ever.
+        """Gets the pods from the API server and calls `settle`, admits the pods `again` anew, then places every pod for
+        which there is room, for ever.
 
         Raises `KubeletPanicError` where kubelet would end.
         """
@@ -135,8 +135,8 @@ class PodWorker:
     # --- the container ----------------------------------------------------------------------------------------
 
     async def _start_container(self, pod: Pod) -> None:
-        """Until it runs, fails, or is wanted no more. A PreStartContainer in flight is waited for in any case: the pod
-        worker does one thing after another."""
+        """Returns when it runs, fails, or is not wanted any more. A PreStartContainer in flight is waited for in any
+        case: the pod worker does one thing after another."""
         waits = itertools.chain(PRE_START_RETRY_S, itertools.repeat(PRE_START_RETRY_S[-1]))
         for wait_s in waits:
             problem = await self._pre_start(pod)
@@ -185,7 +185,7 @@ class PodWorker:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def release_soon(self, pod: Pod, why: str | None = None) -> None:
-        """The pod has no container, or none any more; `why` is set if that is an error. Kubelet needs a moment."""
+        """The pod has no container, or none any more; `why` is set if that is an error. Done after `RELEASE_S`."""
         self._nursery.start_soon(self._release, pod, why)
 
     async def _release(self, pod: Pod, why: str | None) -> None:

@@ -36,7 +36,7 @@ CHECKPOINT_FILE: Final = "kubelet_internal_checkpoint"
 """File name of kubelet's ledger in its device-plugins directory."""
 
 _DIAL_RETRY_S: Final = 0.1
-"""grpc-go's blocking dial tries again with a growing backoff; nobody here can tell the difference."""
+"""grpc-go's blocking dial tries again with a growing backoff; here that makes no difference."""
 
 _BACKLOG: Final = 128
 
@@ -45,7 +45,7 @@ KUBELET: Final = "kubelet"
 
 
 class KubeletTransport(Protocol):
-    """What the fake kubelet needs of the world."""
+    """What the fake kubelet needs of its node."""
 
     def listen(self) -> AbstractAsyncContextManager[trio.abc.Listener[trio.abc.Stream]]:
         """Clears the directory as kubelet does at its start, then listens for Register calls."""
@@ -71,7 +71,7 @@ class KubeletTransport(Protocol):
 
 @final
 class UnixTransport:
-    """A kubelet's directory with real sockets; what is missing of it is made."""
+    """A kubelet's directory with real sockets; missing directories are made."""
 
     def __init__(self, kubelet_dir: Path) -> None:
         self.device_plugins = kubelet_dir / "device-plugins"
@@ -98,7 +98,8 @@ class UnixTransport:
     async def listen_at(
         self, name: str, owner: str = "plugin"
     ) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
-        """A plugin's endpoint, as of a plugin that tidies up: the file goes with the listener. Raises as `listen`."""
+        """A plugin's endpoint, as of a plugin that removes its socket: the file goes with the listener. Raises as
+        `listen`."""
         path = self.device_plugins / name
         path.unlink(missing_ok=True)
         async with _listen_at(path) as listener:
@@ -111,7 +112,7 @@ class UnixTransport:
                         path.unlink()
 
     async def dial(self, endpoint: str) -> trio.abc.Stream:
-        """Tries again while nobody listens at the endpoint."""
+        """Tries again until a process listens at the endpoint."""
         path = self.device_plugins / endpoint.lstrip("/")  # filepath.Join: an absolute one is below as well
         while True:
             try:
@@ -157,7 +158,7 @@ async def _listen_at(path: Path) -> AsyncIterator[trio.abc.Listener[trio.abc.Str
 
 
 def owner_named(process: str) -> Owner:
-    """Of a process of a `MemoryTransport`: `daemon 3` has the pid 3."""
+    """The owner that a process of a `MemoryTransport` is: `daemon 3` has the PID 3."""
     number = process.rpartition(" ")[2]
     return Owner(int(number) if number.isdecimal() else None)
 
@@ -167,8 +168,8 @@ class MemoryTransport:
     """A kubelet's directory in memory, for runs on trio's mock clock.
 
     A plugin listens with `listen_at(name)`, calls kubelet over `dial(KUBELET_SOCKET)`, and finds its endpoint's name
-    gone after kubelet's start as it would find its socket's file gone. Processes are told apart by the name that they
-    give themselves (`owner`), so that one can be killed.
+    gone after kubelet's start as it would find its socket's file gone. A process is known by the name that it passes as
+    `owner`, so that it can be killed.
     """
 
     def __init__(self, tap: Tap | None = None) -> None:
@@ -183,11 +184,11 @@ class MemoryTransport:
         self.checkpoint: Checkpoint | None = None
         """Kubelet's ledger file."""
         self.checkpoint_damaged = False
-        """The file is there and makes no sense, until kubelet writes it anew."""
+        """The file is there and cannot be read, until kubelet writes it anew."""
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
-        """A removed name is only that: who holds an open connection keeps it. Names in a sub-directory stay."""
+        """Only the names are removed: open connections stay. Names in a sub-directory stay."""
         for name in [name for name in self._listening if "/" not in name]:
             del self._listening[name]
             self._changed(name)
@@ -203,7 +204,7 @@ class MemoryTransport:
 
     @contextmanager
     def watch(self) -> Iterator[MemoryChanges]:
-        """What changes in kubelet's directory from now on, as inotify tells it."""
+        """What changes in kubelet's directory from now on, as inotify reports it."""
         changes = MemoryChanges()
         self._watches.append(changes)
         try:
@@ -239,7 +240,7 @@ class MemoryTransport:
         return self._listening.get(name) is listener
 
     def listener_at(self, name: str) -> str | None:
-        """The process that listens at `name`; None if nobody does."""
+        """The process that listens at `name`; None if none does."""
         listener = self._listening.get(name)
         return None if listener is None else listener.owner
 
@@ -258,7 +259,7 @@ class MemoryTransport:
         self._doomed[endpoint] = after_bytes
 
     def kill(self, owner: str) -> None:
-        """A process ends as by SIGKILL: its connections break, nobody listens at its sockets any more."""
+        """A process ends as by SIGKILL: its connections break, its sockets have no listener any more."""
         for connection in self._open():
             if owner in connection.owners:
                 connection.cut()
@@ -305,7 +306,7 @@ class MemoryTransport:
             self._changed(listener.name)
 
     async def dial(self, endpoint: str, owner: str = KUBELET) -> trio.abc.Stream:
-        """Tries again while nobody listens at the endpoint."""
+        """Tries again until a process listens at the endpoint."""
         while True:
             stream = await self.try_dial(endpoint, owner)
             if stream is not None:
@@ -313,10 +314,10 @@ class MemoryTransport:
             await trio.sleep(_DIAL_RETRY_S)
 
     async def try_dial(self, endpoint: str, owner: str) -> trio.abc.Stream | None:
-        """A connection to an endpoint; None if nobody listens there."""
+        """A connection to an endpoint; None if no process listens there."""
         await trio.lowlevel.checkpoint()
         listener = self._listening.get(endpoint)
-        if listener is None or listener.is_closed:  # no such file; or one that nobody listens behind any more
+        if listener is None or listener.is_closed:  # no such file; or one without a listener any more
             return None
         connection = Connection(endpoint, frozenset({owner, listener.owner}), self._tap)
         if (after_bytes := self._doomed.pop(endpoint, None)) is not None:
@@ -347,7 +348,7 @@ class MemoryTransport:
         self._changed(CHECKPOINT_FILE)
 
     def checkpoint_file(self) -> bytes | None:
-        """The ledger file's content, as somebody who is not kubelet reads it; None if there is none."""
+        """The ledger file's content, as a process other than kubelet reads it; None if there is none."""
         if self.checkpoint is None:
             return None
         content = encode(self.checkpoint).encode()
@@ -359,12 +360,12 @@ class MemoryChanges:
     """Made by `MemoryTransport.watch`."""
 
     def __init__(self) -> None:
-        self._told: list[Change] = []
+        self._waiting: list[Change] = []
         self._came = trio.Event()
 
     def add(self, name: str) -> None:
         """Something of that name came or went."""
-        self._told.append(Change(name))
+        self._waiting.append(Change(name))
         self._came.set()
 
     async def wait(self) -> None:
@@ -373,8 +374,8 @@ class MemoryChanges:
 
     def read(self) -> Sequence[Change]:
         """As `Changes.read`."""
-        told, self._told, self._came = self._told, [], trio.Event()
-        return told
+        waiting, self._waiting, self._came = self._waiting, [], trio.Event()
+        return waiting
 
 
 @final
@@ -408,7 +409,7 @@ class MemoryListener(BoundListener):
             raise trio.ClosedResourceError from None
 
     async def aclose(self) -> None:
-        """Who was never accepted sees the connection end, as with a socket."""
+        """A peer that was never accepted sees its connection end, as with a socket."""
         self._directory.remove(self)
         self.is_closed = True
         self._send.close()

@@ -27,7 +27,7 @@ class KubeletPanicError(Exception):
 
 
 class Phase(StrEnum):
-    """Where a pod stands. Kubernetes' words, except that Pending is split by what the pod waits for."""
+    """The phase of a pod. Kubernetes' words, except that Pending is split by what the pod waits for."""
 
     PENDING = "Pending"
     """No room for it by the scheduler's arithmetic."""
@@ -62,7 +62,7 @@ class Pod:
     """Resource name and number of devices."""
     phase: Phase
     message: str
-    """Why it is where it is, as `kubectl describe pod` would say."""
+    """The reason for its phase, as `kubectl describe pod` shows it."""
     uid: str
     """A pod that is made anew under the same name has another one."""
     namespace: str = "default"
@@ -73,7 +73,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class DoubleHandOut:
-    """A virtual machine met EBUSY on a device that kubelet had just given to its pod."""
+    """A virtual machine got EBUSY on a device that kubelet had just allocated to its pod."""
 
     pod: str
     devices: tuple[str, ...]
@@ -95,7 +95,7 @@ class ListedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What kubelet keeps of a resource's plugin."""
+    """What kubelet records of a resource's plugin."""
 
     client: int | None
     """Number of the connection; None for the placeholder that a restart makes out of the checkpoint."""
@@ -106,20 +106,20 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is left to decide about one resource of one pod."""
+    """What remains to be decided about one resource of one pod."""
 
     pod: str
     uid: str
     resource: str
     endpoint: Endpoint
     available: tuple[str, ...]
-    """Healthy devices that nobody has, in no order."""
+    """Healthy devices that no pod has, in no order."""
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What the plugin answered to Allocate for one container."""
+    """The plugin's answer to Allocate for one container."""
 
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
@@ -130,7 +130,7 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What kubelet remembers of one allocation (podDevices, and the checkpoint file)."""
+    """What kubelet records of one allocation (podDevices, and the checkpoint file)."""
 
     devices: tuple[str, ...]
     numa_nodes: Mapping[str, tuple[int, ...]]
@@ -185,7 +185,7 @@ class DeviceRow:
     resource: str
     id: str
     health: str
-    """`Healthy`, `Unhealthy`, or `not listed` for a device that a pod was given and that the plugin lists no
+    """`Healthy`, `Unhealthy`, or `not listed` for a device that a pod has and that the plugin does not list any
     more."""
     numa_nodes: tuple[int, ...]
     pod: str | None
@@ -201,9 +201,9 @@ class KubeletView:
     devices: tuple[DeviceRow, ...]
     pods: Mapping[str, Pod]
     holdings: Mapping[tuple[str, str], LedgerEntry]
-    """(pod, resource) → what a pod that has not ended was given."""
+    """(pod, resource) → the ledger's entry of a pod that has not ended."""
     connected: frozenset[str]
-    """Resources with a plugin that kubelet has not seen leave."""
+    """Resources with a plugin whose end kubelet has not seen."""
     registrations: int
     """Register calls that succeeded, ever."""
     lists: int

@@ -157,7 +157,7 @@ class _MemoryLedgerIo:
         return None if content is None else content[:max_bytes]
 
     async def apart(self, function: Callable[[], LedgerContents]) -> LedgerContents:
-        """The last thing in a read: a slow one has read at once and answers later, out of date."""
+        """The last part of a read: a slow one has read at once and returns later, outdated."""
         await trio.lowlevel.checkpoint()
         contents = function()
         if self._faults.strikes(Fault.READ_SLOW):
@@ -169,7 +169,7 @@ class _Nonsense(trio.abc.Stream):
     """A peer that takes everything and answers with what is not HTTP/2."""
 
     def __init__(self) -> None:
-        self._said = False
+        self._sent = False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await trio.lowlevel.checkpoint()
@@ -179,8 +179,8 @@ class _Nonsense(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         await trio.lowlevel.checkpoint()
-        said, self._said = self._said, True
-        return b"" if said else b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        sent, self._sent = self._sent, True
+        return b"" if sent else b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()

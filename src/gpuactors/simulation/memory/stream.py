@@ -1,7 +1,7 @@
 """Connections in memory: two ends, bytes in order, and what can happen to a unix socket's bytes on their way.
 
 A connection has a name and an owner at each end, so that a process can be killed with all that it has open. Must not
-know what the bytes mean. The buffers have no bound: whoever writes here is a test's fake or the daemon's own HTTP/2.
+know what the bytes mean. The buffers have no bound: only a test's fake and the daemon's own HTTP/2 write here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `inspect` and `explain` print: of a running daemon's view, and of one look of their own."""
+"""What `inspect` and `explain` print: of a running daemon's view, and of one inspection of their own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def enable(config: Config, count: int) -> None:
     (function / "power/runtime_status").write_text("active\n")
 
 
-def stranger() -> Core:
+def held_externally() -> Core:
     core = Core(gpu("23:00.0", numa_node=1), audio("23:00.1", 0x23, driver=None), gpu("24:00.0"))
     core.enabled[GPU] = 1
     core.holders[0x23] = (QEMU,)
@@ -94,7 +94,7 @@ def told(found: Inspected, *, reasons_only: bool = False) -> str:
 # --- whose view -------------------------------------------------------------------------------------------
 
 
-def test_without_a_daemon_it_looks_for_itself(config: Config) -> None:
+def test_without_a_daemon_it_inspects_the_host_itself(config: Config) -> None:
     found = inspect(config)
     assert not found.by_daemon
     assert "gpuactors.sock" in found.source
@@ -132,7 +132,7 @@ def test_the_nodes_own_pci_ids_names_nothing_unless_it_is_given(config: Config, 
     assert device.resource == "nvidia.com/GH100_H100_SXM5"
 
 
-def test_its_own_look_sees_what_is_in_use_and_what_kubelet_gave_away(config: Config) -> None:
+def test_its_own_inspection_sees_what_is_in_use_and_what_kubelet_allocated(config: Config) -> None:
     enable(config, 1)
     assert "ledger cannot be read" in inspect(config).view.devices[0].reason
     (config.kubelet_dir / "device-plugins").mkdir(parents=True)
@@ -148,7 +148,7 @@ def test_its_own_look_sees_what_is_in_use_and_what_kubelet_gave_away(config: Con
 
 @pytest.mark.trio
 async def test_a_running_daemon_is_believed(config: Config) -> None:
-    core = stranger()
+    core = held_externally()
     control = UnixControl(str(config.state_dir), Latest[frozenset[Owner]](frozenset()), about=About("gpu-17"))
     state: Latest[NodeState] = Latest(core.state)
     with trio.fail_after(10):
@@ -202,7 +202,7 @@ def test_a_host_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_table() -> None:
-    heading, _, *lines = as_table(by_daemon(stranger())).splitlines()
+    heading, _, *lines = as_table(by_daemon(held_externally())).splitlines()
     assert heading == "Node gpu-17, seen by the running daemon (process 7, version 1.2.3)"
     assert lines[0] == "nvidia.com/GH100_H100_SXM5_80GB"
     assert (
@@ -218,7 +218,7 @@ def test_the_table() -> None:
 
 
 def test_the_table_is_readable_at_100_columns_and_loses_no_word() -> None:
-    core = stranger()
+    core = held_externally()
     core.holders[0x23] = tuple(Holder(pid, "a-process-with-a-name", None) for pid in range(100, 120))
     core.pass_time(10)
     found = by_daemon(core)
@@ -254,13 +254,13 @@ def test_the_table_and_the_json_tell_what_is_listed_and_what_is_not() -> None:
 
 
 def test_that_uevents_are_not_heard_stands_above_all() -> None:
-    core = stranger()
+    core = held_externally()
     core.feed(UeventsUnavailable("netlink is forbidden"))
     problem = "not received: netlink is forbidden; only scans find changes"
     found = by_daemon(core)
     whose, head, *table = as_table(found).splitlines()
     assert head == f"uevents: {problem}"
-    assert [whose, *table] == as_table(by_daemon(stranger())).splitlines()
+    assert [whose, *table] == as_table(by_daemon(held_externally())).splitlines()
     assert json.loads(as_json(found))["uevents_problem"] == problem
     explained = Explained(find(found.view, GPU), found)
     assert f"\nUevents       {problem}\n" in explanation(explained)
@@ -284,13 +284,13 @@ def test_no_device() -> None:
 
 
 def test_the_explanation_says_it_all() -> None:
-    core = stranger()
+    core = held_externally()
     core.pass_time(180)
     found = by_daemon(core)
     text = explanation(Explained(find(found.view, "23:00.0"), found))
-    head, verdict, _, *facts = text.splitlines()
+    head, status, _, *facts = text.splitlines()
     assert head == f"{GPU}  GH100 [H100 SXM5 80GB] (10de:2330)"
-    assert verdict.startswith("Unhealthy: IOMMU group 35 is held by process 4711 (qemu-system-x86)")
+    assert status.startswith("Unhealthy: IOMMU group 35 is held by process 4711 (qemu-system-x86)")
     said = [(line[:14].strip(), line[14:]) for line in facts]
     assert said[0][0] == "To do"
     assert ("Owner", "none: kubelet has given it to no pod") in said
@@ -308,7 +308,7 @@ def test_the_explanation_says_it_all() -> None:
 
 
 def test_while_the_ledger_is_unreadable_nobody_is_said_to_have_been_given_nothing() -> None:
-    core = stranger()
+    core = held_externally()
     core.ledger["0000:24:00.0"] = "vm-2"
     core.pass_time(60)
     assert "kubelet has given it to no pod" in explained(core, GPU)
@@ -328,7 +328,7 @@ def explained(core: Core, address: str) -> str:
 
 
 def test_the_explanation_as_json() -> None:
-    found = by_daemon(stranger())
+    found = by_daemon(held_externally())
     known = json.loads(explanation_json(Explained(find(found.view, GPU), found)))
     assert known["holders"] == [{"pid": 4711, "command": "qemu-system-x86", "pod_uid": "0b0f-uid"}]
     assert known["group"] == [
@@ -344,7 +344,7 @@ def test_the_explanation_as_json() -> None:
 
 
 def test_a_device_that_is_not_there_any_more() -> None:
-    found = by_daemon(stranger())
+    found = by_daemon(held_externally())
     device = replace(
         find(found.view, GPU),
         present=False,
@@ -362,7 +362,7 @@ def test_a_device_that_is_not_there_any_more() -> None:
 
 @pytest.mark.parametrize("words", [GPU, "23:00.0", "0000:23:00.0 ", "23:00.0".upper()])
 def test_an_address_may_be_short(words: str) -> None:
-    assert find(by_daemon(stranger()).view, words).address == GPU
+    assert find(by_daemon(held_externally()).view, words).address == GPU
 
 
 def test_a_short_address_in_another_domain() -> None:
@@ -383,7 +383,7 @@ def test_a_short_address_in_another_domain() -> None:
 )
 def test_an_address_that_is_no_gpu(words: str, told: str) -> None:
     with pytest.raises(UnknownAddressError, match=told):
-        find(by_daemon(stranger()).view, words)
+        find(by_daemon(held_externally()).view, words)
 
 
 @pytest.mark.parametrize(

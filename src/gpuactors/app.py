@@ -1,6 +1,6 @@
 """The composition root: every channel, cell, actor and adaptor, wired in one place.
 
-uevents -> udev_watcher ----+                  +-> looks cell   -> sysfs_inspector -> inbox
+uevents -> udev_watcher ----+                  +-> inspections  -> sysfs_inspector -> inbox
 /sys    -> sysfs_inspector -+-> inbox -> REGISTRY -> plugin cells -> plugins -> kubelet
 kubelet -> kubelet_watcher -+     step()       +-> state cell   -> other readers
 gRPC    -> InboxCaller -----+                  +-> replies      -> gRPC
@@ -37,7 +37,7 @@ from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
 from gpuactors.config import Config, as_dict
 from gpuactors.control.served import ServedFile
-from gpuactors.control.unix import UnixControl, obstacle
+from gpuactors.control.unix import UnixControl, path_problem
 from gpuactors.control.view import About, Setting
 from gpuactors.core.device_lists import is_ready
 from gpuactors.core.effects import Answer, Level, Say
@@ -160,7 +160,7 @@ def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About)
     state_dir = str(config.state_dir)
     with suppress(OSError):
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
-    if (problem := obstacle(state_dir)) is not None:
+    if (problem := path_problem(state_dir)) is not None:
         log.warning("control.unavailable", reason=problem)
         return None
     return UnixControl(state_dir, hanging, about=about)

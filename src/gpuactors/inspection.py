@@ -110,7 +110,7 @@ async def inspected(config: Config) -> Inspected:
     else:
         node = running.about.node
         return Inspected(running.view, True, _name_of(running), "", node, time.time())
-    return Inspected(await _look(config), False, source, problem, node_of(config), time.time())
+    return Inspected(await _inspect_host(config), False, source, problem, node_of(config), time.time())
 
 
 def _name_of(running: Running) -> str:
@@ -153,7 +153,7 @@ def shown(resolved: Resolved) -> Shown:
     return Shown(running.about.settings, f"Settings of {_name_of(running)} on node {running.about.node}")
 
 
-async def _look(config: Config) -> NodeView:
+async def _inspect_host(config: Config) -> NodeView:
     ledger = KubeletLedger(str(config.kubelet_dir))
     use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
     functions = await ThreadedReader(sysfs_of(config)).scan()
@@ -320,10 +320,10 @@ def _totals(resource: ResourceView | None, devices: int, found: Inspected) -> st
     if resource is None:
         return f"{devices} on this node, none listed"
     r = resource
-    books = f"{r.listed} listed, {r.healthy} Healthy, {r.allocated} allocated, {r.free} free"
+    counts = f"{r.listed} listed, {r.healthy} Healthy, {r.allocated} allocated, {r.free} free"
     if not found.by_daemon:
-        return books
-    return f"{books}; {_registration(resource)}"
+        return counts
+    return f"{counts}; {_registration(resource)}"
 
 
 def _registration(resource: ResourceView) -> str:

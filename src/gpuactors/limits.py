@@ -261,14 +261,14 @@ once."""
 CONTROL_CALL_S: Final = 2.0
 """One reading of the running daemon's state by a command; it takes milliseconds."""
 
-CONTROL_LOOK_S: Final = 5.0
+CONTROL_CHECK_S: Final = 5.0
 """How often the daemon checks that the control socket is still its own (one lstat). It is not if the directory was
 cleaned, or if this daemon was taken for hanging (stopped, frozen) and a successor serves."""
 
 CONTROL_RETRY_S: Final = 30.0
 """How often to try again where the control socket cannot be made (disk full, read-only)."""
 
-SUCCESSOR_LOOK_S: Final = 1.0
+SUCCESSOR_CHECK_S: Final = 1.0
 """After a hand-over: how often the predecessor checks that a process listens on the control socket. It has little else
 to do, and an upgrade ends it soon."""
 

@@ -107,7 +107,7 @@ class Daemon:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(patient(120)):
-            while not condition():  # noqa: ASYNC110 - it looks at many things; the clock jumps
+            while not condition():  # noqa: ASYNC110 - the condition is about many things; the clock jumps
                 await trio.sleep(0.01)
 
 
@@ -205,7 +205,7 @@ async def test_no_stream_ends_while_a_call_may_still_be_answered(
     async with daemon(control) as it:
         await it.is_in(Role.SERVING)
         call = Call(CallKind.ALLOCATE, H100, ((),), {}, 0, math.inf)
-        # One that waits for a look: the core does not answer it as it is.
+        # One that waits for an inspection: the core does not answer it at once.
         it.state.set(replace(it.state.value, calls={Token(1): call}))
         assert control.held is not None
         began = trio.current_time()
@@ -224,7 +224,7 @@ async def test_a_successor_that_stays_is_left_alone(autojump_clock: MockClock) -
     async with daemon(control, role=Role.HANDED_OVER) as it:
         await trio.sleep(3600)
         control.others = False
-        await trio.sleep(limits.SUCCESSOR_GONE_S - 2 * limits.SUCCESSOR_LOOK_S)
+        await trio.sleep(limits.SUCCESSOR_GONE_S - 2 * limits.SUCCESSOR_CHECK_S)
         control.others = True  # it was only being started again
         await trio.sleep(3600)
         assert it.events == []
@@ -237,7 +237,7 @@ async def test_a_successor_that_has_gone_is_replaced(autojump_clock: MockClock) 
     async with daemon(control, role=Role.HANDED_OVER) as it:
         began = trio.current_time()
         await it.is_in(Role.SERVING)
-        assert trio.current_time() - began <= limits.SUCCESSOR_GONE_S + 2 * limits.SUCCESSOR_LOOK_S
+        assert trio.current_time() - began <= limits.SUCCESSOR_GONE_S + 2 * limits.SUCCESSOR_CHECK_S
         assert it.events == [SuccessorLost(), PredecessorGone("none")]
         assert control.held is not None
 

@@ -1,4 +1,4 @@
-"""The inspector: a look that hangs holds up no other."""
+"""The inspector: an inspection that hangs delays no other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HalfStuck:
         return ()
 
 
-async def test_a_look_that_hangs_holds_up_no_other(autojump_clock: MockClock) -> None:
+async def test_an_inspection_that_hangs_delays_no_other(autojump_clock: MockClock) -> None:
     wanted = Latest(InspectionsWanted(None, {STUCK: 1, FINE: 2}, frozenset()))
     post, inbox = trio.open_memory_channel[Event](8)
     with trio.fail_after(PATIENCE_S):

@@ -1,6 +1,6 @@
 """How long kubelet waits for an answer: Allocate and its neighbours, one device, one call after the other.
 
-The times are a grpcio client's in Python: GetPreferredAllocation, which the daemon answers without looking at the
+The times are a grpcio client's in Python: GetPreferredAllocation, which the daemon answers without reading the
 host, shows what of it is the way there and back.
 """
 
@@ -18,11 +18,11 @@ def measure(node: Node, calls: int) -> list[Figure]:
     kubelet, resource, ids = node.kubelet, node.resource, node.gpus
     timed: dict[str, tuple[str, Callable[[str], object]]] = {
         "allocate": (
-            "Allocate of one device, with its fresh look at the host",
+            "Allocate of one device, with its fresh inspection of the host",
             lambda i: kubelet.allocate(resource, [i]),
         ),
         "pre_start": (
-            "PreStartContainer of one device, with its fresh look at the host",
+            "PreStartContainer of one device, with its fresh inspection of the host",
             lambda i: kubelet.prestart(resource, [i]),
         ),
         "preferred": (

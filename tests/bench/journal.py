@@ -29,7 +29,7 @@ HOUR_S: Final = 3600.0
 
 
 def costs(directory: Path, steps: int) -> Iterator[Figure]:
-    """Microseconds for each step, on a story with pods, strangers, unbinds and idle time."""
+    """Microseconds for each step, on a story with pods, external processes, unbinds and idle time."""
     recorded = story(GPUS, steps).steps
     on = f"{GPUS} GPUs, {len(recorded)} steps of a story"
     yield distribution(

@@ -25,7 +25,7 @@ WAIT_S: Final = 60.0
 """Nothing here takes a second; past this something does not work."""
 
 LOOK_AFTER_S: Final = 1.0
-"""How often a wait looks whether the daemon still lives."""
+"""How often a wait checks whether the daemon still lives."""
 
 DRIVER: Final = "vfio-pci"
 _GPU: Final = ("10de", "2330", "030200")

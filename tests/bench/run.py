@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
-from tests.bench import books, calls, event_to_frame, footprint, growth, hand_over, journal, start_up
+from tests.bench import calls, event_to_frame, footprint, growth, hand_over, holders, journal, start_up
 from tests.bench.figures import Figure, as_text, document, machine
 from tests.bench.node import DidNotWork, Node
 from tests.observe.recording import Held
@@ -39,7 +39,7 @@ class Counts:
     starts: int
     models: int
     holders: int
-    """Rounds in which a stranger takes a GPU and lets it go."""
+    """Rounds in which an external process opens a GPU and closes it."""
     hand_overs: int
     """Hand-overs, and then as many cold restarts."""
     journal_steps: int
@@ -106,9 +106,9 @@ def measure(directory: Path, counts: Counts) -> Iterator[Figure]:
         for node in (small, large):
             yield from calls.measure(node, counts.calls)
     say("holders")
-    yield from books.holders(_made(directory / "h"), counts.holders)
+    yield from holders.holders(_made(directory / "h"), counts.holders)
     say("polling")
-    yield from books.polling(directory, counts.polled_groups, counts.idle_s, counts.quiet_s)
+    yield from holders.polling(directory, counts.polled_groups, counts.idle_s, counts.quiet_s)
     say("hand-overs")
     yield from hand_over.measure(_made(directory / "u"), counts.hand_overs)
     say("journal")

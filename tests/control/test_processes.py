@@ -15,10 +15,10 @@ import pytest
 
 from tests.process.daemon import PATIENT_LOOKS, DaemonProcess, eventually, gpuactors
 from tests.process.node import A100, H100, HEALTHY, Node, address, open_node, refusal
-from tests.process.slow_look import allocate_in_flight, slow_look
+from tests.process.slow_inspection import allocate_in_flight, slow_inspection
 from tests.support.patience import patient
 
-BOOKS = {H100: {address(slot): HEALTHY for slot in range(1, 9)}}
+DEVICE_LISTS = {H100: {address(slot): HEALTHY for slot in range(1, 9)}}
 GPU = address(1)
 HOLDER = 4711
 HANDING_OVER = "gpuactors is handing over to its successor: ask again"
@@ -42,7 +42,7 @@ def control_socket(node: Node) -> Path:
 def serves(node: Node, daemon: DaemonProcess, *, accepted: int) -> None:
     """Kubelet has all GPUs, from one stream, after `accepted` registrations in all."""
     daemon.wait_event("daemon.serving")
-    node.wait_books(BOOKS)
+    node.wait_device_lists(DEVICE_LISTS)
     eventually(lambda: len(node.accepted(H100)) == accepted, f"{accepted} registrations")
 
 
@@ -64,7 +64,7 @@ def test_an_upgrade(node: Node) -> None:
             assert control_socket(node).is_socket()
             assert node.endpoint(H100).is_socket()
             assert node.kubelet.allocate(H100, [address(3)]).envs
-            node.wait_books(BOOKS)
+            node.wait_device_lists(DEVICE_LISTS)
             assert len(node.kubelet.stream_ends(H100)) == 1
             node.assert_sound(new)
 
@@ -89,7 +89,7 @@ def test_a_successor_that_ends_gives_the_node_back(node: Node) -> None:
         mark = old.mark()
         old.wait_event("daemon.successor_lost")
         old.wait_event("daemon.serving", after=mark)
-        node.wait_books(BOOKS)
+        node.wait_device_lists(DEVICE_LISTS)
 
 
 def test_two_started_at_once(node: Node) -> None:
@@ -97,7 +97,7 @@ def test_two_started_at_once(node: Node) -> None:
         both = (one, other)
         eventually(lambda: all(_said(it, "daemon.serving") for it in both), "both to have served")
         eventually(lambda: sum(_said(it, "daemon.handed_over") for it in both) == 1, "one to hand over")
-        node.wait_books(BOOKS)
+        node.wait_device_lists(DEVICE_LISTS)
         node.assert_sound(one)
         node.assert_sound(other)
 
@@ -115,8 +115,8 @@ def test_a_daemon_that_hangs_is_taken_over_and_yields_when_it_lives_again(node: 
                 assert node.kubelet.stream_ends(H100) == ()
                 old.signal(signal.SIGCONT)
                 old.wait_event("daemon.handed_over", within_s=HUNG_S)
-                # Kubelet looks the client up by name when the old stream ends, and cuts off the new one (1.36).
-                node.wait_books(BOOKS, within_s=HUNG_S)
+                # Kubelet finds the client by name when the old stream ends, and cuts off the new one (1.36).
+                node.wait_device_lists(DEVICE_LISTS, within_s=HUNG_S)
                 assert node.kubelet.stream_ends(H100)[0].client == 0
                 assert node.kubelet.allocate(H100, [address(5)]).envs
                 assert control_socket(node).is_socket()
@@ -150,16 +150,16 @@ def test_a_state_directory_that_cannot_be_had(node: Node) -> None:
     with node.daemon("--uevents=off") as daemon:
         daemon.wait_event("control.unavailable", has=["is not a directory", "--state-dir", "no hand-over"])
         daemon.wait_event("daemon.serving", predecessor="none was asked, as there is no control socket")
-        node.wait_books(BOOKS)
+        node.wait_device_lists(DEVICE_LISTS)
         assert sum(line["event"] == "daemon.serving" for line in daemon.log) == 1
         assert sum(line["event"] == "control.unavailable" for line in daemon.log) == 1
 
 
 def test_a_stranger_on_the_control_socket(node: Node) -> None:
     control_socket(node).parent.mkdir()
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind(str(control_socket(node)))
-        stranger.listen()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(control_socket(node)))
+        other.listen()
         with node.daemon("--uevents=off") as daemon:
             serves(node, daemon, accepted=1)
             assert json.loads(_asked(node, "explain", "01:00.0", "-o", "json"))["source"] == "daemon"
@@ -226,16 +226,16 @@ def test_a_container_that_waits_longer_waits_for_the_new_one(node: Node) -> None
 
 def test_another_resource_does_not_stand_still_for_a_call_in_flight(node: Node) -> None:
     node.plug(0x31, "20b0", driver="vfio-pci")
-    books = {**BOOKS, A100: {address(0x31): HEALTHY}}
+    device_lists = {**DEVICE_LISTS, A100: {address(0x31): HEALTHY}}
     with node.daemon("--uevents=off") as old, ThreadPoolExecutor() as calls:
-        node.wait_books(books)
+        node.wait_device_lists(device_lists)
         call = waits_to_start(node, calls)
         with node.daemon("--uevents=off") as new:
             with pytest.raises(grpc.RpcError):
                 call.result(timeout=patient(20))
             refused_at = old.wait_event("call.refused")["timestamp"]
             new.wait_event("daemon.serving")
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             handed_over_at = old.wait_event("daemon.handed_over")["timestamp"]
             assert handed_over_at <= refused_at, "the streams end together, after the last call"
 
@@ -244,7 +244,7 @@ def waits_to_start(node: Node, calls: ThreadPoolExecutor) -> Future[None]:
     """A PreStartContainer that has reached the daemon and waits, as somebody still holds the pod's GPU."""
     node.kubelet.allocate(H100, [GPU], pod="vm")
     node.tree.open_group(1, HOLDER, "qemu-system-x86")
-    with slow_look(node.tree, GPU) as inspection:
+    with slow_inspection(node.tree, GPU) as inspection:
         call = calls.submit(node.kubelet.prestart, H100, [GPU])
         inspection.wait_until_hanging()
     return call
@@ -254,7 +254,7 @@ def handed_over(node: Node, old: DaemonProcess, new: DaemonProcess) -> None:
     """The new daemon serves because the old one let it, and kubelet has never missed a GPU."""
     assert new.wait_event("daemon.serving")["predecessor"] == f"process {old.pid} has handed over"
     serves(node, new, accepted=2)
-    assert {frame.ids for frame in node.kubelet.frames(H100)} == {tuple(BOOKS[H100])}
+    assert {frame.ids for frame in node.kubelet.frames(H100)} == {tuple(DEVICE_LISTS[H100])}
     node.assert_sound(new)
 
 
@@ -274,8 +274,8 @@ def test_inspect_and_explain_ask_the_daemon(node: Node) -> None:
         assert f"the running daemon (process {daemon.pid}" in _asked(node, "explain", address(1))
         # A model that is gone is explained by its history, which only the daemon knows.
         node.tell(node.tree.unplug(address(1)))
-        gone = {a: h for a, h in BOOKS[H100].items() if a != address(1)}
-        node.wait_books({H100: gone})
+        gone = {a: h for a, h in DEVICE_LISTS[H100].items() if a != address(1)}
+        node.wait_device_lists({H100: gone})
         known = json.loads(_asked(node, "explain", address(1), "-o", "json"))
         assert (known["present"], known["history"][-1]["health"]) == (False, None)
 

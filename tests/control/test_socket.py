@@ -16,7 +16,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand_over, read_status
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import UnixHeldControl
-from gpuactors.control.unix import UnixControl, obstacle, socket_path
+from gpuactors.control.unix import UnixControl, path_problem, socket_path
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import (
     Owner,
@@ -299,7 +299,7 @@ async def test_closing_twice_leaves_a_successor_its_socket(tmp_path: Path) -> No
     ],
 )
 def test_where_no_socket_can_be(tmp_path: Path, trouble: str, said: str) -> None:
-    assert obstacle(str(tmp_path)) is None
+    assert path_problem(str(tmp_path)) is None
     state_dir = tmp_path / "state"
     if trouble == "file":
         state_dir.touch()
@@ -309,7 +309,7 @@ def test_where_no_socket_can_be(tmp_path: Path, trouble: str, said: str) -> None
     if trouble == "long":
         state_dir = tmp_path / ("x" * SOCKET_PATH_MAX_BYTES)
         state_dir.mkdir()
-    reason = obstacle(str(state_dir))
+    reason = path_problem(str(state_dir))
     assert reason is not None
     assert str(state_dir) in reason
     assert said in reason

@@ -152,7 +152,7 @@ async def test_error_after_two_frames_ends_the_stream_with_its_status(plugin: Pl
     async with connected(server) as channel:
         with pytest.raises(GRPCError, match="the tree is gone"):  # noqa: PT012  the error comes from the third step
             async for frame in DevicePluginStub(channel).list_and_watch(Empty()):
-                got.append(frame)  # noqa: PERF401  what came before the error is looked at
+                got.append(frame)  # noqa: PERF401  what came before the error is compared
     assert got == [plugin.frames[0]] * 2
 
 

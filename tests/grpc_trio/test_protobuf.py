@@ -92,7 +92,7 @@ def test_every_type_of_field_that_is_used_can_be_decoded() -> None:
                 for name, meta in message._betterproto.meta_by_field_name.items():  # type: ignore[arg-type]
                     of_map = () if meta.map_meta is None else [part.proto_type for part in meta.map_meta]
                     assert {meta.proto_type, *of_map} <= DECODABLE, (message, name)
-                    assert meta.group is None, "of a oneof one field at most is set: that is not looked at"
+                    assert meta.group is None, "of a oneof one field at most is set: that is not checked"
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=NAMES)

@@ -1,5 +1,5 @@
 """Every string that the host gives, with bytes that are no UTF-8, through the real readers: what comes out of them can
-be written down (issue 10, 5). Behind them nobody looks at it again."""
+be written down (issue 10, 5). Behind them it is not checked again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ODD = b"\xff\xc3\x28\xed\xa0\x80"
 """No start of a letter, a letter cut off, and a lone surrogate."""
 
 GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")
-MATE = PciSpec("0000:23:00.1", "10de", "22ba", "040300", 51)
+AUDIO = PciSpec("0000:23:00.1", "10de", "22ba", "040300", 51)
 OTHER = PciSpec("0000:24:00.0", "10de", "2330", "030200", 52)
 TARGETS = (PollTarget(51, (PciAddress(GPU.address),), may_open=False),)
 
@@ -53,7 +53,7 @@ def odd_path(directory: Path) -> str:
 @pytest.fixture
 def tree(tmp_path: Path) -> HostTree:
     tree = HostTree(tmp_path)
-    for spec in (GPU, MATE, OTHER):
+    for spec in (GPU, AUDIO, OTHER):
         tree.plug(spec)
     return tree
 
@@ -61,7 +61,7 @@ def tree(tmp_path: Path) -> HostTree:
 def test_sysfs(tree: HostTree, tmp_path: Path) -> None:
     names = tmp_path / "pci.ids"
     names.write_bytes(b"10de  NVIDIA " + ODD + b"\n\t2330  GH100 [H" + ODD + b"]\n")
-    os.symlink(b"../drivers/" + ODD, tree.device_dir(MATE.address) / "driver")
+    os.symlink(b"../drivers/" + ODD, tree.device_dir(AUDIO.address) / "driver")
     for name in ("vendor", "device", "class", "numa_node"):
         tree.set_attribute(OTHER.address, name, ODD)
     tree.remove_attribute(OTHER.address, "iommu_group")
@@ -76,8 +76,8 @@ def test_sysfs(tree: HostTree, tmp_path: Path) -> None:
     Path(tree.root / "sys/kernel/iommu_groups/51/name").write_bytes(ODD)
     reader = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(names))
     found = {f.address: f for f in reader.scan()}
-    assert found.keys() == {GPU.address, MATE.address, OTHER.address}
-    assert r"\xff" in (found[PciAddress(MATE.address)].driver or "")
+    assert found.keys() == {GPU.address, AUDIO.address, OTHER.address}
+    assert r"\xff" in (found[PciAddress(AUDIO.address)].driver or "")
     assert found[PciAddress(OTHER.address)].fault
     assert "H" in (found[PciAddress(GPU.address)].model or "")
     written(tuple(found.values()))

@@ -168,10 +168,10 @@ def test_a_process_that_vanishes_is_skipped(tree: HostTree, monkeypatch: pytest.
     assert set(reader(tree).find(BOTH).holders) == {51}
 
 
-def test_what_may_not_be_looked_at_makes_the_answer_inexhaustive(
+def test_what_may_not_be_read_makes_the_answer_inexhaustive(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root may look at everything here, so the refusal is played."""
+    """Root may read everything here, so the refusal is played."""
     tree.open_group(51, 1)
     tree.open_group(52, 2)
     listing = os.listdir

@@ -73,7 +73,7 @@ async def test_passes_errors_on(tmp_path: Path, kind: Callable[[SysfsReader], Ho
 
 
 @pytest.mark.trio
-async def test_a_look_that_hangs_is_given_up_with_its_reason(tree: HostTree) -> None:
+async def test_an_inspection_that_hangs_is_given_up_with_its_reason(tree: HostTree) -> None:
     reader = ThreadedReader(sysfs(tree), inspection_deadline_s=SHORT_S)
     tree.make_hang(address(1), "device")
     with (
@@ -96,8 +96,8 @@ async def test_a_scan_that_hangs_is_given_up_and_holds_up_no_look(tree: HostTree
 
 
 @pytest.mark.trio
-async def test_hanging_looks_use_up_no_slots(tree: HostTree) -> None:
-    """More functions hang than there are slots, and the next look is answered all the same."""
+async def test_hanging_inspections_use_up_no_slots(tree: HostTree) -> None:
+    """More functions hang than there are slots, and the next inspection returns all the same."""
     reader = ThreadedReader(sysfs(tree), inspection_deadline_s=1.0)
     hanging = [address(number) for number in range(limits.INSPECTION_CONCURRENCY + 1)]
     for hangs in hanging:
@@ -122,7 +122,7 @@ async def test_looking_again_at_what_hangs_starts_no_second_thread(tree: HostTre
     tree.make_hang(address(1), "device")
 
     def stuck() -> int:
-        return sum(thread.name == f"look at {address(1)}" for thread in threading.enumerate())
+        return sum(thread.name == f"inspect {address(1)}" for thread in threading.enumerate())
 
     with trio.fail_after(PATIENCE_S):
         for _ in range(4):
@@ -130,7 +130,7 @@ async def test_looking_again_at_what_hangs_starts_no_second_thread(tree: HostTre
                 await reader.inspect(address(1))
     assert stuck() == 1
 
-    # Once the kernel answers, the next look finds what is there now, not what the hanging one read.
+    # Once the kernel answers, the next inspection finds what is there now, not what the hanging one read.
     tree.end_hang(address(1), "device", b"0x2331\n")
     await until(lambda: stuck() == 0)
     (function,) = await reader.inspect(address(1))
@@ -138,7 +138,7 @@ async def test_looking_again_at_what_hangs_starts_no_second_thread(tree: HostTre
 
 
 @pytest.mark.trio
-async def test_a_cancelled_look_is_left_alone(tree: HostTree) -> None:
+async def test_a_cancelled_inspection_is_left_alone(tree: HostTree) -> None:
     reader = ThreadedReader(sysfs(tree))
     tree.make_hang(address(1), "device")
     with trio.fail_after(PATIENCE_S):

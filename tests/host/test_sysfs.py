@@ -40,7 +40,7 @@ def addresses(functions: Sequence[PciFunction]) -> list[str]:
 
 
 def inspect(tree: HostTree, address: str = GPU.address) -> PciFunction:
-    """The function itself, out of a look at it."""
+    """The function itself, out of an inspection of it."""
     return next(f for f in reader(tree).inspect(PciAddress(address)) if f.address == address)
 
 
@@ -140,7 +140,7 @@ def test_what_is_left_out_is_so_by_what_can_be_read_of_it_alone(tree: HostTree) 
     assert addresses(sysfs.scan()) == [GPU.address, AUDIO.address]
 
 
-def test_a_look_is_at_the_function_and_its_group(tree: HostTree) -> None:
+def test_an_inspection_is_of_the_function_and_its_group(tree: HostTree) -> None:
     for spec in (NIC, GPU, AUDIO, SWITCH):
         tree.plug(spec)
     sysfs = reader(tree)
@@ -280,7 +280,7 @@ def test_a_missing_group_link_is_no_fault_here(tree: HostTree) -> None:
     assert (function.iommu_group, function.fault) == (None, None)
 
 
-def test_a_node_that_cannot_be_looked_at_is_a_fault(tree: HostTree) -> None:
+def test_a_node_that_cannot_be_read_is_a_fault(tree: HostTree) -> None:
     tree.plug(GPU)
     node = tree.root / "dev/vfio/51"
     node.unlink()
@@ -320,13 +320,14 @@ def test_a_group_that_vanishes_with_its_function_is_no_fault(tree: HostTree) -> 
 def look_during(
     sysfs: SysfsReader, fifo: Path, content: bytes, act: Callable[[], object]
 ) -> tuple[PciFunction, ...]:
-    """Looks at the GPU; does `act` while the look waits for what it reads from `fifo`, then gives it `content`."""
+    """Inspects the GPU; does `act` while the inspection waits for what it reads from `fifo`, then gives it
+    `content`."""
     with ThreadPoolExecutor(max_workers=1) as threads:
-        looking = threads.submit(sysfs.inspect, PciAddress(GPU.address))
-        with fifo.open("wb") as end:  # waits until the look has opened the other end
+        inspecting = threads.submit(sysfs.inspect, PciAddress(GPU.address))
+        with fifo.open("wb") as end:  # waits until the inspection has opened the other end
             act()
             end.write(content)
-        return looking.result(timeout=10)
+        return inspecting.result(timeout=10)
 
 
 def test_a_companion_that_vanishes_is_not_there(tree: HostTree) -> None:
@@ -336,8 +337,8 @@ def test_a_companion_that_vanishes_is_not_there(tree: HostTree) -> None:
     assert addresses(reader(tree).inspect(PciAddress(GPU.address))) == [GPU.address]
 
 
-def test_at_every_moment_of_a_life_a_look_finds_a_whole_function(tree: HostTree) -> None:
-    """Uevent by uevent: nothing that a look finds half way is a fault."""
+def test_at_every_moment_of_a_life_an_inspection_finds_a_whole_function(tree: HostTree) -> None:
+    """Uevent by uevent: nothing that an inspection finds half way is a fault."""
     tree.plug(AUDIO)
     steps: tuple[Callable[[], Iterator[Uevent]], ...] = (
         lambda: tree.plug_steps(GPU),

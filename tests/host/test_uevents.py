@@ -86,7 +86,7 @@ def test_all_properties_of_a_uevent_are_parsed(tmp_path: Path) -> None:
         (datagram("add", "/devices/virtual/vfio/51", "vfio"), Hint(None, 51, "add vfio")),
         (datagram("add", "/x/51", "vfio", DEVNAME="/dev/vfio/52"), Hint(None, 52, "add vfio")),
         (datagram("change", f"/devices/pci0000:20/{GPU}", "pci"), Hint(GPU, None, "change pci")),
-        # Not ours, or nowhere to look.
+        # Not ours, or without an address.
         (datagram("add", "/devices/virtual/net/eth0", "net"), None),
         (datagram("online", f"/devices/pci0000:20/{GPU}", "pci"), None),
         (datagram("add", "/devices/pci0000:20", "pci"), None),
@@ -305,7 +305,7 @@ async def test_an_overflow_before_more_than_is_taken_at_once_is_not_forgotten() 
     full = OSError(errno.ENOBUFS, "No buffer space available")
     with scripted([full, *[BIND] * limits.UEVENTS_AT_ONCE]) as receiver, trio.fail_after(PATIENCE_S):
         source = DatagramSource(receiver, from_kernel_only=True)
-        assert await source.receive() == []  # a scan follows, which looks there too
+        assert await source.receive() == []  # a scan follows, which reads that too
         receiver.recv(100)  # not readable any more: what is pending must not wait for the next uevent
         with pytest.raises(UeventsOverflowError):
             await source.receive()

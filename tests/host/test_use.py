@@ -1,4 +1,4 @@
-"""What is seen of the groups' use, with each way to look, and what a read that hangs does to the others."""
+"""What is seen of the groups' use, with each way to find the holders, and what a read that hangs does to the others."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def frame(**health: Health) -> DeviceList:
 
 @dataclass
 class Core:
-    """Hands out, and says in the list that the mate is Unhealthy now, as the registry does."""
+    """Allocates, and lists the other GPU of the group as Unhealthy now, as the registry does."""
 
     frames: Latest[DeviceList]
     next: DeviceList

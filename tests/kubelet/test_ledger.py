@@ -488,11 +488,11 @@ async def test_a_young_kubelet_beside_a_file_that_was_never_read_may_not_name_ev
 @pytest.mark.trio
 async def test_of_kubelets_own_list_only_what_was_asked_about_is_kept_each_device_once(node: Node) -> None:
     """Kubelet names a device once per NUMA node, and other plugins' devices as well."""
-    ours, strangers = ResourceName("nvidia.com/X"), ResourceName("example.org/thing")
+    ours, others = ResourceName("nvidia.com/X"), ResourceName("example.org/thing")
     healthy = [
         pb.ContainerDevices(resource_name=ours, device_ids=["b"]),
         pb.ContainerDevices(resource_name=ours, device_ids=["a", "b"]),
-        *(pb.ContainerDevices(resource_name=strangers, device_ids=[str(n)]) for n in range(1000)),
+        *(pb.ContainerDevices(resource_name=others, device_ids=[str(n)]) for n in range(1000)),
     ]
     lister = Lister(healthy=healthy)
     with trio.fail_after(WITHIN_S):
@@ -599,19 +599,19 @@ async def test_a_kubelet_that_starts_while_it_is_asked_is_not_taken_for_the_one_
     """Else its first answer, which names no pod yet, would count as that of one who knows them all."""
     node.file.write_bytes(file_with({"0": ["a"]}))
     lister, ledger = Lister([*DAEMONS, pod("vm", container(devices("a")))]), node.ledger()
-    looks = ["before"]
+    kubelets = ["before"]
 
-    def look(_path: str) -> SocketFile:
-        kubelet = looks.pop(0) if len(looks) > 1 else looks[0]
+    def socket_file(_path: str) -> SocketFile:
+        kubelet = kubelets.pop(0) if len(kubelets) > 1 else kubelets[0]
         return SocketFile(kubelet, 0.0 if kubelet == "new" else 3600.0)
 
-    ledger._io = replace(ledger._io, socket_file=look)
+    ledger._io = replace(ledger._io, socket_file=socket_file)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
             contents = await ledger.read()
             assert (contents.entries, contents.settling) == ((entry("a", named("vm")),), False)
             lister.pods = []
-            looks[:] = ["before", "new"]
+            kubelets[:] = ["before", "new"]
             with pytest.raises(LedgerError, match="restarted while its ledger was read"):
                 await ledger.read()
             contents = await ledger.read()

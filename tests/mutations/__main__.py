@@ -27,7 +27,7 @@ RIGHT: Final = "test_the_figures_are_right_after_every_order"
 
 FEW: Final = "3"
 MANY: Final = "5"
-"""Events in an order: a quick look first, and what CI does last."""
+"""Events in an order: a quick run first, and what CI does last."""
 
 
 @dataclass(frozen=True, slots=True)

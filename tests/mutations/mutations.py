@@ -540,7 +540,7 @@ MUTATIONS: Final = (
     Mutation(
         "an old daemon does not come back when its successor dies",
         "actors/hand_over.py",
-        "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_LOOK_S\n",
+        "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_CHECK_S\n",
         "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s\n",
     ),
     Mutation(

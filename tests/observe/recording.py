@@ -108,7 +108,7 @@ def write(directory: Path, *steps: Step | Missed, run: str = "a", bounds: Bounds
 
 
 def story(gpus: int = 3, events: int = 60, seed: int = 0) -> RecordedCore:
-    """Pods, strangers, unbinds, a kubelet restart and idle time, with `events` steps or a few more."""
+    """Pods, external processes, unbinds, a kubelet restart and idle time, with `events` steps or a few more."""
     chance = random.Random(seed)
     functions = [gpu(f"{0x10 + i:02x}:00.0", numa_node=i % 2) for i in range(gpus)]
     core = RecordedCore(*functions)
@@ -118,7 +118,7 @@ def story(gpus: int = 3, events: int = 60, seed: int = 0) -> RecordedCore:
         function = chance.choice(functions)
         device, group = DeviceId(function.address), function.iommu_group or 0
         match chance.choice(
-            ["idle", "idle", "pod", "pod", "end", "end", "forced", "stranger", "unbind", "kubelet"]
+            ["idle", "idle", "pod", "pod", "end", "end", "forced", "external", "unbind", "kubelet"]
         ):
             case "pod" if device not in core.ledger:
                 token += 1
@@ -139,7 +139,7 @@ def story(gpus: int = 3, events: int = 60, seed: int = 0) -> RecordedCore:
                 core.holders.pop(group, None)
             case "forced" if device in core.ledger:
                 core.ledger.pop(device)  # its process lives on
-            case "stranger" if device not in core.ledger and device not in core.enabled:
+            case "external" if device not in core.ledger and device not in core.enabled:
                 core.enabled[device], core.holders[group] = 1, (Holder(999, "python3", None),)
             case "unbind":
                 at = functions.index(function)
@@ -160,7 +160,7 @@ def story(gpus: int = 3, events: int = 60, seed: int = 0) -> RecordedCore:
 
 
 def _look(core: RecordedCore, functions: list[PciFunction]) -> None:
-    """The looks that are outstanding come back, and time passes until nothing is waited for any more."""
+    """The inspections that are outstanding return, and time passes until nothing is waited for any more."""
     for address, number in core.state.inspections.functions.items():
         there = tuple(f for f in functions if f.address == address)
         core.feed(FunctionInspected(number, address, there), after_s=0.001)

@@ -61,7 +61,7 @@ def gpuactors(
 
 
 PATIENT_LOOKS: Final = {"INSPECTION_DEADLINE_S": patient(5.0), "CALL_DEADLINE_S": patient(12.0)}
-"""Bounds of a daemon whose looks hang for as long as a test needs to do something beside them."""
+"""Bounds of a daemon whose inspections hang for as long as a test needs to do something beside them."""
 
 PATIENT_END: Final = {"DRAIN_S": patient(2.0), "STOP_DEADLINE_S": patient(8.0)}
 """Bounds of a daemon that may finish a call when it ends, however slowly a test does what that call waits for."""

@@ -427,14 +427,14 @@ def play(
         node.plug(0x41, "1aef", function=1, class_code="040300", driver="vfio-pci")
         node.plug(0x51, "20b0", driver="vfio-pci")
         node.plug(0x52, "20b0", driver="vfio-pci")
-        books = {
+        device_lists = {
             H100: dict.fromkeys((*KUBELETS, *OTHERS[:2]), HEALTHY), A100: dict.fromkeys(OTHERS[2:4], HEALTHY)
         }  # fmt: skip
         with node.daemon(*words) as daemon:
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             outcome = _beside(node, daemon, calls, seed, seconds, pause_s)
-            node.wait_books(books, within_s=90.0)
-            registered = [len(node.accepted(resource)) for resource in books]
+            node.wait_device_lists(device_lists, within_s=90.0)
+            registered = [len(node.accepted(resource)) for resource in device_lists]
             assert registered == [1, 1], f"registered again: {registered}"
             node.assert_sound(daemon)
         restarts = [line for line in daemon.log if line["event"].startswith("actor.")]
@@ -463,7 +463,7 @@ def _beside(
             for call in (
                 node.kubelet.allocate,
                 node.kubelet.prestart,
-            ):  # whose books notice what it would die of
+            ):  # whose device lists show what it would die of
                 try:
                     call(H100, [gpu])
                 except grpc.RpcError as error:

@@ -122,19 +122,21 @@ class Node:
 
         eventually(sent, "a uevent's delivery")
 
-    # --- the books ----------------------------------------------------------------------------------------
+    # --- the device lists ---------------------------------------------------------------------------------
 
-    def books(self) -> dict[str, dict[str, str]]:
+    def device_lists(self) -> dict[str, dict[str, str]]:
         """What kubelet believes: health by device by resource."""
         return {resource: dict(devices) for resource, devices in self.kubelet.snapshot().items()}
 
-    def wait_books(self, expected: Mapping[str, Mapping[str, str]], within_s: float = WAIT_S) -> None:
-        """Waits until kubelet's books are exactly `expected`, and have a stream behind each resource.
+    def wait_device_lists(self, expected: Mapping[str, Mapping[str, str]], within_s: float = WAIT_S) -> None:
+        """Waits until kubelet's device lists are exactly `expected`, and have a stream behind each resource.
 
-        An emptied resource is in them with no device. Raises TimeoutError that shows the books.
+        An emptied resource is in them with no device. Raises TimeoutError that shows the device lists.
         """
         self.kubelet.wait_for(
-            lambda books: books == expected and all(self.streams_open(r) == 1 for r in expected),
+            lambda device_lists: (
+                device_lists == expected and all(self.streams_open(r) == 1 for r in expected)
+            ),
             within_s,
             f"{expected} with one open stream each",
         )

@@ -30,13 +30,13 @@ def test_a_rule_that_does_not_hold_ends_no_daemon() -> None:
         for slot in (0x23, 0x24):
             node.plug(slot, "2330", driver="vfio-pci")
         with node.daemon(tolerated={"rule.broken"}, planted=WRONG_STATUS) as daemon:
-            node.wait_books({H100: {GIVEN: HEALTHY, FREE: HEALTHY}})
+            node.wait_device_lists({H100: {GIVEN: HEALTHY, FREE: HEALTHY}})
             node.kubelet.allocate(H100, [GIVEN], pod="vm")
             rule = "it is allocated to pod default/vm but Unhealthy (planted)"
             said = daemon.wait_event("rule.broken", device=GIVEN, level="error", has=[rule])
-            node.wait_books({H100: {GIVEN: UNHEALTHY, FREE: HEALTHY}})
+            node.wait_device_lists({H100: {GIVEN: UNHEALTHY, FREE: HEALTHY}})
             node.tell(node.plug(0x25, "2330", driver="vfio-pci"))
-            node.wait_books({H100: {GIVEN: UNHEALTHY, FREE: HEALTHY, LATER: HEALTHY}})
+            node.wait_device_lists({H100: {GIVEN: UNHEALTHY, FREE: HEALTHY, LATER: HEALTHY}})
             told = gpuactors("explain", GIVEN, f"--state-dir={node.directory / 's'}").stdout
             assert f"Unhealthy: {said['reason']}" in told
             assert "that is a bug in gpuactors, report it with its journal" in told

@@ -38,8 +38,11 @@ def test_what_a_container_gets_on_a_kernel_without_cdev() -> None:
             node.plug(slot, "2330", driver="vfio-pci")
         node.plug(0x31, "20b0", driver="vfio-pci")
         with node.daemon() as daemon:
-            books = {H100: dict.fromkeys((first, second, third), HEALTHY), A100: {address(0x31): HEALTHY}}
-            node.wait_books(books)
+            device_lists = {
+                H100: dict.fromkeys((first, second, third), HEALTHY),
+                A100: {address(0x31): HEALTHY},
+            }
+            node.wait_device_lists(device_lists)
             kubelet = node.kubelet
 
             assert kubelet.options(H100) == PluginOptions(True, True)
@@ -69,7 +72,7 @@ def test_what_a_container_gets_on_a_kernel_without_cdev() -> None:
                 "INVALID_ARGUMENT", f"asked for twice in one call: {first}"
             )  # fmt: skip
             daemon.wait_event("call.refused", has=["no such device"], call="Allocate", status="NOT_FOUND")
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             node.assert_sound(daemon)
 
 
@@ -81,7 +84,7 @@ def test_what_a_container_gets_on_a_kernel_with_cdev() -> None:
         node.plug(0x23, "1aef", function=1, class_code="040300", driver="vfio-pci")
         node.plug(0x24, "2330", driver="vfio-pci")
         with node.daemon("--no-pre-start-gate") as daemon:
-            node.wait_books({H100: {gpu: HEALTHY, address(0x24): HEALTHY}})
+            node.wait_device_lists({H100: {gpu: HEALTHY, address(0x24): HEALTHY}})
             assert node.kubelet.options(H100) == PluginOptions(False, True)
             assert node.kubelet.allocate(H100, [gpu]) == granted(
                 H100_VARIABLE, gpu,
@@ -111,9 +114,9 @@ def test_what_changed_without_a_uevent_is_refused_and_told() -> None:
             node.plug(slot, "2330", driver="vfio-pci")
         with node.daemon() as daemon:
             names = (stays, unbound, taken, mated, nodeless, gone, replaced)
-            node.wait_books({H100: dict.fromkeys(names, HEALTHY)})
+            node.wait_device_lists({H100: dict.fromkeys(names, HEALTHY)})
 
-            # Nobody tells the daemon of any of this; it looks when it is asked.
+            # No uevent announces any of this; the daemon inspects for the call.
             tree = node.tree
             tree.unbind(unbound)
             tree.unbind(taken)
@@ -149,12 +152,12 @@ def test_what_changed_without_a_uevent_is_refused_and_told() -> None:
             )
             # What was found out in the call is in the next frames.
             after = {stays: HEALTHY, mated: UNHEALTHY, nodeless: UNHEALTHY}
-            node.wait_books({H100: after, A100: {replaced: HEALTHY}})
+            node.wait_device_lists({H100: after, A100: {replaced: HEALTHY}})
             assert node.kubelet.allocate(H100, [stays]).envs == {H100_VARIABLE: stays}
 
-            # Mended, again without a word: the node is looked for by itself.
+            # Repaired, again without a uevent: the daemon checks for the node periodically.
             tree.restore_node("/dev/vfio/39")
-            node.wait_books({H100: after | {nodeless: HEALTHY}, A100: {replaced: HEALTHY}})
+            node.wait_device_lists({H100: after | {nodeless: HEALTHY}, A100: {replaced: HEALTHY}})
             node.assert_sound(daemon)
 
 
@@ -174,7 +177,7 @@ def test_which_devices_kubelet_had_better_choose() -> None:
             node.plug(0x43, "2330", function=function, group=0x43, numa_node=1, driver="vfio-pci")
         with node.daemon() as daemon:
             every = (a, b, c, d, e, f)
-            node.wait_books({H100: dict.fromkeys(every, HEALTHY)})
+            node.wait_device_lists({H100: dict.fromkeys(every, HEALTHY)})
 
             def preferred(available: Collection[str], must: Collection[str], size: int) -> tuple[str, ...]:
                 answer = node.kubelet.preferred(H100, available, must, size)

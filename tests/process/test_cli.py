@@ -139,9 +139,9 @@ def test_run_goes_on_without_a_host_and_without_uevents_and_recovers() -> None:
         with node.daemon(f"--uevents={nowhere}", tolerated={"scan.failed"}) as daemon:
             daemon.wait_event("scan.failed", has=[f"{sys}/bus/pci/devices", "--host-root"])
             daemon.wait_event("uevents.unavailable", has=["no/such/directory/u", "must exist"])
-            assert node.books() == {}
+            assert node.device_lists() == {}
             away.rename(sys)
-            node.wait_books({H100: {address(0x23): HEALTHY}})
+            node.wait_device_lists({H100: {address(0x23): HEALTHY}})
             done = gpuactors(
                 "inspect", f"--host-root={node.tree.root}", f"--state-dir={node.directory / 's'}"
             )

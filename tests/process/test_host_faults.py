@@ -33,10 +33,10 @@ def test_faults_that_are_there_from_the_start() -> None:
         (tree.device_dir(odd_group) / "iommu_group").symlink_to("../../../kernel/iommu_groups/forty")
         os.symlink("nowhere", tree.root / "sys/bus/pci/devices/not-an-address")
         with node.daemon() as daemon:
-            books = {
+            device_lists = {
                 H100: {GOOD: HEALTHY, no_numa: HEALTHY, no_group: UNHEALTHY, odd_group: UNHEALTHY, negative: HEALTHY}
             }  # fmt: skip
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             assert node.last_frame(H100).devices == (
                 listed(GOOD, numa_node=1),
                 listed(no_numa),
@@ -52,26 +52,26 @@ def test_faults_that_are_there_from_the_start() -> None:
             tree.set_attribute(no_vendor, "vendor", b"0x10de\n")
             tree.remove_attribute(odd_group, "iommu_group")
             (tree.device_dir(odd_group) / "iommu_group").symlink_to("../../../kernel/iommu_groups/41")
-            books[H100] |= {no_class: HEALTHY, no_vendor: HEALTHY, odd_group: HEALTHY}
-            node.wait_books(books)
+            device_lists[H100] |= {no_class: HEALTHY, no_vendor: HEALTHY, odd_group: HEALTHY}
+            node.wait_device_lists(device_lists)
             node.assert_sound(daemon)
 
 
 def test_a_drivers_name_that_is_no_utf_8() -> None:
     """Issue 10, 5: the journal goes on, Allocate is refused with its reason, and `inspect` shows it."""
-    odd, mate = address(0x24), address(0x24, 1)
+    odd, audio = address(0x24), address(0x24, 1)
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
         node.plug(0x24, "2330", driver="vfio-pci")
         node.plug(0x24, "22ba", function=1, class_code="040300")
-        os.symlink(b"../../../bus/pci/drivers/snd\xff", node.tree.device_dir(mate) / "driver")
+        os.symlink(b"../../../bus/pci/drivers/snd\xff", node.tree.device_dir(audio) / "driver")
         with node.daemon() as daemon:
-            node.wait_books({H100: {GOOD: HEALTHY, odd: UNHEALTHY}})
-            daemon.wait_event("device.changed", device=odd, has=[rf"{mate} is bound to snd\xff"])
+            node.wait_device_lists({H100: {GOOD: HEALTHY, odd: UNHEALTHY}})
+            daemon.wait_event("device.changed", device=odd, has=[rf"{audio} is bound to snd\xff"])
             with pytest.raises(grpc.RpcError) as refused:
                 node.kubelet.allocate(H100, [odd])
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert rf"{mate} is bound to snd\xff" in str(refused.value.details())
+            assert rf"{audio} is bound to snd\xff" in str(refused.value.details())
             assert node.kubelet.allocate(H100, [GOOD]).envs
             shown = gpuactors("inspect", f"--state-dir={node.directory / 's'}", "-o", "json")
             assert (shown.returncode, shown.stderr) == (0, "")
@@ -95,10 +95,12 @@ def test_a_device_whose_id_was_never_read_harms_nobody() -> None:
             daemon.wait_event(
                 "function.unreadable", address=second, has=[f"{second}/device", "lspci", "automatically"]
             )
-            node.wait_books({H100: {GOOD: HEALTHY}})
+            node.wait_device_lists({H100: {GOOD: HEALTHY}})
             node.tree.set_attribute(second, "device", b"0x2330\n")
             both = {GOOD: HEALTHY, second: HEALTHY}
-            node.kubelet.wait_for(lambda books: books.get(H100) == both, 10, "both under their name")
+            node.kubelet.wait_for(
+                lambda device_lists: device_lists.get(H100) == both, 10, "both under their name"
+            )
             node.assert_sound(daemon)
 
 
@@ -109,8 +111,8 @@ def test_faults_that_come_later() -> None:
         for slot in (0x23, 0x24, 0x25):
             node.plug(slot, "2330", driver="vfio-pci")
         with node.daemon() as daemon:
-            books = {H100: {GOOD: HEALTHY, second: HEALTHY, third: HEALTHY}}
-            node.wait_books(books)
+            device_lists = {H100: {GOOD: HEALTHY, second: HEALTHY, third: HEALTHY}}
+            node.wait_device_lists(device_lists)
 
             # A known device keeps its name and its place while it cannot be read; the reason names the file.
             for name, nonsense, sense in (
@@ -120,49 +122,49 @@ def test_faults_that_come_later() -> None:
             ):
                 mark = daemon.mark()
                 tree.set_attribute(second, name, nonsense)
-                _look_at(node, second)
-                node.wait_books({H100: books[H100] | {second: UNHEALTHY}})
+                _inspect(node, second)
+                node.wait_device_lists({H100: device_lists[H100] | {second: UNHEALTHY}})
                 attribute = str(tree.root / f"sys/bus/pci/devices/{second}/{name}")
                 daemon.wait_event(
                     "function.unreadable", address=second, has=[attribute, "instead of"], after=mark
                 )
                 tree.make_unreadable(second, name)
-                _look_at(node, second)
+                _inspect(node, second)
                 daemon.wait_event("function.unreadable", address=second, has=["cannot be read"], after=mark)
                 tree.set_attribute(second, name, sense)
-                _look_at(node, second)
-                node.wait_books(books)
+                _inspect(node, second)
+                node.wait_device_lists(device_lists)
 
             # A group that cannot be listed: nobody knows what else a tenant would get.
             group = tree.root / "sys/kernel/iommu_groups/36/devices"
             shutil.move(group, node.directory / "members")
             group.write_text("")
-            _look_at(node, second)
+            _inspect(node, second)
             daemon.wait_event("function.unreadable", address=second, has=[str(group), "cannot be listed"])
             group.unlink()
             shutil.move(node.directory / "members", group)
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
 
             # One read hangs in the kernel: nobody else waits for it.
             tree.make_hang(third, "device")
-            _look_at(node, third)
+            _inspect(node, third)
             node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
             node.tell(tree.unbind(second))
-            books = {H100: {GOOD: HEALTHY, third: HEALTHY}, A100: {address(0x31): HEALTHY}}
-            node.wait_books(books)
+            device_lists = {H100: {GOOD: HEALTHY, third: HEALTHY}, A100: {address(0x31): HEALTHY}}
+            node.wait_device_lists(device_lists)
             assert node.kubelet.allocate(A100, [address(0x31)]).envs
             assert node.kubelet.allocate(H100, [GOOD]).envs
             tree.end_hang(third, "device", b"0x2330\n")
 
             # Listed on the bus, but its directory is gone; then it is gone altogether.
             tree.hollow(third)
-            _look_at(node, third)
-            del books[H100][third]
-            node.wait_books(books)
+            _inspect(node, third)
+            del device_lists[H100][third]
+            node.wait_device_lists(device_lists)
             node.tell(tree.unplug(third))
             node.tell(tree.bind(second, "vfio-pci"))
-            books[H100][second] = HEALTHY
-            node.wait_books(books)
+            device_lists[H100][second] = HEALTHY
+            node.wait_device_lists(device_lists)
             node.assert_sound(daemon)
 
 
@@ -183,11 +185,11 @@ def test_garbage_on_the_uevents_socket() -> None:
         ):
             node.tell_raw(datagram)
         node.tell(node.plug(0x23, "2330", driver="vfio-pci"))
-        node.wait_books({H100: {GOOD: HEALTHY}})
+        node.wait_device_lists({H100: {GOOD: HEALTHY}})
         node.assert_sound(daemon)
 
 
-def _look_at(node: Node, name: str) -> None:
+def _inspect(node: Node, name: str) -> None:
     """A uevent about a function, whatever it is."""
     devpath = f"/devices/pci0000:20/{name}"
     pairs = f"ACTION=change\0DEVPATH={devpath}\0SUBSYSTEM=pci\0PCI_SLOT_NAME={name}\0SEQNUM=1\0"

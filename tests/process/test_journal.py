@@ -52,22 +52,22 @@ def happened(node: Node, event: str) -> None:
 
 
 def serves(node: Node) -> None:
-    node.wait_books({H100: {FIRST: HEALTHY, SECOND: HEALTHY}})
+    node.wait_device_lists({H100: {FIRST: HEALTHY, SECOND: HEALTHY}})
 
 
 def a_life(node: Node) -> None:
     """Something of everything: a new model, a pod, a refusal, an unbind, another kubelet."""
     serves(node)
     node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
-    node.wait_books({H100: {FIRST: HEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
+    node.wait_device_lists({H100: {FIRST: HEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
     # Of a named pod, or the grant ends with a read of the ledger that comes before the end of this life, or not.
     node.kubelet.allocate(H100, [FIRST], pod="vm-1")
     node.kubelet.prestart(H100, [FIRST])
     node.tell(node.tree.unbind(FIRST))
-    node.wait_books({H100: {FIRST: UNHEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
+    node.wait_device_lists({H100: {FIRST: UNHEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
     node.kubelet.stop()
     node.kubelet.start()
-    node.wait_books({H100: {FIRST: UNHEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
+    node.wait_device_lists({H100: {FIRST: UNHEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
 
 
 def test_a_life_replays_to_the_same(node: Node) -> None:
@@ -144,7 +144,7 @@ def test_a_full_disk_is_said_once_and_the_daemon_goes_on(node: Node) -> None:
         node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
         line = daemon.wait_event("journal.failed", has=[str(journal(node)), "--state-dir"])
         assert line["level"] == "warning"
-        node.wait_books({H100: {FIRST: HEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
+        node.wait_device_lists({H100: {FIRST: HEALTHY, SECOND: HEALTHY}, A100: {address(0x31): HEALTHY}})
         limits.prlimit(daemon.pid, limits.RLIMIT_FSIZE, (limits.RLIM_INFINITY, limits.RLIM_INFINITY))
     # The end of the daemon is the next attempt: a new file, with the state and the number of steps that are missing.
     found = gpuactors("replay", str(journal(node)))

@@ -27,14 +27,14 @@ def test_gpus_come_and_go_within_one_process_life() -> None:
         node.plug(0x30, "1050", vendor="1af4", driver="vfio-pci")
         daemon.wait_event("host.scanned")
         assert daemon.wait_event("daemon.started")["pid"] == daemon.pid
-        assert node.books() == {}
+        assert node.device_lists() == {}
 
         # Late binding: nothing, then one device, then two.
         node.tell(node.tree.bind(FIRST, "vfio-pci"))
-        node.wait_books({H100: {FIRST: HEALTHY}})
+        node.wait_device_lists({H100: {FIRST: HEALTHY}})
         assert node.last_frame(H100).devices == (listed(FIRST, numa_node=0),)
         node.tell(node.tree.bind(SECOND, "vfio-pci"))
-        node.wait_books({H100: {FIRST: HEALTHY, SECOND: HEALTHY}})
+        node.wait_device_lists({H100: {FIRST: HEALTHY, SECOND: HEALTHY}})
         assert node.last_frame(H100).devices == (listed(FIRST, numa_node=0), listed(SECOND, numa_node=1))
 
         _a_known_model_and_a_new_one(node)
@@ -42,83 +42,85 @@ def test_gpus_come_and_go_within_one_process_life() -> None:
         _unbind_rebind_unplug(node)
 
         node.assert_sound(daemon)
-        assert {r: len(node.accepted(r)) for r in node.books()} == dict.fromkeys(node.books(), 1)
-        assert [r.error for r in node.kubelet.registrations] == [None] * len(node.books())
-        assert not any(node.kubelet.stream_ends(resource) for resource in node.books())
+        assert {r: len(node.accepted(r)) for r in node.device_lists()} == dict.fromkeys(
+            node.device_lists(), 1
+        )
+        assert [r.error for r in node.kubelet.registrations] == [None] * len(node.device_lists())
+        assert not any(node.kubelet.stream_ends(resource) for resource in node.device_lists())
 
 
 def _a_known_model_and_a_new_one(node: Node) -> None:
     node.tell(node.plug(0x25, "2330", driver="vfio-pci"))
     h100 = {FIRST: HEALTHY, SECOND: HEALTHY, address(0x25): HEALTHY}
-    node.wait_books({H100: h100})
+    node.wait_device_lists({H100: h100})
     assert node.last_frame(H100).devices[-1] == listed(address(0x25)), "-1 is no topology, not node 0"
     # The second resource has a socket and a registration of its own, and the first one's stream is not touched.
     node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
-    node.wait_books({H100: h100, A100: {address(0x31): HEALTHY}})
+    node.wait_device_lists({H100: h100, A100: {address(0x31): HEALTHY}})
     assert [r.endpoint for r in node.accepted(A100)] == ["gpuactors-nvidia.com_GA100_A100_SXM4_40GB.sock"]
     assert node.endpoint(A100).is_socket()
     assert node.endpoint(H100).is_socket()
     # An audio function on a host's driver makes the group not viable; in the hands of vfio-pci it is none of ours.
     node.tell(node.plug(0x31, "1aef", function=1, class_code="040300", driver="snd_hda_intel"))
-    node.wait_books({H100: h100, A100: {address(0x31): UNHEALTHY}})
+    node.wait_device_lists({H100: h100, A100: {address(0x31): UNHEALTHY}})
     node.tell(node.tree.unbind(address(0x31, 1)))
     node.tell(node.tree.bind(address(0x31, 1), "vfio-pci"))
-    node.wait_books({H100: h100, A100: {address(0x31): HEALTHY}})
+    node.wait_device_lists({H100: h100, A100: {address(0x31): HEALTHY}})
 
 
 def _names(node: Node) -> None:
-    books = node.books()
+    device_lists = node.device_lists()
     # Two ids with one name are one resource, behind one socket.
     node.tell(node.plug(0x41, "2bb1", driver="vfio-pci"))
     node.tell(node.plug(0x42, "2bb4", driver="nvgrace_gpu_vfio_pci"))
-    books[RTX] = {address(0x41): HEALTHY, address(0x42): HEALTHY}
+    device_lists[RTX] = {address(0x41): HEALTHY, address(0x42): HEALTHY}
     # A name that kubelet would refuse ("…_") is repaired, an unknown id is called by its digits, an NVSwitch has one.
     node.tell(node.plug(0x51, "1024", driver="vfio-pci"))
     node.tell(node.plug(0x52, "29ff", driver="vfio-pci"))
     node.tell(node.plug(0x53, "22a3", class_code="068000", driver="vfio-pci"))
-    books |= {
+    device_lists |= {
         K40S: {address(0x51): HEALTHY},
         UNKNOWN: {address(0x52): HEALTHY},
         NVSWITCH: {address(0x53): HEALTHY},
     }
-    node.wait_books(books)
+    node.wait_device_lists(device_lists)
 
 
 def _unbind_rebind_unplug(node: Node) -> None:
-    books = node.books()
+    device_lists = node.device_lists()
     node.tell(node.tree.unbind(FIRST))
-    del books[H100][FIRST]
-    node.wait_books(books)
+    del device_lists[H100][FIRST]
+    node.wait_device_lists(device_lists)
     node.tell(node.tree.bind(FIRST, "nvidia"))
     node.tell(node.tree.unbind(FIRST))
     node.tell(node.tree.bind(FIRST, "vfio-pci"))
-    books[H100][FIRST] = HEALTHY
-    node.wait_books(books)
+    device_lists[H100][FIRST] = HEALTHY
+    node.wait_device_lists(device_lists)
     node.tell(node.tree.unplug(SECOND))
-    del books[H100][SECOND]
-    node.wait_books(books)
+    del device_lists[H100][SECOND]
+    node.wait_device_lists(device_lists)
     # The last one of its kind: the resource stays, with nothing in it, and takes the next one.
     node.tell(node.tree.unplug(address(0x52)))
-    books[UNKNOWN] = {}
-    node.wait_books(books)
+    device_lists[UNKNOWN] = {}
+    node.wait_device_lists(device_lists)
     node.tell(node.plug(0x54, "29ff", driver="vfio-pci"))
-    books[UNKNOWN] = {address(0x54): HEALTHY}
-    node.wait_books(books)
+    device_lists[UNKNOWN] = {address(0x54): HEALTHY}
+    node.wait_device_lists(device_lists)
 
 
 def test_without_uevents_the_periodic_scan_finds_what_happened() -> None:
     with open_node() as node, node.daemon("--uevents=off", "--resync-interval-s=0.2") as daemon:
         daemon.wait_event("host.scanned")
         node.plug(0x23, "2330", driver="vfio-pci")
-        node.wait_books({H100: {FIRST: HEALTHY}})
+        node.wait_device_lists({H100: {FIRST: HEALTHY}})
         node.plug(0x31, "20b0", driver="vfio-pci")
         node.tree.unplug(FIRST)
-        node.wait_books({H100: {}, A100: {address(0x31): HEALTHY}})
+        node.wait_device_lists({H100: {}, A100: {address(0x31): HEALTHY}})
         node.assert_sound(daemon)
 
 
-def test_functions_that_vanish_while_they_are_looked_at() -> None:
-    """Scans and looks meet a tree that changes under them; what is true in the end is told in the end."""
+def test_functions_that_vanish_while_they_are_inspected() -> None:
+    """Scans and inspections meet a tree that changes meanwhile; the last list is right."""
     with open_node() as node, node.daemon("--resync-interval-s=0.01") as daemon:
         node.plug(0x23, "2330", driver="vfio-pci")
         for turn in range(40):
@@ -128,7 +130,7 @@ def test_functions_that_vanish_while_they_are_looked_at() -> None:
             node.tell(node.tree.unplug(address(0x31)))
         node.tell(node.plug(0x24, "20b0", driver="vfio-pci"))
         expected = {H100: {FIRST: HEALTHY}, A100: {SECOND: HEALTHY}}
-        node.wait_books(expected)
+        node.wait_device_lists(expected)
         node.assert_sound(daemon)
 
 
@@ -139,5 +141,5 @@ def test_selectors_choose_what_is_told() -> None:
         node.plug(0x31, "20b0", driver="vfio-pci")
         with node.daemon("--select=vendor=1af4,device=1050", "--select=address=0000:31:00.0") as daemon:
             virtio = "pci-1af4/VIRTIO_GPU"
-            node.wait_books({virtio: {address(0x30): HEALTHY}, A100: {address(0x31): HEALTHY}})
+            node.wait_device_lists({virtio: {address(0x30): HEALTHY}, A100: {address(0x31): HEALTHY}})
             node.assert_sound(daemon)

@@ -38,9 +38,9 @@ MALFORMED: tuple[tuple[str, bytes], ...] = (
 
 def test_malformed_requests() -> None:
     with open_node() as node, node.daemon() as daemon:
-        books = {H100: {GPU: HEALTHY}}
+        device_lists = {H100: {GPU: HEALTHY}}
         node.tell(node.plug(0x23, "2330", driver="vfio-pci"))
-        node.wait_books(books)
+        node.wait_device_lists(device_lists)
         for path, body in MALFORMED:
             status, text = answer(node, path, body)
             assert status == "INTERNAL", (path, body, text)
@@ -49,7 +49,7 @@ def test_malformed_requests() -> None:
         for call in ("Allocate", "PreStartContainer", "GetPreferredAllocation"):
             status, text = answer(node, PLUGIN + call, too_many)
             assert status == "INVALID_ARGUMENT", text
-        # IDs that look like numbers to somebody: `int` knows no superscripts, and no number of so many digits.
+        # IDs that may be taken for numbers: `int` knows no superscripts, and no number of so many digits.
         for odd in ("²", "7" * 4301):
             body = b"\x0a" + varint(len(odd.encode())) + odd.encode()
             request = b"\x0a" + varint(len(body)) + body
@@ -66,7 +66,7 @@ def test_malformed_requests() -> None:
             == "OK"
         )
         assert node.kubelet.allocate(H100, [GPU]).envs
-        node.wait_books(books)
+        node.wait_device_lists(device_lists)
         assert (len(node.accepted(H100)), node.kubelet.stream_ends(H100)) == (1, ())
         assert not [line for line in daemon.log if line["event"] == "daemon.handed_over"]
         node.assert_sound(daemon)
@@ -112,7 +112,7 @@ ODD = "\x1b[2J\x00\r\n\x7f\x9b\u202e\u2066\u2028\ufeff"
 def test_a_refusal_is_short_and_printable_in_the_answer_and_in_the_log(ids: list[str], status: str) -> None:
     with open_node() as node, node.daemon() as daemon:
         node.tell(node.plug(0x23, "2330", driver="vfio-pci"))
-        node.wait_books({H100: {GPU: HEALTHY}})
+        node.wait_device_lists({H100: {GPU: HEALTHY}})
         for call in (node.kubelet.allocate, node.kubelet.prestart):
             with pytest.raises(grpc.RpcError) as error:
                 call(H100, ids)

@@ -37,14 +37,14 @@ def no_descriptors(daemon: DaemonProcess) -> Iterator[None]:
 def test_no_descriptors_for_some_seconds() -> None:
     """Six failures of an actor ended the process, within some four seconds; an Allocate is refused after twelve.
 
-    Meanwhile the ledger cannot be read, no GPU looked at, nobody's use of one seen
+    Meanwhile the ledger cannot be read, no GPU inspected, no use of one seen
     and nobody who dials is answered.
     """
     with open_node() as node:
         for slot in (0x23, 0x24):
             node.plug(slot, "2330", driver="vfio-pci")
         with node.daemon() as daemon:
-            node.wait_books(BOTH)
+            node.wait_device_lists(BOTH)
             node.kubelet.allocate(H100, [GIVEN], pod="vm")
             daemon.wait_event("device.changed", device=GIVEN, has=["allocated to pod"])
             mark = daemon.mark()
@@ -68,7 +68,7 @@ def test_no_descriptors_for_some_seconds() -> None:
                 daemon.assert_alive()
             for dialled in sockets:
                 dialled.close()
-            node.wait_books({H100: {GIVEN: HEALTHY, FREE: HEALTHY, MORE: HEALTHY}})
+            node.wait_device_lists({H100: {GIVEN: HEALTHY, FREE: HEALTHY, MORE: HEALTHY}})
             assert node.kubelet.allocate(H100, [FREE], pod="later").envs
             assert {d.health for frame in node.kubelet.frames(H100) for d in frame.devices} == {HEALTHY}
             shown = gpuactors("inspect", f"--state-dir={node.directory / 's'}", "-o", "json")

@@ -22,7 +22,7 @@ from tests.process.daemon import (
     eventually,
 )
 from tests.process.node import A100, H100, HEALTHY, Node, address, granted, open_node, refusal
-from tests.process.slow_look import allocate_in_flight
+from tests.process.slow_inspection import allocate_in_flight
 
 GPU, OTHER = address(0x23), address(0x31)
 VARIABLE = "PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB"
@@ -34,7 +34,7 @@ STOPPING = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP]
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_ends_streams_and_removes_sockets(number: signal.Signals) -> None:
     with open_node() as node, _running(node) as daemon:
-        # A stranger's file in kubelet's directory is left alone.
+        # Another program's file in kubelet's directory stays.
         (node.kubelet.socket_dir / "kubelet_internal_checkpoint").write_text("{}")
         daemon.signal(number)
         assert daemon.wait_exit() == 0
@@ -49,7 +49,7 @@ def test_a_call_in_flight_is_answered_first() -> None:
     with (
         open_node() as node,
         _running(node, bounds=PATIENT_LOOKS | PATIENT_END) as daemon,
-        allocate_in_flight(node, H100, GPU) as (call, look),
+        allocate_in_flight(node, H100, GPU) as (call, inspection),
     ):
         daemon.signal(signal.SIGTERM)
         daemon.wait_event("daemon.stopping")
@@ -60,14 +60,14 @@ def test_a_call_in_flight_is_answered_first() -> None:
         with pytest.raises(grpc.RpcError) as error:
             node.kubelet.allocate(H100, [GPU])
         assert refusal(error.value)[0] == "UNAVAILABLE", "nothing new is begun"
-        look.end()
+        inspection.end()
         assert call.result(timeout=EXIT_S) == granted(VARIABLE, GPU, "/dev/vfio/vfio", "/dev/vfio/35")
         assert daemon.wait_exit() == 0
         _assert_gone(node, daemon)
         assert node.kubelet.panics == ()
 
 
-def test_a_look_that_never_comes_back_does_not_hold_up_the_end() -> None:
+def test_an_inspection_that_never_returns_does_not_delay_the_end() -> None:
     with (
         open_node() as node,
         _running(node) as daemon,
@@ -111,7 +111,7 @@ def test_a_signal_that_means_nothing_changes_nothing() -> None:
             daemon.signal(number)
             daemon.wait_event("signal.ignored", signal=number.name)
         node.assert_sound(daemon)
-        node.wait_books({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}})
+        node.wait_device_lists({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}})
 
 
 def test_nohup_means_what_it_says() -> None:
@@ -190,7 +190,7 @@ def _running(node: Node, bounds: Mapping[str, float] | None = None) -> Iterator[
     node.plug(0x23, "2330", driver="vfio-pci")
     node.plug(0x31, "20b0", driver="vfio-pci")
     with node.daemon(bounds=bounds) as daemon:
-        node.wait_books({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}})
+        node.wait_device_lists({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}})
         yield daemon
 
 

@@ -40,7 +40,7 @@ def test_something_is_in_the_way_of_a_socket() -> None:
         with _listening(node.endpoint(K40S)):
             pass
         with node.daemon() as daemon:
-            node.wait_books({K40S: {THIRD: HEALTHY}})
+            node.wait_device_lists({K40S: {THIRD: HEALTHY}})
             daemon.wait_event(
                 "plugin.unregistered",
                 resource=H100,
@@ -54,7 +54,7 @@ def test_something_is_in_the_way_of_a_socket() -> None:
             assert node.endpoint(A100).read_text() == "precious"
             squatter.close()
             node.endpoint(A100).unlink()
-            node.wait_books({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}, K40S: {THIRD: HEALTHY}})
+            node.wait_device_lists({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}, K40S: {THIRD: HEALTHY}})
             assert len(node.accepted(K40S)) == 1
             node.assert_sound(daemon)
 
@@ -62,26 +62,26 @@ def test_something_is_in_the_way_of_a_socket() -> None:
 def test_two_daemons_and_one_that_was_killed() -> None:
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
-        books = {H100: {GPU: HEALTHY}}
+        device_lists = {H100: {GPU: HEALTHY}}
         with node.daemon() as killed:
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             killed.signal(signal.SIGKILL)
             assert killed.wait_exit() == -signal.SIGKILL
         assert node.endpoint(H100).is_socket(), "a stale socket stays"
         assert node.uevents.is_socket()
         with node.daemon() as first:
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             # Another state directory: the two cannot find each other, so there is no hand-over.
             apart = f"--state-dir={node.directory / 's2'}"
             with node.daemon(f"--uevents=unix:{node.directory / 'u2'}", apart) as second:
                 second.wait_event("plugin.unregistered", has=[f"process {first.pid} listens on"])
-                node.wait_books(books)
+                node.wait_device_lists(device_lists)
                 assert len(node.accepted(H100)) == 2, "the one that lives is not disturbed"
                 first.signal(signal.SIGTERM)
                 assert first.wait_exit() == 0
                 # Its socket is removed, and the second one takes over.
                 node.kubelet.wait_for(lambda _: len(node.accepted(H100)) == 3, 20)
-                node.wait_books(books)
+                node.wait_device_lists(device_lists)
                 assert node.endpoint(H100).is_socket()
                 node.assert_sound(second)
 
@@ -96,7 +96,7 @@ def test_the_socket_directory_is_a_file() -> None:
             daemon.wait_event("kubelet.gone", has=[directory])
             node.kubelet.socket_dir.unlink()
             with node.kubelet:
-                node.wait_books({H100: {GPU: HEALTHY}})
+                node.wait_device_lists({H100: {GPU: HEALTHY}})
                 # And under a living kubelet: what is registered stays, what is new waits.
                 moved = node.directory / "moved"
                 mark = daemon.mark()
@@ -108,11 +108,11 @@ def test_the_socket_directory_is_a_file() -> None:
                     "plugin.unregistered", resource=A100, has=[f"{directory} is not a directory"]
                 )
                 node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
-                books = {H100: {GPU: HEALTHY, address(0x24): HEALTHY}}
-                node.wait_books(books)
+                device_lists = {H100: {GPU: HEALTHY, address(0x24): HEALTHY}}
+                node.wait_device_lists(device_lists)
                 node.kubelet.socket_dir.unlink()
                 moved.rename(node.kubelet.socket_dir)
-                node.wait_books(books | {A100: {OTHER: HEALTHY}})
+                node.wait_device_lists(device_lists | {A100: {OTHER: HEALTHY}})
                 node.assert_sound(daemon)
 
 
@@ -120,34 +120,34 @@ def test_the_socket_directory_is_full_and_then_read_only() -> None:
     with open_node(started=False) as node, _tmpfs(node.kubelet_dir, inodes=12):
         node.plug(0x23, "2330", driver="vfio-pci")
         with node.kubelet, node.daemon() as daemon:
-            books = {H100: {GPU: HEALTHY}}
-            node.wait_books(books)
+            device_lists = {H100: {GPU: HEALTHY}}
+            node.wait_device_lists(device_lists)
             directory = str(node.kubelet.socket_dir)
 
             fillers = list(_fill(node.kubelet_dir))
             node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
             node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
             daemon.wait_event("plugin.unregistered", resource=A100, has=[directory, "is full", "make room"])
-            books[H100][address(0x24)] = HEALTHY
-            node.wait_books(books)
+            device_lists[H100][address(0x24)] = HEALTHY
+            node.wait_device_lists(device_lists)
             for filler in fillers:
                 filler.unlink()
-            books[A100] = {OTHER: HEALTHY}
-            node.wait_books(books)
+            device_lists[A100] = {OTHER: HEALTHY}
+            node.wait_device_lists(device_lists)
 
             _mount("remount,ro", node.kubelet_dir)
             node.tell(node.plug(0x51, "1024", driver="vfio-pci"))
             daemon.wait_event("plugin.unregistered", resource=K40S, has=[directory, "read-only", "writable"])
             node.tell(node.tree.unbind(OTHER))
-            books[A100] = {}
-            node.wait_books(books)
+            device_lists[A100] = {}
+            node.wait_device_lists(device_lists)
             # A stream that ends meanwhile comes back: its socket is there.
             node.kubelet.cut_stream(H100)
             node.kubelet.wait_for(lambda _: len(node.accepted(H100)) == 2, 20)
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             _mount("remount,rw", node.kubelet_dir)
-            books[K40S] = {THIRD: HEALTHY}
-            node.wait_books(books)
+            device_lists[K40S] = {THIRD: HEALTHY}
+            node.wait_device_lists(device_lists)
             node.assert_sound(daemon)
 
 
@@ -161,7 +161,7 @@ def test_socket_paths_near_and_over_the_kernels_limit() -> None:
             node.plug(0x23, "2330", driver="vfio-pci")
             with node.daemon() as daemon:
                 if fits:
-                    node.wait_books({H100: {GPU: HEALTHY}})
+                    node.wait_device_lists({H100: {GPU: HEALTHY}})
                     (registration,) = node.kubelet.registrations
                     assert registration.endpoint.startswith("gpuactors-")
                     assert "H100" not in registration.endpoint
@@ -171,7 +171,7 @@ def test_socket_paths_near_and_over_the_kernels_limit() -> None:
                         resource=H100,
                         has=[f"{node.kubelet.socket_dir}/gpuactors-", "122 bytes", "at most 107", "shorter directory"],
                     )  # fmt: skip
-                    # It goes on looking at the host, for whoever reads its log.
+                    # It goes on inspecting the host, and logs what it finds.
                     node.tell(node.plug(0x31, "20b0", driver="vfio-pci"))
                     daemon.wait_event("plugin.unregistered", resource=A100, has=["at most 107"])
                     assert node.kubelet.registrations == ()
@@ -187,9 +187,9 @@ SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 def test_garbage_on_our_socket_harms_nobody() -> None:
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
-        books = {H100: {GPU: HEALTHY}}
+        device_lists = {H100: {GPU: HEALTHY}}
         with node.daemon() as daemon:
-            node.wait_books(books)
+            node.wait_device_lists(device_lists)
             endpoint = node.endpoint(H100)
             descriptors = daemon.descriptors
             for garbage in (
@@ -218,7 +218,7 @@ def test_garbage_on_our_socket_harms_nobody() -> None:
                 assert _refused(channel, "Allocate", b"\x0a\x7fshort") == "INTERNAL"
                 assert _refused(channel, "PreStartContainer", b"") == "INVALID_ARGUMENT"
 
-                # Over 4 MiB, from a stranger and from kubelet.
+                # Over 4 MiB, from another client and from kubelet.
                 huge = message("AllocateRequest")(
                     container_requests=[message("ContainerAllocateRequest")(devices_ids=["x" * (4 << 20)])]
                 )
@@ -230,7 +230,7 @@ def test_garbage_on_our_socket_harms_nobody() -> None:
             assert refusal(error.value)[0] == "RESOURCE_EXHAUSTED"
             assert "4194304" in refusal(error.value)[1]
 
-            # A stranger who watches gets the list, and his going is not kubelet's.
+            # Another client that watches gets the list, and its end is not kubelet's.
             with grpc.insecure_channel(f"unix:{endpoint}") as channel:
                 frames = stub(channel)["ListAndWatch"](message("Empty")(), timeout=10)
                 assert [device.ID for device in next(iter(frames)).devices] == [GPU]
@@ -238,8 +238,8 @@ def test_garbage_on_our_socket_harms_nobody() -> None:
             assert not node.kubelet.stream_ends(H100)
             assert len(node.kubelet.registrations) == 1
             node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
-            books[H100][address(0x24)] = HEALTHY
-            node.wait_books(books)
+            device_lists[H100][address(0x24)] = HEALTHY
+            node.wait_device_lists(device_lists)
             assert node.kubelet.allocate(H100, [GPU]).envs
 
             # One who connects and says nothing holds up no registration.
@@ -247,7 +247,7 @@ def test_garbage_on_our_socket_harms_nobody() -> None:
                 silent.connect(str(endpoint))
                 node.kubelet.cut_stream(H100)
                 node.kubelet.wait_for(lambda _: len(node.accepted(H100)) == 2, 20)
-                node.wait_books(books)
+                node.wait_device_lists(device_lists)
             eventually(lambda: daemon.descriptors <= descriptors, "the end of every connection but kubelet's")
             node.assert_sound(daemon)
 

@@ -21,7 +21,9 @@ def other_plugin(node: Node) -> Iterator[TinyPlugin]:
     try:
         other.register(resource=H100)
         other.lists.put([("51", HEALTHY), ("52", HEALTHY)])
-        node.kubelet.wait_for(lambda books: books.get(H100) == THEIRS[H100], WAIT_S, "their list")
+        node.kubelet.wait_for(
+            lambda device_lists: device_lists.get(H100) == THEIRS[H100], WAIT_S, "their list"
+        )
         yield other
     finally:
         other.server.stop(grace=None).wait()
@@ -31,10 +33,10 @@ def test_a_plugin_that_takes_our_resource_is_said_and_it_is_taken_back() -> None
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
         with node.daemon() as daemon:
-            node.wait_books(OURS)
+            node.wait_device_lists(OURS)
             mark = daemon.mark()
             with other_plugin(node):
-                node.kubelet.hold_register_replies(H100)  # it is taken back when we have looked
+                node.kubelet.hold_register_replies(H100)  # it is taken back after our read
                 daemon.wait_event(
                     "plugin.contested",
                     after=mark,
@@ -44,7 +46,7 @@ def test_a_plugin_that_takes_our_resource_is_said_and_it_is_taken_back() -> None
                 assert "not registered with kubelet: kubelet has 2 healthy devices that are not ours" in told
                 node.kubelet.release_register_replies()
                 daemon.wait_event("plugin.registered", after=mark, resource=H100)
-                node.wait_books(OURS)
+                node.wait_device_lists(OURS)
                 assert node.kubelet.allocate(H100, [GPU]).devices
             node.assert_sound(daemon)
 
@@ -53,13 +55,15 @@ def test_a_plugin_that_took_our_resource_and_left_does_not_leave_it_at_0() -> No
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
         with node.daemon() as daemon:
-            node.wait_books(OURS)
+            node.wait_device_lists(OURS)
             with other_plugin(node) as other:
                 other.lists.put(None)
                 node.kubelet.wait_for(
-                    lambda books: set(books.get(H100, {}).values()) == {UNHEALTHY}, WAIT_S, "nobody's list"
+                    lambda device_lists: set(device_lists.get(H100, {}).values()) == {UNHEALTHY},
+                    WAIT_S,
+                    "nobody's list",
                 )
-            node.wait_books(OURS)
+            node.wait_device_lists(OURS)
             assert node.kubelet.allocate(H100, [GPU]).devices
             node.assert_sound(daemon)
 
@@ -69,7 +73,7 @@ def test_a_kubelet_that_does_not_tell_its_list_is_no_reason_for_anything() -> No
         node.kubelet.disable_allocatable()
         node.plug(0x23, "2330", driver="vfio-pci")
         with node.daemon() as daemon:
-            node.wait_books(OURS)
+            node.wait_device_lists(OURS)
             lists = node.kubelet.lists
             with other_plugin(node):
                 eventually(lambda: node.kubelet.lists > lists, "a read of the ledger, as a socket appeared")

@@ -14,7 +14,7 @@ def given(node: Node, daemon: DaemonProcess) -> None:
     """A pod has one of two GPUs."""
     for slot in (0x23, 0x24):
         node.tell(node.plug(slot, "2330", driver="vfio-pci"))
-    node.wait_books(BOTH)
+    node.wait_device_lists(BOTH)
     node.kubelet.allocate(H100, [GPU], pod="vm")
     daemon.wait_event("device.changed", device=GPU, has=["allocated to pod"])
 
@@ -24,10 +24,10 @@ def test_a_selection_is_narrowed_under_a_pod() -> None:
         with node.daemon() as daemon:
             given(node, daemon)
         with node.daemon(f"--select=address={OTHER}") as daemon:
-            node.wait_books(BOTH)
+            node.wait_device_lists(BOTH)
             node.kubelet.prestart(H100, [GPU])
             node.kubelet.end_pod("vm")
-            node.wait_books({H100: {OTHER: HEALTHY}})
+            node.wait_device_lists({H100: {OTHER: HEALTHY}})
             assert node.kubelet.allocate(H100, [OTHER]).envs
             node.assert_sound(daemon)
 
@@ -39,9 +39,9 @@ def test_pci_ids_is_renewed_under_a_pod() -> None:
         newer = PCI_IDS.replace("GH100 [H100 SXM5 80GB]", "GH100 [H100 SXM5 80GB HBM3]")
         (node.directory / "pci.ids").write_text(newer)
         with node.daemon() as daemon:
-            node.wait_books({H100: {GPU: HEALTHY}, NEW: {OTHER: HEALTHY}})
+            node.wait_device_lists({H100: {GPU: HEALTHY}, NEW: {OTHER: HEALTHY}})
             node.kubelet.prestart(H100, [GPU])
             node.kubelet.end_pod("vm")
-            node.wait_books({H100: {}, NEW: {GPU: HEALTHY, OTHER: HEALTHY}})
+            node.wait_device_lists({H100: {}, NEW: {GPU: HEALTHY, OTHER: HEALTHY}})
             assert node.kubelet.allocate(NEW, [GPU]).envs
             node.assert_sound(daemon)

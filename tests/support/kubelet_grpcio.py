@@ -1,7 +1,7 @@
 """A stand-in for kubelet's device manager, made with grpcio: the independent side of every test over real sockets.
 
 It does what kubelet 1.36 was seen to do (pkg/kubelet/cm/devicemanager, plugin/v1beta1), its mistakes included: clients
-are looked up by resource name when a stream ends, so that a plugin that registers while its old stream is open is cut
+are found by resource name when a stream ends, so that a plugin that registers while its old stream is open is cut
 off; a Register that fails makes it forget the current client; it never dials again by itself. Threads and grpcio's
 synchronous API throughout. Must not import gpuactors, and must not be kinder than kubelet.
 """
@@ -51,7 +51,7 @@ CALL_TIMEOUT_S: Final = patient(30.0)
 """Kubelet sets no deadline for Allocate; a test has to end."""
 
 HOLD_POLL_S: Final = 0.01
-"""How often a held Register looks whether its caller is still there."""
+"""How often a held Register checks whether its caller is still there."""
 
 GAVE_UP: Final = "the caller gave up"
 """The error of a Register whose caller was gone before it was answered."""
@@ -86,7 +86,7 @@ class _Client:
 
 
 @dataclass(slots=True)
-class _Books:
+class _State:
     """Everything that is guarded by the stand-in's lock."""
 
     devices: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -108,8 +108,9 @@ class KubeletStandIn:
     """Kubelet's device manager on `<kubelet_dir>/device-plugins/kubelet.sock`, its ledger file beside that, and
     PodResources on `<kubelet_dir>/pod-resources/kubelet.sock`.
 
-    `start` and `stop` may be repeated: a second start is a restarted kubelet, with empty books but with its ledger and
-    the history (`frames`, `registrations`, `stream_ends`) of its former life. All methods may be called from any
+    `start` and `stop` may be repeated: a second start is a restarted kubelet, with empty device lists, but with its
+    ledger and the history (`frames`, `registrations`, `stream_ends`) of its former life. All methods may be called from
+    any
     thread.
     """
 
@@ -125,7 +126,7 @@ class KubeletStandIn:
         self._kubelet_dir = kubelet_dir
         self._dial_timeout_s = dial_timeout_s
         self._changed = threading.Condition()
-        self._books = _Books()
+        self._state = _State()
         self._numbers = 0
         self._replies_go = threading.Event()
         self._replies_go.set()
@@ -149,8 +150,8 @@ class KubeletStandIn:
             if stat.S_ISSOCK(entry.lstat().st_mode):
                 entry.unlink()
         with self._changed:
-            self._books.devices.clear()
-            self._books.numa_nodes.clear()
+            self._state.devices.clear()
+            self._state.numa_nodes.clear()
         self._pods.boot(hears=self._hears)
         # grpcio unlinks the path it listens on when it stops. Listening elsewhere and moving the socket here leaves
         # it to `stop` whether the socket stays behind.
@@ -177,10 +178,10 @@ class KubeletStandIn:
         self._pod_resources.stop(grace=None).wait()
         self.release_register_replies()
         with self._changed:
-            dialled = list(self._books.dialled)
-            self._books.dialled.clear()
-            self._books.clients.clear()
-            self._books.endpoints.clear()
+            dialled = list(self._state.dialled)
+            self._state.dialled.clear()
+            self._state.clients.clear()
+            self._state.endpoints.clear()
         for client in dialled:
             client.channel.close()
         stopped.wait()
@@ -206,13 +207,13 @@ class KubeletStandIn:
     # --- what it has seen ---------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """The books now. A resource is there from its first frame on, also with an empty list."""
+        """The device lists now. A resource is there from its first frame on, also with an empty list."""
         with self._changed:
             return self._snapshot()
 
     def _snapshot(self) -> Snapshot:
         return MappingProxyType(
-            {name: MappingProxyType(dict(devices)) for name, devices in self._books.devices.items()}
+            {name: MappingProxyType(dict(devices)) for name, devices in self._state.devices.items()}
         )
 
     def healthy(self) -> dict[str, dict[str, Nodes]]:
@@ -222,11 +223,11 @@ class KubeletStandIn:
                 resource: self._topology(
                     resource, [device for device, health in devices.items() if health == HEALTHY]
                 )
-                for resource, devices in self._books.devices.items()
+                for resource, devices in self._state.devices.items()
             }
 
     def _topology(self, resource: str, ids: Collection[str]) -> dict[str, Nodes]:
-        nodes = self._books.numa_nodes.get(resource, {})
+        nodes = self._state.numa_nodes.get(resource, {})
         return {device: nodes.get(device, ()) for device in ids}
 
     def taken(self, resource: str) -> set[str]:
@@ -236,8 +237,8 @@ class KubeletStandIn:
     def wait_for(self, predicate: Callable[[Snapshot], bool], timeout_s: float, what: str = "") -> Snapshot:
         """The first snapshot for which `predicate` is true, at once if it is so now.
 
-        The predicate is called after every change (also after a registration or a stream's end, so that it may look at
-        those too). Raises TimeoutError with the books and what was seen last.
+        The predicate is called after every change (also after a registration or a stream's end, so that it may read
+        those too). Raises TimeoutError with the device lists and what was seen last.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -247,15 +248,15 @@ class KubeletStandIn:
             return snapshot
 
     def _complaint(self, what: str, timeout_s: float) -> str:
-        books = {name: dict(devices) for name, devices in self._books.devices.items()}
+        device_lists = {name: dict(devices) for name, devices in self._state.devices.items()}
         lines = [
             f"kubelet stand-in: {what or 'the condition'} did not come within {timeout_s:g} s",
-            f"books: {books}",
+            f"device lists: {device_lists}",
         ]
         for title, items in (
-            ("registrations", self._books.registrations),
-            ("frames", self._books.frames),
-            ("stream ends", self._books.stream_ends),
+            ("registrations", self._state.registrations),
+            ("frames", self._state.frames),
+            ("stream ends", self._state.stream_ends),
         ):
             last: Sequence[object] = items[-5:]
             lines.append(f"{title}: {len(items)}{', the last:' if last else ''}")
@@ -265,18 +266,18 @@ class KubeletStandIn:
     def frames(self, resource: str) -> tuple[Frame, ...]:
         """Every frame of a resource, of all its streams, in order of arrival."""
         with self._changed:
-            return tuple(frame for frame in self._books.frames if frame.resource == resource)
+            return tuple(frame for frame in self._state.frames if frame.resource == resource)
 
     def stream_ends(self, resource: str) -> tuple[StreamEnd, ...]:
         """Every stream of a resource that is over, in order."""
         with self._changed:
-            return tuple(end for end in self._books.stream_ends if end.resource == resource)
+            return tuple(end for end in self._state.stream_ends if end.resource == resource)
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
         """Every Register call that was answered, the failed ones included."""
         with self._changed:
-            return tuple(self._books.registrations)
+            return tuple(self._state.registrations)
 
     @property
     def appeared_ns(self) -> int:
@@ -288,13 +289,13 @@ class KubeletStandIn:
     def panics(self) -> tuple[str, ...]:
         """Moments at which kubelet 1.36 would have died: a device that left the list while a call picked it."""
         with self._changed:
-            return tuple(self._books.panics)
+            return tuple(self._state.panics)
 
     def options(self, resource: str) -> PluginOptions:
         """What the current plugin of a resource answered to GetDevicePluginOptions. Raises EndpointStopped."""
         number = self._endpoint(resource).number
         with self._changed:
-            options = next(r.options for r in self._books.registrations if r.client == number)
+            options = next(r.options for r in self._state.registrations if r.client == number)
         assert options is not None
         return options
 
@@ -437,25 +438,27 @@ class KubeletStandIn:
         """Fail the next `times` calls of Register where kubelet fails when it cannot dial: as then, it also forgets
         the resource's current client, whose stream goes on and whose end is not noticed any more."""
         with self._changed:
-            self._books.failures += [(code, details)] * times
+            self._state.failures += [(code, details)] * times
 
     @contextmanager
     def _call(self, resource: str, ids: Collection[str]) -> Iterator[_Client]:
         client = self._endpoint(resource)
         entry = (resource, frozenset(ids))
         with self._changed:
-            self._books.in_flight.append(entry)
+            self._state.in_flight.append(entry)
         try:
             yield client
         finally:
             with self._changed:
-                self._books.in_flight.remove(entry)
+                self._state.in_flight.remove(entry)
 
     def _endpoint(self, resource: str) -> _Client:
         with self._changed:
-            client = self._books.endpoints.get(resource)
+            client = self._state.endpoints.get(resource)
             if client is None or not client.connected:
-                raise EndpointStopped(f"no plugin of {resource} is connected; books: {self._snapshot()}")
+                raise EndpointStopped(
+                    f"no plugin of {resource} is connected; device lists: {self._snapshot()}"
+                )
             return client
 
     # --- kubelet's inside: server.go and handler.go of plugin/v1beta1, manager.go -------------------------
@@ -465,7 +468,7 @@ class KubeletStandIn:
         with self._changed:
             number = self._numbers
             self._numbers += 1
-            failure = self._books.failures.pop(0) if self._books.failures else None
+            failure = self._state.failures.pop(0) if self._state.failures else None
         options: PluginOptions | None = None
         client: _Client | None = None
         try:
@@ -502,8 +505,8 @@ class KubeletStandIn:
         )
         client = _Client(number, resource, channel, stub(channel))
         with self._changed:
-            self._books.dialled.append(client)
-            self._books.clients[resource] = client
+            self._state.dialled.append(client)
+            self._state.clients[resource] = client
         return client
 
     def _connect(self, client: _Client) -> PluginOptions:
@@ -528,7 +531,7 @@ class KubeletStandIn:
             ) from None
         with self._changed:
             client.connected = True
-            self._books.endpoints[client.resource] = client
+            self._state.endpoints[client.resource] = client
         return PluginOptions(answer.pre_start_required, answer.get_preferred_allocation_available)
 
     def _forget(self, client: _Client | None) -> None:
@@ -536,7 +539,7 @@ class KubeletStandIn:
         if client is None:
             return
         with self._changed:
-            self._books.clients.pop(client.resource, None)
+            self._state.clients.pop(client.resource, None)
             self._changed.notify_all()
         if not client.connected:
             client.channel.close()
@@ -549,7 +552,7 @@ class KubeletStandIn:
             received_ns=received_ns, answered_ns=time.monotonic_ns(), options=options, error=error,
         )  # fmt: skip
         with self._changed:
-            self._books.registrations.append(registration)
+            self._state.registrations.append(registration)
             self._changed.notify_all()
 
     def _start_stream(self, client: _Client) -> None:
@@ -576,15 +579,15 @@ class KubeletStandIn:
             pass
         with self._changed:
             client.stream = None
-            current = self._books.clients.pop(client.resource, None)
+            current = self._state.clients.pop(client.resource, None)
             noticed = current is not None
-            self._books.stream_ends.append(
+            self._state.stream_ends.append(
                 StreamEnd(client.resource, time.monotonic_ns(), code, details or "", client.number, noticed)
             )
             if current is not None:
                 current.connected = False
-                for device_id in self._books.devices.get(client.resource, {}):
-                    self._books.devices[client.resource][device_id] = UNHEALTHY
+                for device_id in self._state.devices.get(client.resource, {}):
+                    self._state.devices[client.resource][device_id] = UNHEALTHY
                 self._pods.stream_ended(client.resource)
             self._changed.notify_all()
         if current is not None:
@@ -604,16 +607,16 @@ class KubeletStandIn:
         )
         with self._changed:
             listed = {device.id: device.health for device in devices}
-            for resource, ids in self._books.in_flight:
-                before = self._books.devices.get(resource, {}).keys()
+            for resource, ids in self._state.in_flight:
+                before = self._state.devices.get(resource, {}).keys()
                 if resource == client.resource and (ids & before) - listed.keys():
                     gone = ", ".join(sorted((ids & before) - listed.keys()))
-                    self._books.panics.append(
+                    self._state.panics.append(
                         f"{resource}: {gone} left the list during a call that picked it"
                     )
-            self._books.frames.append(Frame(client.resource, at_ns, devices, client.number))
-            self._books.devices[client.resource] = listed
-            self._books.numa_nodes[client.resource] = {
+            self._state.frames.append(Frame(client.resource, at_ns, devices, client.number))
+            self._state.devices[client.resource] = listed
+            self._state.numa_nodes[client.resource] = {
                 device.id: device.numa_nodes or () for device in devices
             }
             self._pods.frame(client.resource, [i for i, health in listed.items() if health == HEALTHY])

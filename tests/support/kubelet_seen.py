@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 Snapshot = Mapping[str, Mapping[str, str]]
-"""Resource name → device ID → health, as kubelet has it in its books. Immutable."""
+"""Resource name → device ID → health, as kubelet has it in its device lists. Immutable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """A ListAndWatch stream that is over. `code` is gRPC's name for it; `noticed` says whether the books followed
-    (kubelet marks all devices Unhealthy) or kubelet had forgotten the client (they stay as they are)."""
+    """A ListAndWatch stream that is over. `code` is gRPC's name for it; `noticed` says whether the device lists
+    followed (kubelet marks all devices Unhealthy) or kubelet had forgotten the client (they stay as they are)."""
 
     resource: str
     at_ns: int

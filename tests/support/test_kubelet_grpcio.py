@@ -35,12 +35,12 @@ def plugin(kubelet: KubeletStandIn) -> Iterator[TinyPlugin]:
 def test_each_frame_replaces_the_list(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy"), ("b", "Healthy")])
-    assert kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)[RESOURCE] == {
+    assert kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)[RESOURCE] == {
         "a": "Healthy",
         "b": "Healthy",
     }
     plugin.lists.put([("b", "Unhealthy")])
-    kubelet.wait_for(lambda books: books.get(RESOURCE) == {"b": "Unhealthy"}, WAIT_S)
+    kubelet.wait_for(lambda lists: lists.get(RESOURCE) == {"b": "Unhealthy"}, WAIT_S)
     first, second = kubelet.frames(RESOURCE)
     assert first.ids == ("a", "b")
     assert [device.numa_nodes for device in first.devices] == [None, (1,)]
@@ -53,7 +53,7 @@ def test_each_frame_replaces_the_list(kubelet: KubeletStandIn, plugin: TinyPlugi
 def test_calls_reach_the_plugin(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     allocated = kubelet.allocate(RESOURCE, ["a"])
     assert allocated.envs == {"IDS": "a"}
     assert allocated.devices == (DeviceNode("/dev/c", "/dev/h", "mrw"),)
@@ -70,25 +70,25 @@ def test_stream_end_makes_devices_unhealthy_and_is_not_dialled_again(
 ) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     plugin.lists.put(None)
-    kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
+    kubelet.wait_for(lambda lists: lists[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
     (end,) = kubelet.stream_ends(RESOURCE)
     assert (end.code, end.noticed) == ("OK", True)
     with pytest.raises(EndpointStopped):
         kubelet.allocate(RESOURCE, ["a"])
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Healthy"}, WAIT_S)
+    kubelet.wait_for(lambda lists: lists[RESOURCE] == {"a": "Healthy"}, WAIT_S)
     assert [frame.client for frame in kubelet.frames(RESOURCE)] == [0, 1]
 
 
 def test_cut_stream(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     kubelet.cut_stream(RESOURCE)
-    kubelet.wait_for(lambda books: books[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
+    kubelet.wait_for(lambda lists: lists[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
     assert kubelet.stream_ends(RESOURCE)[0].code == "CANCELLED"
 
 
@@ -97,13 +97,13 @@ def test_a_failed_register_makes_it_forget_the_current_client(
 ) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     kubelet.fail_registers(1)
     with pytest.raises(grpc.RpcError, match="failed to dial"):
         plugin.register()
     assert kubelet.registrations[1].error == "failed to dial device plugin"
     plugin.lists.put(None)
-    kubelet.wait_for(lambda books: bool(kubelet.stream_ends(RESOURCE)), WAIT_S)
+    kubelet.wait_for(lambda lists: bool(kubelet.stream_ends(RESOURCE)), WAIT_S)
     assert not kubelet.stream_ends(RESOURCE)[0].noticed
     assert kubelet.snapshot()[RESOURCE] == {"a": "Healthy"}
 
@@ -114,12 +114,12 @@ def test_held_reply(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
         plugin.register(timeout_s=0.3)
     error: Any = caught.value
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    kubelet.wait_for(lambda books: bool(kubelet.registrations), WAIT_S)
+    kubelet.wait_for(lambda lists: bool(kubelet.registrations), WAIT_S)
     kubelet.release_register_replies()
     assert kubelet.registrations[0].error == "the caller gave up"
     plugin.register()
     plugin.lists.put([])
-    assert kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)[RESOURCE] == {}
+    assert kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)[RESOURCE] == {}
 
 
 def test_the_reply_to_one_resource_is_held(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
@@ -137,7 +137,7 @@ def test_the_reply_to_one_resource_is_held(kubelet: KubeletStandIn, plugin: Tiny
 def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave_sockets: bool) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     kubelet.stop(leave_sockets=leave_sockets)
     assert kubelet.socket.exists() is leave_sockets
     with socket.socket(socket.AF_UNIX) as client, pytest.raises(OSError, match=r"refused|No such file"):
@@ -152,9 +152,9 @@ def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave
 def test_time_out_says_what_was_seen(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     with pytest.raises(TimeoutError, match=r"(?s)the moon .*'a': 'Healthy'.*Frame\("):
-        kubelet.wait_for(lambda books: "moon" in books, 0.05, "the moon")
+        kubelet.wait_for(lambda lists: "moon" in lists, 0.05, "the moon")
 
 
 def test_get_allocatable_resources_can_be_refused(kubelet: KubeletStandIn) -> None:
@@ -190,7 +190,7 @@ def listed(kubelet: KubeletStandIn) -> dict[str, list[str]]:
 def test_a_device_of_a_pod_is_given_to_no_other(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     kubelet.allocate(RESOURCE, ["a"], pod="one")
     with pytest.raises(ValueError, match=r"a of example\.org/thing belongs to pod one"):
         kubelet.allocate(RESOURCE, ["a"], pod="two")
@@ -210,7 +210,7 @@ def test_another_kubelet_takes_the_ledger_over_and_lists_its_pods_when_it_hears_
 ) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy"), ("b", "Healthy")])
-    kubelet.wait_for(lambda books: RESOURCE in books, WAIT_S)
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
     kubelet.allocate(RESOURCE, ["a", "b"], pod="one")
     (entry,) = json.loads(kubelet.checkpoint.read_text())["Data"]["PodDeviceEntries"]
     kubelet.stop(leave_sockets=True)
@@ -222,7 +222,7 @@ def test_another_kubelet_takes_the_ledger_over_and_lists_its_pods_when_it_hears_
         again = TinyPlugin(other.socket_dir)  # the sockets that were there are removed
         again.register()
         again.lists.put([("a", "Unhealthy"), ("b", "Unhealthy")])
-        other.wait_for(lambda books: RESOURCE in books, WAIT_S)
+        other.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
         assert json.loads(other.checkpoint.read_text())["Data"]["PodDeviceEntries"] == [entry]
         other.hear_of_pods()
         assert listed(other) == {entry["PodUID"]: ["a", "b"]}

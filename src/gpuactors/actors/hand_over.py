@@ -97,7 +97,7 @@ async def _serve(ports: HandOverPorts) -> None:
 async def _attend(held: HeldControl, ports: HandOverPorts) -> None:
     """Until a successor has got the socket, or it is not ours any more."""
     while True:
-        with trio.move_on_after(limits.CONTROL_LOOK_S) as waiting:
+        with trio.move_on_after(limits.CONTROL_CHECK_S) as waiting:
             await held.asked()
         if not waiting.cancelled_caught:
             break
@@ -123,8 +123,8 @@ async def _end_plugins(ports: HandOverPorts) -> None:
 async def _watch_successor(ports: HandOverPorts) -> None:
     gone_for_s = 0.0
     while gone_for_s < limits.SUCCESSOR_GONE_S:
-        await trio.sleep(limits.SUCCESSOR_LOOK_S)
-        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_LOOK_S
+        await trio.sleep(limits.SUCCESSOR_CHECK_S)
+        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_CHECK_S
     await ports.inbox.send(SuccessorLost())
     await _until(ports.state, lambda state: state.role is not Role.HANDED_OVER)
 

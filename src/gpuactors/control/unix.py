@@ -52,7 +52,7 @@ def socket_path(state_dir: str) -> str:
     return os.path.join(state_dir, SOCKET_NAME)
 
 
-def obstacle(state_dir: str) -> str | None:
+def path_problem(state_dir: str) -> str | None:
     """Why there can be no control socket in `state_dir`, as a sentence; None if there can."""
     lost = (
         "; without it there is no hand-over on an upgrade, and inspect and explain read the node themselves"

@@ -28,7 +28,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 @final
 class PciIds:
-    """Looks names up in `file`. A vendor's section is read at its first request, then kept."""
+    """Finds names in `file`. A vendor's section is read at its first request, then kept."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -51,7 +51,7 @@ class PciIds:
 
         Raises `HostError` if the file has become unreadable: a GPU must not change its resource's name because of that.
         """
-        # Looks run in threads side by side; two that read a section at once put the same mapping there twice.
+        # Inspections run in threads side by side; two that read a section at once put the same mapping there twice.
         section = self._sections.get(vendor)
         if section is None:
             section = self._sections[vendor] = _parse(_read(self.file), vendor)

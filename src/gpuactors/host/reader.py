@@ -74,7 +74,7 @@ class ThreadedReader:
             del self._threads[key]
             over.set()
 
-        return await in_thread(read, name=f"look at {key}" if key else "scan", ended=ended)
+        return await in_thread(read, name=f"inspect {key}" if key else "scan", ended=ended)
 
 
 @final

@@ -84,7 +84,7 @@ class _Known:
     """Why processes could not be read; empty if all could."""
 
     def of(self, groups: Set[int], functions: Set[PciAddress]) -> _Known:
-        """What is known of these alone."""
+        """What is known only of these."""
         return replace(
             self,
             holders={g: held for g, held in self.holders.items() if g in groups},
@@ -107,7 +107,7 @@ class _Known:
 
 
 @final
-class _Look:
+class _Observation:
     """One observation. Written by its thread, read by the task that waits for it and may give it up. The thread appends
     or assigns each finding whole, so that a reader sees all of it or nothing.
     """
@@ -141,7 +141,7 @@ class _Look:
         self.given_up = False
         """No task waits for it any more."""
         self.passed_all = False
-        """All processes were looked at, for every group: what is known of others grows no younger."""
+        """All processes were read, for every group: what is known of others grows no younger."""
         self._passive: list[_Passive] = []
         self._found: Found | None = None
         self._refused: dict[int, bool | None] = {}
@@ -223,7 +223,7 @@ class _Look:
 
     @property
     def problem(self) -> str | None:
-        """Why less is seen than was requested; empty if nothing is wrong, None if this look does not show it."""
+        """Why less is seen than was requested; empty if nothing is wrong, None if this observation does not show it."""
         if self._holders == "proc" and self.known is not None:
             return self.known.problem
         if self._holders == "open" and self._refused:
@@ -291,7 +291,7 @@ class SysfsUse:
         self._holders = holders
         self._open_node = open_node
         self._deadline_s = deadline_s
-        self._hanging: list[_Look] = []
+        self._hanging: list[_Observation] = []
         self._known: _Known | None = None
         self._rested_at = 0.0
         self._problem = ""
@@ -300,7 +300,7 @@ class SysfsUse:
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """As `ports.UseReader.observe`."""
-        look = _Look(
+        observation = _Observation(
             self._root,
             self._holders,
             self._open_node,
@@ -311,22 +311,22 @@ class SysfsUse:
             rested=trio.current_time() >= self._rested_at,
             open_until=time.monotonic() + limits.OPEN_WITHIN_S,
         )
-        self._hanging.append(look)
+        self._hanging.append(observation)
         try:
             with trio.move_on_after(self._deadline_s):
-                await in_thread(look.run, name="poll", ended=lambda: self._hanging.remove(look))
+                await in_thread(observation.run, name="poll", ended=lambda: self._hanging.remove(observation))
             self._tell_short("")
         except HostError as exc:  # the poll saw less, or nothing; the core requests another one soon
             self._tell_short(str(exc))
         finally:
-            look.given_up = True
-        if look.known is not None and look.known is not self._known:
-            self._known = look.known
-        if look.passed_all and look.known is not None:
-            rest_s = min(limits.PROC_SCAN_REST * look.known.took_s, limits.PROC_SCAN_REST_MAX_S)
+            observation.given_up = True
+        if observation.known is not None and observation.known is not self._known:
+            self._known = observation.known
+        if observation.passed_all and observation.known is not None:
+            rest_s = min(limits.PROC_SCAN_REST * observation.known.took_s, limits.PROC_SCAN_REST_MAX_S)
             self._rested_at = trio.current_time() + rest_s
-        self._tell(look.problem)
-        return look.uses()
+        self._tell(observation.problem)
+        return observation.uses()
 
     def _tell_short(self, shortage: str) -> None:
         """Logs once which shortage hides the use of the groups."""
@@ -361,7 +361,7 @@ class InlineUse:
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """As `ports.UseReader.observe`."""
         await trio.lowlevel.checkpoint()
-        look = _Look(
+        observation = _Observation(
             self._root,
             self._holders,
             self._open_node,
@@ -372,8 +372,8 @@ class InlineUse:
             rested=True,
             open_until=float("inf"),
         )
-        look.run()
-        return look.uses()
+        observation.run()
+        return observation.uses()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Any order of events under any schedule: what must hold does at each step, and when it is quiet the books are true."""
+"""Any order of events under any schedule: what must hold does at each step, and when it is quiet kubelet's view is
+right."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ OLDER_KERNEL = 9
 
 
 def complaint(played: Played) -> str | None:
-    """Why a history failed, if it did for a reason that nobody knows."""
+    """Why a history failed, if it did for a reason that is not known."""
     if played.failure is None or known(played.failure) is not None:
         return None
     where = replay_line(played.seed, played.script)
@@ -33,7 +34,7 @@ def complaint(played: Played) -> str | None:
 
 @settings(max_examples=80, database=None)
 @given(st.integers(0, 2**32 - 1))
-def test_the_books_are_true_after_any_history(seed: int) -> None:
+def test_kubelets_view_is_right_after_any_history(seed: int) -> None:
     assert (problem := complaint(play_chosen(drawn(random.Random(seed)), seed))) is None, problem
 
 

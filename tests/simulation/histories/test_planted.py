@@ -120,7 +120,7 @@ def test_without_a_planted_bug_the_same_histories_pass() -> None:
         assert failure is None or known(failure), failure
 
 
-# --- what must hold is really looked at -------------------------------------------------------------------
+# --- what must hold is really checked ---------------------------------------------------------------------
 
 
 def spoiled(spoil: Callable[[World], object]) -> Played:

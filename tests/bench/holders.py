@@ -1,4 +1,4 @@
-"""The books: how soon kubelet hears that a stranger took a GPU or let it go, and what looking for that costs.
+"""External holders: how soon kubelet's list shows that a process opened or closed a GPU, and what the polls cost.
 
 Both times are bounded by the periods at which the daemon polls (limits.py), because nothing in Linux announces an open
 or a close of a vfio group: the median is about half a period, and the round's start is drawn at random so that it is.
@@ -18,11 +18,11 @@ from tests.bench import procfs
 from tests.bench.figures import Figure, distribution, reading
 from tests.bench.node import Node
 
-STRANGER: Final = 1717
+HOLDER_PID: Final = 1717
 
 
 def holders(directory: Path, rounds: int) -> list[Figure]:
-    """A stranger takes a free GPU and lets it go, one GPU after the other."""
+    """An external process opens a free GPU and closes it, one GPU after the other."""
     take_ms: list[float] = []
     release_ms: list[float] = []
     rng = random.Random(0)
@@ -34,24 +34,24 @@ def holders(directory: Path, rounds: int) -> list[Figure]:
             time.sleep(rng.uniform(0, limits.POLL_S))
             seen = node.frames_so_far()
             began_ns = time.monotonic_ns()
-            node.tree.open_group(i % len(node.gpus), STRANGER, "python3")
+            node.tree.open_group(i % len(node.gpus), HOLDER_PID, "python3")
             take_ms.append((node.frame_unhealthy(address, after=seen).at_ns - began_ns) / 1e6)
             time.sleep(rng.uniform(0, limits.POLL_FAST_S))
             seen = node.frames_so_far()
             began_ns = time.monotonic_ns()
-            node.tree.kill(STRANGER)
+            node.tree.kill(HOLDER_PID)
             release_ms.append((node.frame_with(address, after=seen).at_ns - began_ns) / 1e6)
     return [
         distribution(
-            "books.foreign_take",
-            f"a stranger opens a free GPU, to the frame with it Unhealthy; polled every {limits.POLL_S:g} s",
+            "holders.take",
+            f"an external process opens a free GPU, to the frame with it Unhealthy; polled every {limits.POLL_S:g} s",
             "ms",
             take_ms,
         ),
         distribution(
-            "books.release",
-            "a stranger's process ends, to the frame with the GPU Healthy; polled every "
-            f"{limits.POLL_FAST_S:g} s while anybody holds a GPU who should not",
+            "holders.release",
+            "that process ends, to the frame with the GPU Healthy; polled every "
+            f"{limits.POLL_FAST_S:g} s while an external process holds a GPU",
             "ms",
             release_ms,
         ),
@@ -75,7 +75,7 @@ def _polling(directory: Path, groups: int, seconds: float, quiet_s: float) -> li
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     return [
         reading(
-            f"books.polling.{groups}_groups",
+            f"holders.polling.{groups}_groups",
             f"user and system time a minute, of {took_s:.0f} s with --holders passive, a poll every "
             f"{limits.POLL_S:g} s; known to {60 / took_s / ticks_per_s:.2g} s",
             "CPU s/min",

@@ -1,4 +1,4 @@
-"""A look at a device that hangs, as one does in the kernel while a driver is stuck, until a test ends it."""
+"""An inspection of a device that hangs, as in the kernel while a driver is stuck, until a test ends it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ATTRIBUTE: Final = "numa_node"
 
 
 @final
-class SlowLook:
-    """Whoever looks at the device hangs; made by `slow_look`."""
+class SlowInspection:
+    """Every inspection of the device hangs; made by `slow_inspection`."""
 
     def __init__(self, tree: HostTree, address: str) -> None:
         self._tree = tree
@@ -30,7 +30,7 @@ class SlowLook:
 
     def wait_until_hanging(self) -> None:
         """Until a reader is in the file. From then on it hangs in read() instead of open()."""
-        eventually(self._reader_is_in, "a look at the device")
+        eventually(self._reader_is_in, "an inspection of the device")
 
     def _reader_is_in(self) -> bool:
         fifo = self._tree.device_dir(self._address) / ATTRIBUTE
@@ -49,7 +49,7 @@ class SlowLook:
             self._tree.end_hang(self._address, ATTRIBUTE, b"-1\n")
 
     def end(self) -> None:
-        """Every look comes back."""
+        """Every inspection returns."""
         self.let_others_look()
         if self._writer is not None:
             os.close(self._writer)
@@ -57,21 +57,22 @@ class SlowLook:
 
 
 @contextmanager
-def slow_look(tree: HostTree, address: str) -> Iterator[SlowLook]:
-    """From now on a look at the device hangs, until it is ended or the context is left."""
-    look = SlowLook(tree, address)
+def slow_inspection(tree: HostTree, address: str) -> Iterator[SlowInspection]:
+    """From now on an inspection of the device hangs, until it is ended or the context is left."""
+    inspection = SlowInspection(tree, address)
     try:
-        yield look
+        yield inspection
     finally:
-        look.end()
+        inspection.end()
 
 
 @contextmanager
 def allocate_in_flight(
     node: Node, resource: str, device: str
-) -> Iterator[tuple[Future[Allocated], SlowLook]]:
-    """Kubelet's Allocate of one device, which has reached the daemon and waits for its look; and that look."""
-    with ThreadPoolExecutor() as calls, slow_look(node.tree, device) as look:
+) -> Iterator[tuple[Future[Allocated], SlowInspection]]:
+    """Kubelet's Allocate of one device, which has reached the daemon and waits for its inspection; and that
+    inspection."""
+    with ThreadPoolExecutor() as calls, slow_inspection(node.tree, device) as inspection:
         call = calls.submit(node.kubelet.allocate, resource, [device])
-        look.wait_until_hanging()
-        yield call, look
+        inspection.wait_until_hanging()
+        yield call, inspection

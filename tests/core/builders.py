@@ -62,8 +62,8 @@ def gpu(
     has_node: bool | None = None,
     fault: str | None = None,
 ) -> PciFunction:
-    """A function as a look would describe it; bound to vfio-pci with its group node unless said otherwise. Without a
-    driver it has that node only if `has_node` says so: an unbind waits for whoever has it open."""
+    """A function as an inspection would describe it; bound to vfio-pci with its group node unless said otherwise.
+    Without a driver it has that node only if `has_node` says so: an unbind waits for whoever has it open."""
     full = pci_address(address if address.count(":") == 2 else f"0000:{address}")
     number = int(full[5:7], 16) if group is None else group
     bound = driver == "vfio-pci"
@@ -103,7 +103,7 @@ class Core:
 
     The two sides that most tests are not about answer by themselves: kubelet's ledger (`ledger`, by ID; `others`, by
     resource and ID) and the use of the groups (`enabled` and `awake`, by address, `holders` by group). `silent` stops
-    them. What a pod has and no selector chooses (`unselected`) is found by a look.
+    them. What a pod has and no selector chooses (`unselected`) is found by an inspection.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Core:
         return out
 
     def device_list(self, resource: ResourceName = H100) -> dict[str, str]:
-        """ID and health of every device in the resource's frame."""
+        """ID and health of every device in the resource's list."""
         return {a.id: str(a.health) for a in self.state.device_lists[resource]}
 
     def reason(self, device: str, resource: ResourceName = H100) -> str:

@@ -1,10 +1,11 @@
 """Every order of a few events in a world of two GPUs, and what kubelet has after each: only the core, nothing drawn.
 
 The world outside (two functions, kubelet's ledger, who holds which group) is a value like the core's state, and both
-change by pure functions, so a tree of orders shares all its beginnings. What the daemon asks for (looks, polls, reads
-of the ledger) is answered when an event says so, with what was there when it was asked for or with what is there then:
+change by pure functions, so a tree of orders shares all its beginnings. What the daemon asks for (inspections, polls,
+reads of the ledger) is answered when an event says so, with what was there when it was asked for or with what is there
+then:
 every true answer lies between the two. A world and a state that were met before with as many events left are not
-followed again; numbers of looks are compared by their order, which is all that the core does with them.
+followed again; numbers of inspections are compared by their order, which is all that the core does with them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tests.core.builders import H100, SETTINGS, gpu
 
 SLOTS: Final = (0, 1)
 ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
-STRANGER: Final = "stranger"
+EXTERNAL: Final = "external process"
 OTHERS: Final = ResourceName("vendor.example/gpu")
 """Another plugin's resource."""
 
@@ -67,7 +68,7 @@ class Outside:
     bound: tuple[bool, bool]
     """Each function is bound to vfio-pci; else the first one is bound to nothing, and the second one is not there."""
     holders: tuple[str | None, str | None] = (None, None)
-    """Who has each group open: the stranger, or a pod's virtual machine by the pod's name."""
+    """Who has each group open: the external process, or a pod's virtual machine by the pod's name."""
     ledger: tuple[str | None, str | None] = (None, None)
     """The pod that kubelet has given each device to."""
     uevents: frozenset[int] = frozenset()
@@ -90,7 +91,7 @@ class Outside:
     names: bool = True
     """A poll sees who holds a group (`--holders proc`), not only that its device is open."""
     waiting: frozenset[int] = frozenset()
-    """Functions that are bound no more and that somebody has open: their unbind, or unplug, waits for him."""
+    """Functions that are bound no more and that a process has open: their unbind, or unplug, waits for it."""
     silent: bool = False
     """An unbind that waits is announced by no uevent before it ends (kernel 6.1)."""
     others: tuple[str | None, str | None] = (None, None)
@@ -181,7 +182,9 @@ def _takes(slot: int) -> Happening:
         free = o.bound[slot] and o.holder(slot) is None and not o.owners(slot)
         return free and not _is_chosen(o, slot) and not _is_elsewhere(o, slot)
 
-    return Happening(f"a stranger takes {slot}", enabled, lambda node: _held_by(node, slot, STRANGER))
+    return Happening(
+        f"an external process takes {slot}", enabled, lambda node: _held_by(node, slot, EXTERNAL)
+    )
 
 
 def _held_by(node: Node, slot: int, holder: str | None) -> Node:
@@ -197,7 +200,7 @@ def _is_chosen(outside: Outside, slot: int) -> bool:
 
 
 def _lets_go(slot: int) -> Happening:
-    """The stranger, or the virtual machine of a pod that is gone."""
+    """the external process, or the virtual machine of a pod that is gone."""
 
     def enabled(node: Node) -> bool:
         holder = node.outside.holder(slot)
@@ -367,14 +370,14 @@ def _replied(node: Node, effect: Effect) -> Node:
 
 
 def _check_grant(node: Node, slot: int, grant: Granted) -> None:
-    """What is handed out is what kubelet asked for, and no stranger has it. (Where the ledger cannot be read, or a poll
-    cannot say who it is, he may be the pod before, and the start waits for him.)"""
+    """What is handed out is what kubelet asked for, and no external process has it. (Where the ledger cannot be read,
+    or a poll cannot name the holder, it may be the pod before, and the start waits for it.)"""
     (container,) = grant.containers
     o = node.outside
     if f"/dev/vfio/{o.group(slot) + 1}" not in container.nodes:
         raise WrongError(f"device {slot} was swapped for {container.nodes}: kubelet's ledger is a lie")
-    if o.holder(slot) == STRANGER and o.names and node.state.ledger.problem is None:
-        raise WrongError(f"device {slot} is handed out while a stranger holds it")
+    if o.holder(slot) == EXTERNAL and o.names and node.state.ledger.problem is None:
+        raise WrongError(f"device {slot} is handed out while an external process holds it")
 
 
 def _check_refusal(outside: Outside, slot: int, refused: Refused) -> None:
@@ -409,7 +412,7 @@ def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], E
     if (scan := state.inspections.scan) is not None:
         wanted[scan] = lambda o, _state: HostScanned(scan, _functions(o))
     for address, inspection in state.inspections.functions.items():
-        wanted[inspection] = _look(inspection, address)
+        wanted[inspection] = _inspection(inspection, address)
     if (read := state.ledger.outstanding) is not None:
         wanted[read] = lambda o, _state: (
             LedgerRead(read, "PodResources", _entries(o), ())
@@ -421,7 +424,7 @@ def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], E
     return wanted
 
 
-def _look(inspection: int, address: PciAddress) -> Callable[[Outside, NodeState], Event]:
+def _inspection(inspection: int, address: PciAddress) -> Callable[[Outside, NodeState], Event]:
     slot = ADDRESSES.index(address)
     return lambda o, _state: FunctionInspected(
         inspection, address, tuple(f for f in _functions(o) if f.iommu_group == o.group(slot) + 1)
@@ -480,7 +483,7 @@ def _is_open(outside: Outside, address: PciAddress) -> bool:
 
 
 def _process(group: int, holder: str) -> Holder:
-    if holder == STRANGER:
+    if holder == EXTERNAL:
         return Holder(9000 + group, "vfio-tool", None)
     return Holder(int(holder.removeprefix("vm-")), "qemu-system-x86", f"uid-{holder}")
 
@@ -515,7 +518,7 @@ def answered(node: Node, *, early: bool, reverse: bool = False) -> Node:
 def check_always(node: Node) -> None:
     """After every event: what kubelet has given away is listed, and counted once."""
     o = node.outside
-    frame = {a.id: a.health for a in node.state.device_lists.get(H100, ())}
+    listed = {a.id: a.health for a in node.state.device_lists.get(H100, ())}
     for entry in (a for entries in node.state.device_lists.values() for a in entries):
         if MEANINGS[entry.cause].health not in (entry.health, AS_BEFORE):
             raise WrongError(f"{entry.id} is {entry.health}, and its cause is {entry.cause}")
@@ -524,13 +527,13 @@ def check_always(node: Node) -> None:
     known = {device for resource, device in node.state.ledger.entries if resource == H100}
     for slot in SLOTS:
         named = _id(o, slot) in known or not o.older
-        if o.ledger[slot] is not None and named and _id(o, slot) not in frame:
+        if o.ledger[slot] is not None and named and _id(o, slot) not in listed:
             raise WrongError(f"device {slot} is given away and not listed: capacity is below allocated")
     if o.uevents or node.asked or _is_lost(node):
         return
     for slot in SLOTS:
         given = o.ledger[slot] is not None and _id(o, slot) in known
-        if given and o.bound[slot] and frame[_id(o, slot)] is not Health.HEALTHY:
+        if given and o.bound[slot] and listed[_id(o, slot)] is not Health.HEALTHY:
             raise WrongError(f"device {slot} is allocated and Unhealthy: it is subtracted twice")
 
 
@@ -565,18 +568,18 @@ def settled(node: Node) -> Node:
 def check_settled(node: Node) -> None:
     """When it is quiet, each device is what a naive reading of the world says."""
     o = node.outside
-    frame = {a.id: (str(a.health), a.cause) for a in node.state.device_lists.get(H100, ())}
+    listed = {a.id: (str(a.health), a.cause) for a in node.state.device_lists.get(H100, ())}
     if o.admitting is not None:
         raise WrongError("Allocate was never answered")
     if _is_lost(node):
         return
     for slot in SLOTS:
-        said = frame.get(_id(o, slot))
+        said = listed.get(_id(o, slot))
         given, holder = o.ledger[slot], o.holder(slot)
         if given is None and not o.bound[slot] and slot not in o.waiting:
             wanted: str | None = None
         elif slot in o.waiting and given is not None and o.silent:
-            continue  # nobody has told the daemon, which looks everywhere every five minutes
+            continue  # there was no uevent; the daemon scans everything every five minutes
         elif not o.bound[slot]:
             wanted = "Unhealthy"
         else:
@@ -597,16 +600,16 @@ def check_settled(node: Node) -> None:
 
 
 def _check_ownership(node: Node, slot: int) -> None:
-    """A stranger is called one, and a process of a pod that is gone by that pod. Of a pod that this daemon never heard
-    of it cannot know the name."""
+    """An external process is called one, and a process of a pod that is gone by that pod. Of a pod that this daemon
+    never heard of it cannot know the name."""
     outside = node.outside
     holder = outside.holder(slot)
     if holder is None or outside.owners(slot) or not outside.names:
         return
     gone, strange = Cause.ORPHANED, Cause.HELD_BY_OTHER
     # Nor can it know that a process which was there before another plugin's pod was not that pod's.
-    unheard_of = outside.crowded or (holder != STRANGER and holder not in outside.known)
-    fitting = (gone, strange) if unheard_of else (strange,) if holder == STRANGER else (gone,)
+    unheard_of = outside.crowded or (holder != EXTERNAL and holder not in outside.known)
+    fitting = (gone, strange) if unheard_of else (strange,) if holder == EXTERNAL else (gone,)
     ownership = node.state.assessments.of[ADDRESSES[slot]].ownership
     if ownership.cause not in fitting:
         raise WrongError(f"device {slot} is held by {holder}, and said to be {ownership}")
@@ -672,7 +675,7 @@ def _checked(node: Node, names: tuple[str, ...]) -> None:
 
 
 def _canonical(node: Node) -> object:
-    """What makes two nodes the same for all that can follow: numbers of looks by their order, times from now."""
+    """What makes two nodes the same for all that can follow: numbers of inspections by their order, times from now."""
     state = node.state
     ranks = {number: rank for rank, number in enumerate(sorted(_numbers(state)))}
     return (

@@ -1,4 +1,4 @@
-"""The gate: a device is handed out from facts looked up after the call came, or refused with its reason."""
+"""The gate: a device is handed out from facts read after the call came, or refused with its reason."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ def allocate(*containers: tuple[str, ...], token: Token = T) -> AllocateAsked:
     return AllocateAsked(token, H100, tuple(tuple(map(DeviceId, ids)) for ids in containers))
 
 
-def looked(core: Core, address: str, *functions: PciFunction) -> FunctionInspected:
+def inspected(core: Core, address: str, *functions: PciFunction) -> FunctionInspected:
     where = pci_address(address)
     return FunctionInspected(core.state.inspections.functions[where], where, functions)
 
 
-def test_an_answer_waits_for_a_look_that_was_asked_for_after_the_call() -> None:
+def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "change pci"))
     assert core.answers(allocate((A,))) == []
-    assert core.answers(looked(core, A, gpu(A))) == [], "this look may have read before the call came"
-    assert core.answers(looked(core, A, gpu(A))) == [
+    assert core.answers(inspected(core, A, gpu(A))) == [], (
+        "this inspection may have read before the call came"
+    )
+    assert core.answers(inspected(core, A, gpu(A))) == [
         Granted(
             (
                 Grant(
@@ -58,7 +60,7 @@ def test_an_answer_waits_for_a_look_that_was_asked_for_after_the_call() -> None:
 def test_each_container_gets_its_own_devices_sorted() -> None:
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((C, A), (B,)))
-    (answer,) = core.answers(*(looked(core, a, gpu(a)) for a in (A, B, C)))
+    (answer,) = core.answers(*(inspected(core, a, gpu(a)) for a in (A, B, C)))
     assert isinstance(answer, Granted)
     assert [g.envs[0][1] for g in answer.containers] == [f"{A},{C}", B]
     assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/1", "/dev/vfio/3")
@@ -72,7 +74,7 @@ def test_the_group_node_serves_the_companions_and_iommufd_needs_each_ones_cdev()
     )
     core = Core(*card)
     core.feed(allocate((A,)))
-    (answer,) = core.answers(looked(core, A, *card))
+    (answer,) = core.answers(inspected(core, A, *card))
     assert isinstance(answer, Granted)
     assert answer.containers[0].envs == (("PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB", A),)
     assert answer.containers[0].nodes == (
@@ -92,15 +94,17 @@ def short(core: Core, address: str) -> InspectionFailed:
 
 
 @pytest.mark.parametrize("asked", [allocate((A,)), PreStartAsked(T, H100, (DeviceId(A),))])
-def test_a_call_waits_for_a_look_as_long_as_there_is_a_shortage(asked: AllocateAsked | PreStartAsked) -> None:
-    """Issue 10, 4: nothing is granted without a look, and nothing refused because we could not look at it."""
+def test_a_call_waits_for_an_inspection_as_long_as_there_is_a_shortage(
+    asked: AllocateAsked | PreStartAsked,
+) -> None:
+    """Issue 10, 4: nothing is granted without an inspection, and nothing refused because it could not be inspected."""
     core = Core(gpu(A), gpu(B))
     core.feed(asked)
     assert core.answers(short(core, A)) == []
     core.pass_time(limits.SHORTAGE_INSPECTION_S)
     assert core.answers(short(core, A)) == []
     core.pass_time(limits.SHORTAGE_INSPECTION_S)
-    (answer,) = core.answers(looked(core, A, gpu(A)))
+    (answer,) = core.answers(inspected(core, A, gpu(A)))
     assert isinstance(answer, Granted | Ready)
 
 
@@ -133,7 +137,7 @@ def test_a_device_that_changed_since_is_refused_with_its_reason(
 ) -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A,)) if kind == "allocate" else PreStartAsked(T, H100, (DeviceId(A),)))
-    (answer,) = core.answers(looked(core, A, *now))
+    (answer,) = core.answers(inspected(core, A, *now))
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason.startswith(f"{A}: ")
@@ -143,13 +147,14 @@ def test_a_device_that_changed_since_is_refused_with_its_reason(
 
 
 def test_a_device_that_is_just_being_plugged_in_again_is_no_other_device() -> None:
-    """Seen in a virtual machine: a look met a function before its attributes, after one that had met none at all."""
+    """Seen in a virtual machine: an inspection met a function before its attributes, after one that had met none at
+    all."""
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "remove pci"))
     core.feed(allocate((A,)))
-    core.feed(looked(core, A))
+    core.feed(inspected(core, A))
     nameless = replace(gpu(A, driver=None), vendor="", device="", model=None, fault="cannot read vendor")
-    (answer,) = core.answers(looked(core, A, nameless))
+    (answer,) = core.answers(inspected(core, A, nameless))
     assert isinstance(answer, Refused)
     assert answer.reason == f"{A}: cannot read vendor"
 
@@ -157,9 +162,9 @@ def test_a_device_that_is_just_being_plugged_in_again_is_no_other_device() -> No
 def test_a_changed_group_is_refused_once_and_granted_when_asked_again() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)))
-    assert isinstance(core.answers(looked(core, A, gpu(A, 9)))[0], Refused)
+    assert isinstance(core.answers(inspected(core, A, gpu(A, 9)))[0], Refused)
     core.feed(allocate((A,)))
-    (answer,) = core.answers(looked(core, A, gpu(A, 9)))
+    (answer,) = core.answers(inspected(core, A, gpu(A, 9)))
     assert isinstance(answer, Granted)
     assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/9")
 
@@ -167,7 +172,9 @@ def test_a_changed_group_is_refused_once_and_granted_when_asked_again() -> None:
 def test_one_bad_device_refuses_the_whole_call_and_every_reason_is_given() -> None:
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((A, B, C)))
-    (answer,) = core.answers(looked(core, A), looked(core, B, gpu(B)), looked(core, C, gpu(C, driver=None)))
+    (answer,) = core.answers(
+        inspected(core, A), inspected(core, B, gpu(B)), inspected(core, C, gpu(C, driver=None))
+    )
     assert isinstance(answer, Refused)
     assert f"{A}: the PCI function is gone" in answer.reason
     assert f"{C}: bound to no driver" in answer.reason
@@ -177,7 +184,7 @@ def test_one_bad_device_refuses_the_whole_call_and_every_reason_is_given() -> No
 def test_pre_start_is_ready_when_the_devices_can_be_opened() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(PreStartAsked(T, H100, (DeviceId(A), DeviceId(B))))
-    assert core.answers(looked(core, A, gpu(A)), looked(core, B, gpu(B))) == [Ready()]
+    assert core.answers(inspected(core, A, gpu(A)), inspected(core, B, gpu(B))) == [Ready()]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +200,9 @@ def test_pre_start_is_ready_when_the_devices_can_be_opened() -> None:
         ((A, A), Refusal.INVALID_ARGUMENT, f"asked for twice in one call: {A}"),
     ],
 )
-def test_what_cannot_be_is_refused_without_looking(ids: tuple[str, ...], status: Refusal, said: str) -> None:
+def test_what_cannot_be_is_refused_without_an_inspection(
+    ids: tuple[str, ...], status: Refusal, said: str
+) -> None:
     core = Core(gpu(A))
     (answer,) = core.answers(allocate(ids))
     assert isinstance(answer, Refused)
@@ -207,7 +216,7 @@ def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> N
     core = Core(gpu(A), gpu(B))
     core.ledger = {A: "vm-1", "²": "vm-1"}
     core.feed(KubeletAppeared("1"), HostChanged(A, None, "remove pci"))
-    core.feed(looked(core, A))
+    core.feed(inspected(core, A))
     assert "vm-1" in core.reason(A)
     (answer,) = core.answers(allocate((A, "²")))
     assert isinstance(answer, Refused)
@@ -217,10 +226,10 @@ def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> N
     )
 
 
-def test_looks_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device() -> None:
+def test_inspections_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A, B)))
-    core.feed(looked(core, B, gpu(B)))
+    core.feed(inspected(core, B, gpu(B)))
     assert core.state.calls[T].deadline == core.at + limits.CALL_DEADLINE_S
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
     assert isinstance(answer, Refused)
@@ -229,7 +238,7 @@ def test_looks_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device
     assert B not in answer.reason
 
 
-def test_a_look_that_fails_refuses_the_call_with_that_reason() -> None:
+def test_an_inspection_that_fails_refuses_the_call_with_that_reason() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)))
     (answer,) = core.answers(InspectionFailed(core.state.inspections.functions[A], A, "sysfs hangs"))
@@ -240,7 +249,7 @@ def test_a_look_that_fails_refuses_the_call_with_that_reason() -> None:
 def test_a_stuck_device_does_not_hold_up_calls_for_the_others() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A,), token=Token(1)), allocate((B,), token=Token(2)))
-    assert isinstance(core.answers(looked(core, B, gpu(B)))[0], Granted)
+    assert isinstance(core.answers(inspected(core, B, gpu(B)))[0], Granted)
     assert set(core.state.calls) == {Token(1)}
 
 
@@ -248,16 +257,16 @@ def test_an_abandoned_call_is_forgotten() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)), CallAbandoned(T))
     assert core.state.calls == {}
-    assert core.answers(looked(core, A, gpu(A))) == []
+    assert core.answers(inspected(core, A, gpu(A))) == []
 
 
 def test_no_list_shrinks_while_a_call_is_in_flight_nor_right_after_it() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
-    core.feed(looked(core, A))
+    core.feed(inspected(core, A))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "the PCI function is gone from this node"
-    core.feed(looked(core, B, gpu(B)))
+    core.feed(inspected(core, B, gpu(B)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "kubelet is still working with our answer"
     core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
     assert core.device_list() == {B: "Healthy"}
@@ -268,7 +277,7 @@ def test_no_list_shrinks_right_after_a_preference() -> None:
     request = PreferenceRequest(available=(DeviceId(A), DeviceId(B)), must_include=(), size=1)
     assert core.answers(PreferenceAsked(T, H100, (request,))) == [Preferred(((DeviceId(A),),))]
     core.feed(HostChanged(A, None, "unbind pci"))
-    core.feed(looked(core, A, gpu(A, driver=None)))
+    core.feed(inspected(core, A, gpu(A, driver=None)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith("bound to no driver")
     core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
@@ -278,7 +287,7 @@ def test_no_list_shrinks_right_after_a_preference() -> None:
 def test_a_device_listed_for_a_call_only_is_refused_with_the_reason_it_is_listed_with() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
-    core.feed(looked(core, A))
+    core.feed(inspected(core, A))
     (answer,) = core.answers(allocate((A,), token=Token(2)))
     assert isinstance(answer, Refused)
     assert answer.reason == f"{A}: the PCI function is gone from this node"
@@ -291,4 +300,4 @@ def test_new_calls_are_refused_while_stopping_and_those_in_flight_are_answered()
     (refused,) = core.answers(allocate((B,), token=Token(2)))
     assert isinstance(refused, Refused)
     assert refused.status is Refusal.UNAVAILABLE
-    assert isinstance(core.answers(looked(core, A, gpu(A)))[0], Granted)
+    assert isinstance(core.answers(inspected(core, A, gpu(A)))[0], Granted)

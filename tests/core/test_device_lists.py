@@ -1,4 +1,4 @@
-"""Frames and resources: what kubelet is told, and when a resource appears or retires."""
+"""Device lists and resources: what is sent to kubelet, and when a resource appears or retires."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ def test_a_retired_resource_comes_back_with_a_fresh_plugin() -> None:
     assert core.device_list() == {A: "Healthy"}
 
 
-def test_numa_nodes_are_in_the_frame() -> None:
+def test_numa_nodes_are_in_the_list() -> None:
     core = Core(gpu(A, numa_node=0), gpu(B, numa_node=None))
     assert [(a.address, a.numa_node) for a in core.state.device_lists[H100]] == [(A, 0), (B, None)]
 
 
-def test_nothing_changes_the_frame_object_when_nothing_changed() -> None:
+def test_nothing_changes_the_list_object_when_nothing_changed() -> None:
     core = Core(gpu(A), gpu(B))
     before = core.state.device_lists[H100]
     inspect(core, A, gpu(A))
@@ -152,7 +152,7 @@ def test_an_entry_that_did_not_change_is_the_very_one_that_was_listed() -> None:
     assert same == [A, B, "odd 1"]
 
 
-def test_a_look_that_finds_what_is_known_and_a_call_that_begins_make_no_list_anew(
+def test_an_inspection_that_finds_what_is_known_and_a_call_that_begins_make_no_list_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many IDs of a list mean nothing: an Allocate costs two lists, one when it is answered, and one when

@@ -73,7 +73,7 @@ def read(core: Core, *entries: LedgerEntry) -> None:
 
 
 def inspect(core: Core, address: PciAddress, *functions: PciFunction) -> None:
-    """A look at the address finds these functions."""
+    """An inspection of the address finds these functions."""
     core.feed(HostChanged(address, None, "change pci"))
     core.feed(FunctionInspected(core.state.inspections.functions[address], address, functions))
 
@@ -235,7 +235,7 @@ def test_a_number_of_another_plugin_is_no_group_of_ours() -> None:
 
 
 @pytest.mark.parametrize("gpus", [8, 64])
-def test_a_thousand_numbers_of_other_plugins_are_resolved_without_a_look_at_every_device(
+def test_a_thousand_numbers_of_other_plugins_are_resolved_without_an_inspection_of_every_device(
     gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     functions = tuple(gpu(f"{n:02x}:00.0") for n in range(gpus))
@@ -320,7 +320,7 @@ def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> N
     assert isinstance(answer, Refused), "it is not offered again"
 
 
-def test_a_look_that_fails_has_not_found_that_nothing_is_there() -> None:
+def test_an_inspection_that_fails_has_not_found_that_nothing_is_there() -> None:
     core = Core(settings=ONLY_B, served=WAS_SERVED)
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
@@ -333,7 +333,7 @@ def test_a_look_that_fails_has_not_found_that_nothing_is_there() -> None:
     core.enabled = {A: 1}
     core.pass_time(limits.UNSETTLED_INSPECTIONS_S[0] + limits.POLL_S)
     assert "its unbind or unplug waits" in core.reason(A), (
-        "it is the pod's device, and was found at the second look"
+        "it is the pod's device, and was found at the second inspection"
     )
 
 
@@ -389,7 +389,7 @@ def test_a_selection_that_leaves_nothing_of_a_resource_leaves_it_registered_unti
     assert not core.state.served
 
 
-def test_the_first_list_waits_for_the_look_at_what_a_pod_has() -> None:
+def test_the_first_list_waits_for_the_inspection_of_what_a_pod_has() -> None:
     core = Core(settings=ONLY_B)
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))

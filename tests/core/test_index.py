@@ -37,9 +37,9 @@ def node(gpus: int, *, full: bool = False) -> Core:
     return core
 
 
-def inspect(core: Core, function: PciFunction, *mates: PciFunction) -> Event:
+def inspect(core: Core, function: PciFunction, *group: PciFunction) -> Event:
     return FunctionInspected(
-        core.state.inspections.functions[function.address], function.address, (function, *mates)
+        core.state.inspections.functions[function.address], function.address, (function, *group)
     )
 
 
@@ -214,7 +214,7 @@ class Read(dict[Any, Any]):
 
 
 @pytest.mark.parametrize("gpus", [16, 256])
-def test_calls_that_wait_look_at_the_groups_of_their_own_devices_alone(gpus: int) -> None:
+def test_calls_that_wait_poll_only_the_groups_of_their_own_devices(gpus: int) -> None:
     core, callers = node(gpus), 16
     core.silent = True
     core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
@@ -243,7 +243,7 @@ def test_a_report_goes_through_each_list_once(gpus: int) -> None:
             return reversed(tuple(super().__iter__()))
 
     state = replace(
-        core.state, device_lists={r: Entries(frame) for r, frame in core.state.device_lists.items()}
+        core.state, device_lists={r: Entries(listed) for r, listed in core.state.device_lists.items()}
     )
     state = indexed(state)
     rounds.clear()
@@ -251,7 +251,7 @@ def test_a_report_goes_through_each_list_once(gpus: int) -> None:
     assert rounds == {"all": 1}
 
 
-def test_a_look_that_finds_what_is_known_derives_nothing_anew() -> None:
+def test_an_inspection_that_finds_what_is_known_derives_nothing_anew() -> None:
     core = Core(gpu(GPU), gpu(NEXT))
     core.pass_time(60)
     before = core.state.index

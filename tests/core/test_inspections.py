@@ -1,4 +1,5 @@
-"""Looks: whatever order results come in, the facts end with what the look asked for last has found."""
+"""Inspections: in any order of the results, the facts end with what the inspection that was requested last has
+found."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ def wanted(core: Core, address: str = A) -> int:
     return core.state.inspections.functions[pci_address(address)]
 
 
-def test_a_scan_is_wanted_from_the_start_and_no_frame_is_made_before_it_is_back() -> None:
+def test_a_scan_is_wanted_from_the_start_and_no_list_is_made_before_it_is_back() -> None:
     core = Core()
     assert core.state.inspections.scan == 1
     core.feed(HostChanged(A, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
     assert core.state.device_lists == {}, (
-        "a frame without the other devices would tell kubelet that they are gone"
+        "in a list without the other devices these would be gone for kubelet"
     )
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
@@ -54,7 +55,7 @@ def test_a_late_bind_adds_the_device_and_an_unbind_takes_it_away() -> None:
     assert core.device_list() == {B: "Healthy"}
 
 
-def test_a_group_hint_asks_for_a_look_at_each_known_member_only() -> None:
+def test_a_group_hint_asks_for_an_inspection_of_each_known_member_only() -> None:
     core = Core(gpu(A, 7), audio("01:00.1", 7), gpu(B, 8))
     core.feed(HostChanged(None, 7, "remove vfio"))
     assert set(core.state.inspections.functions) == {A, "0000:01:00.1"}
@@ -63,7 +64,9 @@ def test_a_group_hint_asks_for_a_look_at_each_known_member_only() -> None:
 
 
 @pytest.mark.parametrize("scan_comes", [0, 1, 2])
-def test_a_scan_that_comes_back_at_any_moment_ends_with_the_look_asked_for_last(scan_comes: int) -> None:
+def test_a_scan_that_comes_back_at_any_moment_ends_with_the_inspection_asked_for_last(
+    scan_comes: int,
+) -> None:
     """A scan is out; then an unbind and a removal: the scan, which read before both, comes back at each moment."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
@@ -82,7 +85,7 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_look_asked_for_last(
     assert A not in core.state.facts, "what is gone for good is forgotten"
 
 
-def test_a_storm_of_hints_costs_two_looks() -> None:
+def test_a_storm_of_hints_costs_two_inspections() -> None:
     core = Core(gpu(A))
     numbers = set()
     for _ in range(1000):
@@ -119,7 +122,7 @@ def test_a_result_nobody_waits_for_changes_nothing() -> None:
     assert core.state == before
 
 
-def test_a_stale_result_does_not_bring_back_what_a_later_look_found_gone() -> None:
+def test_a_stale_result_does_not_bring_back_what_a_later_inspection_found_gone() -> None:
     core = Core(gpu(A, 7), gpu("01:00.1", 7))
     core.feed(HostChanged(pci_address("0000:01:00.1"), None, "change pci"))
     older = wanted(core, "0000:01:00.1")
@@ -129,7 +132,7 @@ def test_a_stale_result_does_not_bring_back_what_a_later_look_found_gone() -> No
     assert core.device_list() == {"0000:01:00.1": "Healthy"}
 
 
-def test_a_scan_drops_what_it_does_not_name_but_keeps_what_was_looked_up_after_it_was_asked_for() -> None:
+def test_a_scan_drops_what_it_does_not_name_but_keeps_what_was_inspected_after_it_was_requested() -> None:
     core = Core(gpu(A))
     core.feed(UeventsLost("overflow"))
     scan = core.state.inspections.scan
@@ -171,7 +174,7 @@ def test_resync_is_the_only_deadline_of_a_settled_node() -> None:
     )
 
 
-def test_an_incomplete_look_is_repeated_ever_more_slowly() -> None:
+def test_an_incomplete_inspection_is_repeated_ever_more_slowly() -> None:
     core = Core(gpu(A, has_node=False))
     assert core.device_list() == {A: "Unhealthy"}
     assert "/dev/vfio/1 does not exist" in core.reason(A)
@@ -183,7 +186,7 @@ def test_an_incomplete_look_is_repeated_ever_more_slowly() -> None:
     assert waits == pytest.approx([*limits.UNSETTLED_INSPECTIONS_S, *limits.UNSETTLED_INSPECTIONS_S[-1:] * 2])
 
 
-def test_an_incomplete_look_that_becomes_complete_ends_the_repeating() -> None:
+def test_an_incomplete_inspection_that_becomes_complete_ends_the_repeating() -> None:
     core = Core(gpu(A, has_node=False))
     core.feed(Ticked(), after_s=limits.UNSETTLED_INSPECTIONS_S[0])
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
@@ -191,7 +194,7 @@ def test_an_incomplete_look_that_becomes_complete_ends_the_repeating() -> None:
     assert core.state.inspections.retries == {}
 
 
-def test_a_look_that_fails_leaves_the_device_listed_with_the_failure_as_its_reason() -> None:
+def test_an_inspection_that_fails_leaves_the_device_listed_with_the_failure_as_its_reason() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "unbind pci"))
     core.feed(InspectionFailed(wanted(core), A, "sysfs did not answer within 5 s"))
@@ -233,7 +236,7 @@ SHORT = "/sys/bus/pci/devices/0000:01:00.0/vendor could not be read: no file des
 
 
 def test_a_shortage_of_ours_is_no_devices_fault() -> None:
-    """Issue 10, 4: a free GPU became Unhealthy because the daemon had no descriptors to look at it with."""
+    """Issue 10, 4: a free GPU became Unhealthy because the daemon had no descriptors to inspect it."""
     core = Core(gpu(A), gpu(B))
     known = core.state.facts[A].function
     core.feed(HostChanged(A, None, "change pci"))
@@ -262,7 +265,7 @@ def test_what_has_changed_in_a_shortage_is_found_after_it() -> None:
     assert core.device_list() == {B: "Healthy"}
 
 
-def test_a_scan_that_began_before_the_shortage_does_not_stand_in_for_the_looks_that_failed() -> None:
+def test_a_scan_that_began_before_the_shortage_does_not_stand_in_for_the_inspections_that_failed() -> None:
     """It shows the device as it was before the hint, and no other hint will come."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
@@ -284,8 +287,9 @@ def test_a_shortage_takes_no_fault_away() -> None:
     assert core.reason(A).startswith("vendor reads nonsense; last known state")
 
 
-def test_a_failed_look_at_a_function_never_seen_before_is_repeated() -> None:
-    """Found by the orders: the only hint of a new card came while looks failed, and nothing looked again."""
+def test_a_failed_inspection_of_a_function_never_seen_before_is_repeated() -> None:
+    """Found by the orders: the only hint of a new card came while inspections failed, and nothing was inspected
+    again."""
     core = Core(gpu(A))
     core.feed(HostChanged(B, None, "bind pci"))
     core.feed(InspectionFailed(wanted(core, B), B, "I/O error"))

@@ -73,7 +73,7 @@ def ask(core: Core, *devices: str, token: Token = T) -> None:
     core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
 
 
-def looked(core: Core, *addresses: str) -> list[FunctionInspected]:
+def inspected(core: Core, *addresses: str) -> list[FunctionInspected]:
     return [
         FunctionInspected(core.state.inspections.functions[pci_address(a)], pci_address(a), (gpu(a),))
         for a in addresses
@@ -96,7 +96,9 @@ def test_allocated_is_healthy_held_or_not(held: bool) -> None:
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
-def test_held_by_a_stranger_is_unhealthy_and_names_him_and_is_healthy_again_when_he_lets_go() -> None:
+def test_held_by_an_external_process_is_unhealthy_and_names_it_and_is_healthy_again_when_it_is_closed() -> (
+    None
+):
     core = node()
     core.holders = {1: (QEMU,)}
     core.pass_time(limits.POLL_S)
@@ -120,7 +122,7 @@ def _polls_in(core: Core, seconds: float) -> int:
     return polled
 
 
-def test_a_stranger_who_stays_for_hours_is_polled_for_no_more_often_than_a_free_group() -> None:
+def test_an_external_process_that_stays_for_hours_is_polled_for_no_more_often_than_a_free_group() -> None:
     """Issue 10, 23: four polls a second for ever, each of them recorded."""
     core = node()
     core.holders = {1: (QEMU,)}
@@ -139,13 +141,15 @@ def test_a_pod_that_is_gone_and_never_lets_go_is_polled_for_slowly_after_a_while
     assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
 
 
-@pytest.mark.parametrize("what", ["another stranger", "another group", "a pod is gone"])
-def test_a_release_is_seen_soon_again_after_any_change_beside_a_stranger_who_stays(what: str) -> None:
+@pytest.mark.parametrize("what", ["another external process", "another group", "a pod is gone"])
+def test_a_release_is_seen_soon_again_after_any_change_beside_an_external_process_that_stays(
+    what: str,
+) -> None:
     core = node(ledger={B: "vm-1"})
     core.holders = {1: (QEMU,)}
     core.pass_time(limits.POLL_S + limits.POLL_FAST_FOR_S + 2 * limits.LEDGER_S)
     match what:
-        case "another stranger":
+        case "another external process":
             core.holders = {1: (replace(QEMU, pid=4712),)}
         case "another group":
             core.holders = {1: (QEMU,), 2: (QEMU,)}
@@ -155,14 +159,14 @@ def test_a_release_is_seen_soon_again_after_any_change_beside_a_stranger_who_sta
     assert _polls_in(core, 4.0) >= 4.0 / limits.POLL_FAST_S - 2
 
 
-@pytest.mark.parametrize("held", ["free", "in use", "in foreign hands"])
-def test_what_a_poll_finds_as_it_was_makes_no_frame_anew(held: str) -> None:
-    """Issue 10, 23: with a GPU in use every tick and poll made all frames anew, most of a quiet daemon's time."""
+@pytest.mark.parametrize("held", ["free", "in use", "held externally"])
+def test_what_a_poll_finds_as_it_was_makes_no_list_anew(held: str) -> None:
+    """Issue 10, 23: with a GPU in use every tick and poll made all lists anew, most of a quiet daemon's time."""
     core = node(ledger={A: "vm-1"} if held == "in use" else {}, enabled=() if held == "free" else (A,))
     core.pass_time(limits.POLL_S + limits.LEDGER_S)
-    frames = core.state.device_lists
+    device_lists = core.state.device_lists
     core.pass_time(60.0)
-    assert core.state.device_lists is frames
+    assert core.state.device_lists is device_lists
     core.enabled = {B: 1}
     core.pass_time(limits.POLL_S)
     assert core.device_list()[B] == "Unhealthy"
@@ -189,7 +193,7 @@ def test_a_container_that_waits_is_answered_soon_however_long_the_pod_before_has
     core.pass_time(2 * limits.POLL_FAST_FOR_S)
     assert core.state.orphans
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    core.feed(*looked(core, A))
+    core.feed(*inspected(core, A))
     core.pass_time(limits.POLL_S)
     assert core.state.calls, "waiting"
     core.enabled = {}
@@ -290,7 +294,7 @@ def test_an_unreadable_ledger_keeps_what_was_known_and_guesses_nothing() -> None
 # --- between the rows -------------------------------------------------------------------------------------
 
 
-def test_nobody_is_called_a_stranger_before_the_ledger_was_read_again() -> None:
+def test_no_holder_is_called_external_before_the_ledger_was_read_again() -> None:
     """Another daemon's Allocate may stand in kubelet's ledger since we read it last."""
     core = node()
     core.silent = True
@@ -306,7 +310,7 @@ def test_nobody_is_called_a_stranger_before_the_ledger_was_read_again() -> None:
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
-def test_the_first_frame_waits_for_all_three_sides() -> None:
+def test_the_first_list_waits_for_all_three_sides() -> None:
 
     core = Core()
     core.silent = True
@@ -320,7 +324,7 @@ def test_the_first_frame_waits_for_all_three_sides() -> None:
     assert core.device_list() == {A: "Healthy"}
 
 
-def test_the_first_frame_does_not_offer_what_a_stranger_holds() -> None:
+def test_the_first_list_does_not_offer_what_an_external_process_holds() -> None:
     """At start the ledger is read before the first poll: who uses a group is not decided until it is read again."""
     core = Core()
     core.silent = True
@@ -336,7 +340,7 @@ def test_the_first_frame_does_not_offer_what_a_stranger_holds() -> None:
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
-def test_a_ledger_that_cannot_be_read_at_all_does_not_hold_up_the_first_frame() -> None:
+def test_a_ledger_that_cannot_be_read_at_all_does_not_delay_the_first_list() -> None:
 
     core = Core()
     core.ledger_problem = "no such directory"
@@ -412,7 +416,7 @@ REPLUGGED = (
 def test_a_baseline_dies_with_the_function_or_its_binding(
     between: tuple[tuple[PciFunction, ...], ...], after: tuple[PciFunction, ...]
 ) -> None:
-    """Issue 10, 14: after a replug a card that a stranger held counted as free, and was granted."""
+    """Issue 10, 14: after a replug a card that an external process held counted as free, and was granted."""
     core = node()
     written_to(core, 1)
     assert core.state.polls.baselines[A] == 1
@@ -428,8 +432,8 @@ def test_a_baseline_dies_with_the_function_or_its_binding(
 
 
 @pytest.mark.parametrize("cause", ["remove pci", "unbind pci"])
-def test_a_baseline_dies_with_a_binding_that_no_look_saw_end(cause: str) -> None:
-    """It was bound again before anybody looked: only the uevent tells."""
+def test_a_baseline_dies_with_a_binding_that_no_inspection_saw_end(cause: str) -> None:
+    """It was bound again before an inspection: only the uevent shows it."""
     core = node()
     written_to(core, 1)
     core.feed(HostChanged(A, None, cause))
@@ -453,7 +457,7 @@ def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> Non
     assert core.state.polls.groups[1].in_use
 
 
-def test_a_companion_that_was_never_on_vfio_makes_nobody_a_stranger() -> None:
+def test_a_companion_that_was_never_on_vfio_makes_no_external_holder() -> None:
     """Issue 10, 14: a bridge's `enable` never falls (pci_enable_bridge), and its group was held for ever."""
     bridge = replace(gpu("01:01.0", 1, driver=None, has_node=True), class_code="060400")
     sound = audio("01:00.1", 1, driver=None)
@@ -564,7 +568,7 @@ def test_what_cannot_be_seen_has_not_ended() -> None:
 
 
 def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
-    """Issue 10: a mutation of this was caught by no test. The poll may have looked before the pod opened the group."""
+    """Issue 10: a mutation of this was caught by no test. The poll may have read before the pod opened the group."""
     core = node(ledger={A: "vm-1"})
     core.silent = True
     core.pass_time(limits.POLL_S)
@@ -634,7 +638,7 @@ def test_a_container_does_not_start_while_the_slot_of_its_device_is_being_reset(
     core.pass_time(limits.POLL_S)
     core.enabled, core.ledger = {}, {A: "vm-2"}
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    assert core.answers(*looked(core, A)) == []
+    assert core.answers(*inspected(core, A)) == []
     core.awake = set()
     core.feed(Ticked(), after_s=limits.POLL_FAST_S)
     assert [e.answer for e in core.effects if isinstance(e, Reply)] == [Ready()]
@@ -675,11 +679,11 @@ def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> Non
 # --- the gate ---------------------------------------------------------------------------------------------
 
 
-def test_allocate_of_a_device_in_foreign_hands_is_refused_and_unhealthy_in_the_next_frame() -> None:
+def test_allocate_of_a_device_held_externally_is_refused_and_unhealthy_in_the_next_list() -> None:
     core = node()
     core.enabled = {A: 1}
     ask(core, A)
-    (answer,) = core.answers(*looked(core, A))
+    (answer,) = core.answers(*inspected(core, A))
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason == f"{A}: IOMMU group 1 is in use (enable of {A} is 1)"
@@ -705,7 +709,7 @@ def test_a_whole_group_is_handed_out_in_one_call() -> None:
     assert isinstance(core.answers(*events)[0], Granted)
 
 
-def test_a_stranger_who_follows_a_pod_that_let_go_is_no_pod_that_is_gone() -> None:
+def test_an_external_process_that_follows_a_released_pod_is_no_pod_that_is_gone() -> None:
     """Between two polls the pod's process ended and somebody else opened the group: it is in use all the time."""
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.holders = {1: (replace(QEMU, pid=8, pod_uid="0b1c"),)}
@@ -731,7 +735,7 @@ def test_a_process_that_held_it_for_the_pod_is_the_pods_whatever_its_cgroup(pod_
 
 
 def test_allocate_waits_to_know_whose_process_holds_it() -> None:
-    """The daemon has not noticed yet that a pod has ended, and a stranger is on its GPU already."""
+    """The daemon has not noticed yet that a pod has ended, and an external process is on its GPU already."""
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.holders = {1: (replace(QEMU, pid=8, pod_uid="0b1c"),)}
     core.pass_time(limits.POLL_S)
@@ -753,14 +757,16 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
 
 
-def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from_under_a_stranger() -> None:
+def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from_under_an_external_process() -> (
+    None
+):
     """The pod ended before kubelet's ledger was read with it in."""
     core = node()
     ask(core, A)
-    assert isinstance(core.answers(*looked(core, A))[0], Granted)
+    assert isinstance(core.answers(*inspected(core, A))[0], Granted)
     core.holders = {1: (QEMU,)}
     ask(core, A, token=Token(2))
-    (answer,) = core.answers(*looked(core, A))
+    (answer,) = core.answers(*inspected(core, A))
     assert isinstance(answer, Refused)
     assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
 
@@ -790,7 +796,7 @@ def test_an_allocated_device_whose_identity_cannot_be_read_is_not_lost(found: Pc
 def test_what_was_just_handed_out_and_is_gone_stays_listed_though_the_ledger_cannot_be_read() -> None:
     core = node()
     ask(core, A)
-    assert isinstance(core.answers(*looked(core, A))[0], Granted)
+    assert isinstance(core.answers(*inspected(core, A))[0], Granted)
     core.ledger_problem = "kubelet does not answer"
     inspect(core, A)
     core.pass_time(limits.GRANT_GRACE_S - 1)
@@ -823,7 +829,9 @@ UNBINDING = gpu(A, driver=None, has_node=True)
 """The driver's link is gone, the group's node is not."""
 
 
-def test_a_device_whose_unbind_waits_for_a_stranger_stays_listed_and_goes_when_he_lets_go() -> None:
+def test_a_device_whose_unbind_waits_for_an_external_process_stays_listed_and_goes_when_it_is_closed() -> (
+    None
+):
     core = node(enabled=(A,))
     inspect(core, A, UNBINDING)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
@@ -833,7 +841,7 @@ def test_a_device_whose_unbind_waits_for_a_stranger_stays_listed_and_goes_when_h
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
     core.pass_time(limits.POLL_S)
-    assert core.device_list() == {B: "Healthy"}, "without another look, in case its uevent was lost"
+    assert core.device_list() == {B: "Healthy"}, "without another inspection, in case its uevent was lost"
 
 
 def test_the_process_that_an_unbind_waits_for_is_named_and_so_is_its_release() -> None:
@@ -855,7 +863,8 @@ def test_a_device_that_nobody_has_open_goes_at_once() -> None:
 
 
 def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_whether_it_is_open() -> None:
-    """A stranger may have opened it since the last poll; and a poll that is on its way may have been there before."""
+    """An external process may have opened it since the last poll; and a poll that is on its way may have been there
+    before."""
     core = node(gpu(A), gpu(B))
     core.silent = True
     core.pass_time(limits.POLL_S)
@@ -866,7 +875,7 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     core.feed(GroupsObserved(under_way, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.feed(GroupsObserved(core.state.polls.outstanding or 0, ()))
-    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "that poll could look at nothing"
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "that poll could read nothing"
     core.silent = False
     core.pass_time(limits.POLL_S)
     assert WAITS in core.reason(A)
@@ -982,14 +991,14 @@ def test_no_group_is_opened_as_a_probe_while_neither_list_nor_file_can_name_ever
 
 def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_driver() -> None:
     """An unbound function is not polled any more, and the group is the pod's still: a probe would meet its open."""
-    mate = gpu("0000:01:00.2", 1)
-    core = node(gpu(A), mate, ledger={A: "vm-1"})
-    inspect(core, A, gpu(A, driver=None), mate)
+    second = gpu("0000:01:00.2", 1)
+    core = node(gpu(A), second, ledger={A: "vm-1"})
+    inspect(core, A, gpu(A, driver=None), second)
     core.silent = True
     core.pass_time(limits.POLL_S)
     assert core.state.ledger.outstanding is None, "while one is, no group is opened anyway"
     (target,) = project(core.state).poll.targets
-    assert target.functions == (mate.address,)
+    assert target.functions == (second.address,)
     assert not target.may_open
 
 
@@ -1020,7 +1029,7 @@ def test_allocate_does_not_wait_for_a_ledger_that_cannot_be_read() -> None:
     core.ledger_problem = "kubelet does not answer"
     core.holders = {1: (QEMU,)}
     ask(core, A)
-    assert len(core.answers(*looked(core, A))) == 1
+    assert len(core.answers(*inspected(core, A))) == 1
 
 
 def entries(pod: Pod) -> tuple[LedgerEntry, ...]:
@@ -1077,7 +1086,7 @@ def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
 def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> None:
     core = node()
     ask(core, A)
-    core.feed(*looked(core, A))
+    core.feed(*inspected(core, A))
     assert core.reason(A) == "just allocated"
     core.enabled, core.ledger_problem = {A: 1}, "kubelet does not answer"
     core.pass_time(limits.POLL_S)
@@ -1092,7 +1101,7 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
     """A kubelet that was restarted just then says no sooner that nobody has it."""
     core = node()
     ask(core, A)
-    core.feed(*looked(core, A))
+    core.feed(*inspected(core, A))
     core.silent = True
 
     def settling() -> LedgerRead:
@@ -1111,7 +1120,7 @@ def test_what_was_handed_out_is_not_forgotten_before_the_ledger_was_read() -> No
     """The machine slept: the grace and the read are due at once."""
     core = node()
     ask(core, A)
-    core.feed(*looked(core, A))
+    core.feed(*inspected(core, A))
     core.silent = True
     core.feed(Ticked(), after_s=600)
     assert core.reason(A) == "just allocated"
@@ -1128,10 +1137,10 @@ def test_the_next_pod_gets_the_device_and_its_start_waits_for_the_old_process() 
     core.pass_time(limits.LEDGER_S)
     assert core.device_list()[A] == "Unhealthy"
     ask(core, A)
-    assert isinstance(core.answers(*looked(core, A))[0], Granted)
+    assert isinstance(core.answers(*inspected(core, A))[0], Granted)
     core.ledger = {A: "vm-2"}
     core.feed(PreStartAsked(Token(2), H100, (DeviceId(A),)))
-    assert core.answers(*looked(core, A)) == []
+    assert core.answers(*inspected(core, A)) == []
     core.pass_time(5)
     assert set(core.state.calls) == {Token(2)}, "still waiting"
     core.enabled = {}
@@ -1145,7 +1154,7 @@ def test_a_start_that_waits_too_long_is_refused_with_the_holders_name() -> None:
     core.ledger = {A: "vm-2"}
     core.pass_time(limits.LEDGER_S)
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    core.feed(*looked(core, A))
+    core.feed(*inspected(core, A))
     (answer,) = [e.answer for e in core.pass_time(limits.PRE_START_WAIT_S) if hasattr(e, "answer")]
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE
@@ -1164,7 +1173,7 @@ def test_without_the_gate_a_device_that_is_still_held_is_refused_at_allocate() -
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     ask(core, A)
-    assert isinstance(core.answers(*looked(core, A))[0], Refused)
+    assert isinstance(core.answers(*inspected(core, A))[0], Refused)
 
 
 def test_preferred_allocation_puts_what_can_really_be_opened_first() -> None:

@@ -37,7 +37,7 @@ def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
 
 
 def ask(core: Core, *devices: str, token: Token = T) -> list[Answer]:
-    """Allocate; all that it asks for comes back at once, the looks last."""
+    """Allocate; all that it asks for comes back at once, the inspections last."""
     core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
     functions = tuple(f.function for f in core.state.facts.values() if f.function is not None)
     inspections = [FunctionInspected(n, a, functions) for a, n in core.state.inspections.functions.items()]
@@ -179,11 +179,11 @@ def test_a_container_start_has_a_read_of_its_own_as_well() -> None:
     assert core.answers(FunctionInspected(number, A, ALONE[:1])) == [Ready()]
 
 
-# --- mates ------------------------------------------------------------------------------------------------
+# --- the other GPU of the group ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.1, 1.0, 4.9])
-def test_a_mate_whose_pod_has_ended_does_not_refuse(after_s: float) -> None:
+def test_a_group_member_whose_pod_has_ended_does_not_refuse(after_s: float) -> None:
     """A pod had both; kubelet gives one of them to the next pod at once. However new our last read is."""
     core = node(*TOGETHER, ledger={A: "vm-1", B: "vm-1"})
     core.pass_time(limits.LEDGER_S)
@@ -204,7 +204,7 @@ def granted(core: Core, *devices: str) -> None:
     assert isinstance(ask(core, *devices, token=Token(99))[0], Granted)
 
 
-def test_a_mate_that_was_handed_out_and_let_go_at_once_does_not_refuse() -> None:
+def test_a_group_member_that_was_handed_out_and_released_at_once_does_not_refuse() -> None:
     """Its pod ended before any read had named it."""
     core = node(*TOGETHER)
     granted(core, A)
@@ -215,7 +215,7 @@ def test_a_mate_that_was_handed_out_and_let_go_at_once_does_not_refuse() -> None
     assert core.state.calls == {}
 
 
-def test_a_mate_that_was_handed_out_and_is_listed_refuses() -> None:
+def test_a_group_member_that_was_handed_out_and_is_listed_refuses() -> None:
     core = node(*TOGETHER)
     granted(core, A)
     core.at += 0.3
@@ -226,7 +226,7 @@ def test_a_mate_that_was_handed_out_and_is_listed_refuses() -> None:
     assert f"{A} is allocated to pod default/vm-1" in answer.reason
 
 
-def test_a_mate_that_was_handed_out_refuses_while_the_ledger_cannot_be_read() -> None:
+def test_a_group_member_that_was_handed_out_refuses_while_the_ledger_cannot_be_read() -> None:
     core = node(*TOGETHER)
     granted(core, A)
     core.ledger_problem = "kubelet does not answer"

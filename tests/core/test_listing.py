@@ -122,7 +122,7 @@ def test_an_empty_list_says_that_nobody_has_it(core: Core) -> None:
 
 
 def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: Core) -> None:
-    """A frame that changes while the read is out, or just before it was asked for."""
+    """A list that changes while the read is out, or just before it was asked for."""
     core.pass_time(60)
     core.silent = True
     core.pass_time(limits.LEDGER_QUIET_S)
@@ -150,7 +150,7 @@ def scan(core: Core) -> HostScanned:
 
 
 def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_back(core: Core) -> None:
-    """Kubelet's list is ours since our frame changed, and Allocate goes to the other, or to nobody."""
+    """Kubelet's list is ours since our list changed, and Allocate goes to the other plugin, or to none."""
     core.pass_time(60)
     core.kubelets = THEIRS
     core.pass_time(limits.LEDGER_QUIET_S)
@@ -176,7 +176,7 @@ def third_gpu_found(core: Core) -> HostScanned:
     return HostScanned(core.state.inspections.scan, tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0")))
 
 
-def test_a_list_that_changed_before_an_odd_sight_was_looked_at_is_no_sign_of_peace(core: Core) -> None:
+def test_a_list_that_changed_before_an_odd_sight_was_checked_is_no_sign_of_peace(core: Core) -> None:
     """The other came and went within the second: our new list is kubelet's, and Allocate goes to nobody."""
     core.pass_time(60)
     bind = plugin(core).bind

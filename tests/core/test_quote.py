@@ -70,7 +70,7 @@ def test_pods_processes_and_claims_are_quoted() -> None:
 def assert_fit(core: Core, answers: list[Answer]) -> None:
     """Every sentence that came out is printable, and none is long."""
     reasons = [a.reason for a in answers if isinstance(a, Refused)]
-    reasons += [a.reason for frame in core.state.device_lists.values() for a in frame]
+    reasons += [a.reason for device_list in core.state.device_lists.values() for a in device_list]
     reasons += [device.reason for device in report(core.state)]
     fields = [e.fields for e in core.effects if isinstance(e, Say)]
     for field in (f for each in fields for f in each.values()):

@@ -11,7 +11,7 @@ import os
 import pytest
 
 from gpuactors.core import device_lists, inspections
-from tests.core.small_world import STRANGER, Outside, WrongError, every_order
+from tests.core.small_world import EXTERNAL, Outside, WrongError, every_order
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
@@ -24,10 +24,12 @@ WORLDS = {
     "a pod has one of them, and polls see no names": Outside(
         (True, True), (VM, None), (VM, None), pods=1, names=False
     ),
-    "a pod that is gone holds one, a stranger the other": Outside((True, True), (VM, STRANGER), pods=1),
+    "a pod that is gone holds one, an external process the other": Outside(
+        (True, True), (VM, EXTERNAL), pods=1
+    ),
     "two free GPUs in one group": Outside((True, True), shared=True),
-    "a pod has one, a stranger the other, and the kernel says nothing of an unbind that waits": Outside(
-        (True, True), holders=(VM, STRANGER), ledger=(VM, None), pods=1, silent=True
+    "a pod has one, an external process the other, and the kernel says nothing of an unbind that waits": Outside(
+        (True, True), holders=(VM, EXTERNAL), ledger=(VM, None), pods=1, silent=True
     ),
     "a pod has one of two in one group": Outside((True, True), (VM, None), (VM, None), pods=1, shared=True),
     "a pod has both of one group": Outside((True, True), (VM, None), (VM, VM), pods=1, shared=True),
@@ -56,14 +58,14 @@ def _a_held_one_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lists_shrink_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = device_lists._device_list
+    device_list = device_lists._device_list
     monkeypatch.setattr(
-        device_lists, "_device_list", lambda s, r, devices, _listed, at: frame(s, r, devices, (), at)
+        device_lists, "_device_list", lambda s, r, devices, _listed, at: device_list(s, r, devices, (), at)
     )
 
 
 def _old_inspections_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look overwrites what a later one has found."""
+    """An inspection overwrites what a later one has found."""
     merge = inspections._merge
     monkeypatch.setattr(inspections, "_merge", lambda facts, found, _number: merge(facts, found, 10**9))
 

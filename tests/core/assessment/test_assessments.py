@@ -85,8 +85,8 @@ def test_lists_calls_and_views_read_the_same_value() -> None:
     core.pass_time(limits.POLL_S)
     assert assessments_of(core.state) is core.state.assessments, "nobody derives it again"
     statuses = {a: found.status for a, found in core.state.assessments.of.items()}
-    (frame,) = core.state.device_lists.values()
-    assert {a.address: (a.health, a.cause, a.reason) for a in frame} == {
+    (device_list,) = core.state.device_lists.values()
+    assert {a.address: (a.health, a.cause, a.reason) for a in device_list} == {
         a: (s.health, s.cause, s.message) for a, s in statuses.items()
     }
 

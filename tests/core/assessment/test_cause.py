@@ -220,7 +220,7 @@ def refused_as_held() -> set[Cause]:
     return refused(core)
 
 
-def refused_for_the_mate() -> set[Cause]:
+def refused_for_the_group() -> set[Cause]:
     core = asked(node(gpu(A, 7), gpu(B, 7), ledger={B: "vm-1"}), A)
     found(core, gpu(A, 7), gpu(B, 7))
     return refused(core)
@@ -283,7 +283,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "just allocated": (Cause.JUST_ALLOCATED, just_allocated),
     "a claim has it": (Cause.CLAIMED_ELSEWHERE, claimed_elsewhere),
     "another resource's pod has it": (Cause.CLAIMED_ELSEWHERE, of_another_resource),
-    "a pod has its mate": (
+    "a pod has the other GPU of the group": (
         Cause.GROUP_IN_USE,
         lambda: listed(node(gpu(A, 7), gpu(B, 7), ledger={B: "vm-1"})),
     ),
@@ -309,7 +309,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
             node(replace(gpu(A), address=pci_address("10000:01:00.0"), iommu_group=None)), "10000:01:00.0"
         ),
     ),
-    "a mate is on a driver of the host": (
+    "a function of the group is on a driver of the host": (
         Cause.GROUP_NOT_VIABLE,
         lambda: broken(gpu(A, 7), audio("01:00.1", 7, driver="snd_hda_intel")),
     ),
@@ -325,7 +325,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "its second ID is not needed any more": (Cause.ID_RELEASED, id_released),
     "a rule is broken": (Cause.SET_ASIDE, set_aside),
     "asked for, and held": (Cause.HELD_BY_OTHER, refused_as_held),
-    "asked for, and a pod has its mate": (Cause.GROUP_IN_USE, refused_for_the_mate),
+    "asked for, and a pod has the other GPU of the group": (Cause.GROUP_IN_USE, refused_for_the_group),
     "asked for, and another resource's": (Cause.CLAIMED_ELSEWHERE, refused_for_another_resource),
     "asked for, and gone": (Cause.GONE, refused_as),
     "asked for, and another": (Cause.REPLACED_BY_ANOTHER, lambda: refused_as(ANOTHER)),
@@ -334,7 +334,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "asked for by no ID": (Cause.UNKNOWN_ID, lambda: refused(asked(node(), "0000:99:00.0"))),
     "its container has old nodes": (Cause.STALE_NODES, stale_nodes),
     "no descriptors": (Cause.SHORTAGE, shortage),
-    "no look comes back": (Cause.INSPECTION_LATE, lambda: late(asked(node(), A))),
+    "no inspection returns": (Cause.INSPECTION_LATE, lambda: late(asked(node(), A))),
     "no poll comes back": (Cause.USE_LATE, use_late),
     "no read comes back": (Cause.LEDGER_LATE, ledger_late),
     "nothing was asked for": (Cause.INVALID_REQUEST, lambda: refused(asked(node()))),

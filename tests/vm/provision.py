@@ -132,9 +132,9 @@ def _fetch_kernel(name: str, *, refresh: bool) -> str:
     return package
 
 
-def _has(look: Callable[[], object]) -> bool:
+def _has(check: Callable[[], object]) -> bool:
     try:
-        look()
+        check()
     except ProvisionError:
         return False
     return True

@@ -48,7 +48,7 @@ HIGHLIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "Opens of a group beside the daemon": ("*.opens",),
     "of them EBUSY": ("*.opens_ebusy", "opens.ebusy"),
 }
-"""What is looked for first, by patterns of `scenario.figure`. Where several figures meet one, the least and the largest
+"""What is shown first, by patterns of `scenario.figure`. Where several figures meet one, the least and the largest
 are shown."""
 
 LIST_MAX: Final = 8

@@ -323,10 +323,10 @@ def test_descriptors_that_come_along_are_closed(complaints: list[str], tmp_path:
 def test_who_keeps_to_no_protocol_is_complained_of_and_the_others_are_served(
     complaints: list[str], tmp_path: Path
 ) -> None:
-    with connected(tmp_path, "gpu") as stranger, connected(tmp_path, "audio") as audio:
+    with connected(tmp_path, "gpu") as external, connected(tmp_path, "audio") as audio:
         ask(audio, VERSION, HELLO)
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert stranger.recv(1) == b""
+        external.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert external.recv(1) == b""
         assert vendor_and_device(audio) == (0x10DE, 0x22BA)
         (complaint,) = complaints
         assert complaint.startswith("gpu: ")

@@ -281,7 +281,7 @@ class Digests:
         self._device_lists: dict[ResourceName, tuple[DeviceList, bytes]] = {}
 
     def of(self, outputs: Outputs) -> str:
-        """The digest of all standing outputs."""
+        """The digest of the snapshot: all projected outputs."""
         digest = hashlib.blake2b(
             _canonical.encode(
                 (

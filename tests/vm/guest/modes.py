@@ -68,13 +68,13 @@ class Watcher:
     daemon: DaemonProcess
 
     def health(self, function: Function) -> str | None:
-        """What kubelet's books say of it."""
+        """What kubelet's device lists say of it."""
         return self.kubelet.snapshot().get(RESOURCE, {}).get(function.address)
 
     def wait_health(self, function: Function, health: str, timeout_s: float) -> None:
-        """Wait until kubelet's books have it so. Raises TimeoutError."""
+        """Wait until kubelet's device lists have it so. Raises TimeoutError."""
         self.kubelet.wait_for(
-            lambda books: books.get(RESOURCE, {}).get(function.address) == health,
+            lambda lists: lists.get(RESOURCE, {}).get(function.address) == health,
             timeout_s,
             f"{function.address} {health} with --holders {self.mode}",
         )
@@ -92,7 +92,7 @@ class Watcher:
         return [frame for frame in self.kubelet.frames(RESOURCE) if frame.at_ns >= since_ns]
 
     def check_healthy_since(self, since_ns: int, *functions: Function) -> None:
-        """These were nothing but Healthy since that moment: in the books and in every frame."""
+        """These were nothing but Healthy since that moment: in the device lists and in every frame."""
         self.daemon.check_alive()
         for frame in self.frames_since(since_ns):
             assert {health_in(frame, function) for function in functions} == {HEALTHY}, (self.mode, frame)
@@ -112,7 +112,7 @@ class Watcher:
             raise AssertionError(f"{self.mode}: {error}; the last reason was: {said}") from None
 
     def check_refused(self, function: Function) -> str:
-        """Allocate of it must be refused, and the books have it Unhealthy then; the refusal's text."""
+        """Allocate of it must be refused, and the device lists have it Unhealthy then; the refusal's text."""
         try:
             self.kubelet.allocate(RESOURCE, [function.address])
         except grpc.RpcError as error:

@@ -1,6 +1,6 @@
-"""One kubelet stand-in and what its books say, device by device: what the scenarios with a single daemon share.
+"""One kubelet stand-in and what its device lists say, device by device: what the scenarios with a single daemon share.
 
-Books are told here as PCI address → health, whatever the resource: an address is listed once. Must not import
+Device lists are given here as PCI address → health, whatever the resource: an address is listed once. Must not import
 gpuactors, and must not start the daemon: a scenario may have several, one after the other.
 """
 
@@ -80,13 +80,13 @@ class Node:
         print(f"    {name}: {value}", flush=True)
 
     def wait(self, wanted: Mapping[str, str], within_s: float) -> None:
-        """Wait until kubelet's books hold exactly these devices with their health. Raises TimeoutError."""
+        """Wait until kubelet's device lists hold exactly these devices with their health. Raises TimeoutError."""
         self.kubelet.wait_for(
-            lambda books: by_address(books) == wanted, within_s, f"books with {dict(wanted)}"
+            lambda lists: by_address(lists) == wanted, within_s, f"lists with {dict(wanted)}"
         )
 
     def timed(self, name: str, act: Callable[[], None], wanted: Mapping[str, str], within_s: float) -> float:
-        """Do `act`; kubelet's books must be as `wanted` within the bound, counted from the beginning of `act`.
+        """Do `act`; kubelet's device lists must be as `wanted` within the bound, counted from the beginning of `act`.
 
         Returns the milliseconds up to the frame's arrival, and keeps them as the figure `name`.
         """
@@ -101,7 +101,7 @@ class Node:
         return took_ms
 
     def check_always(self, wanted: Mapping[str, str], since_ns: int) -> None:
-        """These devices were in every frame since that moment, with this health, and are so in the books."""
+        """These devices were in every frame since that moment, with this health, and are so in the device lists."""
         assert wanted.items() <= by_address(self.kubelet.snapshot()).items(), self.kubelet.snapshot()
         for frame in self.frames:
             said = {device.id: device.health for device in frame.devices}
@@ -116,9 +116,9 @@ class Node:
         (self.guest.artifacts / f"{self.name}.log").write_text(text, encoding="utf-8")
 
 
-def by_address(books: Snapshot) -> dict[str, str]:
-    """The books without their resources."""
-    return {address: health for devices in books.values() for address, health in devices.items()}
+def by_address(lists: Snapshot) -> dict[str, str]:
+    """The device lists without their resources."""
+    return {address: health for devices in lists.values() for address, health in devices.items()}
 
 
 def last_reason(daemon: DaemonProcess, address: str) -> str:

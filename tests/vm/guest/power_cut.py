@@ -56,7 +56,7 @@ class _Node:
 
     def wait(self, wanted: Mapping[str, str], within_s: float) -> None:
         self.kubelet.wait_for(
-            lambda books: by_address(books) == wanted, within_s, f"books with {dict(wanted)}"
+            lambda lists: by_address(lists) == wanted, within_s, f"lists with {dict(wanted)}"
         )
 
 
@@ -77,7 +77,7 @@ def live(guest: Guest, life: Life, daemon: DaemonProcess, given: Mapping[str, st
             daemon.wait_until_it_listens()
             if not kubelet_first:
                 stack.enter_context(kubelet)
-        _finds_its_books(node, daemon)
+        _finds_its_lists(node, daemon)
         _bound_again(node, daemon)
         if not life.is_last:
             announce_cut(life, WORKING_S)
@@ -86,7 +86,7 @@ def live(guest: Guest, life: Life, daemon: DaemonProcess, given: Mapping[str, st
         _ends(node, daemon)
 
 
-def _finds_its_books(node: _Node, daemon: DaemonProcess) -> None:
+def _finds_its_lists(node: _Node, daemon: DaemonProcess) -> None:
     with node.guest.step(
         "what the ledger has given away is listed, though nothing is bound; nothing else is"
     ):
@@ -146,7 +146,7 @@ def _others_follow(node: _Node, daemon: DaemonProcess) -> None:
 
 
 def _given(kubelet: KubeletStandIn, function: Function) -> bool:
-    """Whether kubelet could give it to a new pod: not while it still has the old one's on its books."""
+    """Whether kubelet could give it to a new pod: not while it still has the old one's on its device lists."""
     try:
         kubelet.allocate(RESOURCE, [function.address], pod=f"new-{function.address}")
     except ValueError:

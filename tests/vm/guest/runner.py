@@ -30,7 +30,7 @@ LAST_WORDS_S: Final = 5.0
 """So long before the host ends a scenario that hangs, the stacks of all threads are on the console."""
 
 POLL_PERIOD_S: Final = 0.01
-"""Between two looks at something that the guest's kernel does in its own time."""
+"""Between two checks of something that the guest's kernel does in its own time."""
 
 T = TypeVar("T")
 
@@ -65,11 +65,11 @@ class Guest:
         (self.artifacts / "result.json").write_text(text + "\n", encoding="utf-8")
 
 
-def eventually(what: str, look: Callable[[], T | None], *, timeout_s: float) -> T:
+def eventually(what: str, check: Callable[[], T | None], *, timeout_s: float) -> T:
     """The first result of `inspection` that is neither None nor False. Raises TimeoutError that names `what`."""
     deadline = time.monotonic() + timeout_s
     while True:
-        found = look()
+        found = check()
         if found is not None and found is not False:
             return found
         if time.monotonic() > deadline:

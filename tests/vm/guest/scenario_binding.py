@@ -38,8 +38,8 @@ FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
 """From the daemon's first scan to the first frame: Register and the stream that kubelet opens."""
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From a write to sysfs to kubelet's books. The daemon waits for nothing between the uevent and the frame, unless its
-look came before the node was there."""
+"""From a write to sysfs to kubelet's device lists. The daemon waits for nothing between the uevent and the frame,
+unless its inspection came before the node was there."""
 
 REBINDS: Final = 30
 """Enough for a median; the largest stands for p99."""
@@ -79,11 +79,11 @@ class _Scene:
     nic: Function
 
     def healthy(self, *functions: Function) -> dict[str, str]:
-        """Books in which these are Healthy, and the early bound one, which nobody touches."""
+        """Device lists in which these are Healthy, and the early bound one, which nobody touches."""
         return {function.address: HEALTHY for function in (self.nic, *functions)}
 
     def leads_to(self, name: str, act: Callable[[], None], *functions: Function) -> float:
-        """Do `act`: within the bound these are in kubelet's books, and nothing but these. The milliseconds."""
+        """Do `act`: within the bound these are in kubelet's device lists, and nothing but these. The milliseconds."""
         took_ms = self.node.timed(name, act, self.healthy(*functions), FRAME_WITHIN_S)
         self.daemon.check_alive()
         return took_ms

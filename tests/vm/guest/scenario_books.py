@@ -1,7 +1,7 @@
 """Kubelet's ledger compared with the kernel: the owner of a GPU in use, and the answer of Allocate.
 
-A stranger or a pod's virtual machine is a process of its own that opens group, container and device as QEMU does. How
-each kind of open is seen and named is `scenario_tenants.py`.
+An external process or a pod's virtual machine is a process of its own that opens group, container and device as QEMU
+does. How each kind of open is seen and named is `scenario_tenants.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEFT_SEEN_WITHIN_S: Final = limits.LEDGER_S + SLACK_S
 """A pod is gone from kubelet's ledger, its process is not; such a change is followed by a poll at once."""
 
 ALLOCATIONS_AT_ONCE: Final = 3
-"""Allocate so many times right after a stranger opened the group, in whatever phase the daemon's polls are."""
+"""Allocate so many times right after an external process opened the group, in whatever phase the daemon's polls are."""
 
 
 def run(guest: Guest) -> None:
@@ -52,12 +52,14 @@ def run(guest: Guest) -> None:
         with guest.step("both: a pod holds what it was given: Healthy all the time, also after it ends"):
             _virtual_machine(edu1, (passive, proc))
         with guest.step(
-            "passive: Allocate right after a stranger opened the device: refused, then Unhealthy"
+            "passive: Allocate right after an external process opened the device: refused, then Unhealthy"
         ):
             _device_at_once(passive, edu1)
-        # A pass over /proc is asked for only by what happens: this stranger must not be there any more.
+        # A pass over /proc is asked for only by what happens: this process must not be there any more.
         proc.wait_health(edu1, HEALTHY, RELEASE_SEEN_WITHIN_S)
-        with guest.step("proc: Allocate right after a stranger opened the group: refused, then Unhealthy"):
+        with guest.step(
+            "proc: Allocate right after an external process opened the group: refused, then Unhealthy"
+        ):
             _group_at_once(proc, edu1)
         with guest.step("proc: a pod is deleted by force, its process lives on: Unhealthy until that ends"):
             _deleted_by_force(guest, proc, edu1)
@@ -86,21 +88,21 @@ def _virtual_machine(edu: Function, watchers: Sequence[Watcher]) -> None:
 
 
 def _device_at_once(passive: Watcher, edu: Function) -> None:
-    with Tenant.start() as stranger:
-        stranger.open_device(edu.group_node, edu.address)
+    with Tenant.start() as external:
+        external.open_device(edu.group_node, edu.address)
         assert "enable" in passive.check_refused(edu)
-        stranger.close()
+        external.close()
         passive.wait_health(edu, HEALTHY, RELEASE_SEEN_WITHIN_S)
 
 
 def _group_at_once(proc: Watcher, edu: Function) -> None:
     """What the daemon found in /proc a moment ago must not be taken for what is so now: nothing in sysfs shows a group
     that is open without its device."""
-    with Tenant.start() as stranger:
+    with Tenant.start() as external:
         for _ in range(ALLOCATIONS_AT_ONCE):
-            stranger.open_group(edu.group_node)
-            assert f"process {stranger.pid} ({stranger.command})" in proc.check_refused(edu)
-            stranger.close()
+            external.open_group(edu.group_node)
+            assert f"process {external.pid} ({external.command})" in proc.check_refused(edu)
+            external.close()
             proc.wait_health(edu, HEALTHY, RELEASE_SEEN_WITHIN_S)
 
 
@@ -109,7 +111,7 @@ def _deleted_by_force(guest: Guest, proc: Watcher, edu: Function) -> None:
         proc.kubelet.allocate(RESOURCE, [edu.address], pod="vm-2")
         become_a_pods(vm.pid)
         vm.open_device(edu.group_node, edu.address)
-        # Else kubelet's books would never have had it, as far as the daemon can know.
+        # Else kubelet's device lists would never have had it, as far as the daemon can know.
         proc.wait_reason(edu, "allocated to pod default/vm-2", limits.GRANT_LEDGER_S + SLACK_S)
         deleted_ns = timed_ns(lambda: proc.kubelet.force_delete("vm-2"))
         took_ms = proc.told(edu, UNHEALTHY, deleted_ns, LEFT_SEEN_WITHIN_S)

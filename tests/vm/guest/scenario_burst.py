@@ -52,7 +52,7 @@ the disk in between, some milliseconds, more where everything is emulated. In th
 takes the list that came before the answer; whether it did come before is tests/kubelet/test_device_plugin.py's."""
 
 FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From the last bind to kubelet's books of the resource."""
+"""From the last bind to kubelet's device lists of the resource."""
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ class _Burst:
 
     def admit(self) -> None:
         """One pod of one GPU: kubelet chooses among what is Healthy and not given, as the plugin prefers."""
-        books = self.node.kubelet.snapshot()[RESOURCE]
-        free = [device for device, health in books.items() if health == HEALTHY and device not in self.pods]
+        lists = self.node.kubelet.snapshot()[RESOURCE]
+        free = [device for device, health in lists.items() if health == HEALTHY and device not in self.pods]
         if not free:
             self.outcomes["found nothing free"] += 1
             return
@@ -143,8 +143,8 @@ def _one_round(burst: _Burst) -> None:
 
 
 def _eventually_all_groups(burst: _Burst, missing: Sequence[int]) -> None:
-    """A pod that found nothing free because a mate of a pod that has ended was still listed Unhealthy is admitted when
-    the list says so: its controller makes it again."""
+    """A pod that found nothing free because the other GPU of a group whose pod has ended was still listed Unhealthy is
+    admitted when the list says so: its controller makes it again."""
     for _ in missing:
         pods = len(burst.pods)
 

@@ -47,10 +47,10 @@ FIRST_FRAME_WITHIN_S: Final = limits.LEDGER_SETTLING_S + limits.DISCONNECT_WAIT_
 """From the first scan to the first frame: the ledger, a poll, Register."""
 
 BOUND_SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
-"""A stranger has a cdev bound, which sysfs shows to the next poll."""
+"""An external process has a cdev bound, which sysfs shows to the next poll."""
 
 OPEN_SEEN_WITHIN_S: Final = limits.POLL_S + limits.PROC_SCAN_REST_MAX_S + SLACK_S
-"""A stranger has a cdev open and not bound, which only a pass over /proc shows."""
+"""An external process has a cdev open and not bound, which only a pass over /proc shows."""
 
 RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
 
@@ -74,7 +74,7 @@ def run(guest: Guest) -> None:
             scene = _Scene(node, daemon, edu, gpu)
             with guest.step("the daemon starts"):
                 daemon.wait_until_it_listens()
-                node.wait(scene.books(HEALTHY), FIRST_FRAME_WITHIN_S)
+                node.wait(scene.listed(HEALTHY), FIRST_FRAME_WITHIN_S)
             _handed_out(scene, companion)
             _in_a_strangers_hands(scene)
             _in_a_pods_hands(scene)
@@ -92,13 +92,13 @@ class _Scene:
     edu: Function
     gpu: Function
 
-    def books(self, health: str) -> dict[str, str]:
+    def listed(self, health: str) -> dict[str, str]:
         """Both are listed; `edu` is so, and `gpu` Healthy."""
         return {self.edu.address: health, self.gpu.address: HEALTHY}
 
     def leads_to(self, figure: str, act: Callable[[], None], health: str, within_s: float) -> None:
         """Do `act`: within the bound `edu` is so."""
-        self.node.timed(figure, act, self.books(health), within_s)
+        self.node.timed(figure, act, self.listed(health), within_s)
         self.daemon.check_alive()
 
     def wait_reason(self, part: str, timeout_s: float = SLACK_S) -> None:
@@ -135,12 +135,12 @@ def _handed_out(scene: _Scene, companion: Function) -> None:
 
 def _in_a_strangers_hands(scene: _Scene) -> None:
     step, edu = scene.node.guest.step, scene.edu
-    with Tenant.start() as stranger, Tenant.start() as other:
-        named = f"process {stranger.pid} ({stranger.command})"
-        with step("a stranger has the cdev bound: Unhealthy, with its pid and command"):
+    with Tenant.start() as external, Tenant.start() as other:
+        named = f"process {external.pid} ({external.command})"
+        with step("an external process has the cdev bound: Unhealthy, with its pid and command"):
             cdev = edu.cdev_node
             scene.leads_to(
-                "cdev_bound_to_unhealthy_ms", lambda: stranger.bind_cdev(cdev), UNHEALTHY, BOUND_SEEN_WITHIN_S
+                "cdev_bound_to_unhealthy_ms", lambda: external.bind_cdev(cdev), UNHEALTHY, BOUND_SEEN_WITHIN_S
             )
             scene.wait_reason(named)
         with step("the kernel: enabled once, the group says EBUSY, a second bind EINVAL"):
@@ -149,19 +149,19 @@ def _in_a_strangers_hands(scene: _Scene) -> None:
             assert "EINVAL" in _refusal(lambda: other.bind_cdev(cdev))
             other.close()
         with step("Allocate of it is refused, with the same name"):
-            _check_refused(scene, stranger)
+            _check_refused(scene, external)
         with step("it closes: Healthy again, and the group opens"):
-            scene.leads_to("cdev_close_to_healthy_ms", stranger.close, HEALTHY, RELEASE_SEEN_WITHIN_S)
+            scene.leads_to("cdev_close_to_healthy_ms", external.close, HEALTHY, RELEASE_SEEN_WITHIN_S)
             assert edu.enable_count == 0
             assert _group_error(edu) is None
         with step("it has the cdev open, not bound: Unhealthy, with the same name"):
             scene.leads_to(
-                "cdev_open_to_unhealthy_ms", lambda: stranger.open_cdev(cdev), UNHEALTHY, OPEN_SEEN_WITHIN_S
+                "cdev_open_to_unhealthy_ms", lambda: external.open_cdev(cdev), UNHEALTHY, OPEN_SEEN_WITHIN_S
             )
             scene.wait_reason(named)
             assert edu.enable_count == 0
         with step("SIGKILL: Healthy again"):
-            scene.leads_to("cdev_sigkill_to_healthy_ms", stranger.kill, HEALTHY, RELEASE_SEEN_WITHIN_S)
+            scene.leads_to("cdev_sigkill_to_healthy_ms", external.kill, HEALTHY, RELEASE_SEEN_WITHIN_S)
         with step("the group is as usable as ever, and seen as ever"):
             scene.leads_to(
                 "group_device_open_to_unhealthy_ms",
@@ -186,23 +186,25 @@ def _in_a_pods_hands(scene: _Scene) -> None:
         vm.bind_cdev(edu.cdev_node)
         scene.wait_reason("allocated to pod default/vm-1", limits.GRANT_LEDGER_S + SLACK_S)
         time.sleep(POLLED_S)
-        scene.node.check_always(scene.books(HEALTHY), started_ns)
+        scene.node.check_always(scene.listed(HEALTHY), started_ns)
         vm.kill()
         scene.node.kubelet.end_pod("vm-1")
         scene.wait_reason("free", limits.LEDGER_S + SLACK_S)
-        scene.node.check_always(scene.books(HEALTHY), started_ns)
+        scene.node.check_always(scene.listed(HEALTHY), started_ns)
 
 
-def _check_refused(scene: _Scene, stranger: Tenant) -> None:
+def _check_refused(scene: _Scene, external: Tenant) -> None:
     try:
         scene.node.kubelet.allocate(RESOURCE, [scene.edu.address])
     except grpc.RpcError as error:
         # What grpcio's blocking calls raise is a Call as well, which its types do not say.
         refusal: Any = error
     else:
-        raise AssertionError(f"{scene.edu.address} was handed out although a stranger has its cdev bound")
+        raise AssertionError(
+            f"{scene.edu.address} was handed out although an external process has its cdev bound"
+        )
     assert refusal.code() is grpc.StatusCode.FAILED_PRECONDITION, refusal
-    assert str(stranger.pid) in str(refusal.details()), refusal.details()
+    assert str(external.pid) in str(refusal.details()), refusal.details()
 
 
 def _refusal(act: Callable[[], None]) -> str:

@@ -36,7 +36,7 @@ NEW_MODEL_DOMAIN: Final = "intel.com/"
 KUBELET_DIR: Final = Path("/run/kubelet")
 
 FRAME_TIMEOUT_S: Final = patient(60.0)  # what Allocate gave to no pod stays listed for GRANT_GRACE_S
-"""From a change of the kernel's to kubelet's books: milliseconds; on an emulated and busy machine a multiple."""
+"""From a change of the kernel's to kubelet's device lists: milliseconds; on an emulated and busy machine a multiple."""
 
 
 def run(guest: Guest) -> None:
@@ -89,7 +89,7 @@ def _known_model(guest: Guest, kubelet: KubeletStandIn, edu1: Function, edu2: Fu
 
 
 def _new_model(guest: Guest, kubelet: KubeletStandIn) -> Function:
-    books = {EDU_RESOURCE: {behind.address for behind in _edu_functions(guest)}}
+    lists = {EDU_RESOURCE: {behind.address for behind in _edu_functions(guest)}}
     with guest.step("hot plug of a never-seen model without a driver: nothing yet"):
         frames = kubelet.frames(EDU_RESOURCE)
         guest.qmp.plug(NEW_MODEL)
@@ -102,11 +102,11 @@ def _new_model(guest: Guest, kubelet: KubeletStandIn) -> Function:
         started = time.monotonic_ns()
         late.bind_vfio()
         kubelet.wait_for(
-            lambda books: len(books) == 2 and all(books.values()), FRAME_TIMEOUT_S, "a second resource"
+            lambda lists: len(lists) == 2 and all(lists.values()), FRAME_TIMEOUT_S, "a second resource"
         )
         resource = kubelet.registrations[-1].resource
         assert resource.startswith(NEW_MODEL_DOMAIN), resource
-        _expect(kubelet, {**books, resource: {late.address}})
+        _expect(kubelet, {**lists, resource: {late.address}})
         guest.figures["new_model_bind_to_frame_ms"] = _ms(kubelet.frames(resource)[0].at_ns - started)
         guest.figures["new_model_resource"] = resource
         assert _count(kubelet) == 2
@@ -164,7 +164,7 @@ def _check_allocation(kubelet: KubeletStandIn, resource: str, function: Function
 def _timed(
     guest: Guest, figure: str, act: Callable[[], None], kubelet: KubeletStandIn, wanted: dict[str, set[str]]
 ) -> None:
-    """Do `act`, wait for kubelet's books to be as `wanted`, and keep the time from the one to the other."""
+    """Do `act`, wait for kubelet's device lists to be as `wanted`, and keep the time from the one to the other."""
     started = time.monotonic_ns()
     act()
     _expect(kubelet, wanted)
@@ -173,14 +173,14 @@ def _timed(
 
 
 def _expect(kubelet: KubeletStandIn, wanted: dict[str, set[str]]) -> None:
-    """Wait until the books hold exactly these devices, all of them Healthy."""
+    """Wait until the device lists hold exactly these devices, all of them Healthy."""
 
-    def as_wanted(books: Snapshot) -> bool:
-        return {resource: set(devices) for resource, devices in books.items()} == wanted and all(
-            health == HEALTHY for devices in books.values() for health in devices.values()
+    def as_wanted(lists: Snapshot) -> bool:
+        return {resource: set(devices) for resource, devices in lists.items()} == wanted and all(
+            health == HEALTHY for devices in lists.values() for health in devices.values()
         )
 
-    kubelet.wait_for(as_wanted, FRAME_TIMEOUT_S, f"books with {wanted}")
+    kubelet.wait_for(as_wanted, FRAME_TIMEOUT_S, f"lists with {wanted}")
 
 
 def _edu_functions(guest: Guest) -> list[Function]:

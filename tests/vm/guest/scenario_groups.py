@@ -46,14 +46,14 @@ NEW: Final = "nvidia.com/2fff"
 """Resources as NVIDIA's own plugin names them, from pci.ids or, where it has no name, from the device id."""
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From a write to sysfs to kubelet's books, registering included. The daemon waits for nothing on that way, unless its
-look came before the node was there."""
+"""From a write to sysfs to kubelet's device lists, registering included. The daemon waits for nothing on that way,
+unless its inspection came before the node was there."""
 
 SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
-"""A stranger opens a function; only a poll shows it."""
+"""An external process opens a function; only a poll shows it."""
 
 RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
-"""A stranger lets go."""
+"""The external process closes it."""
 
 LEFT_WITHIN_S: Final = limits.LEDGER_S + SLACK_S
 """A pod ends."""
@@ -104,8 +104,8 @@ class _Scene:
     gpu: Function
     audio: Function
 
-    def books(self, health: str) -> dict[str, str]:
-        """Books with both GPUs: the one alone is Healthy whatever happens to the other."""
+    def listed(self, health: str) -> dict[str, str]:
+        """Device lists with both GPUs: the one alone is Healthy whatever happens to the other."""
         return {self.h100.address: HEALTHY, self.gpu.address: health}
 
     def wait_reason(self, *parts: str) -> None:
@@ -139,7 +139,7 @@ def _not_viable(scene: _Scene) -> None:
     node, gpu, audio = scene.node, scene.gpu, scene.audio
     with node.guest.step("a GPU beside a host driver: Unhealthy, with that driver's name and a remedy"):
         node.timed(
-            "bind_beside_host_driver_to_frame_ms", gpu.bind_vfio, scene.books(UNHEALTHY), FRAME_WITHIN_S
+            "bind_beside_host_driver_to_frame_ms", gpu.bind_vfio, scene.listed(UNHEALTHY), FRAME_WITHIN_S
         )
         scene.wait_reason("not viable", f"{audio.address} is bound to {HOST_DRIVER}", "bind it to vfio-pci")
     with node.guest.step("the kernel says the same to a virtual machine, and so does Allocate"):
@@ -167,12 +167,12 @@ def _refusal_of_allocate(node: Node, gpu: Function) -> str:
 def _viable(scene: _Scene) -> None:
     node, audio = scene.node, scene.audio
     with node.guest.step("the host driver lets go: viable; takes it again: not viable; lets go"):
-        node.timed("host_driver_unbind_to_frame_ms", audio.unbind, scene.books(HEALTHY), FRAME_WITHIN_S)
+        node.timed("host_driver_unbind_to_frame_ms", audio.unbind, scene.listed(HEALTHY), FRAME_WITHIN_S)
         node.timed(
             "host_driver_bind_to_frame_ms",
-            lambda: audio.bind_to(HOST_DRIVER), scene.books(UNHEALTHY), FRAME_WITHIN_S,
+            lambda: audio.bind_to(HOST_DRIVER), scene.listed(UNHEALTHY), FRAME_WITHIN_S,
         )  # fmt: skip
-        node.timed("second_unbind_to_frame_ms", audio.unbind, scene.books(HEALTHY), FRAME_WITHIN_S)
+        node.timed("second_unbind_to_frame_ms", audio.unbind, scene.listed(HEALTHY), FRAME_WITHIN_S)
 
 
 def _held_by_its_companion(scene: _Scene) -> None:
@@ -181,17 +181,19 @@ def _held_by_its_companion(scene: _Scene) -> None:
     with node.guest.step("the audio function goes to vfio-pci as well"):
         audio.bind_vfio()
     with (
-        node.guest.step("a stranger opens it, and not the GPU: the GPU is Unhealthy until it lets go"),
-        Tenant.start() as stranger,
+        node.guest.step(
+            "an external process opens it, and not the GPU: the GPU is Unhealthy until it lets go"
+        ),
+        Tenant.start() as external,
     ):
         node.timed(
             "companion_opened_to_frame_ms",
-            lambda: stranger.open_device(gpu.group_node, audio.address),
-            scene.books(UNHEALTHY), SEEN_WITHIN_S,
+            lambda: external.open_device(gpu.group_node, audio.address),
+            scene.listed(UNHEALTHY), SEEN_WITHIN_S,
         )  # fmt: skip
         scene.wait_reason(f"enable of {audio.address} is 1", "kubelet has given it to no pod")
         node.timed(
-            "companion_closed_to_frame_ms", stranger.close, scene.books(HEALTHY), RELEASE_SEEN_WITHIN_S
+            "companion_closed_to_frame_ms", external.close, scene.listed(HEALTHY), RELEASE_SEEN_WITHIN_S
         )
         assert len(node.frames) == frames + 2, "kubelet was told of the audio function's bind as well"
 
@@ -213,7 +215,7 @@ def _held_by_its_pod(scene: _Scene) -> None:
         scene.wait_reason(f"allocated to pod default/{POD}")
         pods_process.close()
         node.kubelet.end_pod(POD)
-        # The release shows in a poll, and the poll leads to a look into kubelet's ledger, where the pod has ended.
+        # The release shows in a poll, and the poll leads to a read of kubelet's ledger, where the pod has ended.
         eventually("free", lambda: last_reason(scene.daemon, gpu.address) == "free", timeout_s=LEFT_WITHIN_S)
         assert len(node.frames) == frames, "kubelet was told of something"
 
@@ -233,11 +235,11 @@ def _found_again(scene: _Scene) -> None:
         frames = len(node.frames)
         audio.remove()
         assert not audio.path.exists()
-        node.timed("rescan_to_frame_ms", rescan, scene.books(UNHEALTHY), FRAME_WITHIN_S)
+        node.timed("rescan_to_frame_ms", rescan, scene.listed(UNHEALTHY), FRAME_WITHIN_S)
         assert (audio.driver, audio.group) == (HOST_DRIVER, scene.gpu.group)
         scene.wait_reason("not viable", f"{audio.address} is bound to {HOST_DRIVER}")
         assert len(node.frames) == frames + 1, "a group that has lost a function can be lent as before"
-        node.timed("last_unbind_to_frame_ms", audio.unbind, scene.books(HEALTHY), FRAME_WITHIN_S)
+        node.timed("last_unbind_to_frame_ms", audio.unbind, scene.listed(HEALTHY), FRAME_WITHIN_S)
 
 
 def _new_model(scene: _Scene) -> None:
@@ -248,6 +250,6 @@ def _new_model(scene: _Scene) -> None:
         new = function_behind(node.guest.machine, NEW_MODEL.port)
         assert (new.ids, new.driver) == (("10de", "2fff"), None)
         assert len(node.frames) == frames
-        wanted = {**scene.books(HEALTHY), new.address: HEALTHY}
+        wanted = {**scene.listed(HEALTHY), new.address: HEALTHY}
         node.timed("new_model_bind_to_frame_ms", new.bind_vfio, wanted, FRAME_WITHIN_S)
         scene.check_allocation(NEW, new)

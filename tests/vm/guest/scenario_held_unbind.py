@@ -3,8 +3,8 @@
 Such an unbind sleeps in the kernel until the holder lets go. A newer kernel says `remove` of the vfio device at once
 and the rest at the release; 6.1 says nothing before, and whoever reads `driver_override` or `uevent` of that function
 sleeps as well. Two processes of the daemon, one after the other: the first one meets an unbind and an unplug under a
-stranger, then an unplug under a pod, and is ended while that hangs; the second one starts meanwhile, so that its first
-scan of the bus meets it too.
+external process, then an unplug under a pod, and is ended while that hangs; the second one starts meanwhile, so that
+its first scan of the bus meets it too.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ SERVED: Final = ("bound_before", "bound_meanwhile")
 HELD_POD: Final = "vm-held"
 
 WAITS: Final = "its unbind or unplug waits in the kernel until no process has it open"
-"""The daemon's words, once it has looked."""
+"""The daemon's words, once it has inspected the function."""
 
 ANNOUNCED: Final = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 6)
 """The kernel takes the vfio device away, and says so, before it waits (drivers/vfio/vfio_main.c, since cdevs came)."""
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From a change that the kernel announces to kubelet's books."""
+"""From a change that the kernel announces to kubelet's device lists."""
 
 FIRST_FRAME_WITHIN_S: Final = limits.LEDGER_SETTLING_S + limits.DISCONNECT_WAIT_S + SLACK_S
 """From the first scan to the first frame: the ledger, a poll, Register."""
 
-FOREIGN_WITHIN_S: Final = limits.POLL_S + SLACK_S
-"""A stranger opens a device, which sysfs shows to the next poll."""
+EXTERNAL_WITHIN_S: Final = limits.POLL_S + SLACK_S
+"""An external process opens a device, which sysfs shows to the next poll."""
 
 RELEASED_WITHIN_S: Final = limits.CALL_SETTLE_S + FRAME_WITHIN_S
-"""From the holder's close to the books: only then the kernel goes on, and says so. After a call the list keeps what it
-has for a while."""
+"""From the holder's close to the device lists: only then the kernel goes on, and says so. After a call the list keeps
+what it has for a while."""
 
 BOOKED_WITHIN_S: Final = limits.GRANT_LEDGER_S + SLACK_S
 """From Allocate to the ledger's entry as the daemon knows it."""
@@ -73,7 +73,8 @@ LEFT_WITHIN_S: Final = limits.LEDGER_S + SLACK_S
 """A pod is gone from kubelet's ledger."""
 
 CALL_WITHIN_S: Final = SLACK_S
-"""A call waits for a look and a poll, which have no period to wait for; neither may meet the function that hangs."""
+"""A call waits for an inspection and a poll, which have no period to wait for; neither may meet the function that
+hangs."""
 
 HANGS_FOR_S: Final = limits.POLL_S + 0.5
 """How long it is watched that nothing moves: a poll has been made meanwhile, and what it changed is told."""
@@ -85,7 +86,7 @@ STOP_WITHIN_S: Final = limits.STOP_DEADLINE_S + SLACK_S
 
 
 def run(guest: Guest) -> None:
-    """A stranger, then a pod; two daemons."""
+    """An external process, then a pod; two daemons."""
     edus = [function_behind(guest.machine, port) for port in guest.machine.ports]
     for edu in edus[:2]:
         edu.bind_vfio()
@@ -94,25 +95,25 @@ def run(guest: Guest) -> None:
         scene = _Scene(node, *edus)
         with _started(node, "first") as daemon:
             # Beside it, as a process takes seconds to start here.
-            stranger, vm = (stack.enter_context(Tenant.start()) for _ in range(2))
-            with _let_go_on_failure(stranger, vm):
+            external, vm = (stack.enter_context(Tenant.start()) for _ in range(2))
+            with _closed_on_failure(external, vm):
                 with guest.step("the first daemon starts"):
                     daemon.wait_until_it_listens()
-                    node.wait(scene.books(held=HEALTHY), FIRST_FRAME_WITHIN_S)
-                _unbound_under_a_stranger(scene, daemon, stranger)
-                _unplugged_under_a_stranger(scene, daemon, stranger)
+                    node.wait(scene.listed(held=HEALTHY), FIRST_FRAME_WITHIN_S)
+                _unbound_under_an_external_process(scene, daemon, external)
+                _unplugged_under_an_external_process(scene, daemon, external)
                 _unplugged_under_a_pod(scene, daemon, vm)
                 with guest.step("SIGTERM while the unplug hangs: 0, in time"):
                     _terminate_in_time(node, daemon, "stop_while_unplug_hangs_s")
         scene.end_pods("unplug_hangs")
-        with _started(node, "second") as daemon, _let_go_on_failure(vm):
+        with _started(node, "second") as daemon, _closed_on_failure(vm):
             _started_while_it_hangs(scene, daemon, vm)
             with guest.step("SIGTERM: 0, in time"):
                 _terminate_in_time(node, daemon, "stop_s")
 
 
 @contextmanager
-def _let_go_on_failure(*tenants: Tenant) -> Iterator[None]:
+def _closed_on_failure(*tenants: Tenant) -> Iterator[None]:
     """A daemon that hangs at a held device cannot be ended before the device's holder: so a failure is told at once."""
     try:
         yield
@@ -131,10 +132,10 @@ class _Scene:
     other: Function
     late: Function
 
-    def books(self, *, held: str | None = None, late: str | None = None) -> dict[str, str]:
-        """Kubelet's books: `other` is Healthy in all of them; None is not listed."""
-        books = {self.held.address: held, self.other.address: HEALTHY, self.late.address: late}
-        return {address: health for address, health in books.items() if health is not None}
+    def listed(self, *, held: str | None = None, late: str | None = None) -> dict[str, str]:
+        """Kubelet's device lists: `other` is Healthy in all of them; None is not listed."""
+        lists = {self.held.address: held, self.other.address: HEALTHY, self.late.address: late}
+        return {address: health for address, health in lists.items() if health is not None}
 
     def allocate_in_time(self, figure: str, function: Function, pod: str) -> None:
         """Allocate for `pod`, with exactly the nodes that there are, within the bound."""
@@ -165,12 +166,12 @@ class _Scene:
         started_ns = time.monotonic_ns()
         self.node.timed(
             f"{prefix}_bind_of_another_to_frame_ms", self.late.bind_vfio,
-            self.books(held=held, late=HEALTHY), FRAME_WITHIN_S,
+            self.listed(held=held, late=HEALTHY), FRAME_WITHIN_S,
         )  # fmt: skip
         for name, function in zip(SERVED, (self.other, self.late), strict=True):
             self.allocate_in_time(f"{prefix}_allocate_{name}_ms", function, f"vm-{prefix}-{name}")
         time.sleep(HANGS_FOR_S)
-        self.node.check_always(self.books(held=held), started_ns)
+        self.node.check_always(self.listed(held=held), started_ns)
 
     def end_pods(self, prefix: str) -> None:
         """The pods of `served_meanwhile` end."""
@@ -183,12 +184,12 @@ class _Scene:
         self.node.figure(figure, round(took_s * 1000, 1))
 
 
-def _unbound_under_a_stranger(scene: _Scene, daemon: DaemonProcess, stranger: Tenant) -> None:
+def _unbound_under_an_external_process(scene: _Scene, daemon: DaemonProcess, external: Tenant) -> None:
     node, step, held = scene.node, scene.node.guest.step, scene.held
     with ExitStack() as stack:
-        with step("a stranger opens the device: Unhealthy"):
-            stranger.open_device(held.group_node, held.address)
-            node.wait(scene.books(held=UNHEALTHY), FOREIGN_WITHIN_S)
+        with step("an external process opens the device: Unhealthy"):
+            external.open_device(held.group_node, held.address)
+            node.wait(scene.listed(held=UNHEALTHY), EXTERNAL_WITHIN_S)
         with step("its unbind hangs: no link, and whoever reads driver_override may hang with it"):
             unbind = stack.enter_context(_Hanging.shell(f"echo {held.address} >{held.path}/driver/unbind"))
             _wait_until_taken(held)
@@ -199,31 +200,33 @@ def _unbound_under_a_stranger(scene: _Scene, daemon: DaemonProcess, stranger: Te
         with step("unbind hangs: other GPUs are bound and handed out; this one stays listed, Unhealthy"):
             scene.served_meanwhile("unbind_hangs", UNHEALTHY)
             assert "enable" in last_reason(daemon, held.address), last_reason(daemon, held.address)
-            assert (WAITS in last_reason(daemon, held.address)) is ANNOUNCED, "it has looked, or it has not"
+            assert (WAITS in last_reason(daemon, held.address)) is ANNOUNCED, (
+                "it has inspected it, or it has not"
+            )
             assert unbind.hangs
             for name, reader in readers.items():
                 node.figure(f"unbind_hangs_reader_of_{name}_too", reader.hangs)
                 assert reader.hangs or ANNOUNCED
             assert held.group_node.exists()
             _check_nothing_hangs(daemon)
-        with step("the stranger closes: the unbind ends, and the device goes"):
+        with step("the external process closes: the unbind ends, and the device goes"):
             node.timed(
-                "unbind_hung_close_to_frame_ms", stranger.close, scene.books(late=HEALTHY), RELEASED_WITHIN_S
+                "unbind_hung_close_to_frame_ms", external.close, scene.listed(late=HEALTHY), RELEASED_WITHIN_S
             )
             for process in (unbind, *readers.values()):
                 process.ends()
     with step("bound again: Healthy"):
         scene.end_pods("unbind_hangs")
         node.timed(
-            "rebind_to_frame_ms", held.bind_vfio, scene.books(held=HEALTHY, late=HEALTHY), FRAME_WITHIN_S
+            "rebind_to_frame_ms", held.bind_vfio, scene.listed(held=HEALTHY, late=HEALTHY), FRAME_WITHIN_S
         )
 
 
-def _unplugged_under_a_stranger(scene: _Scene, daemon: DaemonProcess, stranger: Tenant) -> None:
+def _unplugged_under_an_external_process(scene: _Scene, daemon: DaemonProcess, external: Tenant) -> None:
     """At once after he has opened it, before any poll can have seen him."""
     node, step, held = scene.node, scene.node.guest.step, scene.held
     with step("unplug hangs: Allocate of the very device is refused in time, and says what waits for what"):
-        stranger.open_device(held.group_node, held.address)
+        external.open_device(held.group_node, held.address)
         node.guest.qmp.unplug(HELD.id)
         _wait_until_taken(held)
         text = scene.refused_in_time("unplug_hangs_refusal_ms", held)
@@ -232,16 +235,16 @@ def _unplugged_under_a_stranger(scene: _Scene, daemon: DaemonProcess, stranger: 
         ), text
         assert WAITS in text, text
     with step("unplug hangs: it stays listed, Unhealthy, with that reason"):
-        node.wait(scene.books(held=UNHEALTHY, late=HEALTHY), FRAME_WITHIN_S)
+        node.wait(scene.listed(held=UNHEALTHY, late=HEALTHY), FRAME_WITHIN_S)
         started_ns = time.monotonic_ns()
         time.sleep(HANGS_FOR_S)
-        node.check_always(scene.books(held=UNHEALTHY, late=HEALTHY), started_ns)
+        node.check_always(scene.listed(held=UNHEALTHY, late=HEALTHY), started_ns)
         assert WAITS in last_reason(daemon, held.address), last_reason(daemon, held.address)
         assert held.path.exists()
         _check_nothing_hangs(daemon)
-    with step("the stranger is killed: the function goes, and the device with it"):
+    with step("the external process is killed: the function goes, and the device with it"):
         node.timed(
-            "unplug_hung_sigkill_to_frame_ms", stranger.kill, scene.books(late=HEALTHY), RELEASED_WITHIN_S
+            "unplug_hung_sigkill_to_frame_ms", external.kill, scene.listed(late=HEALTHY), RELEASED_WITHIN_S
         )
         node.guest.qmp.wait_unplugged(HELD.id, timeout_s=UNPLUG_TIMEOUT_S)
         assert functions_behind(node.guest.machine, HELD.port) == []
@@ -249,7 +252,10 @@ def _unplugged_under_a_stranger(scene: _Scene, daemon: DaemonProcess, stranger: 
         node.guest.qmp.plug(HELD)
         assert function_behind(node.guest.machine, HELD.port) == held
         node.timed(
-            "replug_bind_to_frame_ms", held.bind_vfio, scene.books(held=HEALTHY, late=HEALTHY), FRAME_WITHIN_S
+            "replug_bind_to_frame_ms",
+            held.bind_vfio,
+            scene.listed(held=HEALTHY, late=HEALTHY),
+            FRAME_WITHIN_S,
         )
 
 
@@ -271,13 +277,13 @@ def _unplugged_under_a_pod(scene: _Scene, daemon: DaemonProcess, vm: Tenant) -> 
     with step("the pods that were served before are gone: what was bound for one is unbound"):
         _wait_reason(daemon, scene.late, "free", LEFT_WITHIN_S)
         scene.late.unbind()
-        node.wait(scene.books(held=HEALTHY), limits.CALL_SETTLE_S + FRAME_WITHIN_S)
-    # Unhealthy as soon as the daemon looks: a lost device is subtracted, whosever it is.
+        node.wait(scene.listed(held=HEALTHY), limits.CALL_SETTLE_S + FRAME_WITHIN_S)
+    # Unhealthy as soon as the daemon inspects it: a lost device is subtracted, whosever it is.
     seen = UNHEALTHY if ANNOUNCED else HEALTHY
     with step("it is pulled out: the kernel waits for the pod"):
         node.guest.qmp.unplug(HELD.id)
         _wait_until_taken(held)
-        node.wait(scene.books(held=seen), FRAME_WITHIN_S)
+        node.wait(scene.listed(held=seen), FRAME_WITHIN_S)
     with step("unplug hangs: other GPUs are bound and handed out; this one stays as kubelet counts it"):
         scene.served_meanwhile("unplug_hangs", seen)
         assert held.path.exists()
@@ -285,7 +291,7 @@ def _unplugged_under_a_pod(scene: _Scene, daemon: DaemonProcess, vm: Tenant) -> 
     with step("unplug hangs: PreStartContainer of it is refused, and says why; listed, Unhealthy"):
         text = scene.refused_in_time("unplug_hangs_start_refusal_ms", held, pre_start=True)
         assert f"{held.address}: allocated to pod default/{HELD_POD}; {WAITS}" in text, text
-        node.wait(scene.books(held=UNHEALTHY, late=HEALTHY), FRAME_WITHIN_S)
+        node.wait(scene.listed(held=UNHEALTHY, late=HEALTHY), FRAME_WITHIN_S)
         _wait_reason(daemon, held, f"allocated to pod default/{HELD_POD}; {WAITS}", SLACK_S)
         _check_nothing_hangs(daemon)
 
@@ -294,7 +300,7 @@ def _started_while_it_hangs(scene: _Scene, daemon: DaemonProcess, vm: Tenant) ->
     node, step, held = scene.node, scene.node.guest.step, scene.held
     with step("a second daemon starts while the unplug hangs: its scan does not, its list is the same"):
         daemon.wait_until_it_listens()
-        node.wait(scene.books(held=UNHEALTHY, late=HEALTHY), FIRST_FRAME_WITHIN_S)
+        node.wait(scene.listed(held=UNHEALTHY, late=HEALTHY), FIRST_FRAME_WITHIN_S)
         _wait_reason(daemon, held, f"allocated to pod default/{HELD_POD}; {WAITS}", SLACK_S)
         assert held.path.exists(), "the unplug was over before this daemon had started"
         _check_nothing_hangs(daemon)
@@ -307,10 +313,10 @@ def _started_while_it_hangs(scene: _Scene, daemon: DaemonProcess, vm: Tenant) ->
         node.figure("unplug_hung_sigkill_to_gone_ms", round((time.monotonic() - started) * 1000, 1))
         node.guest.qmp.wait_unplugged(HELD.id, timeout_s=UNPLUG_TIMEOUT_S)
         assert functions_behind(node.guest.machine, HELD.port) == []
-        node.wait(scene.books(held=UNHEALTHY, late=HEALTHY), SLACK_S)
+        node.wait(scene.listed(held=UNHEALTHY, late=HEALTHY), SLACK_S)
     with step("the pod ends: no longer listed"):
         node.timed(
-            "pod_end_to_frame_ms", lambda: node.kubelet.end_pod(HELD_POD), scene.books(late=HEALTHY),
+            "pod_end_to_frame_ms", lambda: node.kubelet.end_pod(HELD_POD), scene.listed(late=HEALTHY),
             LEFT_WITHIN_S,
         )  # fmt: skip
 

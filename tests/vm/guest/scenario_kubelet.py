@@ -45,17 +45,17 @@ FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + 5 * SLACK_S
 """From the daemon's first scan to both resources' first frames, with everything in it still cold."""
 
 RETURN_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
-"""From kubelet.sock to kubelet's books, of every resource. Whatever was tried before, a new kubelet.sock is answered at
-once: no backoff is waited out, and no old call."""
+"""From kubelet.sock to kubelet's device lists, of every resource. Whatever was tried before, a new kubelet.sock is
+answered at once: no backoff is waited out, and no old call."""
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From a bind or unbind to the books of a kubelet that listens."""
+"""From a bind or unbind to the device lists of a kubelet that listens."""
 
 NOTICED_WITHIN_S: Final = SLACK_S
 """From something that kubelet or the kernel did to the daemon's log line about it."""
 
 AGAIN_WITHIN_S: Final = limits.REGISTER_BACKOFF_S[2] + RETURN_WITHIN_S
-"""From the end of a stream to the next one's books, where the stream before had not lasted."""
+"""From the end of a stream to the next one's device lists, where the stream before had not lasted."""
 
 RELEASE_SEEN_WITHIN_S: Final = limits.LEDGER_S + SLACK_S
 """From PodResources' return to what it says."""
@@ -113,7 +113,7 @@ class _Scene:
 
     @property
     def truth(self) -> dict[str, str]:
-        """The books as they must be."""
+        """The device lists as they must be."""
         return {function.address: HEALTHY for function in self.bound}
 
     def bind(self, function: Function) -> None:
@@ -138,15 +138,15 @@ class _Scene:
         eventually(f"{event} of {function.address} in the log", is_said, timeout_s=FRAME_WITHIN_S)
 
     def wait_served(self, within_s: float) -> None:
-        """Wait until kubelet's books are the truth, with one open stream behind each of the two resources."""
+        """Wait until kubelet's device lists are the truth, with one open stream behind each of the two resources."""
         self.kubelet.wait_for(self._is_served, within_s, f"a stream each and {self.truth}")
         self.daemon.check_alive()
 
-    def _is_served(self, books: Snapshot) -> bool:
+    def _is_served(self, lists: Snapshot) -> bool:
         return (
-            by_address(books) == self.truth
-            and len(books) == 2
-            and all(self.streams_open(resource) == 1 for resource in books)
+            by_address(lists) == self.truth
+            and len(lists) == 2
+            and all(self.streams_open(resource) == 1 for resource in lists)
         )
 
     def wait_registered(self, times: int, within_s: float) -> None:
@@ -159,7 +159,8 @@ class _Scene:
         return len({frame.client for frame in self.kubelet.frames(resource)} - ended)
 
     def leads_to(self, name: str, act: Callable[[], None]) -> None:
-        """Do `act`, which changes the truth: kubelet's books follow within the bound; how long it took is a figure."""
+        """Do `act`, which changes the truth: kubelet's device lists follow within the bound; how long it took is a
+        figure."""
         started_ns = time.monotonic_ns()
         act()
         self.wait_served(FRAME_WITHIN_S)
@@ -349,7 +350,7 @@ def _directory_is_wiped(scene: _Scene) -> None:
         scene.bind(scene.nic2)
         scene.known(scene.edu1)
         scene.known(scene.nic2)
-        # Of a directory that is made the daemon is not told, it looks for it.
+        # Nothing announces a new directory: the daemon checks for it.
         registered = len(scene.kubelet.registrations)
         scene.kubelet.start()
         within_s = limits.KUBELET_DIR_RETRY_S + RETURN_WITHIN_S

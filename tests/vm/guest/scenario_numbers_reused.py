@@ -33,7 +33,7 @@ MACHINE: Final = Machine(ports=("rp1", "rp2", "rp3"), functions=(EDU1, EDU2))
 RESOURCE: Final = "pci-1234/11e8"
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From a bind to kubelet's books."""
+"""From a bind to kubelet's device lists."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp may wait for five seconds after the button was pressed."""
@@ -206,10 +206,10 @@ def _plug(node: Node, function: PciFunction) -> Function:
     return plugged
 
 
-def _unplug(node: Node, function: PciFunction, books: dict[str, str]) -> None:
-    """Pull it out, and wait until kubelet's books are so."""
+def _unplug(node: Node, function: PciFunction, lists: dict[str, str]) -> None:
+    """Pull it out, and wait until kubelet's device lists are so."""
     _pull_out(node, function)
-    node.wait(books, GONE_WITHIN_S)
+    node.wait(lists, GONE_WITHIN_S)
 
 
 def _pull_out(node: Node, *functions: PciFunction) -> None:

@@ -40,7 +40,7 @@ CONTENDED_OPENS: Final = 300
 """Of each of two tenants at once: enough that they meet."""
 
 CALL_PERIOD_S: Final = 0.1
-"""Between two rounds of Allocate: each makes a daemon look at who uses the GPU, with `proc` at every process."""
+"""Between two rounds of Allocate: each makes a daemon poll the GPU's group, with `proc` by reading every process."""
 
 
 def run(guest: Guest) -> None:
@@ -89,7 +89,7 @@ def _never_disturbed(
     assert (devices, devices_busy) == (DEVICE_OPENS, 0)
     assert opened.count == GROUP_OPENS + DEVICE_OPENS
     assert took_s > 2 * limits.POLL_S, "the loops were over before polls can have met them"
-    # Both answers are right, of what is open now and then; that both occur says that the daemons did look.
+    # Both answers are right, of what is open now and then; that both occur shows that the daemons did poll.
     assert min(calls["granted"], calls["refused"]) > 0, calls
 
 

@@ -1,8 +1,8 @@
 """The daemon needs no more than deploy/ grants it: shown from outside, by what is refused in its pod, and by its work.
 
-Every scenario runs the daemon in that pod (`pod.py`). Here the pod itself is looked at: what the kernel says of the
+Every scenario runs the daemon in that pod (`pod.py`). Here the pod itself is checked: what the kernel says of the
 process, what a second process in such a pod tries in vain, and that in it the kernel is heard, GPUs are handed out,
-strangers are seen and an operator is answered. What fails where less is granted is `privileges_lacking`'s.
+external processes are seen and an operator is answered. What fails where less is granted is `privileges_lacking`'s.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ REFUSALS: Final = {
     "make a file beside kubelet's socket": "EROFS",
     "make a file in the node's /dev": "EROFS",
     "see other processes": "ENOENT",
-    "trace a process": "EPERM",  # seccomp, before anybody looks which process
+    "trace a process": "EPERM",  # seccomp, before the kernel checks which process
     "mount": "EPERM",
     "a packet socket": "EPERM",
     "become another user": "EPERM",
@@ -194,7 +194,7 @@ def _mounts(pid: int) -> dict[str, list[str]]:
 
 def _it_works(scene: _Scene) -> None:
     node, edu1, edu2, step = scene.node, scene.edu1, scene.edu2, scene.node.guest.step
-    with step("late binds: heard, in kubelet's books"):
+    with step("late binds: heard, in kubelet's device lists"):
         node.timed("first_bind_to_frame_ms", edu1.bind_vfio, {edu1.address: HEALTHY}, FIRST_FRAME_WITHIN_S)
         both = {edu1.address: HEALTHY, edu2.address: HEALTHY}
         node.timed("second_bind_to_frame_ms", edu2.bind_vfio, both, FRAME_WITHIN_S)
@@ -203,14 +203,14 @@ def _it_works(scene: _Scene) -> None:
         paths = sorted(device.host_path for device in given.devices)
         assert paths == sorted(["/dev/vfio/vfio", str(edu1.group_node)]), given
         node.kubelet.prestart(RESOURCE, [edu1.address])
-    with step("a stranger is seen, and seen to let go"), Tenant.start() as stranger:
+    with step("an external process is seen, and its close"), Tenant.start() as external:
         held = {edu1.address: HEALTHY, edu2.address: UNHEALTHY}
         node.timed(
-            "device_open_to_unhealthy_ms", lambda: stranger.open_device(edu2.group_node, edu2.address), held,
+            "device_open_to_unhealthy_ms", lambda: external.open_device(edu2.group_node, edu2.address), held,
             SEEN_WITHIN_S,
         )  # fmt: skip
         assert "in use (enable of" in last_reason(scene.daemon, edu2.address)
-        node.timed("sigkill_to_healthy_ms", stranger.kill, both, RELEASE_SEEN_WITHIN_S)
+        node.timed("sigkill_to_healthy_ms", external.kill, both, RELEASE_SEEN_WITHIN_S)
 
 
 def _what_is_refused(scene: _Scene) -> None:
@@ -253,12 +253,12 @@ def _an_operator_asks(scene: _Scene) -> None:
             )  # fmt: skip
             scene.node.figure("explain_attempts", attempt)
             # The command gives the daemon 3 s and its own first call of gRPC takes seconds on a busy machine: then it
-            # says that it looked itself. Any other failure is one.
+            # reports that it inspected the host itself. Any other failure is one.
             if done.returncode == 0 or "read by this command itself" not in done.stderr:
                 break
         assert done.returncode == 0, done
         (scene.node.guest.artifacts / "explain.json").write_text(done.stdout, encoding="utf-8")
-        # Only the daemon knows kubelet's books; a look at the host alone would call it free.
+        # Only the daemon knows kubelet's device lists; an inspection of the host would only show it as free.
         assert "allocated to pod default/vm-1" in done.stdout, done
 
 

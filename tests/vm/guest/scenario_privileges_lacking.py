@@ -131,8 +131,8 @@ class _Daemon:
     daemon: DaemonProcess
 
     def wait(self, wanted: dict[str, str], within_s: float) -> None:
-        what = f"books with {wanted} ({self.lack.name})"
-        self.kubelet.wait_for(lambda books: by_address(books) == wanted, within_s, what)
+        what = f"lists with {wanted} ({self.lack.name})"
+        self.kubelet.wait_for(lambda lists: by_address(lists) == wanted, within_s, what)
 
     def check_words(self) -> None:
         for event in {*COMPLAINTS, *self.lack.said}:
@@ -179,19 +179,19 @@ def _late_bind(guest: Guest, all_of_them: list[_Daemon], edu1: Function, edu2: F
 def _strangers(guest: Guest, all_of_them: list[_Daemon], edu1: Function, edu2: Function) -> None:
     free = {edu1.address: HEALTHY, edu2.address: HEALTHY}
     held = {**free, edu1.address: UNHEALTHY}
-    with Tenant.start() as stranger:
-        with guest.step("a stranger opens a group alone: seen by whoever may open it"):
-            stranger.open_group(edu1.group_node)
+    with Tenant.start() as external:
+        with guest.step("an external process opens a group alone: seen by each daemon that may open it"):
+            external.open_group(edu1.group_node)
             for each in sorted(all_of_them, key=lambda each: not each.lack.group_seen):
                 each.wait(held if each.lack.group_seen else free, SEEN_WITHIN_S)
-            stranger.close()
+            external.close()
             for each in all_of_them:
                 each.wait(free, SEEN_WITHIN_S)
-        with guest.step("a stranger opens the device: seen by all, named by none"):
-            stranger.open_device(edu1.group_node, edu1.address)
+        with guest.step("an external process opens the device: seen by all, named by none"):
+            external.open_device(edu1.group_node, edu1.address)
             for each in all_of_them:
                 each.wait(held, SEEN_WITHIN_S)
         with guest.step("it ends: seen by all"):
-            stranger.kill()
+            external.kill()
             for each in all_of_them:
                 each.wait(free, RELEASE_SEEN_WITHIN_S)

@@ -1,7 +1,7 @@
 """The incident with a real QEMU: a GPU that a virtual machine has is not given to another one.
 
-`Could not open '/dev/vfio/51': Device or resource busy` is what the second QEMU said. Here the first is a stranger to
-kubelet, then a pod's, then one that outlives its pod; the next pod's container waits until it has let go.
+`Could not open '/dev/vfio/51': Device or resource busy` is what the second QEMU said. Here the first is an external
+process to kubelet, then a pod's, then one that outlives its pod; the next pod's container waits until it has let go.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MACHINE: Final = Machine(
 )
 
 WAITING_S: Final = 1.0
-"""A PreStartContainer that has not been answered for so long waits for something: its looks take milliseconds."""
+"""A PreStartContainer that has not been answered for so long waits for something: its inspections take milliseconds."""
 
 BUSY: Final = r"(Could not|failed to) open '?/dev/vfio/{group}'?: Device or resource busy"
 """QEMU's words since 8.2, and before."""
@@ -60,11 +60,11 @@ def run(guest: Guest) -> None:
     with both_modes(guest, edu1, edu2) as (passive, proc):
         started_ns = time.monotonic_ns()
         scene = _Scene(guest, passive, proc, edu1)
-        with scene.qemu("stranger") as stranger:
-            scene.stranger(stranger)
-            scene.incident(stranger)
-            with guest.step("the stranger is killed: Healthy again"):
-                scene.released(timed_ns(stranger.kill))
+        with scene.qemu("external") as external:
+            scene.external(external)
+            scene.incident(external)
+            with guest.step("the external process is killed: Healthy again"):
+                scene.released(timed_ns(external.kill))
         with scene.pods_machine() as vm:
             scene.outlives_its_pod(vm)
         scene.next_pod()
@@ -86,7 +86,7 @@ class _Scene:
     def qemu(self, name: str) -> Qemu:
         return Qemu.start(self.edu, self.guest.artifacts / f"qemu-{name}.log")
 
-    def stranger(self, qemu: Qemu) -> None:
+    def external(self, qemu: Qemu) -> None:
         """Nobody gave it anything. Until it opens the device, sysfs shows nothing, and it may take its time."""
         with self.guest.step("QEMU that kubelet knows nothing of: Unhealthy, named with proc"):
             taken = qemu.wait_taken()
@@ -100,7 +100,7 @@ class _Scene:
                 (self.passive, device_ms, SEEN_WITHIN_S),
                 (self.proc, group_ms, GROUP_SEEN_WITHIN_S),
             ):
-                # From its start, as a daemon may be quicker than our own look at the process.
+                # From its start, as a daemon may be quicker than our own read of the process.
                 told_ms = watcher.told(self.edu, UNHEALTHY, taken.started_ns, taken_ms / 1000 + within_s)
                 figure(self.guest, f"{watcher.mode}_take_to_frame_ms", round(told_ms - taken_ms, 1))
             self.passive.wait_reason(self.edu, f"in use (enable of {self.edu.address} is 1)")

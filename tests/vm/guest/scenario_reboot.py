@@ -32,7 +32,7 @@ MACHINE: Final = Machine(ports=("rp1", "rp2"), functions=(EDU1, EDU2))
 RESOURCE: Final = "pci-1234/11e8"
 
 FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From the last bind, or kubelet's start, to its books of the resource."""
+"""From the last bind, or kubelet's start, to its device lists of the resource."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp may wait for five seconds after the button was pressed."""
@@ -50,7 +50,7 @@ class _Scene:
     edu2: Function
 
     @property
-    def books(self) -> dict[str, str]:
+    def listed(self) -> dict[str, str]:
         return dict.fromkeys((self.edu1.address, self.edu2.address), HEALTHY)
 
     def start_daemon(self, life: str) -> DaemonProcess:
@@ -77,7 +77,7 @@ def _before_the_boot(scene: _Scene) -> dict[str, str]:
     with scene.start_daemon("before") as daemon:
         with node.guest.step("a pod has the first GPU, with its group's node"):
             daemon.wait_until_it_listens()
-            node.wait(scene.books, FRAME_WITHIN_S)
+            node.wait(scene.listed, FRAME_WITHIN_S)
             allocated = node.kubelet.allocate(RESOURCE, [edu1.address], pod=POD)
             assert str(edu1.group_node) in {n.host_path for n in allocated.devices}, allocated
             node.kubelet.prestart(RESOURCE, [edu1.address])
@@ -118,7 +118,7 @@ def _after_the_boot(scene: _Scene, groups: dict[str, str]) -> None:
     with scene.start_daemon("after") as daemon:
         with node.guest.step("the pod's GPU is listed as before, and counted once"):
             daemon.wait_until_it_listens()
-            node.wait(scene.books, FRAME_WITHIN_S)
+            node.wait(scene.listed, FRAME_WITHIN_S)
         with node.guest.step(
             "its container, with the other GPU's node, does not start; the reason names the node"
         ):

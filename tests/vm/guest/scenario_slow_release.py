@@ -57,7 +57,7 @@ def run(guest: Guest) -> None:
     nic.bind_vfio()
     make_pod_cgroup()
     with both_modes(guest, edu) as watchers:
-        with guest.step("a stranger is killed: Healthy when the group opens, not before"):
+        with guest.step("an external process is killed: Healthy when the group opens, not before"):
             _stranger(guest, watchers, edu)
         with guest.step(
             "a pod's process is killed: the next pod's container starts when the group opens, not before"
@@ -66,11 +66,11 @@ def run(guest: Guest) -> None:
 
 
 def _stranger(guest: Guest, watchers: Sequence[Watcher], edu: Function) -> None:
-    with Tenant.start() as stranger:
-        stranger.open_device(edu.group_node, edu.address)
+    with Tenant.start() as external:
+        external.open_device(edu.group_node, edu.address)
         for watcher in watchers:
             watcher.wait_health(edu, UNHEALTHY, SEEN_WITHIN_S)
-        killed_ns = timed_ns(stranger.process.kill)
+        killed_ns = timed_ns(external.process.kill)
         opens_ns = _opens_ns(guest, edu, killed_ns)
         for watcher in watchers:
             took_ms = watcher.told(edu, HEALTHY, killed_ns, RELEASE_TIMEOUT_S + RELEASE_SEEN_WITHIN_S)

@@ -55,27 +55,27 @@ REAL_CHANGES: Final = 10
 """Binds and unbinds of one function, spread over the storm; two more changes follow at its end."""
 
 FRAMES_MAX: Final = 2 * (REAL_CHANGES + 2)
-"""A bind may be looked at between the driver's link and the group's node, and what was unbound stays in the list,
+"""A bind may be inspected between the driver's link and the group's node, and what was unbound stays in the list,
 Unhealthy, while kubelet may be using that: two frames for each. Nothing else makes any, whatever is said."""
 
 STORM_WITHIN_S: Final = patient(60.0)
 """For the kernel to take all of it; seconds."""
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-"""From a bind or unbind to kubelet's books while there is no storm."""
+"""From a bind or unbind to kubelet's device lists while there is no storm."""
 
 KNOWN_WITHIN_S: Final = 2 * limits.INSPECTION_DEADLINE_S + SLACK_S
-"""From a change at the storm's end, whose uevent is the last one in the queue or was dropped, to kubelet's books. A
-look or a scan that is outstanding may be too early for it; another one follows."""
+"""From a change at the storm's end, whose uevent is the last one in the queue or was dropped, to kubelet's device
+lists. A inspection or a scan that is outstanding may be too early for it; another one follows."""
 
 SETTLED_WITHIN_S: Final = KNOWN_WITHIN_S + limits.CALL_SETTLE_S
-"""From the last Allocate, while which no list shrinks, to books that are the truth."""
+"""From the last Allocate, during which no list shrinks, to the right device lists."""
 
 CALL_WITHIN_S: Final = limits.CALL_DEADLINE_S + SLACK_S
 
 GROWTH_MAX_KIB: Final = 32 * 1024
 """Of the daemon's peak, by a storm: the journal's waiting steps (1,024 states of some 10 KB at most), the threads of
-the looks, and Python's own."""
+the inspections, and Python's own."""
 
 IDLE_S: Final = 2.0
 
@@ -168,7 +168,7 @@ class _Scene:
         return Storm([path / "uevent" for path in (*functions, *others, *groups, *devices)])
 
     def wait(self, *healthy: Function, within_s: float) -> None:
-        """Wait until these are in every kubelet's books, and nothing but these."""
+        """Wait until these are in every kubelet's device lists, and nothing but these."""
         for listener in self.listeners:
             listener.node.wait({function.address: HEALTHY for function in healthy}, within_s)
             listener.daemon.check_alive()

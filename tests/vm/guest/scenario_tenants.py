@@ -1,7 +1,7 @@
 """Every way to have a GPU open, inside and outside a container: detection, the named holder, and the release.
 
-The kernel says nothing of an open or a close (no uevent), and a container has device nodes of its own, at which nobody
-outside can look: all that kubelet is told here comes from the daemons' polls.
+The kernel says nothing of an open or a close (no uevent), and a container has device nodes of its own, which no
+process outside can read: all that kubelet gets here comes from the daemons' polls.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Scene:
     releases: list[float] = field(default_factory=list)
 
     def device(self, *, contained: bool, leave: Callable[[Tenant], None]) -> None:
-        """Unhealthy in both books, by name with `proc`; Healthy again when it lets go."""
+        """Unhealthy in both device lists, by name with `proc`; Healthy again when it lets go."""
         with _tenant(self.edu, contained=contained) as tenant:
             named = _named(tenant, contained=contained)
             self._taken(timed_ns(lambda: tenant.open_device(self.edu.group_node, self.edu.address)))
@@ -129,13 +129,13 @@ class _Scene:
     def no_device(
         self, *, contained: bool, take: Callable[[Tenant, Function], None], leave: Callable[[Tenant], None]
     ) -> None:
-        """Nothing in sysfs shows it: only who looks at the processes can know."""
+        """Nothing in sysfs shows it: only a read of the processes can."""
         with _tenant(self.edu, contained=contained) as tenant:
             taken_ns = timed_ns(lambda: take(tenant, self.edu))
             assert not opens(self.edu)
             self.group_takes.append(self.proc.told(self.edu, UNHEALTHY, taken_ns, GROUP_SEEN_WITHIN_S))
             self._because(self.proc, f"held by {_named(tenant, contained=contained)}")
-            # So long that the other daemon has looked as well.
+            # So long that the other daemon has polled as well.
             time.sleep(max(0.0, POLLED_S - (time.monotonic_ns() - taken_ns) / 1e9))
             assert not opens(self.edu)
             self.passive.check_healthy_since(taken_ns, self.edu)

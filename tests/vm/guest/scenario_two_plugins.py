@@ -37,7 +37,7 @@ SAID_WITHIN_S: Final = 2 * limits.LEDGER_QUIET_S + SLACK_S
 """From the other plugin's list to our word about it, if no hint of it were seen: two reads of a quiet node."""
 
 OURS_WITHIN_S: Final = SAID_WITHIN_S + limits.REGISTER_DEADLINE_S
-"""And to our list in kubelet's books, the first wait before registering again included."""
+"""And to our list in kubelet's device lists, the first wait before registering again included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Scene:
 
     @contextmanager
     def other_plugin(self) -> Iterator[TinyPlugin]:
-        """The other plugin has registered, and kubelet's books hold its list."""
+        """The other plugin has registered, and kubelet's device lists hold its list."""
         other = TinyPlugin(self.node.kubelet.socket_dir, SOCKET)
         try:
             other.register(resource=RESOURCE, timeout_s=START_TIMEOUT_S)
@@ -110,7 +110,7 @@ def _comes_second_and_leaves(scene: _Scene) -> None:
         with scene.other_plugin() as other:
             other.lists.put(None)
             scene.node.kubelet.wait_for(
-                lambda books: set(by_address(books).values()) == {UNHEALTHY}, SLACK_S, "nobody's list"
+                lambda lists: set(by_address(lists).values()) == {UNHEALTHY}, SLACK_S, "nobody's list"
             )
         scene.node.wait(scene.ours, OURS_WITHIN_S)
         scene.check_given()

@@ -1,4 +1,4 @@
-"""PCI functions in the guest as an operator handles them: find, bind to vfio-pci, unbind, look.
+"""PCI functions in the guest as an operator handles them: find, bind to vfio-pci, unbind, read.
 
 Plain writes to sysfs with their plain errors. Must not share code with the daemon.
 """

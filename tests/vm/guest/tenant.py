@@ -1,9 +1,9 @@
-"""A process that holds an IOMMU group as a virtual machine does, or as a stranger does.
+"""A process that holds an IOMMU group as a virtual machine does, or as an external process does.
 
 `Tenant` starts and tells it; `python -m tests.vm.guest.tenant` is it: one word of command per line on its standard
 input, one line of answer on its standard output. In a container it has a PID namespace and a mount namespace of its
-own, with device nodes made there by mknod. Must not import anything of ours but plain helpers: it is a stranger.
-"""
+own, with device nodes made there by mknod. Must not import anything of ours but plain helpers: it is an external
+process."""
 
 from __future__ import annotations
 

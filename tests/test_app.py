@@ -50,7 +50,7 @@ class ShortLedger:
         if self.failures:
             self.failures -= 1
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return LedgerContents("PodResources", (), ())
+        return LedgerContents()
 
 
 async def test_an_actor_that_is_short_of_descriptors_takes_no_daemon_with_it(

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import trio
 
+from gpuactors.actors import pod_resources
 from gpuactors.app import about, node_of, sysfs_of
 from gpuactors.app import settings_of as core_settings_of
 from gpuactors.config import Config, Resolved
@@ -30,7 +31,7 @@ from gpuactors.control.view import (
     Setting,
     view_of,
 )
-from gpuactors.core.events import Event, GroupsObserved, HostScanned, LedgerRead, LedgerUnreadable
+from gpuactors.core.events import Event, GroupsObserved, HostScanned
 from gpuactors.core.model import Role
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
@@ -39,7 +40,7 @@ from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
-from gpuactors.ports import ControlError, LedgerError, LedgerReader, UseReader
+from gpuactors.ports import ControlError, LedgerReader, UseReader
 
 NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
 
@@ -174,19 +175,7 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
     """The next requests of the core."""
     wanted = project(state)
     if wanted.ledger.read is not None:
-        try:
-            contents = await ledger.read()
-        except LedgerError as exc:
-            return LedgerUnreadable(wanted.ledger.read, str(exc), exc.cached, exc.damaged)
-        return LedgerRead(
-            wanted.ledger.read,
-            contents.source,
-            contents.entries,
-            contents.claims,
-            contents.settling,
-            cached=contents.cached,
-            damaged=contents.damaged,
-        )
+        return await pod_resources.read(wanted.ledger.read, (), ledger)
     if wanted.poll.poll is not None:
         return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets, whole=True))
     return None

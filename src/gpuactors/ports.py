@@ -21,9 +21,11 @@ from gpuactors.core.model import (
     DeviceList,
     GroupUse,
     LedgerEntry,
+    LedgerFile,
     PciAddress,
     PciFunction,
     ResourceName,
+    RunningKubelet,
 )
 from gpuactors.core.snapshot import Outputs, PollTarget
 from gpuactors.core.state import NodeState
@@ -81,31 +83,25 @@ class LedgerReader(Protocol):
     """Reads kubelet's ledger."""
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """All of it, from PodResources or else from the checkpoint file; and kubelet's own healthy IDs of `resources`,
-        if there are any and kubelet lists them.
+        """What PodResources lists and what the checkpoint file names; and kubelet's own healthy IDs of `resources`, if
+        there are any and kubelet lists them. Which of it counts is not decided here, and nothing is kept.
 
-        Raises `LedgerError` if neither can be read, or if a kubelet that runs does not answer PodResources.
+        Raises `LedgerError` if a kubelet that runs does not answer PodResources, or none runs and the file cannot be
+        read.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerContents:
-    """Kubelet's ledger as one read found it."""
+    """Kubelet's ledger as one read found it; all as in `LedgerRead`."""
 
-    source: str
-    entries: tuple[LedgerEntry, ...]
-    claims: tuple[ClaimedDevice, ...]
-    settling: bool = False
-    """As `LedgerRead.settling`."""
+    kubelet: RunningKubelet | None = None
+    listed: tuple[LedgerEntry, ...] = ()
+    claims: tuple[ClaimedDevice, ...] = ()
+    names_end: str | None = None
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
-    """As `LedgerRead.healthy`."""
-    cached: tuple[CachedAnswer, ...] | None = None
-    """As `LedgerRead.cached`."""
-    damaged: str = ""
-    """As `Ledger.damaged`."""
-    pods: tuple[str, ...] = ()
-    """The names of all pods that List named, those without devices included; the file has none."""
+    file: LedgerFile | None = None
 
 
 class UeventsOverflowError(PortError):

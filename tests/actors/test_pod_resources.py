@@ -12,7 +12,15 @@ from trio.testing import wait_all_tasks_blocked
 from gpuactors.actors import pod_resources
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
-from gpuactors.core.model import CachedAnswer, DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.core.model import (
+    CachedAnswer,
+    DeviceId,
+    LedgerEntry,
+    LedgerFile,
+    Pod,
+    ResourceName,
+    RunningKubelet,
+)
 from gpuactors.core.snapshot import LedgerWanted
 from gpuactors.ports import LedgerContents, LedgerError
 from tests.support.patience import patient
@@ -21,7 +29,9 @@ WITHIN_S = patient(10.0)
 RESOURCE = ResourceName("nvidia.com/X")
 ENTRY = LedgerEntry(RESOURCE, DeviceId("gpu0"), Pod("default", "vm", ""))
 ANSWER = CachedAnswer(RESOURCE, DeviceId("gpu0"), ("/dev/vfio/81",))
-CONTENTS = LedgerContents("PodResources", (ENTRY,), ())
+KUBELET = RunningKubelet("1:2:3", 7.5)
+FILE = LedgerFile(cached=(ANSWER,))
+CONTENTS = LedgerContents(KUBELET, (ENTRY,), (), "-xyz", file=FILE)
 LIST = {RESOURCE: (DeviceId("gpu0"),)}
 
 
@@ -62,9 +72,9 @@ async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
         await wait_all_tasks_blocked()
         assert ledger.reads == 0
         for number, answer in (
-            (1, LedgerRead(1, "PodResources", (ENTRY,), ())),
+            (1, LedgerRead(1, KUBELET, (ENTRY,), (), "-xyz", None, FILE)),
             (4, LedgerUnreadable(4, "not today")),
-            (5, LedgerRead(5, "PodResources", (ENTRY,), (), healthy=LIST)),
+            (5, LedgerRead(5, KUBELET, (ENTRY,), (), "-xyz", LIST, FILE)),
             (6, LedgerUnreadable(6, "not today", (ANSWER,), "one is damaged")),
         ):
             wanted.set(LedgerWanted(number, (RESOURCE,)))
@@ -106,5 +116,5 @@ async def test_after_a_crash_its_successor_does_the_outstanding_number() -> None
             await pod_resources.run(wanted.subscribe(), ledger, send)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pod_resources.run, wanted.subscribe(), ledger, send)
-            assert await receive.receive() == LedgerRead(7, "PodResources", (ENTRY,), ())
+            assert await receive.receive() == LedgerRead(7, KUBELET, (ENTRY,), (), "-xyz", None, FILE)
             nursery.cancel_scope.cancel()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from gpuactors import limits
 from gpuactors.core.effects import Answer, Effect, Reply
 from gpuactors.core.events import (
     Event,
@@ -26,9 +27,11 @@ from gpuactors.core.model import (
     GroupUse,
     Holder,
     LedgerEntry,
+    LedgerFile,
     PciFunction,
     Pod,
     ResourceName,
+    RunningKubelet,
     Settings,
     pci_address,
 )
@@ -40,6 +43,8 @@ from gpuactors.core.step import initial_state, next_deadline, step
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 MODEL: Final = "10de:2330"
 """What a `gpu` is unless said otherwise."""
+
+NO_FILE: Final = LedgerFile(exists=False)
 
 SETTINGS = Settings(
     selectors=(parse_selector("vendor=10de,class=03"), parse_selector("vendor=10de,class=0680")),
@@ -96,6 +101,23 @@ def audio(address: str, group: int, *, driver: str | None = "vfio-pci") -> PciFu
 def devices_of(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Device, ...]:
     """The devices of a node with these functions, sorted by address."""
     return tuple(Core(*functions, settings=settings).state.index.devices.values())
+
+
+def ledger_read(
+    read: int,
+    entries: tuple[LedgerEntry, ...] = (),
+    claims: tuple[ClaimedDevice, ...] = (),
+    healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None,
+    file: LedgerFile | None = NO_FILE,
+) -> LedgerRead:
+    """A read of a kubelet that has known its pods for long: its list counts alone."""
+    kubelet = RunningKubelet("kubelet", limits.LEDGER_SETTLE_S)
+    return LedgerRead(read, kubelet, entries, claims, names_end="", healthy=healthy, file=file)
+
+
+def read_of_young(read: int, file: LedgerFile | None = None) -> LedgerRead:
+    """A read of a kubelet that has just started and knows no pod."""
+    return LedgerRead(read, RunningKubelet("young", 0.0), (), (), file=file)
 
 
 class Core:
@@ -178,15 +200,8 @@ class Core:
             for device, claim in self.claims.items()
         )
         healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
-        return LedgerRead(
-            read,
-            "PodResources",
-            entries,
-            claims,
-            healthy=healthy,
-            cached=self.cached if self.file_readable else None,
-            damaged=self.damaged,
-        )
+        file = LedgerFile(cached=self.cached, damaged=self.damaged) if self.file_readable else None
+        return ledger_read(read, entries, claims, healthy, file)
 
     def poll_event(self, poll: int) -> Event:
         """What a poll of the groups sees now."""

@@ -25,7 +25,6 @@ from gpuactors.core.events import (
     GroupsObserved,
     HostChanged,
     HostScanned,
-    LedgerRead,
     LedgerUnreadable,
     PreStartAsked,
     Ticked,
@@ -45,7 +44,7 @@ from gpuactors.core.model import (
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline, step
-from tests.core.builders import H100, SETTINGS, gpu
+from tests.core.builders import H100, SETTINGS, gpu, ledger_read
 
 SLOTS: Final = (0, 1)
 ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
@@ -415,9 +414,7 @@ def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], E
         wanted[inspection] = _inspection(inspection, address)
     if (read := state.ledger.outstanding) is not None:
         wanted[read] = lambda o, _state: (
-            LedgerRead(read, "PodResources", _entries(o), ())
-            if o.readable
-            else LedgerUnreadable(read, "kubelet is away")
+            ledger_read(read, _entries(o)) if o.readable else LedgerUnreadable(read, "kubelet is away")
         )
     if (poll := state.polls.outstanding) is not None:
         wanted[poll] = lambda o, now: GroupsObserved(poll, _uses(o, now))

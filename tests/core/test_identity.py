@@ -20,7 +20,6 @@ from gpuactors.core.events import (
     HostScanned,
     InspectionFailed,
     KubeletAppeared,
-    LedgerRead,
     PreferenceAsked,
     PreferenceRequest,
     PreStartAsked,
@@ -40,7 +39,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.selector import parse_selector
 from gpuactors.core.snapshot import project, report
-from tests.core.builders import H100, MODEL, SETTINGS, Core, gpu
+from tests.core.builders import H100, MODEL, SETTINGS, Core, gpu, ledger_read, read_of_young
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 OTHERS = ResourceName("devices.kubevirt.io/other")
@@ -69,7 +68,7 @@ def read(core: Core, *entries: LedgerEntry) -> None:
     core.feed(KubeletAppeared(f"socket at {core.at}"), after_s=1.0)
     number = core.state.ledger.outstanding
     assert number is not None
-    core.feed(LedgerRead(number, "PodResources", entries, ()))
+    core.feed(ledger_read(number, entries))
 
 
 def inspect(core: Core, address: PciAddress, *functions: PciFunction) -> None:
@@ -538,9 +537,9 @@ def test_a_kubelet_that_may_not_know_its_pods_yet_takes_no_name_away() -> None:
     core = Core(served={old: frozenset({MODEL})})
     core.silent = True
     core.feed(HostScanned(1, (gpu(B),)))
-    for settling, served in ((True, {old: {MODEL}}), (False, {})):
+    for answer, served in ((read_of_young, {old: {MODEL}}), (ledger_read, {})):
         read = core.state.ledger.outstanding
         assert read is not None
-        core.feed(LedgerRead(read, "PodResources and the file", (), (), settling=settling))
+        core.feed(answer(read))
         assert core.state.served == served
         core.feed(Ticked(), after_s=limits.LEDGER_QUIET_S)

@@ -34,6 +34,7 @@ from gpuactors.core.model import (
     GroupUse,
     Holder,
     LedgerEntry,
+    LedgerFile,
     PciAddress,
     PciFunction,
     Pod,
@@ -44,7 +45,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.selector import Selector
 from gpuactors.core.snapshot import project, report
-from tests.core.builders import H100, MODEL, SETTINGS, Core, audio, gpu
+from tests.core.builders import H100, MODEL, SETTINGS, Core, audio, gpu, ledger_read, read_of_young
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 QEMU = Holder(4711, "qemu-system-x86", None)
@@ -316,7 +317,7 @@ def test_the_first_list_waits_for_all_three_sides() -> None:
     core.silent = True
     core.feed(HostScanned(1, (gpu(A),)))
     assert core.state.device_lists == {}
-    core.feed(LedgerRead(2, "PodResources", (), ()))
+    core.feed(ledger_read(2))
     assert core.state.device_lists == {}
     poll = core.state.polls.outstanding
     assert poll is not None
@@ -329,7 +330,7 @@ def test_the_first_list_does_not_offer_what_an_external_process_holds() -> None:
     core = Core()
     core.silent = True
     core.enabled = {A: 1}
-    core.feed(HostScanned(1, (gpu(A), gpu(B))), LedgerRead(2, "PodResources", (), ()))
+    core.feed(HostScanned(1, (gpu(A), gpu(B))), ledger_read(2))
     poll = core.state.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
@@ -578,7 +579,7 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     read = core.state.ledger.outstanding
     assert read is not None
     assert old < read
-    core.feed(LedgerRead(read, "PodResources", (), ()))
+    core.feed(ledger_read(read))
     core.feed(core.poll_event(old))
     assert A in core.state.orphans
     core.silent, core.ledger, core.enabled = False, {}, {A: 1}
@@ -982,10 +983,11 @@ def test_no_group_is_opened_as_a_probe_while_neither_list_nor_file_can_name_ever
     core = Core()
     core.silent = True
     core.feed(HostScanned(1, (gpu(A),)))
-    for cached, may_open in ((None, False), ((), True)):
+    theirs = LedgerEntry(ResourceName("example.org/nic"), DeviceId("x"), Pod("", "", "uid-1"))
+    for file, may_open in ((None, False), (LedgerFile((theirs,)), True)):
         core.pass_time(limits.LEDGER_QUIET_S)
         read = core.state.ledger.outstanding or 0
-        core.feed(LedgerRead(read, "PodResources", (), (), settling=True, cached=cached))
+        core.feed(read_of_young(read, file))
         assert [t.may_open for t in project(core.state).poll.targets] == [may_open]
 
 
@@ -1043,7 +1045,7 @@ def test_a_pod_that_is_named_otherwise_by_the_other_source_is_not_gone() -> None
     core.pass_time(limits.LEDGER_S)
     read = core.state.ledger.outstanding
     assert read is not None
-    core.feed(LedgerRead(read, "kubelet_internal_checkpoint", entries(Pod("", "", "0b1c")), ()))
+    core.feed(LedgerRead(read, None, (), (), file=LedgerFile(entries(Pod("", "", "0b1c")))))
     assert core.state.orphans == {}
     assert core.device_list()[A] == "Healthy"
 
@@ -1079,7 +1081,7 @@ def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
     read = core.state.ledger.outstanding
     assert read is not None
     pod = Pod("", "", "0b1c")
-    core.feed(LedgerRead(read, "PodResources and the file", entries(pod), (), settling=True))
+    core.feed(read_of_young(read, LedgerFile(entries(pod))))
     assert core.state.ledger.due_at == core.at + limits.LEDGER_SETTLING_S
 
 
@@ -1105,7 +1107,7 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
     core.silent = True
 
     def settling() -> LedgerRead:
-        return LedgerRead(core.state.ledger.outstanding or 0, "both", (), (), settling=True)
+        return read_of_young(core.state.ledger.outstanding or 0)
 
     began_at = core.at
     while core.at < began_at + limits.GRANT_GRACE_S - 1:
@@ -1301,5 +1303,5 @@ def test_an_unreadable_ledger_at_start_is_read_when_kubelet_appears() -> None:
 def test_late_answers_change_nothing() -> None:
     core = node()
     before = core.state
-    core.feed(LedgerRead(1, "x", (), ()), LedgerUnreadable(1, "x"), GroupsObserved(1, ()))
+    core.feed(ledger_read(1), LedgerUnreadable(1, "x"), GroupsObserved(1, ()))
     assert core.state == before

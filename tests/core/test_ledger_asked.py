@@ -12,7 +12,6 @@ from gpuactors.core.events import (
     FunctionInspected,
     GroupsObserved,
     HostScanned,
-    LedgerRead,
     LedgerUnreadable,
     PreferenceAsked,
     PreferenceRequest,
@@ -20,7 +19,7 @@ from gpuactors.core.events import (
     Ticked,
 )
 from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, PciFunction, Pod, Token, pci_address
-from tests.core.builders import H100, Core, gpu
+from tests.core.builders import H100, Core, gpu, ledger_read, read_of_young
 
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 ALONE = (gpu(A), gpu(B))
@@ -115,7 +114,7 @@ def test_a_read_that_was_out_already_when_the_call_came_is_followed_by_another()
     second = by_hand(core)
     assert second > core.state.calls[T].since
     claimed = ClaimedDevice("gpu.nvidia.com", "node", CLAIM, "default/train", Pod("default", "train", ""))
-    (answer,) = core.answers(LedgerRead(second, "PodResources", (), (claimed,)))
+    (answer,) = core.answers(ledger_read(second, claims=(claimed,)))
     assert isinstance(answer, Refused)
 
 
@@ -267,7 +266,7 @@ def test_a_kubelet_that_does_not_know_its_pods_takes_back_nothing_that_was_hande
     granted(core, A)
     core.silent = True
     core.pass_time(limits.GRANT_LEDGER_S)
-    core.feed(LedgerRead(by_hand(core), "PodResources and the file", (), (), settling=True))
+    core.feed(read_of_young(by_hand(core)))
     assert list(core.state.pending_allocations) == [(H100, DeviceId(A))]
 
 

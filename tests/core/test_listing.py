@@ -12,7 +12,6 @@ from gpuactors.core.events import (
     AllocateAsked,
     HostScanned,
     KubeletAppeared,
-    LedgerRead,
     LedgerUnreadable,
     NeighboursSeen,
     RegisterSucceeded,
@@ -26,7 +25,7 @@ from gpuactors.core.model import DeviceId, PluginState, Token
 from gpuactors.core.registration import is_registered, order
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import next_deadline
-from tests.core.builders import H100, Core, gpu
+from tests.core.builders import H100, Core, gpu, ledger_read
 
 ONE, TWO = "0000:01:00.0", "0000:02:00.0"
 OURS = [ONE, TWO]
@@ -137,7 +136,7 @@ def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: 
     core.feed(dataclasses.replace(scan(core), functions=(gpu("01:00.0"),)))
     assert [a.id for a in core.state.device_lists[H100]] == [ONE]
     assert project(core.state).ledger.resources == ()
-    core.feed(LedgerRead(read, "PodResources", (), (), healthy={H100: comparable(OURS)}))
+    core.feed(ledger_read(read, healthy={H100: comparable(OURS)}))
     assert plugin(core).listing.against == 0
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuactors import limits
 from gpuactors.core.effects import Answer, Refused, Say
-from gpuactors.core.events import AllocateAsked, FunctionInspected, KubeletAppeared, LedgerRead, PreStartAsked
+from gpuactors.core.events import AllocateAsked, FunctionInspected, KubeletAppeared, PreStartAsked
 from gpuactors.core.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -23,7 +23,7 @@ from gpuactors.core.model import (
 from gpuactors.core.quote import first_of, printable, quoted, quoted_ids
 from gpuactors.core.snapshot import report
 from gpuactors.grpc_trio.limits import GRPC_STATUS_TEXT_MAX_CHARS
-from tests.core.builders import H100, Core, gpu
+from tests.core.builders import H100, Core, gpu, ledger_read
 
 ODD = "\x1b[2J\x00\r\n\x7f\x9b\u202e\u2066\u2028\u2029\ufeff"
 """A terminal's control sequences, in C0 and C1; direction marks; line separators; a byte order mark."""
@@ -107,7 +107,7 @@ def test_names_in_kubelets_ledger_are_quoted_where_a_reason_has_them() -> None:
     )
     claims = (ClaimedDevice("gpu.nvidia.com", "node", "gpu-0000-03-00-0", ODD * 999, pod),)
     assert core.state.ledger.outstanding is not None
-    core.feed(LedgerRead(core.state.ledger.outstanding, "PodResources", entries, claims))
+    core.feed(ledger_read(core.state.ledger.outstanding, entries, claims))
     assert "allocated to pod" in core.reason("0000:01:00.0")
     assert_fit(core, [])
 

@@ -1,4 +1,4 @@
-"""Kubelet's ledger over a real socket and from a real file: which of the two counts, and what each of them says."""
+"""Kubelet's ledger over a real socket and from a real file: what each of them says. Which counts: the core's tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,17 +20,18 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
-from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
-from gpuactors.grpc_trio import Server, SocketFile, bind_unix
-from gpuactors.kubelet.ledger import (
-    CHECKPOINT,
-    NOTHING_YET,
-    POD_RESOURCES,
-    KubeletLedger,
-    YoungKubelet,
-    checkpoint_contents,
-    listed_contents,
+from gpuactors.core.model import (
+    CachedAnswer,
+    ClaimedDevice,
+    DeviceId,
+    LedgerEntry,
+    LedgerFile,
+    Pod,
+    ResourceName,
+    RunningKubelet,
 )
+from gpuactors.grpc_trio import Server, SocketFile, bind_unix
+from gpuactors.kubelet.ledger import KubeletLedger, checkpoint_contents, listed_contents
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import KubeletError, LedgerContents, LedgerError
@@ -42,7 +42,6 @@ ODD = "\x1b[2J\x9b\u202e"
 """A terminal's control sequences, and a mark that turns the direction of writing."""
 
 WITHIN_S = patient(10.0)
-BOTH = f"{POD_RESOURCES} and {CHECKPOINT}"
 
 
 def entry(device: str, pod: Pod, resource: str = GPU) -> LedgerEntry:
@@ -93,8 +92,7 @@ def test_a_device_counts_once_however_often_list_names_it() -> None:
     )
     contents = listed_contents(response)
     vm = named("vm")
-    assert contents.source == POD_RESOURCES
-    assert contents.entries == (
+    assert contents.listed == (
         entry("d", vm, "example.org/nic"),
         entry("a", vm),
         entry("b", vm),
@@ -132,11 +130,33 @@ def test_devices_of_claims_are_listed_with_their_claim() -> None:
             pod_resources=[pod("vm", container(dynamic=(dynamic,)), container(dynamic=(dynamic,)))]
         )
     )
-    assert contents.entries == ()
+    assert contents.listed == ()
     assert contents.claims == tuple(
         ClaimedDevice("gpu.example", "node-1", name, "ml/two", named("vm"))
         for name in ("gpu-0000-23-00-0", "gpu-0000-3b-00-0")
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "end"),
+    [
+        ((), None),
+        (("kube-proxy-node1.example",), "kube-proxy-node1.example"),
+        (("nginx-proxy-node1.example", "kube-proxy-node1.example"), "-proxy-node1.example"),
+        (("nginx-proxy-node1.example", "kube-proxy-node1.example", "etcd-node1.example"), "-node1.example"),
+        (("nginx-proxy-node1.example", "cni-9qz4d"), ""),
+        (("node1.example", "etcd-node1.example"), "node1.example"),
+        (("vm", "vm"), "vm"),
+        (("vm", ""), ""),
+    ],
+)
+def test_of_the_names_of_all_pods_it_is_read_what_they_end_in(
+    names: tuple[str, ...], end: str | None
+) -> None:
+    """By that alone static pods are known, and unlike the names it stays what it is as pods come and go."""
+    for ordered in (names, names[::-1]):
+        response = pb.ListPodResourcesResponse(pod_resources=[pod(name) for name in ordered])
+        assert listed_contents(response).names_end == end
 
 
 # --- what the file says -----------------------------------------------------------------------------------------
@@ -174,7 +194,7 @@ def file_with(device_ids: Any, **more: Any) -> bytes:
 )
 def test_every_form_of_the_file_is_read(content: bytes, ids: list[str]) -> None:
     contents = checkpoint_contents(content, "/the/file")
-    assert contents.source == CHECKPOINT
+    assert contents.exists
     assert contents.entries == tuple(entry(device, by_uid("uid-1")) for device in ids)
 
 
@@ -266,18 +286,26 @@ def node(tmp_path: Path) -> Node:
     return found
 
 
+def unlisted(contents: LedgerContents) -> tuple[LedgerEntry, ...]:
+    """What only the file names."""
+    assert contents.file is not None
+    return contents.file.entries
+
+
 @pytest.mark.trio
-async def test_pod_resources_counts_and_not_the_file_which_still_names_an_ended_pod(node: Node) -> None:
-    node.file.write_bytes(file_with({"0": ["a"]}))
+async def test_what_list_names_and_what_only_the_file_names_are_told_apart(node: Node) -> None:
+    """A thousand entries of other plugins that both name are not to be journaled twice."""
+    node.file.write_bytes(file_with({"0": ["a", "b"], "1": ["c"]}))
     with trio.fail_after(WITHIN_S):
-        async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("b")))])):
+        async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("b", "d")))])):
             contents = await node.ledger().read()
-    assert (contents.source, contents.entries) == (POD_RESOURCES, (entry("b", named("vm")),))
+    assert contents.listed == (entry("b", named("vm")), entry("d", named("vm")))
+    assert unlisted(contents) == (entry("a", by_uid("uid-1")), entry("c", by_uid("uid-1")))
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("left_behind", [False, True], ids=["no socket", "a dead kubelet's socket"])
-async def test_without_a_kubelet_the_file_counts(node: Node, left_behind: bool) -> None:
+async def test_without_a_kubelet_only_the_file_says_anything(node: Node, left_behind: bool) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
     if left_behind:
         node.socket.parent.mkdir()
@@ -285,14 +313,14 @@ async def test_without_a_kubelet_the_file_counts(node: Node, left_behind: bool) 
             dead.bind(str(node.socket))
     with trio.fail_after(WITHIN_S):
         contents = await node.ledger().read()
-    assert (contents.source, contents.entries) == (CHECKPOINT, (entry("a", by_uid("uid-1")),))
+    assert contents == LedgerContents(file=LedgerFile((entry("a", by_uid("uid-1")),)))
 
 
 @pytest.mark.trio
-async def test_no_file_in_kubelets_directory_is_an_empty_ledger_that_says_why(node: Node) -> None:
+async def test_no_file_in_kubelets_directory_is_an_empty_one_that_says_why(node: Node) -> None:
     with trio.fail_after(WITHIN_S):
         contents = await node.ledger().read()
-    assert (contents.source, contents.entries, contents.claims) == (NOTHING_YET, (), ())
+    assert contents == LedgerContents(file=LedgerFile(exists=False))
 
 
 @pytest.mark.trio
@@ -369,7 +397,7 @@ async def test_a_kubelet_that_hangs_is_a_failed_read(node: Node, monkeypatch: py
                 await node.ledger().read()
             lister.hang = False
             monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", WITHIN_S)
-            assert (await node.ledger().read()).source == POD_RESOURCES
+            assert (await node.ledger().read()).kubelet is not None
 
 
 @pytest.mark.trio
@@ -392,37 +420,10 @@ async def test_something_else_on_the_socket_is_a_failed_read(node: Node) -> None
     node.socket.touch()
     with trio.fail_after(WITHIN_S):
         # A file that is no socket refuses as a dead kubelet's socket does.
-        assert (await node.ledger().read()).source == CHECKPOINT
+        assert (await node.ledger().read()).kubelet is None
 
 
 # --- a kubelet that has just started ----------------------------------------------------------------------------
-
-
-@pytest.mark.trio
-async def test_a_young_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(
-    node: Node,
-) -> None:
-    node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}))
-    lister, ledger = Lister(), node.ledger()
-    a, b = (entry(device, by_uid("uid-1")) for device in ("a", "b"))
-    with trio.fail_after(WITHIN_S):
-        async with node.kubelet(lister, age_s=0):
-            contents = await ledger.read()
-            assert (contents.source, contents.entries) == (BOTH, (a, b))
-            lister.pods = [pod("vm", container(devices("a")))]
-            contents = await ledger.read()
-            assert (contents.source, contents.entries) == (BOTH, (entry("a", named("vm")), b))
-            # It has listed "a" before: that pod has ended now, and only the file still names it.
-            lister.pods = []
-            assert (await ledger.read()).entries == (b,)
-            young = ledger._io
-            found = young.socket_file(str(node.socket))
-            assert found is not None
-            contents = await aged(ledger, limits.LEDGER_SETTLE_S + WITHIN_S, found.identity).read()
-            ledger._io = young
-            assert (contents.source, contents.entries) == (POD_RESOURCES, ())
-        async with node.kubelet(lister, age_s=0):
-            assert (await ledger.read()).entries == (a, b), "another kubelet has listed nothing yet"
 
 
 @pytest.mark.trio
@@ -435,51 +436,40 @@ async def test_beside_a_young_kubelet_a_file_that_says_nothing_is_no_error(
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister([pod("vm", container(devices("a")))]), age_s=0):
             contents = await node.ledger().read()
-    assert (contents.source, contents.entries) == (POD_RESOURCES, (entry("a", named("vm")),))
+    assert contents.listed == (entry("a", named("vm")),)
+    assert contents.file == (LedgerFile(exists=False) if content is None else None)
+
+
+def aged(ledger: KubeletLedger, age_s: float, kubelet: str = "kubelet") -> KubeletLedger:
+    """As if kubelet had been started so long ago."""
+    ledger._io = replace(ledger._io, socket_file=lambda _path: SocketFile(kubelet, age_s))
+    return ledger
 
 
 @pytest.mark.trio
-async def test_beside_a_young_kubelet_a_file_that_cannot_be_read_any_more_counts_as_it_was(
-    node: Node,
-) -> None:
-    """Kubelet is started anew and lists nothing yet, and its file is damaged in that moment."""
-    ledger = node.ledger()
+async def test_who_answered_is_read_with_the_age_of_its_socket(node: Node) -> None:
+    lister, ledger = Lister(list(DAEMONS)), node.ledger()
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(lister):
+            assert (await aged(ledger, 7.5, "x").read()).kubelet == RunningKubelet("x", 7.5)
+            assert (await aged(ledger, 7.6, "y").read()).kubelet == RunningKubelet("y", 7.6)
+            ledger._io = replace(ledger._io, socket_file=lambda _path: None)
+            gone = (await ledger.read()).kubelet
+            assert gone == RunningKubelet("", limits.LEDGER_SETTLE_S), "its socket was removed meanwhile"
+
+
+@pytest.mark.trio
+async def test_an_unchanged_ledger_is_read_the_same_however_old_its_kubelet_is(node: Node) -> None:
+    """The journal folds reads that say the same. Nothing is kept between reads either: any reader would say so."""
     node.file.write_bytes(file_with({"0": ["a", "b"]}))
+    lister = Lister([*DAEMONS, pod("vm", container(devices("b")))])
     with trio.fail_after(WITHIN_S):
-        assert len((await ledger.read()).entries) == 2
-        node.file.write_bytes(b"{")
-        async with node.kubelet(Lister([]), age_s=0):
-            contents = await ledger.read()
-    assert [e.device for e in contents.entries] == ["a", "b"]
-    assert contents.settling
-    assert contents.cached is None, "what was known of Allocate's answers stays"
-
-
-@pytest.mark.trio
-async def test_what_a_file_named_when_it_could_be_read_last_may_be_too_little(node: Node) -> None:
-    """Three Allocates later kubelet is started anew, and its file is damaged in that moment."""
-    ledger = node.ledger()
-    node.file.write_bytes(file_with({}))
-    with trio.fail_after(WITHIN_S):
-        assert (await ledger.read()).entries == ()
-        node.file.write_bytes(b"{")
-        async with node.kubelet(Lister([]), age_s=0):
-            contents = await ledger.read()
-    assert (contents.entries, contents.settling, contents.cached) == ((), True, None)
-
-
-@pytest.mark.trio
-async def test_a_young_kubelet_beside_a_file_that_was_never_read_may_not_name_every_pod(node: Node) -> None:
-    node.file.write_bytes(b"{")
-    lister, ledger = Lister(list(STATIC)), node.ledger()
-    with trio.fail_after(WITHIN_S):
-        async with node.kubelet(lister, age_s=0):
-            assert (await aged(ledger, 0).read()).settling
-            lister.pods = [*STATIC, *DAEMONS]
-            assert (await aged(ledger, 1).read()).settling
-            assert not (await aged(ledger, 1 + limits.LEDGER_SETTLE_S).read()).settling
-        async with node.kubelet(Lister(list(DAEMONS)), age_s=3600):
-            assert not (await node.ledger().read()).settling, "that one has known its pods for long"
+        async with node.kubelet(lister):
+            first = await aged(node.ledger(), limits.LEDGER_SETTLE_S).read()
+            ledger = aged(node.ledger(), 3600)
+            assert await ledger.read() == first
+            lister.pods = [*DAEMONS[::-1], pod("cni-aaaaa"), pod("vm", container(devices("b")))]
+            assert await aged(ledger, 100_000).read() == first
 
 
 # --- kubelet's own list ---------------------------------------------------------------------------------------
@@ -524,7 +514,7 @@ async def test_a_kubelet_that_does_not_say_what_it_has_is_no_failed_read(
         async with node.kubelet(lister):
             contents = await node.ledger().read([ResourceName("nvidia.com/X")])
     assert contents.healthy is None
-    assert contents.entries == (entry("b", named("vm")),)
+    assert contents.listed == (entry("b", named("vm")),)
 
 
 @pytest.mark.trio
@@ -533,65 +523,7 @@ async def test_the_file_says_nothing_of_kubelets_list(node: Node) -> None:
     assert (await node.ledger().read([ResourceName("nvidia.com/X")])).healthy is None
 
 
-# --- a kubelet that was restarted while the API server is away (issue 10, item 11) ------------------------------
-
-
-STATIC = tuple(pod(f"{name}-node1.example") for name in ("nginx-proxy", "kube-proxy"))
-
-
-def aged(ledger: KubeletLedger, age_s: float, kubelet: str = "kubelet") -> KubeletLedger:
-    """As if kubelet had been started so long ago."""
-    ledger._io = replace(ledger._io, socket_file=lambda _path: SocketFile(kubelet, age_s))
-    return ledger
-
-
-@pytest.mark.trio
-@pytest.mark.parametrize("static", [(), STATIC[:1], STATIC], ids=["no pod", "a static pod", "static pods"])
-async def test_while_list_has_never_named_a_pod_of_the_file_the_file_stands(
-    node: Node, static: tuple[pb.PodResources, ...]
-) -> None:
-    node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}))
-    lister, ledger = Lister(list(static)), node.ledger()
-    a, b = (entry(device, by_uid("uid-1")) for device in ("a", "b"))
-    with trio.fail_after(WITHIN_S):
-        async with node.kubelet(lister, age_s=0):
-            for age_s in (0, 75, 3600, 100_000):
-                contents = await aged(ledger, age_s).read()
-                assert (contents.entries, contents.settling) == ((a, b), True)
-            # The API server is back, and all pods at once.
-            lister.pods = [*static, *DAEMONS, pod("vm", container(devices("a")))]
-            contents = await ledger.read()
-            assert contents.entries == (entry("a", named("vm")), b), "all at once is nearly at once"
-            contents = await aged(ledger, 100_000 + limits.LEDGER_SETTLE_S).read()
-            assert (contents.entries, contents.settling) == ((entry("a", named("vm")),), False)
-            lister.pods = []
-            assert (await ledger.read()).entries == (), "this kubelet knows its pods"
-
-
-@pytest.mark.trio
-async def test_a_file_whose_pods_ended_while_kubelet_was_down_is_not_believed_for_ever(node: Node) -> None:
-    node.file.write_bytes(file_with({"0": ["a"]}))
-    lister, ledger = Lister(list(STATIC)), node.ledger()
-    with trio.fail_after(WITHIN_S):
-        async with node.kubelet(lister, age_s=0):
-            assert len((await aged(ledger, 0).read()).entries) == 1
-            assert len((await aged(ledger, 75).read()).entries) == 1
-            lister.pods = [*STATIC, *DAEMONS]
-            assert len((await aged(ledger, 80).read()).entries) == 1
-            contents = await aged(ledger, 80 + limits.LEDGER_SETTLE_S).read()
-    assert (contents.source, contents.entries, contents.settling) == (POD_RESOURCES, (), False)
-
-
-@pytest.mark.trio
-async def test_a_daemon_that_starts_while_the_api_server_is_away_believes_the_file_as_well(
-    node: Node,
-) -> None:
-    node.file.write_bytes(file_with({"0": ["a"]}))
-    with trio.fail_after(WITHIN_S):
-        async with node.kubelet(Lister(list(STATIC)), age_s=3600):
-            assert (await node.ledger().read()).entries == (entry("a", by_uid("uid-1")),)
-        async with node.kubelet(Lister(list(DAEMONS)), age_s=3600):
-            assert (await node.ledger().read()).entries == (), "that one has known its pods for long"
+# --- a kubelet that is started anew during a read ---------------------------------------------------------------
 
 
 @pytest.mark.trio
@@ -608,14 +540,14 @@ async def test_a_kubelet_that_starts_while_it_is_asked_is_not_taken_for_the_one_
     ledger._io = replace(ledger._io, socket_file=socket_file)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
-            contents = await ledger.read()
-            assert (contents.entries, contents.settling) == ((entry("a", named("vm")),), False)
+            assert (await ledger.read()).kubelet == RunningKubelet("before", limits.LEDGER_SETTLE_S)
             lister.pods = []
             kubelets[:] = ["before", "new"]
             with pytest.raises(LedgerError, match="restarted while its ledger was read"):
                 await ledger.read()
             contents = await ledger.read()
-            assert (contents.entries, contents.settling) == ((entry("a", by_uid("uid-1")),), True)
+            assert contents.kubelet == RunningKubelet("new", 0.0)
+            assert (contents.listed, unlisted(contents)) == ((), (entry("a", by_uid("uid-1")),))
 
 
 # --- what Allocate answered (issue 10, item 12) -----------------------------------------------------------------
@@ -635,8 +567,8 @@ async def test_what_allocate_answered_is_read_beside_list(node: Node) -> None:
         async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("a", "b")))])):
             contents = await node.ledger().read()
     nodes = ("/dev/vfio/81", "/dev/vfio/vfio")
-    assert contents.cached == tuple(CachedAnswer(ResourceName(GPU), DeviceId(d), nodes) for d in ("a", "b"))
-    assert (contents.source, contents.damaged) == (POD_RESOURCES, "")
+    cached = tuple(CachedAnswer(ResourceName(GPU), DeviceId(d), nodes) for d in ("a", "b"))
+    assert contents.file == LedgerFile(cached=cached)
 
 
 @dataclass(frozen=True)
@@ -779,25 +711,7 @@ async def test_a_disk_that_hangs_holds_no_read_of_list_up(
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("a")))])):
             for _ in range(50):  # more than trio has threads
-                assert (await ledger.read()).entries == (entry("a", named("vm")),)
+                contents = await ledger.read()
+                assert (contents.listed, contents.file) == ((entry("a", named("vm")),), None)
             go.set()
             await trio.to_thread.run_sync(lambda: None)
-
-
-class Name(str):
-    """A string of which one can tell whether anybody has it still."""
-
-
-def test_of_a_kubelet_that_is_no_longer_young_nothing_is_kept() -> None:
-    def given(device: str) -> LedgerContents:
-        entry = LedgerEntry(ResourceName("other/thing"), DeviceId(device), Pod("default", "pod", ""))
-        return LedgerContents("PodResources", (entry,), ())
-
-    young, old_s = YoungKubelet(), limits.LEDGER_SETTLE_S + 1.0
-    young.complete("kubelet", old_s, given("known"), given("known"))
-    for file in (None, given("known")):
-        name = Name("an ID that comes once")
-        kept = weakref.ref(name)
-        young.complete("kubelet", old_s, given(name), file)
-        del name
-        assert kept() is None

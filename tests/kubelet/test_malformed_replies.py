@@ -62,7 +62,7 @@ async def test_a_malformed_ledger_is_a_failed_read(tmp_path: Path, body: bytes) 
         ):
             await ledger.read()
         with answering(socket, b"\x0a\x04\x0a\x02vm"):
-            assert (await ledger.read()).entries == ()
+            assert (await ledger.read()).listed == ()
 
 
 @pytest.mark.trio

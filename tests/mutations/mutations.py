@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 INDEX: Final = "tests/core/test_index.py"
+YOUNG: Final = "tests/core/test_young_kubelet.py"
 
 FOUND: Final = "tests/simulation/histories/test_histories.py::test_a_found_history_stays_found"
 """Histories by name: what a planted bug breaks at once may take a campaign some thousands of others to come upon."""
@@ -354,23 +355,52 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a kubelet that has just started is believed to know every pod",
-        "kubelet/ledger.py",
-        "        missing = tuple(e for e in entries if (e.resource, e.device) not in self._listed)\n",
-        "        missing: tuple[LedgerEntry, ...] = ()\n",
+        "core/young_kubelet.py",
+        "    more = tuple(e for e in named if (e.resource, e.device) not in had)\n",
+        "    more: tuple[LedgerEntry, ...] = ()\n",
+        tests=(YOUNG,),
+    ),
+    Mutation(
+        "what a kubelet has listed counts again once it has ended, as the file names it still",
+        "core/young_kubelet.py",
+        "        had = young.listed\n",
+        "",
+        tests=(YOUNG,),
+    ),
+    Mutation(
+        "a kubelet is taken for the one before it",
+        "core/young_kubelet.py",
+        "    is_new = kubelet.socket != young.socket\n",
+        "    is_new = young.socket is None\n",
+        tests=(YOUNG,),
+    ),
+    Mutation(
+        "where a young kubelet's file cannot be read, what was known before does not count",
+        "core/young_kubelet.py",
+        "event.file is not None else _entries(known)\n",
+        "event.file is not None else ()\n",
+        tests=(YOUNG,),
     ),
     Mutation(
         "the file counts for some seconds only, whether kubelet knows its pods or not",
-        "kubelet/ledger.py",
-        "        if self._over_s == math.inf and (_are_from_api(listed.pods) or not self._listed.isdisjoint(named)):\n",
-        "        if self._over_s == math.inf:\n",
-        tests=(f"{FOUND}[kubelet restarts while the API server is away]",),
+        "core/young_kubelet.py",
+        "    if young.settled_at < math.inf or not (young.listed or _are_from_api(event.names_end)):\n",
+        "    if young.settled_at < math.inf:\n",
+        tests=(f"{FOUND}[kubelet restarts while the API server is away]", YOUNG),
     ),
     Mutation(
         "the ledger's file is not read beside PodResources",
         "kubelet/ledger.py",
-        "        contents = self._young.complete(kubelet, age_s, listed, beside or self._said_last)\n",
-        "        contents = self._young.complete(kubelet, age_s, listed, None)\n",
-        tests=(f"{FOUND}[kubelet restarts while the API server is away]",),
+        "        file = await self._beside()\n",
+        "        file = None\n",
+        tests=(f"{FOUND}[kubelet restarts while the API server is away]", "tests/kubelet/test_ledger.py"),
+    ),
+    Mutation(
+        "each read of an old kubelet is another one, as it is older",
+        "kubelet/ledger.py",
+        "min(socket.age_s, limits.LEDGER_SETTLE_S)",
+        "socket.age_s",
+        tests=("tests/kubelet/test_ledger.py",),
     ),
     Mutation(
         "a plugin crashes where nobody listens on kubelet.sock",

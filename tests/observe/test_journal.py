@@ -24,8 +24,10 @@ from gpuactors.core.model import (
     GroupUse,
     Holder,
     LedgerEntry,
+    LedgerFile,
     Pod,
     ResourceName,
+    RunningKubelet,
     Token,
     pci_address,
 )
@@ -71,12 +73,16 @@ EVENTS: tuple[events.Event, ...] = (
     events.SomeGroupsObserved(6, (USE,)),
     events.LedgerRead(
         6,
-        "PodResources",
+        RunningKubelet("1:2:3", 0.5),
         (LedgerEntry(H100, ID, POD),),
         (ClaimedDevice("d", "p", "gpu-1", "ns/c", POD),),
-        True,
+        "-gpu-17",
         {H100: (ID,)},
+        LedgerFile(
+            (LedgerEntry(H100, ID, POD),), (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"
+        ),
     ),
+    events.LedgerRead(7, None, (), (), file=LedgerFile(exists=False)),
     events.LedgerUnreadable(7, "refused"),
     events.LedgerUnreadable(8, "refused", (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"),
     events.KubeletAppeared("1:2:3"),

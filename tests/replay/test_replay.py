@@ -185,12 +185,12 @@ def test_another_snapshot_after_folded_steps_differs(tmp_path: Path) -> None:
     assert "DIFFERS: the snapshot was 0123456789abcdef, and is " in shown.text
 
 
-@pytest.mark.parametrize("older", [1, 2, 3])
+@pytest.mark.parametrize("older", [1, 2, 3, 4])
 def test_a_journal_of_an_older_format_is_reported_in_a_sentence(older: int, tmp_path: Path) -> None:
-    """The first two have no causes, and a state of the third has other parts."""
+    """The first two have no causes, a state of the third has other parts, a read of the ledger in the fourth."""
     (path,) = write(tmp_path, *story().steps[:3])
-    path.write_bytes(path.read_bytes().replace(b'{"journal":4', b'{"journal":%d' % older, 1))
-    text = f"a journal of format {older}, and this gpuactors reads format 4; replay it with the version that wrote it"
+    path.write_bytes(path.read_bytes().replace(b'{"journal":5', b'{"journal":%d' % older, 1))
+    text = f"a journal of format {older}, and this gpuactors reads format 5; replay it with the version that wrote it"
     with pytest.raises(JournalError, match=text):
         Replayed(tmp_path)
 
@@ -305,10 +305,10 @@ def test_an_empty_file_beside_others_is_reported(tmp_path: Path) -> None:
         (b"PK\x03\x04", "it is no line of a journal"),
         (b'{"name": "a JSON file of somebody else"}\n', "it is no line of a journal"),
         (
-            b'{"journal":4,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
+            b'{"journal":5,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
             "does not begin with a journal's header",
         ),
-        (b'{"journal":5,"anything":1}\n', "a journal of format 5, and this gpuactors reads format 4"),
+        (b'{"journal":6,"anything":1}\n', "a journal of format 6, and this gpuactors reads format 5"),
     ],
 )
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path, content: bytes, message: str) -> None:

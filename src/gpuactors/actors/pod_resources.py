@@ -9,7 +9,7 @@ from __future__ import annotations
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
+from gpuactors.core.events import Event, LedgerEvent, LedgerRead, LedgerUnreadable
 from gpuactors.core.model import ResourceName
 from gpuactors.core.snapshot import LedgerWanted
 from gpuactors.ports import LedgerError, LedgerReader
@@ -22,30 +22,22 @@ async def run(
     done = 0
     async for asked in wanted:
         if asked.read is not None and asked.read > done:
-            await _read(asked.read, asked.resources, ledger, inbox)
+            await inbox.send(await read(asked.read, asked.resources, ledger))
             done = asked.read
 
 
-async def _read(
-    number: int,
-    resources: tuple[ResourceName, ...],
-    ledger: LedgerReader,
-    inbox: trio.MemorySendChannel[Event],
-) -> None:
+async def read(number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader) -> LedgerEvent:
+    """One read, as an event."""
     try:
-        contents = await ledger.read(resources)
+        found = await ledger.read(resources)
     except LedgerError as exc:
-        await inbox.send(LedgerUnreadable(number, str(exc), exc.cached, exc.damaged))
-    else:
-        await inbox.send(
-            LedgerRead(
-                number,
-                contents.source,
-                contents.entries,
-                contents.claims,
-                contents.settling,
-                contents.healthy,
-                cached=contents.cached,
-                damaged=contents.damaged,
-            )
-        )
+        return LedgerUnreadable(number, str(exc), exc.cached, exc.damaged)
+    return LedgerRead(
+        number,
+        found.kubelet,
+        found.listed,
+        found.claims,
+        found.names_end,
+        found.healthy,
+        found.file,
+    )

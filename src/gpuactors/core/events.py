@@ -15,9 +15,11 @@ from gpuactors.core.model import (
     DeviceId,
     GroupUse,
     LedgerEntry,
+    LedgerFile,
     PciAddress,
     PciFunction,
     ResourceName,
+    RunningKubelet,
     Token,
 )
 
@@ -114,23 +116,23 @@ class SomeGroupsObserved:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRead:
-    """Read number `read` of kubelet's ledger came back, whole."""
+    """Read number `read` of kubelet's ledger came back: what List said, what the ledger file said. Which of that counts
+    is decided in `young_kubelet.py`."""
 
     read: int
-    source: str
-    """`PodResources` or `kubelet_internal_checkpoint`."""
-    entries: tuple[LedgerEntry, ...]
+    kubelet: RunningKubelet | None
+    """None if no kubelet runs: then there is no list, and only the file counts."""
+    listed: tuple[LedgerEntry, ...]
+    """What List named, sorted."""
     claims: tuple[ClaimedDevice, ...]
-    settling: bool = False
-    """Kubelet has just started and may not know every pod: the entries of its ledger file were added if it is
-    readable."""
+    names_end: str | None = None
+    """What the names of all pods end in that List named, those without devices included: of a single pod its whole
+    name; None if it named no pod. The names themselves change with every pod of the node."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """Kubelet's own list: the healthy IDs of each requested resource, in the form of `listing.comparable`; a resource
     without a healthy device is not in here. None if kubelet did not list them."""
-    cached: tuple[CachedAnswer, ...] | None = None
-    """The answers to Allocate in kubelet's ledger file; empty where there is none, None if it could not be read."""
-    damaged: str = ""
-    """As `Ledger.damaged`; without meaning if `cached` is None."""
+    file: LedgerFile | None = None
+    """None if it could not be read. A read without a kubelet and without its file is `LedgerUnreadable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,10 @@ class LedgerUnreadable:
     read: int
     reason: str
     cached: tuple[CachedAnswer, ...] | None = None
-    """As `LedgerRead.cached`: the answers to Allocate are in the file, whether PodResources answers or not."""
+    """As `LedgerFile.cached`, None if the file could not be read: the answers to Allocate are there, whether
+    PodResources answers or not."""
     damaged: str = ""
-    """As `LedgerRead.damaged`."""
+    """As `LedgerFile.damaged`; without meaning if `cached` is None."""
 
 
 # --- kubelet ----------------------------------------------------------------------------------------------

@@ -15,14 +15,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core import schedule
+from gpuactors.core import schedule, young_kubelet
 from gpuactors.core.events import LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.index import changed_keys, index_of
 from gpuactors.core.model import (
+    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     Ledger,
+    LedgerEntry,
     Orphan,
     PciAddress,
     Pod,
@@ -51,7 +53,9 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if event.read != before.outstanding:
         return state
     # The very ones that are known, if they are what they were: what follows from them is then told by identity.
-    entries, claims = _entries(before.entries, event), _claims(event.claims)
+    counted = young_kubelet.counted(before.young, before.entries, event, at)
+    entries, claims = _entries(before.entries, counted.entries), _claims(event.claims)
+    is_settling = counted.source.is_settling
     ledger = replace(
         before,
         read=event.read,
@@ -62,18 +66,21 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         refresh=before.refresh.answered(),
         read_at=before.asked_at,
         done=event.read,
-        complete=not (event.settling and event.cached is None),
+        source=counted.source,
+        young=counted.young,
     )
-    after = replace(state, ledger=_with_answers(ledger, event))
-    after = resolved(state, replace(after, pending_allocations=_still_pending(after, event, at)))
+    if event.file is not None:
+        ledger = _with_answers(ledger, event.file.cached, event.file.damaged)
+    after = replace(state, ledger=ledger)
+    after = resolved(state, replace(after, pending_allocations=_still_pending(after, is_settling, at)))
     left = _left(state, entries, event.read)
     orphans = {**_still_orphans(after), **left}
     state = replace(
         after,
         orphans=orphans if orphans != after.orphans else after.orphans,
-        served=_still_served(after, event.settling),
+        served=_still_served(after, is_settling),
     )
-    period_s = limits.LEDGER_SETTLING_S if event.settling else limits.LEDGER_S
+    period_s = limits.LEDGER_SETTLING_S if is_settling else limits.LEDGER_S
     due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)
     wished = before.due_at if before.due_at > at else math.inf
     refresh = state.ledger.refresh.due_by(min(due_at, wished))
@@ -96,17 +103,19 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
         refresh=state.ledger.refresh.answered(at + limits.LEDGER_RETRY_S),
         done=event.read,
     )
-    state = replace(state, ledger=_with_answers(ledger, event))
+    if event.cached is not None:
+        ledger = _with_answers(ledger, event.cached, event.damaged)
+    state = replace(state, ledger=ledger)
     return schedule.ask_ledger(state, at) if again else state
 
 
 def _entries(
-    before: Mapping[tuple[ResourceName, DeviceId], Pod], event: LedgerRead
+    before: Mapping[tuple[ResourceName, DeviceId], Pod], counted: Iterable[LedgerEntry]
 ) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
-    """What was read; the very ones that are known where they are what they were."""
+    """What counts; the very ones that are known where they are what they were."""
     entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
     same = True
-    for entry in event.entries:
+    for entry in counted:
         name = entry.resource, entry.device
         if (known := before.get(name)) == entry.pod and known is not None:
             entries[name] = known
@@ -119,18 +128,18 @@ def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]
     return {address: c for c in claimed if (address := claimed_address(c.device)) is not None}
 
 
-def _with_answers(ledger: Ledger, event: LedgerRead | LedgerUnreadable) -> Ledger:
-    """What kubelet's file says of Allocate's answers; what it said last, if it could not be read."""
-    if event.cached is None:
-        return ledger
-    cached = {(answer.resource, answer.device): answer.nodes for answer in event.cached}
-    return replace(ledger, cached=cached, damaged=event.damaged)
+def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) -> Ledger:
+    """With what kubelet's file says of Allocate's answers. What it said last counts while it cannot be read."""
+    nodes = {(answer.resource, answer.device): answer.nodes for answer in cached}
+    return replace(ledger, cached=nodes, damaged=damaged)
 
 
-def _still_served(state: NodeState, settling: bool) -> Mapping[ResourceName, frozenset[str]]:
+def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
     something of, which a kubelet that has just started may not know yet."""
-    if settling or state.role is not Role.SERVING:  # who serves may give more of them away until we take over
+    if (
+        is_settling or state.role is not Role.SERVING
+    ):  # who serves may give more of them away until we take over
         return state.served
     if state.served.keys() <= state.device_lists.keys():
         return state.served
@@ -175,7 +184,7 @@ def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
 
 
 def _still_pending(
-    state: NodeState, event: LedgerRead, at: float
+    state: NodeState, is_settling: bool, at: float
 ) -> dict[tuple[ResourceName, DeviceId], float]:
     """What Allocate handed out and kubelet does not list yet.
 
@@ -187,7 +196,7 @@ def _still_pending(
         for given, until in state.pending_allocations.items()
         if given not in state.ledger.entries
         and until > at
-        and (event.settling or state.ledger.read_at < schedule.listed_at(until))
+        and (is_settling or state.ledger.read_at < schedule.listed_at(until))
     }
 
 

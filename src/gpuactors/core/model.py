@@ -283,6 +283,32 @@ class CachedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """What kubelet's ledger file said at one read; the defaults are what a missing file says."""
+
+    entries: tuple[LedgerEntry, ...] = ()
+    """Those of them whose device List did not name at the same read; all where no kubelet runs. Both name nearly the
+    same, and a thousand entries of other plugins are not to be journaled twice."""
+    cached: tuple[CachedAnswer, ...] = ()
+    """The answers to Allocate."""
+    damaged: str = ""
+    """The answers to Allocate that could not be read and were left out, as a sentence; empty if none."""
+    exists: bool = True
+    """Kubelet writes it with the first allocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningKubelet:
+    """The kubelet that answered List."""
+
+    socket: str
+    """The identity of its PodResources socket; empty if that was gone when List was answered."""
+    age_s: float
+    """How long before the read its socket was made; no more than LEDGER_SETTLE_S is given, as it is old then, and an
+    unchanged ledger is to be an unchanged event, which costs the journal nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimedDevice:
     """One device of a DRA claim that a running pod has, as PodResources lists it."""
 
@@ -293,6 +319,48 @@ class ClaimedDevice:
     claim: str
     """Namespace and name of the claim."""
     pod: Pod
+
+
+class LedgerSource(StrEnum):
+    """Where the entries of the ledger are from, as the log has it, and so how sure they are."""
+
+    LIST = "PodResources"
+    """Kubelet's list, which names every pod."""
+    FILE = "kubelet_internal_checkpoint"
+    """No kubelet runs."""
+    NO_FILE = "kubelet_internal_checkpoint (missing: kubelet has allocated nothing yet)"
+    """No kubelet runs, and there is none."""
+    LIST_AND_FILE = "PodResources and kubelet_internal_checkpoint"
+    """Kubelet has just started and may not know every pod; its file names more than it does."""
+    LIST_AND_KNOWN = (
+        "PodResources and what was known before (kubelet has just started, and kubelet_internal_checkpoint cannot be "
+        "read)"
+    )
+    """Whoever was given a device since the last read is missing."""
+
+    @property
+    def is_settling(self) -> bool:
+        """Kubelet may list more of these soon, or show that they have ended."""
+        return self in (LedgerSource.LIST_AND_FILE, LedgerSource.LIST_AND_KNOWN)
+
+    @property
+    def is_whole(self) -> bool:
+        """No pod is missing."""
+        return self is not LedgerSource.LIST_AND_KNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class YoungKubelet:
+    """What is remembered of the kubelet that answered List last, while it may not know its pods; see
+    `young_kubelet.py`."""
+
+    socket: str | None = None
+    """As `RunningKubelet.socket`; None before the first answer."""
+    listed: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+    """What it has listed since it was first asked; empty from `settled_at` on."""
+    settled_at: float = math.inf
+    """From when its list counts alone, in seconds of the core's clock; infinite while it was not seen to know its
+    pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,9 +385,10 @@ class Ledger:
     cached: Mapping[tuple[ResourceName, DeviceId], tuple[str, ...]] = field(default_factory=dict)
     """By kubelet's ID: the nodes of `CachedAnswer`."""
     damaged: str = ""
-    """The parts of kubelet's ledger file that could not be read and were left out, as a sentence; empty if none."""
-    complete: bool = True
-    """No pod is missing in `entries`. False beside a kubelet that has just started and whose file is not readable."""
+    """As `LedgerFile.damaged`."""
+    source: LedgerSource = LedgerSource.LIST
+    """Of `entries`; without meaning before the first read."""
+    young: YoungKubelet = YoungKubelet()
 
     @property
     def outstanding(self) -> int | None:

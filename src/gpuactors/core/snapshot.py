@@ -115,7 +115,12 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     """The groups to poll. One that anybody was given is never opened as a probe; who does not serve, or has not read
     the whole of kubelet's ledger or is about to, does not know what was given and opens none."""
     ledger = state.ledger
-    knows = state.role is Role.SERVING and ledger.read > 0 and ledger.outstanding is None and ledger.complete
+    knows = (
+        ledger.source.is_whole
+        and state.role is Role.SERVING
+        and ledger.read > 0
+        and ledger.outstanding is None
+    )
     asked = {a for call in state.calls.values() for a in call.seen}
     index = index_of(state)
     # By all members: what a pod has may have lost its driver, and is not polled then, and its group is the pod's still.

@@ -196,7 +196,7 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
 
 def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
     match event:
-        case events.LedgerRead(_, source):
+        case events.LedgerRead():
             after = ledger.ledger_read(state, event, at)
             contested: list[Effect] = []
             if event.read == state.ledger.outstanding:
@@ -204,11 +204,11 @@ def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
             told = after.ledger.entries is state.ledger.entries and state.ledger.problem is None
             level = Level.DEBUG if told and state.ledger.read else Level.INFO
             fields: dict[str, Field] = {
-                "source": source,
-                "devices": len(event.entries),
+                "source": str(after.ledger.source),
+                "devices": len(after.ledger.entries),
                 "claims": len(event.claims),
             }
-            said = [Say(level, "ledger.read", fields), *contested, *_damaged(state, event.damaged)]
+            said = [Say(level, "ledger.read", fields), *contested, *_damaged(state, after.ledger.damaged)]
             return after, said
         case events.LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING

@@ -1,13 +1,12 @@
 """Kubelet's ledger: which devices it has given to which pods. Implements `ports.LedgerReader`.
 
-PodResources is read first, because only it notices that a pod has ended; the ledger *file* is rewritten only by a
-device list or an allocation, and names ended pods until then. The file counts where kubelet does not run (no socket, or
-no process behind it), and beside PodResources after a kubelet's start, as long as kubelet answers without knowing its
-pods. A kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to take owners
-from the file. Only the file has the answers to Allocate, which kubelet gives every container that it makes: they count
-beside PodResources and beside its failure.
+Each read asks PodResources, and then reads the ledger *file*: only it has the answers to Allocate, which kubelet gives
+every container that it makes, and it names the pods while no kubelet runs (no socket, or no process behind it) or one
+has just started. A kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to
+take owners from the file; Allocate's answers are passed on all the same.
 
-Must not decide the meaning of an entry for a device: the core does.
+Must not decide which entries count (`core/young_kubelet.py`), nor what one means for a device, and keeps nothing from
+one read to the next.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import base64
 import errno
 import itertools
-import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -28,7 +26,17 @@ from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.core.listing import comparable
-from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, LedgerEntry, Pod, ResourceName
+from gpuactors.core.model import (
+    CachedAnswer,
+    ClaimedDevice,
+    DeviceId,
+    LedgerEntry,
+    LedgerFile,
+    LedgerSource,
+    Pod,
+    ResourceName,
+    RunningKubelet,
+)
 from gpuactors.core.quote import quoted
 from gpuactors.grpc_trio import (
     Channel,
@@ -47,15 +55,8 @@ from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports import LedgerContents, LedgerError
 from gpuactors.shortage import shortage
 
-POD_RESOURCES: Final = "PodResources"
-"""`LedgerContents.source` of a read over gRPC."""
-
-CHECKPOINT: Final = "kubelet_internal_checkpoint"
-"""File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go), and the source of a read from it."""
-
-NOTHING_YET: Final = f"{CHECKPOINT} (missing: kubelet has allocated nothing yet)"
-"""The source of a read that found kubelet's directory without the file."""
-
+CHECKPOINT: Final = str(LedgerSource.FILE)
+"""File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go)."""
 
 _VFIO: Final = b"/dev/vfio/"
 
@@ -75,22 +76,19 @@ class LedgerIo:
     read_file: Callable[[str, int], bytes | None]
     """At most so many bytes of a file; None if there is none in a directory that is there. May block; raises
     `OSError`."""
-    apart: Callable[[Callable[[], LedgerContents]], Awaitable[LedgerContents]]
+    apart: Callable[[Callable[[], LedgerFile]], Awaitable[LedgerFile]]
     """Runs blocking code apart from the event loop. A cancelled call is no longer awaited."""
 
 
 @final
 class KubeletLedger:
-    """The ledger of the kubelet below `kubelet_dir` (normally /var/lib/kubelet). One read at a time."""
+    """The ledger of the kubelet below `kubelet_dir` (normally /var/lib/kubelet)."""
 
     def __init__(self, kubelet_dir: str, io: LedgerIo | None = None) -> None:
         self._io = io or _io_of_the_node()
         self._socket = os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._file = os.path.join(self._directory, CHECKPOINT)
-        self._young = YoungKubelet()
-        self._said_last: LedgerContents | None = None
-        """The contents of the file at the last successful read."""
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
@@ -116,13 +114,10 @@ class KubeletLedger:
         except LedgerError as exc:
             raise _with_answers(exc, await self._beside()) from exc
         if listed is None:
-            return await self._checkpoint()
-        kubelet, age_s = ("", math.inf) if socket is None else (socket.identity, socket.age_s)
-        beside = await self._beside()
-        contents = self._young.complete(kubelet, age_s, listed, beside or self._said_last)
-        # The file may have named more since it could be read.
-        return (
-            replace(contents, settling=True) if beside is None and self._young.may_lack(age_s) else contents
+            return LedgerContents(file=await self._checkpoint())
+        file = await self._beside()
+        return replace(
+            listed, kubelet=_running(socket), file=None if file is None else _without(file, listed.listed)
         )
 
     def _is_another(self, before: SocketFile | None) -> bool:
@@ -131,7 +126,7 @@ class KubeletLedger:
         now = self._io.socket_file(self._socket)
         return now is not None and (before is None or now.identity != before.identity)
 
-    async def _beside(self) -> LedgerContents | None:
+    async def _beside(self) -> LedgerFile | None:
         """The file beside List. One that cannot be read, or not soon, counts as absent."""
         with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S), suppress(LedgerError):
             return await self._checkpoint()
@@ -163,18 +158,12 @@ class KubeletLedger:
 
     # --- the file -----------------------------------------------------------------------------------------
 
-    async def _checkpoint(self) -> LedgerContents:
-        contents = await self._io.apart(self._read_checkpoint)
-        # If the file is not readable when kubelet restarts, this is all that is known of the pods; the core keeps the
-        # known answers to Allocate.
-        self._said_last = replace(contents, cached=None, damaged="")
-        return contents
+    async def _checkpoint(self) -> LedgerFile:
+        return await self._io.apart(self._read_checkpoint)
 
-    def _read_checkpoint(self) -> LedgerContents:
+    def _read_checkpoint(self) -> LedgerFile:
         content = self._read_file()
-        if content is None:
-            return LedgerContents(NOTHING_YET, (), (), cached=())
-        return checkpoint_contents(content, self._file)
+        return LedgerFile(exists=False) if content is None else checkpoint_contents(content, self._file)
 
     def _read_file(self) -> bytes | None:
         """None if there is none in a directory that exists."""
@@ -203,7 +192,7 @@ def _io_of_the_node() -> LedgerIo:
     # A limiter of its own: on a disk that hangs the threads of given-up reads must not block other threads.
     threads = trio.CapacityLimiter(2)
 
-    async def in_thread(function: Callable[[], LedgerContents]) -> LedgerContents:
+    async def in_thread(function: Callable[[], LedgerFile]) -> LedgerFile:
         """A disk that hangs must not stop the daemon."""
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=threads)
 
@@ -220,78 +209,25 @@ def _read_file(path: str, max_bytes: int) -> bytes | None:
         raise
 
 
-@final
-class YoungKubelet:
-    """Completes the answers of a kubelet that has just started.
-
-    Kubelet serves PodResources before its pods are known to it again: List is empty or partial then, for a moment or
-    for as long as the API server is away (seen: 75 s and on, while their virtual machines run). The entries of its
-    ledger file count beside it, except those that this kubelet has listed before: they have ended since, and only the
-    file still names them.
-
-    That is over when this kubelet has known the API server's pods for LEDGER_SETTLE_S. It knows them if it lists a
-    device of the file, as it learns of all pods at once, or any pod that is not static. Static pods it has without the
-    API server; their names all end in the node's (pkg/kubelet/config/common.go, generatePodName), those of others do
-    not. So the file's pods that ended while kubelet was down count for no longer than that either, for example on a
-    node with any two pods of a DaemonSet.
-    """
-
-    def __init__(self) -> None:
-        self._kubelet: str | None = None
-        self._listed: set[tuple[ResourceName, DeviceId]] = set()
-        self._over_s = math.inf
-
-    def complete(
-        self, kubelet: str, age_s: float, listed: LedgerContents, checkpoint: LedgerContents | None
-    ) -> LedgerContents:
-        """`kubelet` is the identity of its socket, which has been there for `age_s`; `checkpoint` is None if the file
-        could not be read, and the list may be incomplete then. With or without the file's entries, Allocate's answers
-        come from the file."""
-        is_new = kubelet != self._kubelet
-        if is_new:
-            self._kubelet = kubelet
-            self._listed.clear()
-            self._over_s = math.inf
-        self._listed.update((entry.resource, entry.device) for entry in listed.entries)
-        if (
-            age_s >= self._over_s
-        ):  # it is not asked for again, and would grow with every ID that was ever listed
-            self._listed.clear()
-        named = set()
-        if checkpoint is not None:
-            listed = replace(listed, cached=checkpoint.cached, damaged=checkpoint.damaged)
-            named = {(entry.resource, entry.device) for entry in checkpoint.entries}
-        if self._over_s == math.inf and (_are_from_api(listed.pods) or not self._listed.isdisjoint(named)):
-            # A kubelet that is older than this daemon has known them for as long.
-            met_old = is_new and age_s >= limits.LEDGER_SETTLE_S
-            self._over_s = age_s if met_old else age_s + limits.LEDGER_SETTLE_S
-        if age_s >= self._over_s:
-            return listed
-        entries = checkpoint.entries if checkpoint is not None else ()
-        missing = tuple(e for e in entries if (e.resource, e.device) not in self._listed)
-        if not missing:
-            return listed
-        source = f"{POD_RESOURCES} and {CHECKPOINT}"
-        return replace(listed, source=source, entries=listed.entries + missing, settling=True)
-
-    def may_lack(self, age_s: float) -> bool:
-        """Whether the kubelet that has answered last, which is `age_s` old, may not know all its pods yet."""
-        return age_s < self._over_s
+def _running(socket: SocketFile | None) -> RunningKubelet:
+    """Who answered at this socket; one that was gone by then is no young kubelet's."""
+    if socket is None:
+        return RunningKubelet("", limits.LEDGER_SETTLE_S)
+    return RunningKubelet(socket.identity, min(socket.age_s, limits.LEDGER_SETTLE_S))
 
 
-def _are_from_api(pods: Collection[str]) -> bool:
-    """Not all of these are static pods, whose names end in the same node's name."""
-    endings = [name[::-1] for name in pods]
-    shared = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*endings, strict=False))
-    return len(pods) > 1 and "-" not in {letters[0] for letters in shared}
+def _without(file: LedgerFile, listed: Iterable[LedgerEntry]) -> LedgerFile:
+    """The file, of its entries only those whose device is not listed."""
+    names = {(entry.resource, entry.device) for entry in listed}
+    return replace(file, entries=tuple(e for e in file.entries if (e.resource, e.device) not in names))
 
 
-def _with_answers(failure: LedgerError, checkpoint: LedgerContents | None) -> LedgerError:
+def _with_answers(failure: LedgerError, file: LedgerFile | None) -> LedgerError:
     """List's failure, with the answers to Allocate from the file beside it. Owners are not taken from there: the file
     still names pods that have ended."""
-    if checkpoint is None:
+    if file is None:
         return LedgerError(str(failure))
-    return LedgerError(str(failure), checkpoint.cached, checkpoint.damaged)
+    return LedgerError(str(failure), file.cached, file.damaged)
 
 
 async def _list_over(channel: Channel, resources: Collection[ResourceName] = ()) -> LedgerContents:
@@ -327,7 +263,7 @@ def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
     """The answer of List, each device of a pod once: kubelet names it once per container and NUMA node."""
     entries: dict[LedgerEntry, None] = {}
     claims: dict[ClaimedDevice, None] = {}
-    pods = tuple(sorted({listed.name for listed in response.pod_resources}))
+    names = [listed.name for listed in response.pod_resources]
     for listed in response.pod_resources:
         pod = Pod(namespace=listed.namespace, name=listed.name, uid="")
         for container in listed.containers:
@@ -335,8 +271,16 @@ def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
             claims.update((claim, None) for claim in _claims(container, pod))
     # Kubelet lists pods in another order each time: an unchanged list must compare equal.
     return LedgerContents(
-        POD_RESOURCES, _ordered(entries), tuple(sorted(claims, key=_claim_order)), pods=pods
+        listed=_ordered(entries),
+        claims=tuple(sorted(claims, key=_claim_order)),
+        names_end=_common_end(names) if names else None,
     )
+
+
+def _common_end(names: Iterable[str]) -> str:
+    ends = [name[::-1] for name in names]
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(ends), max(ends), strict=False))
+    return "".join(letter for letter, _ in shared)[::-1]
 
 
 def _ordered(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
@@ -383,7 +327,7 @@ class _Checkpoint(msgspec.Struct):
     data: _Data = msgspec.field(name="Data")
 
 
-def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
+def checkpoint_contents(content: bytes, path: str) -> LedgerFile:
     """The contents of the ledger file. Unknown fields and the checksum are not checked; of a pod only the UID is known.
 
     Raises `LedgerError`, which names `path`, for contents that kubelet cannot have written.
@@ -413,9 +357,7 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerContents:
         CachedAnswer(ResourceName(resource), DeviceId(device), tuple(sorted(nodes)))
         for (resource, device), nodes in sorted(answers.items())
     )
-    return LedgerContents(
-        CHECKPOINT, _ordered(entries), (), cached=tuple(cached), damaged=_said(damaged, path)
-    )
+    return LedgerFile(_ordered(entries), tuple(cached), _said(damaged, path))
 
 
 def _nodes(answer: object) -> set[str] | None:

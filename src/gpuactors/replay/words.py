@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from gpuactors.core import effects, events
-from gpuactors.core.model import GroupUse, PciFunction
+from gpuactors.core.model import GroupUse, LedgerSource, PciFunction
 from gpuactors.observe.journal_format import Header
 
 
@@ -53,11 +53,8 @@ def event_words(event: events.Event) -> str:
             return f"inspection {inspection} at {address} failed: {reason}"
         case events.GroupsObserved(poll, uses) | events.SomeGroupsObserved(poll, uses):
             return f"poll {poll}: {_used(uses)}"
-        case events.LedgerRead(read, source, entries, claims):
-            given = f"{count(len(entries), 'device')} given to pods"
-            return f"read {read} of kubelet's ledger ({source}): {given}" + (
-                f", {len(claims)} claimed" if claims else ""
-            )
+        case events.LedgerRead(read):
+            return f"read {read} of kubelet's ledger: {_ledger(event)}"
         case events.LedgerUnreadable(read, reason):
             return f"read {read} of kubelet's ledger failed: {reason}"
         case events.KubeletAppeared():
@@ -99,6 +96,19 @@ def event_words(event: events.Event) -> str:
             return "asked to stop"
         case _:
             assert_never(event)
+
+
+def _ledger(event: events.LedgerRead) -> str:
+    """What List said and what the file said; which of it counts is the core's to decide."""
+    given = f"{count(len(event.listed), 'device')} given to pods"
+    if event.claims:
+        given += f", {len(event.claims)} claimed"
+    if event.file is None:
+        return f"{LedgerSource.LIST}: {given}; its file could not be read"
+    in_file = len(event.file.entries)
+    if event.kubelet is None:
+        return f"{LedgerSource.FILE}: {count(in_file, 'device')} given to pods"
+    return f"{LedgerSource.LIST}: {given}" + (f"; {in_file} more in its file" if in_file else "")
 
 
 def effect_words(effect: effects.Effect) -> str:

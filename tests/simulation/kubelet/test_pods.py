@@ -12,11 +12,21 @@ import trio
 from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
-from gpuactors.core.model import DeviceId, LedgerEntry, Pod, ResourceName
-from gpuactors.kubelet.ledger import CHECKPOINT, NOTHING_YET, POD_RESOURCES
+from gpuactors.actors import pod_resources
+from gpuactors.core.events import LedgerRead
+from gpuactors.core.model import (
+    DeviceId,
+    LedgerEntry,
+    LedgerFile,
+    LedgerSource,
+    Pod,
+    ResourceName,
+    YoungKubelet,
+)
+from gpuactors.core.young_kubelet import counted
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
-from gpuactors.ports import KubeletError
+from gpuactors.ports import KubeletError, LedgerReader
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
@@ -428,11 +438,28 @@ def entries(uids: dict[str, str], *, by_name: bool) -> tuple[LedgerEntry, ...]:
     )
 
 
+class Counting:
+    """Reads a ledger, and says what the core counts of it."""
+
+    def __init__(self, ledger: LedgerReader) -> None:
+        self._ledger = ledger
+        self._young = YoungKubelet()
+
+    async def read(self) -> tuple[LedgerSource, tuple[LedgerEntry, ...]]:
+        """The source of the entries, and the entries."""
+        event = await pod_resources.read(1, (), self._ledger)
+        assert isinstance(event, LedgerRead)
+        found = counted(self._young, {}, event, trio.current_time())
+        self._young = found.young
+        return found.source, found.entries
+
+
 @pytest.mark.trio
 async def test_the_memory_ledger_reads_what_a_real_one_would(autojump_clock: MockClock) -> None:
     plugin = Plugin(first=all_healthy(2))
     async with rig() as r, r.serving(plugin, "sub/p.sock"):
         ledger = memory_ledger(memory_of(r))
+        counting = Counting(ledger)
         assert await ledger.read() == await ledger.read()
         await r.register("sub/p.sock")
         await r.figures(2, 2)
@@ -440,22 +467,19 @@ async def test_the_memory_ledger_reads_what_a_real_one_would(autojump_clock: Moc
             await running(r, name)
         uids = {name: pod.uid for name, pod in r.kubelet.view.pods.items()}
         by_name, by_uid = entries(uids, by_name=True), entries(uids, by_name=False)
-        contents = await ledger.read()
-        assert (contents.source, contents.entries, contents.claims) == (POD_RESOURCES, by_name, ())
+        assert (await ledger.read()).claims == ()
+        assert await counting.read() == (LedgerSource.LIST, by_name)
 
         await r.kubelet.stop()
-        contents = await ledger.read()
-        assert (contents.source, contents.entries) == (CHECKPOINT, by_uid)
+        assert await counting.read() == (LedgerSource.FILE, by_uid)
 
         await r.kubelet.start()
-        contents = await ledger.read()
-        assert (contents.source, contents.entries) == (f"{POD_RESOURCES} and {CHECKPOINT}", by_uid)
+        assert await counting.read() == (LedgerSource.LIST_AND_FILE, by_uid)
         await trio.sleep(READMIT_AFTER_S[1])
-        contents = await ledger.read()
-        assert (contents.source, contents.entries) == (POD_RESOURCES, by_name)
+        assert await counting.read() == (LedgerSource.LIST, by_name)
         # The file still names vm-1, and this kubelet is still young; but it has listed it before.
         r.kubelet.force_delete("vm-1")
-        assert (await ledger.read()).entries == by_name[1:]
+        assert await counting.read() == (LedgerSource.LIST, by_name[1:])
 
 
 @pytest.mark.trio
@@ -466,10 +490,11 @@ async def test_what_only_the_file_names_is_believed_for_a_while(autojump_clock: 
         await r.kubelet.stop()
         r.kubelet.force_delete("vm-1")
         await r.kubelet.start()
-        ledger = memory_ledger(memory_of(r))
-        assert len((await ledger.read()).entries) == 1
+        counting = Counting(memory_ledger(memory_of(r)))
+        _, entries = await counting.read()
+        assert len(entries) == 1
         await trio.sleep(LEDGER_SETTLE_S)
-        assert (await ledger.read()).entries == ()
+        assert await counting.read() == (LedgerSource.LIST, ())
 
 
 @pytest.mark.trio
@@ -477,7 +502,7 @@ async def test_reads_fail_and_take_long_when_told_to(autojump_clock: MockClock) 
     transport = MemoryTransport()
     faults = Faults()
     ledger = memory_ledger(transport, faults)
-    assert (await ledger.read()).source == NOTHING_YET
+    assert (await ledger.read()).file == LedgerFile(exists=False)
     faults.order(Fault.READ_FAILS)
     with pytest.raises(KubeletError, match="fails as planned"):
         await ledger.read()

@@ -15,11 +15,11 @@ from typing import Final, final
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.model import LedgerFile
 from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketBindError, SocketFile
 from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger, LedgerIo
 from gpuactors.kubelet.sockets import Change, Changes, Directory, DirectoryIo
-from gpuactors.ports import LedgerContents
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet.transport import (
     CHECKPOINT_FILE,
@@ -156,7 +156,7 @@ class _MemoryLedgerIo:
         content = self._transport.checkpoint_file()
         return None if content is None else content[:max_bytes]
 
-    async def apart(self, function: Callable[[], LedgerContents]) -> LedgerContents:
+    async def apart(self, function: Callable[[], LedgerFile]) -> LedgerFile:
         """The last part of a read: a slow one has read at once and returns later, outdated."""
         await trio.lowlevel.checkpoint()
         contents = function()

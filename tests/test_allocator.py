@@ -49,7 +49,7 @@ def test_what_threads_took_is_given_back(how: str) -> None:
     assert (int(ran.stdout) < KEPT_AT_MOST) == (how == "given back"), f"{ran.stdout.strip()} bytes kept"
 
 
-LOOKED_THROUGH = """
+COUNTED = """
 import gc
 import gpuactors.app, gpuactors.cli
 from gpuactors import allocator
@@ -59,9 +59,9 @@ print(len(gc.get_objects()))
 """
 
 
-def test_a_full_collection_does_not_look_through_what_the_start_has_made() -> None:
+def test_a_full_collection_does_not_visit_what_the_start_has_made() -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", LOOKED_THROUGH],
+        [sys.executable, "-c", COUNTED],
         capture_output=True,
         text=True,
         timeout=patient(60.0),

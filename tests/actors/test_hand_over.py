@@ -200,7 +200,7 @@ async def test_a_successor_is_answered_when_the_last_plugin_has_ended(
 async def test_no_stream_ends_while_a_call_may_still_be_answered(
     autojump_clock: MockClock, answered_after_s: float
 ) -> None:
-    """A plugin that has nothing to finish would stand Unhealthy while another one finishes its call."""
+    """The devices of a plugin that has nothing to finish would be Unhealthy while another one finishes its call."""
     control = FakeControl()
     async with daemon(control) as it:
         await it.is_in(Role.SERVING)

@@ -54,7 +54,12 @@ class FakeKubelet:
 
     @asynccontextmanager
     async def serve(
-        self, resource: ResourceName, frames: LatestReader[DeviceList], caller: Caller, *, pre_start: bool
+        self,
+        resource: ResourceName,
+        device_lists: LatestReader[DeviceList],
+        caller: Caller,
+        *,
+        pre_start: bool,
     ) -> AsyncIterator[OldConnection]:
         yield self.endpoint
 

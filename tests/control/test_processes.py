@@ -155,7 +155,7 @@ def test_a_state_directory_that_cannot_be_had(node: Node) -> None:
         assert sum(line["event"] == "control.unavailable" for line in daemon.log) == 1
 
 
-def test_a_stranger_on_the_control_socket(node: Node) -> None:
+def test_another_process_on_the_control_socket(node: Node) -> None:
     control_socket(node).parent.mkdir()
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(control_socket(node)))

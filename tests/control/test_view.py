@@ -59,7 +59,7 @@ def test_a_free_gpu() -> None:
     assert (view.id, view.numa_node, view.iommu_group) == (GPU, 1, 0x23)
 
 
-def test_a_stranger_is_named_and_what_to_do_about_it() -> None:
+def test_an_external_holder_is_named_and_the_remedy() -> None:
     core = Core(gpu("23:00.0"))
     held(core, QEMU)
     view = device(core)
@@ -70,7 +70,7 @@ def test_a_stranger_is_named_and_what_to_do_about_it() -> None:
     assert "end process 4711 (qemu-system-x86)" in view.remedy
 
 
-def test_a_stranger_without_a_name_leads_to_the_option_that_names_it() -> None:
+def test_an_external_holder_without_a_name_leads_to_the_option_that_names_it() -> None:
     core = Core(gpu("23:00.0"))
     held(core)
     remedy = device(core).remedy
@@ -78,7 +78,7 @@ def test_a_stranger_without_a_name_leads_to_the_option_that_names_it() -> None:
     assert "--holders proc" in remedy
 
 
-def test_what_is_being_unbound_under_a_stranger_is_not_said_to_be_offered_again() -> None:
+def test_what_is_being_unbound_under_an_external_holder_is_not_promised_again() -> None:
     core = Core(gpu("23:00.0"))
     held(core, QEMU)
     address = pci_address(GPU)
@@ -137,7 +137,7 @@ def test_a_gpu_that_left_is_remembered() -> None:
     assert [d.address for d in seen(core).devices] == [GPU, "0000:24:00.0"]
 
 
-def test_standing_with_kubelet() -> None:
+def test_the_state_of_kubelet_and_of_the_registration() -> None:
     core = Core(gpu("23:00.0"))
     core.feed(KubeletGone("waiting for kubelet: no socket"))
     view = seen(core)

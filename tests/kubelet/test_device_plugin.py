@@ -25,7 +25,7 @@ from tests.support.patience import patient
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 
 
-def frame(**health: Health) -> DeviceList:
+def device_list(**health: Health) -> DeviceList:
     a, b = health.get("a", Health.HEALTHY), health.get("b", Health.HEALTHY)
     return tuple(AdvertisedDevice(DeviceId(d), d, h, None, "", Cause.FREE) for d, h in ((A, a), (B, b)))
 
@@ -34,11 +34,11 @@ def frame(**health: Health) -> DeviceList:
 class Core:
     """Allocates, and lists the other GPU of the group as Unhealthy now, as the registry does."""
 
-    frames: Latest[DeviceList]
+    lists: Latest[DeviceList]
     next: DeviceList
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
-        self.frames.set(self.next)
+        self.lists.set(self.next)
         return Granted((Grant((), ("/dev/vfio/7",)),))
 
     async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
@@ -52,9 +52,9 @@ class Core:
         yield
 
 
-def service(next_frame: DeviceList) -> DevicePluginService:
-    frames = Latest(frame())
-    return DevicePluginService(H100, frames.subscribe(), Core(frames, next_frame), pre_start=True)
+def service(next_list: DeviceList) -> DevicePluginService:
+    lists = Latest(device_list())
+    return DevicePluginService(H100, lists.subscribe(), Core(lists, next_list), pre_start=True)
 
 
 Stream = AsyncGenerator[pb.ListAndWatchResponse, None]
@@ -76,7 +76,7 @@ async def allocate(plugin: DevicePluginService, order: list[Any]) -> None:
 
 @pytest.mark.trio
 async def test_the_list_leaves_before_the_answer_on_every_stream(autojump_clock: MockClock) -> None:
-    plugin = service(frame(b=Health.UNHEALTHY))
+    plugin = service(device_list(b=Health.UNHEALTHY))
     order: list[Any] = []
 
     async def read(listened: Stream) -> None:
@@ -100,7 +100,7 @@ async def test_the_list_leaves_before_the_answer_on_every_stream(autojump_clock:
 async def test_who_does_not_read_his_stream_holds_up_one_answer_and_no_more(
     autojump_clock: MockClock,
 ) -> None:
-    plugin = service(frame(b=Health.UNHEALTHY))
+    plugin = service(device_list(b=Health.UNHEALTHY))
     with trio.fail_after(patient(5)):
         async with listen(plugin) as stuck:
             await anext(stuck)
@@ -117,7 +117,7 @@ async def test_who_does_not_read_his_stream_holds_up_one_answer_and_no_more(
 
 @pytest.mark.trio
 async def test_a_stream_that_ends_meanwhile_is_not_waited_for(autojump_clock: MockClock) -> None:
-    plugin = service(frame(b=Health.UNHEALTHY))
+    plugin = service(device_list(b=Health.UNHEALTHY))
     order: list[Any] = []
     with trio.fail_after(patient(5)):
         async with trio.open_nursery() as nursery, listen(plugin) as stuck:
@@ -134,7 +134,7 @@ async def test_a_change_that_kubelet_has_no_field_for_is_not_waited_for(autojump
     plugin = service(
         tuple(
             AdvertisedDevice(a.id, a.address, a.health, None, "just allocated", Cause.JUST_ALLOCATED)
-            for a in frame()
+            for a in device_list()
         )
     )
     sent = []

@@ -1,4 +1,4 @@
-"""A frame is encoded once for all streams, and of it only what kubelet was not told before."""
+"""A list is encoded once for all streams, and of it only what kubelet has not got before."""
 
 from __future__ import annotations
 
@@ -33,39 +33,46 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ids
 
 
-FRAMES = st.lists(
+LISTS = st.lists(
     st.builds(entry, st.text(max_size=5), st.sampled_from(Health), st.none() | st.integers(0, 300)),
     unique_by=lambda a: a.id,
     max_size=6,
 ).map(tuple)
 
 
-@given(st.lists(FRAMES, min_size=1, max_size=4))
-def test_the_bytes_are_those_of_the_whole_message(frames: list[DeviceList]) -> None:
+@given(st.lists(LISTS, min_size=1, max_size=4))
+def test_the_bytes_are_those_of_the_whole_message(lists: list[DeviceList]) -> None:
     messages = ListMessages()
-    for frame in frames:
-        message = messages.of(frame)
+    for device_list in lists:
+        message = messages.of(device_list)
         assert message.SerializeToString() == bytes(pb.ListAndWatchResponse(devices=message.devices))
         nodes = [[n.id for n in d.topology.nodes] if d.topology else None for d in message.devices]
-        assert nodes == [None if a.numa_node is None else [a.numa_node] for a in frame]
-        assert [(d.id, d.health) for d in message.devices] == [(a.id, str(a.health)) for a in frame]
+        assert nodes == [None if a.numa_node is None else [a.numa_node] for a in device_list]
+        assert [(d.id, d.health) for d in message.devices] == [(a.id, str(a.health)) for a in device_list]
 
 
 def test_only_what_changed_is_encoded(encoded: list[str]) -> None:
     messages = ListMessages()
-    frame = tuple(entry(f"{n:03}") for n in range(500))
-    first = messages.of(frame)
+    device_list = tuple(entry(f"{n:03}") for n in range(500))
+    first = messages.of(device_list)
     assert len(encoded) == 500
     encoded.clear()
-    assert messages.of(frame) is first
-    assert messages.of(tuple(replace(a, reason="another") for a in frame)) is first, "no field has the reason"
+    assert messages.of(device_list) is first
+    assert messages.of(tuple(replace(a, reason="another") for a in device_list)) is first, (
+        "no field has the reason"
+    )
     assert encoded == []
-    changed = (*frame[:7], replace(frame[7], health=Health.UNHEALTHY), *frame[8:], entry("new"))
+    changed = (
+        *device_list[:7],
+        replace(device_list[7], health=Health.UNHEALTHY),
+        *device_list[8:],
+        entry("new"),
+    )
     assert messages.of(changed) is not first
     assert encoded == ["007", "new"]
 
 
-def test_nothing_is_kept_of_what_is_listed_no_more(encoded: list[str]) -> None:
+def test_nothing_is_kept_of_what_is_not_listed_any_more(encoded: list[str]) -> None:
     messages = ListMessages()
     messages.of((entry("a"), entry("b")))
     messages.of((entry("b"),))

@@ -1,4 +1,4 @@
-"""Log lines: their form, their level, where they go, and that a library's lines look the same."""
+"""Log lines: their form, their level, where they go, and that a library's lines have the same form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from gpuactors import limits
-from gpuactors.observe.log import FOREIGN_EVENT, configure, get_logger
+from gpuactors.observe.log import LIBRARY_EVENT, configure, get_logger
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_lines_below_the_level_are_not_written_and_the_last_set_up_holds() -> No
     configure("json", "debug", stream=stream)
     logger.debug("scan.started")
     logging.getLogger("library").debug("chatter")
-    assert [line["event"] for line in lines(stream)] == ["scan.started", FOREIGN_EVENT]
+    assert [line["event"] for line in lines(stream)] == ["scan.started", LIBRARY_EVENT]
 
 
 def test_a_library_writes_in_the_same_form() -> None:

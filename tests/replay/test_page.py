@@ -157,7 +157,7 @@ def test_wheel_buttons_and_address_zoom(large: Written, tab: Tab) -> None:
     place = box(tab, "#in")
     tab.click(place["x"], place["y"])
     tab.wait(f"document.getElementById('window').textContent !== {json.dumps(zoomed)}")
-    # The address says what is shown, so that it can be given to somebody else.
+    # The address says what is shown, so that it can be passed on.
     closer, address = window(tab), tab.run("location.href")
     assert "#from=" in address
     tab.open("about:blank")

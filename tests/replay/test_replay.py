@@ -267,7 +267,7 @@ def test_after_damage_in_the_middle_it_goes_on_from_the_next_state(tmp_path: Pat
     (damage,) = [m for m in found if isinstance(m, Damage)]
     assert damage.line == 11
     (resumed,) = [m for m in found if isinstance(m, Resumed)]
-    assert resumed.missed is None  # the state says 3, but lines are lost as well
+    assert resumed.missed is None  # the state has 3, but lines are lost as well
     assert resumed.state == steps[43].before
     assert sum(isinstance(m, Played) for m in found) == 8 + 37
     assert not any(m.differences for m in found if isinstance(m, Played | Resumed))
@@ -303,7 +303,7 @@ def test_an_empty_file_beside_others_is_reported(tmp_path: Path) -> None:
     [
         (b"", "it is empty: nothing of it was on the disk when the node went down"),
         (b"PK\x03\x04", "it is no line of a journal"),
-        (b'{"name": "a JSON file of somebody else"}\n', "it is no line of a journal"),
+        (b'{"name": "a JSON file of another program"}\n', "it is no line of a journal"),
         (
             b'{"journal":5,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
             "does not begin with a journal's header",

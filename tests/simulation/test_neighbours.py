@@ -26,7 +26,7 @@ ENDPOINT = socket_name(ResourceName(GPU), "")
 THEIRS = ("51", "52")
 
 SEEN_S = limits.ODD_SIGHT_S + limits.KUBELET_LIST_TAKEN_S + limits.KUBELET_LIST_AGAIN_S + 1
-"""From a foreign socket's appearing until it is said that kubelet's list is not ours."""
+"""From another socket's appearing until the log and inspect have it that kubelet's list is not ours."""
 
 HEALED_S = limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S + limits.CONTEND_BACKOFF_S[0] + 1
 """From a cause that nothing hints at until kubelet has our list again."""

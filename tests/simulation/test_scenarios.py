@@ -120,14 +120,14 @@ def test_the_incident_shows_the_counts_that_the_field_did_not() -> None:
 def test_the_incident_names_who_holds_a_gpu() -> None:
     _, steps, _ = played("incident", 0)
     reasons = [[d["reason"] for d in step["devices"] if d["health"] == "Unhealthy"] for step in steps]
-    (left,), (foreign,) = reasons[7], reasons[14]
+    (left,), (external,) = reasons[7], reasons[14]
     assert re.fullmatch(
         r"IOMMU group \d+ is still held by process 40\d\d \(qemu-system-x86\) of the pod with UID [0-9a-f-]{36}: "
         r"pod default/vm-\d is gone from kubelet's ledger, its process is not",
         left,
     )
     assert re.fullmatch(
-        r"IOMMU group \d+ is held by process 1717 \(python3\), and kubelet has given it to no pod", foreign
+        r"IOMMU group \d+ is held by process 1717 \(python3\), and kubelet has given it to no pod", external
     )
     # Between steps, too: nothing else was ever left Unhealthy.
     assert [n for n, found in enumerate(reasons, start=1) if found] == [8, 15, 16]

@@ -1,4 +1,5 @@
-"""Pods on IOMMU groups of two GPUs, as fast as kubelet can admit them: nobody is refused what kubelet believed free.
+"""Pods on IOMMU groups of two GPUs, as fast as kubelet can admit them: no pod is refused a GPU that kubelet took for
+free.
 
 The real daemon and the fake kubelet over memory streams, on trio's mock clock (issue 10, items 7 and 8).
 """
@@ -76,7 +77,7 @@ async def test_one_gpu_pods_in_a_row_on_groups_of_two_are_never_refused(
 async def test_the_next_pod_gets_half_of_a_group_whose_pod_has_just_ended(
     longest_s: float, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """At once, and some time later: whatever our last read of the ledger said."""
+    """At once, and some time later: whatever our last read of the ledger had."""
     rng = random.Random(7)
     async with groups_of_two(tmp_path, 1) as world:
         for n in range(60):

@@ -29,7 +29,7 @@ _LEVELS: Final[dict[LogLevel, int]] = {
     "error": logging.ERROR,
 }
 
-FOREIGN_EVENT: Final = "library.logged"
+LIBRARY_EVENT: Final = "library.logged"
 """The event name of a line that a library wrote; its prose is in the field `message`, its name in
 `logger`."""
 
@@ -130,7 +130,7 @@ def _fit(value: object) -> object:
 def _foreign(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """A library's line, brought into our form."""
     record: logging.LogRecord = event["_record"]
-    event["message"], event["event"], event["logger"] = event["event"], FOREIGN_EVENT, record.name
+    event["message"], event["event"], event["logger"] = event["event"], LIBRARY_EVENT, record.name
     return event
 
 

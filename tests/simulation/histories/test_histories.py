@@ -21,7 +21,7 @@ SEEDS = 8
 """Schedules under which each found history is played, odd and even ones: `--holders` proc and passive."""
 
 OLDER_KERNEL = 9
-"""One more: the kernel says nothing of an unbind that waits for whoever has the card open."""
+"""One more: the kernel says nothing of an unbind that waits for the card's holder."""
 
 
 def complaint(played: Played) -> str | None:

@@ -59,7 +59,7 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork v2b: busy GPUs are Unhealthy, whoever holds them."""
+    """Fork v2b: GPUs in use are Unhealthy, whatever process holds them."""
     plant_allocated_is_unhealthy(monkeypatch)
     monkeypatch.setattr(device_lists, "_broken", lambda *_: [])
 
@@ -235,8 +235,8 @@ OLDER_PLUGIN = "an older plugin has given a card away"
 def test_a_refused_pod_needs_a_cause(
     causes: tuple[Cause, ...], owners: tuple[Given, ...], happened: list[str], for_nothing: bool
 ) -> None:
-    refused = Refused(Refusal.FAILED_PRECONDITION, "whatever is said", causes, owners)
-    assert failed_for_nothing("whatever kubelet says", refused, happened) is for_nothing
+    refused = Refused(Refusal.FAILED_PRECONDITION, "any sentence", causes, owners)
+    assert failed_for_nothing("any message of kubelet", refused, happened) is for_nothing
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_refused_pod_needs_a_cause(
     [
         ("code = Canceled desc = closing", [], True),
         ("code = Canceled desc = closing", ["a stream is lost"], False),
-        ("something that nobody has ever seen", ["unplug", "kubelet stops"], True),
+        ("something never seen before", ["unplug", "kubelet stops"], True),
         ("code = FailedPrecondition desc = the PCI function is gone", ["unplug"], True),
     ],
 )

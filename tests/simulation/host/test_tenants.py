@@ -131,7 +131,7 @@ def test_on_the_older_kernel_an_unbind_waits_and_says_nothing(tmp_path: Path) ->
     directory = tree.device_dir(GPU.address)
     assert not (directory / "driver").is_symlink()
     assert (directory / "vfio-dev").is_dir()
-    assert (directory / "uevent").is_fifo(), "whoever reads it sleeps"
+    assert (directory / "uevent").is_fifo(), "its readers sleep"
     assert (directory / "driver_override").is_fifo()
     assert (tree.driver_of(GPU.address), open_says(tree, 51)) == (None, errno.EBUSY)
     assert state(tree, GPU.address) == USED

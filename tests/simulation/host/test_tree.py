@@ -1,4 +1,4 @@
-"""The fake node: its tree looks and changes like the kernel's."""
+"""The fake node: its tree is shaped and changes like the kernel's."""
 
 from __future__ import annotations
 
@@ -243,9 +243,9 @@ def check(tree: HostTree) -> None:
 
 
 @pytest.mark.trio
-async def test_with_nobody_there_uevents_are_dropped_and_counted(tmp_path: Path) -> None:
+async def test_without_a_listener_uevents_are_dropped_and_counted(tmp_path: Path) -> None:
     uevents = HostTree(tmp_path / "host").plug(GPU)
-    with UeventSender(tmp_path / "nobody") as sender, trio.fail_after(10):
+    with UeventSender(tmp_path / "none") as sender, trio.fail_after(10):
         assert sender.send(uevents) == 0
         assert await sender.send_all(uevents) == 0
         assert (sender.sent, sender.dropped) == (0, 8)

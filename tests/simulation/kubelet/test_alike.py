@@ -31,8 +31,8 @@ CLOSING: Final = "the client connection is closing"
 A, B, C = (("a", "Healthy"), ("b", "Healthy"), ("c", "Healthy"))
 
 
-NOBODY_FOR_S: Final = 2.0
-"""How long kubelet dials where nobody is, in place of its 10 s."""
+NO_LISTENER_FOR_S: Final = 2.0
+"""How long kubelet dials an endpoint without a listener, in place of its 10 s."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def register(
 
 
 async def refused(plugin: TinyPlugin, **change: str) -> str:
-    """What Register said."""
+    """The error of Register."""
     with pytest.raises(grpc.RpcError) as caught:
         await register(plugin, **change)
     error: Any = caught.value
@@ -118,7 +118,7 @@ async def test_kubelet_dials_and_asks_for_options_inside_register_and_each_frame
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "error"),
     [
         (
             {"version": "v1alpha"},
@@ -144,9 +144,9 @@ async def test_kubelet_dials_and_asks_for_options_inside_register_and_each_frame
     ],
 )
 async def test_a_version_or_a_name_is_refused_and_the_endpoint_not_dialled(
-    kubelet: Driver, plugin: TinyPlugin, change: dict[str, str], said: str
+    kubelet: Driver, plugin: TinyPlugin, change: dict[str, str], error: str
 ) -> None:
-    assert await refused(plugin, **change) == said
+    assert await refused(plugin, **change) == error
     assert plugin.asked == []
 
 
@@ -155,14 +155,14 @@ async def test_names_at_the_limit_are_accepted(kubelet: Driver, plugin: TinyPlug
     await registered(kubelet, plugin, A, resource=name)
 
 
-@pytest.mark.parametrize("dial_deadline_s", [NOBODY_FOR_S])
+@pytest.mark.parametrize("dial_deadline_s", [NO_LISTENER_FOR_S])
 @pytest.mark.parametrize("absolute", [False, True])
-async def test_an_endpoint_is_looked_for_below_the_directory_and_nobody_there_is_said(
+async def test_an_endpoint_is_below_the_directory_and_one_without_a_listener_is_refused(
     kubelet: Driver, plugin: TinyPlugin, tmp_path: Path, absolute: bool
 ) -> None:
-    endpoint = str(tmp_path / "device-plugins" / "tiny.sock") if absolute else "nobody.sock"
-    said = await refused(plugin, endpoint=endpoint)
-    assert said == "failed to dial device plugin: context deadline exceeded"
+    endpoint = str(tmp_path / "device-plugins" / "tiny.sock") if absolute else "none.sock"
+    error = await refused(plugin, endpoint=endpoint)
+    assert error == "failed to dial device plugin: context deadline exceeded"
     assert plugin.asked == []
 
 
@@ -172,23 +172,23 @@ async def test_an_endpoint_in_a_directory_below_is_accepted(kubelet: Driver, tmp
         await registered(kubelet, plugin, A)
 
 
-@pytest.mark.parametrize("dial_deadline_s", [NOBODY_FOR_S])
-@pytest.mark.parametrize("why", ["nobody at the endpoint", "no options"])
+@pytest.mark.parametrize("dial_deadline_s", [NO_LISTENER_FOR_S])
+@pytest.mark.parametrize("why", ["no listener at the endpoint", "no options"])
 async def test_a_failed_register_makes_kubelet_forget_the_current_plugin_whose_end_it_does_not_notice(
     kubelet: Driver, plugin: TinyPlugin, other: TinyPlugin, why: str
 ) -> None:
     await registered(kubelet, plugin, A, B)
     if why == "no options":
         other.refusals["GetDevicePluginOptions"] = [(grpc.StatusCode.INTERNAL, "none today")]
-        said = await refused(other)
-        assert said == "failed to get device plugin options: rpc error: code = Internal desc = none today"
+        error = await refused(other)
+        assert error == "failed to get device plugin options: rpc error: code = Internal desc = none today"
     else:
-        await refused(other, endpoint="nobody.sock")
+        await refused(other, endpoint="none.sock")
     await lists(kubelet, plugin, A)  # its stream goes on
     assert other.calls("ListAndWatch") == []
 
     await trio.to_thread.run_sync(plugin.stop)
-    admitted = await kubelet.admit("to-nobody", 1)
+    admitted = await kubelet.admit("to-none", 1)
     assert not admitted.runs
     assert admitted.message.startswith("UnexpectedAdmissionError: Allocate failed due to "), admitted
     await kubelet.until(lambda listed: listed[RESOURCE] == {"a": "Healthy"})
@@ -302,7 +302,7 @@ async def test_a_device_that_leaves_the_list_during_its_allocate_is_kubelets_cra
 # --- admission --------------------------------------------------------------------------------------------
 
 
-async def test_only_healthy_devices_that_nobody_has_are_offered_and_the_plugins_choice_is_followed(
+async def test_only_healthy_devices_that_no_pod_has_are_offered_and_the_plugins_choice_is_followed(
     kubelet: Driver, plugin: TinyPlugin
 ) -> None:
     await registered(kubelet, plugin, A, ("b", "Unhealthy"), C, ("d", "Healthy"))
@@ -327,7 +327,7 @@ async def test_only_healthy_devices_that_nobody_has_are_offered_and_the_plugins_
         (["c", "c", "c"], {"c"}),
         (["a", "c", "d"], set()),
     ],
-    ids=["one of nobody", "another pod's", "none", "one three times", "too many"],
+    ids=["one made up", "another pod's", "none", "one three times", "too many"],
 )
 async def test_of_a_wrong_preference_what_was_offered_counts(
     kubelet: Driver, plugin: TinyPlugin, answer: list[str], contained: set[str]
@@ -413,7 +413,7 @@ def _devices(found: Any) -> Iterator[Listed]:
 
 
 async def allocatable(kubelet_dir: Path) -> list[Listed]:
-    """What GetAllocatableResources says."""
+    """What GetAllocatableResources returns."""
     answer = await trio.to_thread.run_sync(
         _call, kubelet_dir, "GetAllocatableResources", "AllocatableResourcesRequest"
     )
@@ -422,7 +422,7 @@ async def allocatable(kubelet_dir: Path) -> list[Listed]:
 
 
 async def all_listed(kubelet_dir: Path) -> dict[tuple[str, str], list[Listed]]:
-    """What List says, by namespace and pod."""
+    """What List returns, by namespace and pod."""
     answer = await trio.to_thread.run_sync(_call, kubelet_dir, "List", "ListPodResourcesRequest")
     for pod in answer.pod_resources:
         assert [c.name for c in pod.containers if c.devices] == ["compute"] * bool(
@@ -442,7 +442,7 @@ async def listed(kubelet_dir: Path) -> dict[str, list[Listed]]:
 
 async def until_listed(kubelet_dir: Path, wanted: dict[str, list[Listed]]) -> None:
     with trio.fail_after(WAIT_S):
-        while await listed(kubelet_dir) != wanted:  # noqa: ASYNC110 - kubelet tells nobody
+        while await listed(kubelet_dir) != wanted:  # noqa: ASYNC110 - kubelet announces it nowhere
             await trio.sleep(0.05)
 
 
@@ -497,7 +497,7 @@ async def test_the_file_has_what_pods_were_given_and_what_is_healthy(
     healthy = {name: sorted(ids) for name, ids in data(tmp_path)["RegisteredDevices"].items()}
     assert healthy == {RESOURCE: ["a", "b"], OTHER: ["c"]}
 
-    # The end of a stream writes nothing; the next who writes says that nothing of it is Healthy.
+    # The end of a stream writes nothing; the next write has none of its devices as Healthy.
     plugin.lists.put(None)
     await kubelet.until(unhealthy())
     assert sorted(data(tmp_path)["RegisteredDevices"][RESOURCE]) == ["a", "b"]
@@ -513,7 +513,7 @@ async def test_a_pod_that_has_ended_stays_in_the_ledger_until_somebody_asks_and_
     kubelet.force_delete("one")
     assert entries(tmp_path) == [{"-1": ["a"]}], "a release writes nothing"
     await lists(kubelet, plugin, A, C)
-    assert entries(tmp_path) == [{"-1": ["a"]}], "nobody has asked since"
+    assert entries(tmp_path) == [{"-1": ["a"]}], "no call has come since"
     assert await listed(tmp_path) == {}
     assert entries(tmp_path) == [{"-1": ["a"]}], "List writes nothing"
     await lists(kubelet, plugin, A)
@@ -557,7 +557,7 @@ async def test_all_queries_together_are_limited(kubelet: Driver, tmp_path: Path)
 # --- kubelet's restart ------------------------------------------------------------------------------------
 
 
-async def test_a_kubelet_that_starts_anew_has_its_ledger_and_no_device_and_lists_nobody_before_it_hears(
+async def test_a_kubelet_that_starts_anew_has_its_ledger_and_no_device_and_lists_no_pod_before_it_hears(
     kubelet: Driver, plugin: TinyPlugin, other: TinyPlugin, tmp_path: Path
 ) -> None:
     directory = tmp_path / "device-plugins"

@@ -189,7 +189,7 @@ def test_a_device_that_leaves_the_list_during_its_allocate_is_kubelets_crash() -
         manager.commit(choice, taken, Allocated({}, ()))
 
 
-def test_devices_in_flight_are_given_to_nobody_else_and_a_refusal_frees_them() -> None:
+def test_devices_in_flight_are_given_to_no_other_pod_and_a_refusal_frees_them() -> None:
     manager = manager_with(ids(0, 1))
     for name in ("a", "b"):
         manager.submit(name, {GPU: 1}, 0.0)
@@ -365,7 +365,7 @@ async def test_the_re_registration_race_cuts_off_the_new_plugin(autojump_clock: 
         old.streams[0].close()
         await new_server.wait_disconnected()
         await r.figures(1, 0)
-        assert old_server.connections == 1  # nobody ever closes the old connection
+        assert old_server.connections == 1  # the old connection is never closed
 
         await r.register("new.sock")
         await r.figures(3, 3)
@@ -461,7 +461,7 @@ async def test_the_shipped_other_plugin_takes_the_resource_and_a_stubborn_one_ta
         await r.figures(3, 3)
         await r.kubelet.admit("vm", {GPU: 1})
         assert len(other.allocated) == 1
-        ours.streams[0].close()  # its end disconnects whoever has the name
+        ours.streams[0].close()  # its end disconnects the plugin that has the name
         await r.kubelet.until(lambda view: view.registrations == 3)
         await r.figures(3, 3, 1)
         await trio.sleep(1)
@@ -490,11 +490,11 @@ async def test_the_shipped_bystander_dials_first_when_register_takes_its_time(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("why", ["nobody at the endpoint", "options fail"])
+@pytest.mark.parametrize("why", ["no listener at the endpoint", "options fail"])
 async def test_a_failed_register_makes_kubelet_forget_the_running_plugin(
     why: str, autojump_clock: MockClock
 ) -> None:
-    """The old stream goes on, but its end is not noticed: the devices stay Healthy with nobody there."""
+    """The old stream goes on, but its end is not noticed: the devices stay Healthy without a plugin."""
     plugin = Plugin(first=all_healthy(2))
     broken = Plugin(options_error=GRPCError(Status.INTERNAL, "no options today"))
     async with rig() as r, r.serving(plugin, "good.sock"), r.serving(broken, "broken.sock"):

@@ -1,4 +1,4 @@
-"""The fake kubelet's pods: what they hold, how they end, what PodResources says meanwhile, and what a restart leaves.
+"""The fake kubelet's pods: what they hold, how they end, what PodResources lists meanwhile, and what a restart leaves.
 
 Times and texts are those that were seen on a running kubelet 1.36. All in memory, on trio's mock clock.
 """
@@ -281,7 +281,7 @@ async def test_a_damaged_file_is_a_line_in_kubelets_log(tmp_path: Path) -> None:
 async def test_after_a_restart_only_a_pod_that_does_not_run_needs_its_device_healthy(
     first_list: list[tuple[str, str]] | None, message: str, autojump_clock: MockClock
 ) -> None:
-    """gpu0 belongs to the pod in back-off; the running pod's device is treated no better, and it is not looked at."""
+    """gpu0 belongs to the pod in back-off; the running pod's device is treated no better, and it is not checked."""
     busy = [GRPCError(Status.UNAVAILABLE, "still held")]
     plugin = Plugin(first=all_healthy(1), pre_start_required=True, pre_start_errors=busy)
     async with registered(plugin, "sub/p.sock") as r:

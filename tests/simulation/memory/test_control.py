@@ -24,17 +24,17 @@ STATE: Latest[NodeState] = Latest(initial_state(Settings((), 300.0, True)))
 OLD, NEW = "daemon 1", "daemon 2"
 
 
-def nobody() -> Latest[frozenset[Owner]]:
+def none_hangs() -> Latest[frozenset[Owner]]:
     return Latest(frozenset[Owner]())
 
 
 def two() -> tuple[MemoryTransport, UnixControl, UnixControl]:
     place, faults = MemoryTransport(), Faults()
-    old, new = (memory_control(place, nobody(), name, faults) for name in (OLD, NEW))
+    old, new = (memory_control(place, none_hangs(), name, faults) for name in (OLD, NEW))
     return place, old, new
 
 
-async def test_nobody_to_ask(autojump_clock: MockClock) -> None:
+async def test_without_a_predecessor(autojump_clock: MockClock) -> None:
     place, old, _ = two()
     assert await old.ask() == "none"
     assert not await old.is_held()
@@ -66,7 +66,7 @@ async def test_a_successor_is_answered_when_the_socket_was_given_up(autojump_clo
 
 async def test_who_does_not_answer_is_taken_over_anyway(autojump_clock: MockClock) -> None:
     place, old, _ = two()
-    hanging = nobody()
+    hanging = none_hangs()
     new = memory_control(place, hanging, NEW, Faults())
     async with old.hold(STATE.subscribe()) as held:
         began = trio.current_time()
@@ -89,7 +89,7 @@ async def test_a_killed_daemon_holds_nothing(autojump_clock: MockClock) -> None:
 
 async def test_it_crashes_when_it_is_told_to() -> None:
     place, faults = MemoryTransport(), Faults()
-    async with memory_control(place, nobody(), OLD, faults).hold(STATE.subscribe()) as held:
+    async with memory_control(place, none_hangs(), OLD, faults).hold(STATE.subscribe()) as held:
         faults.order(Fault.HAND_OVER_CRASHES)
         with pytest.raises(PlannedCrashError, match="hand_over crashes as planned"):
             held.still_ours()

@@ -61,7 +61,7 @@ async def test_it_can_be_cut_at_any_byte(after_bytes: int) -> None:
     assert await it.listener.receive_some() == b""
 
 
-async def test_what_passes_can_be_looked_at() -> None:
+async def test_what_passes_can_be_read() -> None:
     seen: list[tuple[str, bytes]] = []
     it = Connection("x.sock", frozenset(), lambda label, data: seen.append((label, data)))
     await it.dialler.send_all(b"there")

@@ -62,7 +62,7 @@ async def test_an_actor_that_is_short_of_descriptors_takes_no_daemon_with_it(
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(run_daemon, SETTINGS, outside)
-            while not daemon.state.value.ledger.tried:
+            while not daemon.state.value.kubelet.ledger.tried:
                 await daemon.state.receive()
             nursery.cancel_scope.cancel()
     assert ledger.failures == 0

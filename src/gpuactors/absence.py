@@ -27,7 +27,7 @@ class AbsentError(HostError):
 async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> None:
     """Until the host has been scanned. Raises `AbsentError` if it cannot be after `limits.HOST_ABSENT_S`."""
     with trio.move_on_after(limits.HOST_ABSENT_S):
-        while not state.value.scanned:
+        while not state.value.host.scanned:
             await state.receive()
         return
     with trio.move_on_after(limits.SCAN_DEADLINE_S):  # a scan that hangs has found something

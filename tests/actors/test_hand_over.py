@@ -17,7 +17,7 @@ from gpuactors.actors import hand_over
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.model import Call, CallKind, ResourceName, Role, Settings, Token
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState, with_waiting
 from gpuactors.core.step import initial_state, step
 from gpuactors.ports import ControlError, ControlTakenError
 from tests.support.patience import patient
@@ -100,7 +100,7 @@ class Daemon:
 
     @property
     def role(self) -> Role:
-        return self.state.value.role
+        return self.state.value.daemon.role
 
     async def is_in(self, role: Role) -> None:
         await self.until(lambda: self.role is role)
@@ -113,7 +113,11 @@ class Daemon:
 
 @asynccontextmanager
 async def daemon(control: FakeControl, *, role: Role = Role.TAKING_OVER) -> AsyncIterator[Daemon]:
-    it = Daemon(control, Latest(replace(initial_state(SETTINGS), role=role)))
+    state = initial_state(SETTINGS)
+    it = Daemon(
+        control,
+        Latest(replace(state, daemon=replace(state.daemon, role=role))),
+    )
     post, inbox = trio.open_memory_channel[Event](4)
 
     async def core() -> None:
@@ -206,13 +210,13 @@ async def test_no_stream_ends_while_a_call_may_still_be_answered(
         await it.is_in(Role.SERVING)
         call = Call(CallKind.ALLOCATE, H100, ((),), {}, 0, math.inf)
         # One that waits for an inspection: the core does not answer it at once.
-        it.state.set(replace(it.state.value, calls={Token(1): call}))
+        it.state.set(with_waiting(it.state.value, {Token(1): call}))
         assert control.held is not None
         began = trio.current_time()
         control.held.request.set()
         with trio.move_on_after(answered_after_s):
             await it.is_in(Role.HANDED_OVER)
-        it.state.set(replace(it.state.value, calls={}))
+        it.state.set(with_waiting(it.state.value, {}))
         await it.is_in(Role.HANDED_OVER)
         assert trio.current_time() - began == pytest.approx(min(answered_after_s, limits.DRAIN_S), abs=0.1)
 
@@ -249,7 +253,7 @@ async def test_who_serves_again_knows_what_its_successor_served(autojump_clock: 
     async with daemon(FakeControl(), role=Role.HANDED_OVER) as it:
         it.served = successors
         await it.is_in(Role.SERVING)
-        assert it.state.value.served == successors
+        assert it.state.value.published.served == successors
 
 
 @pytest.mark.trio

@@ -57,9 +57,12 @@ async def kept(file: FakeFile, *states: NodeState, apart_s: float = 1.0) -> list
 
 async def test_each_change_is_written_once(autojump_clock: trio.testing.MockClock) -> None:
     file = FakeFile()
-    one, two = replace(IDLE, served=ONE), replace(IDLE, served={**ONE, A100: frozenset({"10de:20b0"})})
-    assert await kept(file, one, replace(one, scanned=True), two, two) == []
-    assert file.written == [ONE, two.served]
+    one, two = (
+        replace(IDLE, published=replace(IDLE.published, served=ONE)),
+        replace(IDLE, published=replace(IDLE.published, served={**ONE, A100: frozenset({"10de:20b0"})})),
+    )
+    assert await kept(file, one, replace(one, host=replace(one.host, scanned=True)), two, two) == []
+    assert file.written == [ONE, two.published.served]
 
 
 async def test_a_new_model_under_a_name_that_is_served_is_written(
@@ -67,14 +70,25 @@ async def test_a_new_model_under_a_name_that_is_served_is_written(
 ) -> None:
     file = FakeFile()
     more = {H100: frozenset({"10de:2330", "10de:2331"})}
-    assert await kept(file, replace(IDLE, served=ONE), replace(IDLE, served=more)) == []
+    assert (
+        await kept(
+            file,
+            replace(IDLE, published=replace(IDLE.published, served=ONE)),
+            replace(IDLE, published=replace(IDLE.published, served=more)),
+        )
+        == []
+    )
     assert file.written == [ONE, more]
 
 
 async def test_who_does_not_serve_writes_nothing(autojump_clock: trio.testing.MockClock) -> None:
     file = FakeFile()
-    waiting = replace(IDLE, served=ONE, role=Role.TAKING_OVER)
-    await kept(file, waiting, replace(waiting, role=Role.HANDED_OVER))
+    waiting = replace(
+        IDLE,
+        published=replace(IDLE.published, served=ONE),
+        daemon=replace(IDLE.daemon, role=Role.TAKING_OVER),
+    )
+    await kept(file, waiting, replace(waiting, daemon=replace(waiting.daemon, role=Role.HANDED_OVER)))
     assert file.written == []
 
 
@@ -82,7 +96,12 @@ async def test_a_failure_is_said_once_and_the_write_is_tried_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     file = FakeFile(failures=2)
-    states = [replace(IDLE, served=ONE, scanned=bool(n % 2)) for n in range(4)]
+    states = [
+        replace(
+            IDLE, published=replace(IDLE.published, served=ONE), host=replace(IDLE.host, scanned=bool(n % 2))
+        )
+        for n in range(4)
+    ]
     assert await kept(file, *states, apart_s=limits.SERVED_RETRY_S + 1) == ["the disk is full"]
     assert file.written == [ONE]
 
@@ -91,6 +110,8 @@ async def test_who_serves_again_writes_over_what_a_successor_wrote(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     file = FakeFile()
-    serving = replace(IDLE, served=ONE)
-    await kept(file, serving, replace(serving, role=Role.HANDED_OVER), serving)
+    serving = replace(IDLE, published=replace(IDLE.published, served=ONE))
+    await kept(
+        file, serving, replace(serving, daemon=replace(serving.daemon, role=Role.HANDED_OVER)), serving
+    )
     assert file.written == [ONE, ONE]

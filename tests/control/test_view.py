@@ -119,7 +119,7 @@ def test_changes_have_ages() -> None:
 def test_a_gpu_that_left_under_its_pod_is_still_explained() -> None:
     core = Core()
     core.ledger[GPU] = "vm-1"
-    core.feed(HostScanned(core.state.inspections.last - 1, (gpu("23:00.0"), gpu("24:00.0"))))
+    core.feed(HostScanned(core.state.host.inspections.last - 1, (gpu("23:00.0"), gpu("24:00.0"))))
     gone(core)
     view = device(core)
     assert (view.present, view.health, view.owner) == (False, "Unhealthy", "allocated to pod default/vm-1")

@@ -153,7 +153,7 @@ class Core:
         self.holders: dict[int, tuple[Holder, ...]] = {}
         self.silent = False
         if functions:
-            self.feed(HostScanned(self.state.inspections.last - 1, functions))
+            self.feed(HostScanned(self.state.host.inspections.last - 1, functions))
 
     def feed(self, *events: Event, after_s: float = 0.0) -> list[Effect]:
         """Feeds the events, `after_s` seconds later; returns what came out."""
@@ -171,14 +171,14 @@ class Core:
         return effects
 
     def _answer(self) -> Event | None:
-        for meant in self.state.resolved.values():
-            inspection = self.state.inspections.functions.get(meant.address)
+        for meant in self.state.kubelet.resolved.values():
+            inspection = self.state.host.inspections.functions.get(meant.address)
             if meant.looked_for and meant.ids is None and inspection is not None:
                 found = self.unselected.get(meant.address)
                 return FunctionInspected(inspection, meant.address, (found,) if found is not None else ())
-        if (read := self.state.ledger.outstanding) is not None:
+        if (read := self.state.kubelet.ledger.outstanding) is not None:
             return self.ledger_event(read)
-        if (poll := self.state.polls.outstanding) is not None:
+        if (poll := self.state.host.polls.outstanding) is not None:
             return self.poll_event(poll)
         return None
 
@@ -226,8 +226,8 @@ class Core:
 
     def device_list(self, resource: ResourceName = H100) -> dict[str, str]:
         """ID and health of every device in the resource's list."""
-        return {a.id: str(a.health) for a in self.state.device_lists[resource]}
+        return {a.id: str(a.health) for a in self.state.published.device_lists[resource]}
 
     def reason(self, device: str, resource: ResourceName = H100) -> str:
         """The one reason of a device."""
-        return next(a.reason for a in self.state.device_lists[resource] if a.id == device)
+        return next(a.reason for a in self.state.published.device_lists[resource] if a.id == device)

@@ -255,7 +255,9 @@ def _pod_comes(*, last: bool) -> Happening:
     """Kubelet chooses among the devices that it has as Healthy and in nobody's hands; it may be any."""
 
     def choices(node: Node) -> list[int]:
-        healthy = {a.address for a in node.state.device_lists.get(H100, ()) if a.health is Health.HEALTHY}
+        healthy = {
+            a.address for a in node.state.published.device_lists.get(H100, ()) if a.health is Health.HEALTHY
+        }
         return [s for s in SLOTS if ADDRESSES[s] in healthy and node.outside.ledger[s] is None]
 
     def enabled(node: Node) -> bool:
@@ -323,15 +325,15 @@ HAPPENINGS: Final = (
 def _stepped(node: Node, event: Event) -> Node:
     state, effects = step(node.state, event, node.at)
     if node.outside.admitting is not None:
-        listed, left = ({a.id for a in s.device_lists.get(H100, ())} for s in (node.state, state))
+        listed, left = ({a.id for a in s.published.device_lists.get(H100, ())} for s in (node.state, state))
         if not listed <= left:
             raise WrongError(f"{listed - left} left the list during a call: kubelet panics")
     for slot in sorted(node.outside.waiting):
-        was, is_ = ({a.address for a in s.device_lists.get(H100, ())} for s in (node.state, state))
+        was, is_ = ({a.address for a in s.published.device_lists.get(H100, ())} for s in (node.state, state))
         if ADDRESSES[slot] in was - is_:
             raise WrongError(f"device {slot} left the list although somebody has it open")
     node = _asked(replace(node, state=state))
-    read = frozenset(pod.name for pod in state.ledger.entries.values())
+    read = frozenset(pod.name for pod in state.kubelet.ledger.entries.values())
     node = _changed(node, known=node.outside.known | read)
     for effect in effects:
         node = _replied(node, effect)
@@ -375,7 +377,7 @@ def _check_grant(node: Node, slot: int, grant: Granted) -> None:
     o = node.outside
     if f"/dev/vfio/{o.group(slot) + 1}" not in container.nodes:
         raise WrongError(f"device {slot} was swapped for {container.nodes}: kubelet's ledger is a lie")
-    if o.holder(slot) == EXTERNAL and o.names and node.state.ledger.problem is None:
+    if o.holder(slot) == EXTERNAL and o.names and node.state.kubelet.ledger.problem is None:
         raise WrongError(f"device {slot} is handed out while an external process holds it")
 
 
@@ -408,15 +410,15 @@ def _starts(node: Node, slot: int) -> Node:
 def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], Event]]:
     """Every outstanding request by its number, with how to answer it."""
     wanted: dict[int, Callable[[Outside, NodeState], Event]] = {}
-    if (scan := state.inspections.scan) is not None:
+    if (scan := state.host.inspections.scan) is not None:
         wanted[scan] = lambda o, _state: HostScanned(scan, _functions(o))
-    for address, inspection in state.inspections.functions.items():
+    for address, inspection in state.host.inspections.functions.items():
         wanted[inspection] = _inspection(inspection, address)
-    if (read := state.ledger.outstanding) is not None:
+    if (read := state.kubelet.ledger.outstanding) is not None:
         wanted[read] = lambda o, _state: (
             ledger_read(read, _entries(o)) if o.readable else LedgerUnreadable(read, "kubelet is away")
         )
-    if (poll := state.polls.outstanding) is not None:
+    if (poll := state.host.polls.outstanding) is not None:
         wanted[poll] = lambda o, now: GroupsObserved(poll, _uses(o, now))
     return wanted
 
@@ -515,13 +517,13 @@ def answered(node: Node, *, early: bool, reverse: bool = False) -> Node:
 def check_always(node: Node) -> None:
     """After every event: what kubelet has given away is listed, and counted once."""
     o = node.outside
-    listed = {a.id: a.health for a in node.state.device_lists.get(H100, ())}
-    for entry in (a for entries in node.state.device_lists.values() for a in entries):
+    listed = {a.id: a.health for a in node.state.published.device_lists.get(H100, ())}
+    for entry in (a for entries in node.state.published.device_lists.values() for a in entries):
         if MEANINGS[entry.cause].health not in (entry.health, AS_BEFORE):
             raise WrongError(f"{entry.id} is {entry.health}, and its cause is {entry.cause}")
-    if not node.state.device_lists:
+    if not node.state.published.device_lists:
         return
-    known = {device for resource, device in node.state.ledger.entries if resource == H100}
+    known = {device for resource, device in node.state.kubelet.ledger.entries if resource == H100}
     for slot in SLOTS:
         named = _id(o, slot) in known or not o.older
         if o.ledger[slot] is not None and named and _id(o, slot) not in listed:
@@ -543,7 +545,7 @@ def _is_lost(node: Node) -> bool:
     """What a group's number means cannot be known any more: no daemon that knew it is there, and the device is in
     another group."""
     o = node.outside
-    return o.older and o.moved and (H100, DeviceId("1")) not in node.state.resolved
+    return o.older and o.moved and (H100, DeviceId("1")) not in node.state.kubelet.resolved
 
 
 def settled(node: Node) -> Node:
@@ -565,7 +567,7 @@ def settled(node: Node) -> Node:
 def check_settled(node: Node) -> None:
     """When it is quiet, each device is what a naive reading of the world says."""
     o = node.outside
-    listed = {a.id: (str(a.health), a.cause) for a in node.state.device_lists.get(H100, ())}
+    listed = {a.id: (str(a.health), a.cause) for a in node.state.published.device_lists.get(H100, ())}
     if o.admitting is not None:
         raise WrongError("Allocate was never answered")
     if _is_lost(node):
@@ -690,24 +692,24 @@ def _age(seconds: float, *, exact: bool) -> float:
 
 def _numbers(state: NodeState) -> Iterator[int]:
     yield from {
-        state.inspections.last,
-        state.inspections.scan or 0,
-        *state.inspections.functions.values(),
-        *(f.inspection for f in state.facts.values()),
-        state.ledger.read,
-        state.ledger.outstanding or 0,
-        state.ledger.done,
-        state.polls.done,
-        state.polls.outstanding or 0,
-        *(r.inspection for r in state.inspections.retries.values()),
-        *(n for o in state.polls.groups.values() for n in (o.poll, o.since)),
-        *(n for d in state.orphans.values() for n in (d.read, d.use or 0)),
-        *(c.since for c in state.calls.values()),
+        state.host.inspections.last,
+        state.host.inspections.scan or 0,
+        *state.host.inspections.functions.values(),
+        *(f.inspection for f in state.host.facts.values()),
+        state.kubelet.ledger.read,
+        state.kubelet.ledger.outstanding or 0,
+        state.kubelet.ledger.done,
+        state.host.polls.done,
+        state.host.polls.outstanding or 0,
+        *(r.inspection for r in state.host.inspections.retries.values()),
+        *(n for o in state.host.polls.groups.values() for n in (o.poll, o.since)),
+        *(n for d in state.kubelet.orphans.values() for n in (d.read, d.use or 0)),
+        *(c.since for c in state.calls.waiting.values()),
     }
 
 
 def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
-    inspections, ledger, polls = state.inspections, state.ledger, state.polls
+    inspections, ledger, polls = state.host.inspections, state.kubelet.ledger, state.host.polls
     return (
         (
             ranks[inspections.last],
@@ -718,17 +720,19 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             frozenset((a, r.again, r.due_at - at) for a, r in inspections.single.items()),
             frozenset((a, r.attempt, ranks[r.inspection]) for a, r in inspections.retries.items()),
         ),
-        frozenset((a, ranks[f.inspection], f.function) for a, f in state.facts.items()),
-        (state.scanned, state.uevents, state.role, state.stopping),
-        frozenset(state.device_lists.items()),
-        frozenset((r, p.empty_since is None, (p.empty_since or at) - at) for r, p in state.plugins.items()),
-        frozenset((r, until - at) for r, until in state.no_removal_until.items()),
+        frozenset((a, ranks[f.inspection], f.function) for a, f in state.host.facts.items()),
+        (state.host.scanned, state.host.uevents, state.daemon.role, state.daemon.stopping),
+        frozenset(state.published.device_lists.items()),
+        frozenset(
+            (r, p.empty_since is None, (p.empty_since or at) - at) for r, p in state.published.plugins.items()
+        ),
+        frozenset((r, until - at) for r, until in state.calls.no_removal_until.items()),
         frozenset(
             (
                 *(t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items())),
                 *(c.came_at - at, c.doubts),
             )
-            for t, c in state.calls.items()
+            for t, c in state.calls.waiting.items()
         ),
         (
             ranks[ledger.read],
@@ -738,8 +742,8 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             ledger.refresh.again,
             ledger.due_at - at,
             ranks[ledger.done],
-            _age(ledger.read_at - at, exact=bool(state.pending_allocations or state.calls)),
-            _age(ledger.asked_at - at, exact=bool(state.pending_allocations or state.calls)),
+            _age(ledger.read_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
+            _age(ledger.asked_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
         ),
         (
             frozenset(
@@ -758,8 +762,8 @@ def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             polls.leaving,
             polls.doubtful,
         ),
-        frozenset(state.resolved.items()),
-        frozenset(state.served.items()),
-        frozenset((a, until - at) for a, until in state.pending_allocations.items()),
-        frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.orphans.items()),
+        frozenset(state.kubelet.resolved.items()),
+        frozenset(state.published.served.items()),
+        frozenset((a, until - at) for a, until in state.kubelet.pending_allocations.items()),
+        frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.kubelet.orphans.items()),
     )

@@ -35,7 +35,7 @@ def allocate(*containers: tuple[str, ...], token: Token = T) -> AllocateAsked:
 
 def inspected(core: Core, address: str, *functions: PciFunction) -> FunctionInspected:
     where = pci_address(address)
-    return FunctionInspected(core.state.inspections.functions[where], where, functions)
+    return FunctionInspected(core.state.host.inspections.functions[where], where, functions)
 
 
 def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -> None:
@@ -54,7 +54,7 @@ def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -
             )
         )
     ]
-    assert core.state.calls == {}
+    assert core.state.calls.waiting == {}
 
 
 def test_each_container_gets_its_own_devices_sorted() -> None:
@@ -89,7 +89,7 @@ def test_the_group_node_serves_the_companions_and_iommufd_needs_each_ones_cdev()
 def short(core: Core, address: str) -> InspectionFailed:
     where = pci_address(address)
     return InspectionFailed(
-        core.state.inspections.functions[where], where, "no file descriptors left", shortage=True
+        core.state.host.inspections.functions[where], where, "no file descriptors left", shortage=True
     )
 
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_is_refused_without_an_inspection(
     assert isinstance(answer, Refused)
     assert answer.status is status
     assert said in answer.reason
-    assert core.state.inspections.functions == {}
+    assert core.state.host.inspections.functions == {}
 
 
 def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> None:
@@ -230,7 +230,7 @@ def test_inspections_that_do_not_come_back_refuse_the_call_in_time_and_name_the_
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A, B)))
     core.feed(inspected(core, B, gpu(B)))
-    assert core.state.calls[T].deadline == core.at + limits.CALL_DEADLINE_S
+    assert core.state.calls.waiting[T].deadline == core.at + limits.CALL_DEADLINE_S
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE
@@ -241,7 +241,7 @@ def test_inspections_that_do_not_come_back_refuse_the_call_in_time_and_name_the_
 def test_an_inspection_that_fails_refuses_the_call_with_that_reason() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)))
-    (answer,) = core.answers(InspectionFailed(core.state.inspections.functions[A], A, "sysfs hangs"))
+    (answer,) = core.answers(InspectionFailed(core.state.host.inspections.functions[A], A, "sysfs hangs"))
     assert isinstance(answer, Refused)
     assert answer.reason == f"{A}: sysfs hangs"
 
@@ -250,13 +250,13 @@ def test_a_stuck_device_does_not_hold_up_calls_for_the_others() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A,), token=Token(1)), allocate((B,), token=Token(2)))
     assert isinstance(core.answers(inspected(core, B, gpu(B)))[0], Granted)
-    assert set(core.state.calls) == {Token(1)}
+    assert set(core.state.calls.waiting) == {Token(1)}
 
 
 def test_an_abandoned_call_is_forgotten() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)), CallAbandoned(T))
-    assert core.state.calls == {}
+    assert core.state.calls.waiting == {}
     assert core.answers(inspected(core, A, gpu(A))) == []
 
 
@@ -296,7 +296,7 @@ def test_a_device_listed_for_a_call_only_is_refused_with_the_reason_it_is_listed
 def test_new_calls_are_refused_while_stopping_and_those_in_flight_are_answered() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A,)), ShutdownRequested())
-    assert core.state.plugins == {}
+    assert core.state.published.plugins == {}
     (refused,) = core.answers(allocate((B,), token=Token(2)))
     assert isinstance(refused, Refused)
     assert refused.status is Refusal.UNAVAILABLE

@@ -48,7 +48,7 @@ def a100(address: str) -> PciFunction:
 def inspect(core: Core, address: str, *functions: PciFunction) -> None:
     where = pci_address(address)
     core.feed(HostChanged(where, None, "bind pci"))
-    core.feed(FunctionInspected(core.state.inspections.functions[where], where, functions))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[where], where, functions))
 
 
 def test_a_model_never_seen_before_becomes_a_resource_of_its_own() -> None:
@@ -67,7 +67,7 @@ def test_an_unknown_id_gets_its_hex_digits() -> None:
 def test_two_ids_with_one_name_are_one_resource() -> None:
     core = Core(gpu(A, device="2330"), gpu(B, device="2331"))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    assert list(core.state.plugins) == [H100]
+    assert list(core.state.published.plugins) == [H100]
 
 
 def test_a_card_swapped_for_another_model_changes_resource() -> None:
@@ -88,7 +88,7 @@ def test_a_card_swapped_under_a_call_is_kept_in_the_old_list_and_new_in_the_othe
 def test_a_node_without_gpus_has_no_resource_until_one_comes() -> None:
     core = Core()
     core.feed(HostScanned(1, ()))
-    assert core.state.plugins == {}
+    assert core.state.published.plugins == {}
     inspect(core, A, gpu(A))
     assert core.device_list() == {A: "Healthy"}
 
@@ -100,44 +100,44 @@ def test_an_emptied_resource_shows_an_empty_list_then_retires() -> None:
     due = next_deadline(core.state)
     assert due <= core.at + limits.RETIRE_EMPTY_AFTER_S
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S)
-    assert set(core.state.plugins) == {H100}
-    assert set(core.state.device_lists) == {H100}
+    assert set(core.state.published.plugins) == {H100}
+    assert set(core.state.published.device_lists) == {H100}
 
 
 def test_a_rebind_before_the_resource_retires_keeps_its_plugin() -> None:
     core = Core(gpu(A))
-    before = core.state.plugins[H100].bind
+    before = core.state.published.plugins[H100].bind
     inspect(core, A, gpu(A, driver=None))
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S - 1)
     inspect(core, A, gpu(A))
     core.feed(Ticked(), after_s=5)
     assert core.device_list() == {A: "Healthy"}
-    assert core.state.plugins[H100].bind == before
+    assert core.state.published.plugins[H100].bind == before
 
 
 def test_a_retired_resource_comes_back_with_a_fresh_plugin() -> None:
     core = Core(gpu(A))
     inspect(core, A)
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S)
-    assert core.state.plugins == {}
+    assert core.state.published.plugins == {}
     inspect(core, A, gpu(A))
     assert core.device_list() == {A: "Healthy"}
 
 
 def test_numa_nodes_are_in_the_list() -> None:
     core = Core(gpu(A, numa_node=0), gpu(B, numa_node=None))
-    assert [(a.address, a.numa_node) for a in core.state.device_lists[H100]] == [(A, 0), (B, None)]
+    assert [(a.address, a.numa_node) for a in core.state.published.device_lists[H100]] == [(A, 0), (B, None)]
 
 
 def test_nothing_changes_the_list_object_when_nothing_changed() -> None:
     core = Core(gpu(A), gpu(B))
-    before = core.state.device_lists[H100]
+    before = core.state.published.device_lists[H100]
     inspect(core, A, gpu(A))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.inspections.scan
+    scan = core.state.host.inspections.scan
     assert scan is not None
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
-    assert core.state.device_lists[H100] == before
+    assert core.state.published.device_lists[H100] == before
 
 
 def test_an_entry_that_did_not_change_is_the_very_one_that_was_listed() -> None:
@@ -145,10 +145,10 @@ def test_an_entry_that_did_not_change_is_the_very_one_that_was_listed() -> None:
     core = Core(gpu(A), gpu(B))
     core.ledger = {f"odd {n}": "pod" for n in range(3)}
     core.feed(KubeletAppeared("socket 1"))
-    before = {a.id: a for a in core.state.device_lists[H100]}
+    before = {a.id: a for a in core.state.published.device_lists[H100]}
     core.ledger = {"odd 1": "pod", "odd 2": "another"}
     core.feed(KubeletAppeared("socket 2"))
-    same = [a.id for a in core.state.device_lists[H100] if a is before.get(a.id)]
+    same = [a.id for a in core.state.published.device_lists[H100] if a is before.get(a.id)]
     assert same == [A, B, "odd 1"]
 
 
@@ -173,7 +173,7 @@ def test_an_inspection_that_finds_what_is_known_and_a_call_that_begins_make_no_l
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId("odd 7"),),)))
     assert made == [], "nothing was found that was not known, and nothing was given away"
     core.feed(AllocateAsked(Token(2), H100, ((DeviceId(A),),)))
-    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
     core.ledger[A] = "vm-1"
     core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
     assert len(made) <= 3
@@ -186,10 +186,10 @@ def test_a_call_holds_no_id_that_means_no_device() -> None:
     core.ledger = {"odd": "pod", "51": "pod"}
     core.pass_time(60)
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
-    assert core.state.calls
+    assert core.state.calls.waiting
     core.ledger = {}
     core.feed(KubeletAppeared("socket"))
-    assert core.state.calls
+    assert core.state.calls.waiting
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -247,7 +247,7 @@ def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_histor
         {"resource": H100, "device": a, "cause": causes[a], "reason": reason} for a, reason in why.items()
     ]
     for address, reason in why.items():
-        assert core.state.history[pci_address(address)][-1].reason == f"no longer listed: {reason}"
+        assert core.state.published.history[pci_address(address)][-1].reason == f"no longer listed: {reason}"
 
 
 def test_stopping_ends_every_plugin() -> None:

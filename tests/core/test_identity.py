@@ -66,7 +66,7 @@ def read(core: Core, *entries: LedgerEntry) -> None:
     """Kubelet's ledger is read, and has these entries in this order."""
     core.silent = True
     core.feed(KubeletAppeared(f"socket at {core.at}"), after_s=1.0)
-    number = core.state.ledger.outstanding
+    number = core.state.kubelet.ledger.outstanding
     assert number is not None
     core.feed(ledger_read(number, entries))
 
@@ -74,7 +74,7 @@ def read(core: Core, *entries: LedgerEntry) -> None:
 def inspect(core: Core, address: PciAddress, *functions: PciFunction) -> None:
     """An inspection of the address finds these functions."""
     core.feed(HostChanged(address, None, "change pci"))
-    core.feed(FunctionInspected(core.state.inspections.functions[address], address, functions))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[address], address, functions))
 
 
 # --- odd IDs ----------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_ledger_that_is_unreadable_at_first_and_names_older_ids_while_a_call_s
 def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address() -> None:
     core = node(ledger={"1": "vm-1"})
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
-    (answer,) = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
+    (answer,) = core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
     assert isinstance(answer, Refused)
     assert (answer.status, answer.reason, answer.causes) == (
         Refusal.FAILED_PRECONDITION,
@@ -210,7 +210,7 @@ def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address()
 def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> None:
     core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1", "7": "vm-2"})
     assert core.device_list() == {A: "Healthy", "7": "Healthy"}
-    assert {a.id: a.address for a in core.state.device_lists[H100]} == {A: A, "7": B}
+    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {A: A, "7": B}
 
 
 @pytest.mark.parametrize(("first", "second"), [(A, B), (B, A)])
@@ -222,7 +222,7 @@ def test_a_number_means_the_first_gpu_of_a_shared_group_whichever_came_first(
     inspect(core, second, gpu(A, 7), gpu(B, 7))
     core.ledger = {"7": "vm-1"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert {a.id: a.address for a in core.state.device_lists[H100]} == {"7": A, B: B}
+    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {"7": A, B: B}
 
 
 def test_a_number_of_another_plugin_is_no_group_of_ours() -> None:
@@ -252,13 +252,15 @@ def test_a_thousand_numbers_of_other_plugins_are_resolved_without_an_inspection_
         """Devices touched in half a minute of a node at rest, and by one Allocate."""
         nonlocal touched
         core = node(*functions, ledger={functions[0].address: "vm-1"}, others=others)
-        core.state = replace(core.state, settings=replace(SETTINGS, strict=False))  # which derives all anew
+        core.state = replace(
+            core.state, daemon=replace(core.state.daemon, settings=replace(SETTINGS, strict=False))
+        )  # which derives all anew
         touched = 0
         core.pass_time(30.0)
         address = functions[1].address
         core.feed(AllocateAsked(Token(1), H100, ((DeviceId(address),),)))
         (answer,) = core.answers(
-            FunctionInspected(core.state.inspections.functions[address], address, (functions[1],))
+            FunctionInspected(core.state.host.inspections.functions[address], address, (functions[1],))
         )
         assert isinstance(answer, Granted)
         return touched
@@ -323,10 +325,10 @@ def test_an_inspection_that_fails_has_not_found_that_nothing_is_there() -> None:
     core = Core(settings=ONLY_B, served=WAS_SERVED)
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
-    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
-    core.feed(InspectionFailed(core.state.inspections.functions[A], A, "it hangs"))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
+    core.feed(InspectionFailed(core.state.host.inspections.functions[A], A, "it hangs"))
     core.silent = False
-    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "one failed inspection holds up no list"
     core.unselected = {A: gpu(A, driver=None, has_node=True)}
     core.enabled = {A: 1}
@@ -345,9 +347,9 @@ def test_what_a_pod_has_and_no_selector_matches_is_not_gone_before_it_was_inspec
     assert core.device_list() == {B: "Healthy"}
     core.ledger_problem, core.ledger, core.silent = None, {A: "vm"}, True
     core.feed(Ticked(), after_s=limits.LEDGER_RETRY_S)
-    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    core.feed(FunctionInspected(core.state.inspections.functions[A], A, ()))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
@@ -356,10 +358,10 @@ def test_what_no_selector_chooses_is_waited_for_from_the_ledger_on_that_names_it
     core = Core(settings=ONLY_B, served=WAS_SERVED)
     core.ledger, core.enabled, core.silent = {A: "vm"}, {A: 1}, True
     core.feed(HostScanned(1, (gpu(A, 7, driver=None, has_node=True), gpu(B, 7))))
-    assert not core.state.polls.leaving, "nobody is known to have been offered it"
+    assert not core.state.host.polls.leaving, "nobody is known to have been offered it"
     core.silent = False
-    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
-    assert core.state.polls.leaving == {A}
+    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
+    assert core.state.host.polls.leaving == {A}
     assert core.device_list()[A] == "Unhealthy"
     assert "its unbind or unplug waits" in core.reason(A)
 
@@ -370,10 +372,10 @@ def test_what_is_waited_for_is_so_still_when_its_ids_can_be_read() -> None:
     core.ledger, core.enabled = {A: "vm"}, {A: 1}
     leaving = gpu(A, 7, driver=None, has_node=True)
     core.feed(HostScanned(1, (replace(leaving, vendor="", fault="vendor cannot be read"), gpu(B, 8))))
-    assert core.state.polls.leaving == {A}
+    assert core.state.host.polls.leaving == {A}
     inspect(core, A, leaving)
     core.pass_time(limits.LEDGER_S)
-    assert core.state.polls.leaving == {A}
+    assert core.state.host.polls.leaving == {A}
     assert "its unbind or unplug waits" in core.reason(A)
 
 
@@ -384,28 +386,28 @@ def test_a_selection_that_leaves_nothing_of_a_resource_leaves_it_registered_unti
     core.pass_time(limits.LEDGER_S)
     assert core.device_list() == {}
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S)
-    assert not core.state.plugins
-    assert not core.state.served
+    assert not core.state.published.plugins
+    assert not core.state.published.served
 
 
 def test_the_first_list_waits_for_the_inspection_of_what_a_pod_has() -> None:
     core = Core(settings=ONLY_B)
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
-    read_number = core.state.ledger.outstanding
+    read_number = core.state.kubelet.ledger.outstanding
     assert read_number is not None
     core.feed(core.ledger_event(read_number))
-    while (poll := core.state.polls.outstanding) is not None:
+    while (poll := core.state.host.polls.outstanding) is not None:
         core.feed(core.poll_event(poll))
-    assert core.state.device_lists == {}
-    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
+    assert core.state.published.device_lists == {}
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_pod_starts_its_container_again_with_a_gpu_that_is_not_selected_any_more() -> None:
     core = restarted(gpu(B), settings=ONLY_B, vm=A)
     core.feed(PreStartAsked(Token(1), H100, (DeviceId(A),)))
-    answers = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
+    answers = core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
     assert answers == [Ready()]
 
 
@@ -417,7 +419,7 @@ def test_a_pci_ids_that_was_renewed_leaves_a_pod_its_gpu_by_the_old_name_until_i
     core.pass_time(limits.LEDGER_S)
     assert (core.device_list(), core.device_list(NEW)) == ({}, {A: "Healthy", B: "Healthy"})
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S)
-    assert core.state.plugins.keys() == core.state.served.keys() == {NEW}
+    assert core.state.published.plugins.keys() == core.state.published.served.keys() == {NEW}
 
 
 def test_a_name_that_changes_under_a_running_daemon_leaves_a_pod_its_gpu_by_the_old_one() -> None:
@@ -430,7 +432,7 @@ def test_a_name_that_changes_under_a_running_daemon_leaves_a_pod_its_gpu_by_the_
 def test_without_a_name_from_the_daemon_before_the_old_name_is_another_plugins() -> None:
     core = restarted(renewed(A), renewed(B), served=None, vm=A)
     assert core.device_list(NEW) == {A: "Unhealthy", B: "Healthy"}
-    assert core.state.plugins.keys() == {NEW}
+    assert core.state.published.plugins.keys() == {NEW}
 
 
 def test_a_gpu_that_is_called_otherwise_now_is_not_said_to_be_another_one() -> None:
@@ -475,7 +477,9 @@ def test_a_card_that_was_swapped_while_no_daemon_ran_is_another_device_though_no
 def test_what_was_swapped_where_the_last_card_of_its_name_was_is_another_device() -> None:
     core = restarted(swapped(A), vm=A)
     assert (core.device_list(), core.device_list(ELSE)) == ({A: "Unhealthy"}, {A: "Unhealthy"})
-    assert core.state.served == {H100: {MODEL}, ELSE: {"10de:20b0"}}, "what is there now adds nothing to it"
+    assert core.state.published.served == {H100: {MODEL}, ELSE: {"10de:20b0"}}, (
+        "what is there now adds nothing to it"
+    )
 
 
 def test_a_name_kept_without_models_is_believed_of_any_card() -> None:
@@ -487,7 +491,7 @@ def test_a_name_kept_without_the_model_that_it_is_now_is_believed_of_that() -> N
     """The daemon before was killed between its first list of that model and the write."""
     core = restarted(gpu(A, device="2331"), gpu(B), vm=A)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    assert core.state.served == {H100: {MODEL, "10de:2331"}}
+    assert core.state.published.served == {H100: {MODEL, "10de:2331"}}
     inspect(core, A, replace(renewed(A), device="2331"))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "it is remembered as what it is"
 
@@ -504,15 +508,15 @@ def test_a_card_whose_ids_cannot_be_read_at_the_start_is_judged_when_they_can_be
 
 def test_another_model_under_a_served_name_is_served_as_well_until_the_name_retires() -> None:
     core = node(gpu(A))
-    assert core.state.served == {H100: {MODEL}}
+    assert core.state.published.served == {H100: {MODEL}}
     inspect(core, B, gpu(B, device="2331"))
-    both = core.state.served
+    both = core.state.published.served
     assert both == {H100: {MODEL, "10de:2331"}}
     inspect(core, A)
-    assert core.state.served is both, "a pod may have been given it"
+    assert core.state.published.served is both, "a pod may have been given it"
     inspect(core, B)
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S + 1)
-    assert core.state.served == {}
+    assert core.state.published.served == {}
 
 
 def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_device() -> None:
@@ -528,7 +532,7 @@ def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_de
 
 def test_a_name_that_was_served_and_that_no_pod_has_anything_of_is_forgotten() -> None:
     core = restarted(renewed(A), served=ResourceName("nvidia.com/OLD"))
-    assert core.state.served == {NEW: {MODEL}}
+    assert core.state.published.served == {NEW: {MODEL}}
 
 
 def test_a_kubelet_that_may_not_know_its_pods_yet_takes_no_name_away() -> None:
@@ -538,8 +542,8 @@ def test_a_kubelet_that_may_not_know_its_pods_yet_takes_no_name_away() -> None:
     core.silent = True
     core.feed(HostScanned(1, (gpu(B),)))
     for answer, served in ((read_of_young, {old: {MODEL}}), (ledger_read, {})):
-        read = core.state.ledger.outstanding
+        read = core.state.kubelet.ledger.outstanding
         assert read is not None
         core.feed(answer(read))
-        assert core.state.served == served
+        assert core.state.published.served == served
         core.feed(Ticked(), after_s=limits.LEDGER_QUIET_S)

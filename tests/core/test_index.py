@@ -33,13 +33,13 @@ def node(gpus: int, *, full: bool = False) -> Core:
     if full:
         core.ledger = {address(i): f"vm-{i}" for i in range(1, gpus)}
     core.pass_time(60)
-    core.pass_time(core.state.polls.due_at - core.at)  # no poll of all groups is due soon
+    core.pass_time(core.state.host.polls.due_at - core.at)  # no poll of all groups is due soon
     return core
 
 
 def inspect(core: Core, function: PciFunction, *group: PciFunction) -> Event:
     return FunctionInspected(
-        core.state.inspections.functions[function.address], function.address, (function, *group)
+        core.state.host.inspections.functions[function.address], function.address, (function, *group)
     )
 
 
@@ -63,10 +63,10 @@ def ledger_read(core: Core) -> None:
     """One that says what the last one said, and no poll of all groups beside it."""
     core.silent = True
     core.state = schedule.ask_ledger(core.state, core.at)
-    number = core.state.ledger.outstanding
+    number = core.state.kubelet.ledger.outstanding
     assert number is not None
     core.feed(core.ledger_event(number))
-    assert core.state.ledger.done == number
+    assert core.state.kubelet.ledger.done == number
 
 
 def renamed_list(core: Core) -> None:
@@ -219,11 +219,11 @@ def test_calls_that_wait_poll_only_the_groups_of_their_own_devices(gpus: int) ->
     core.silent = True
     core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
     core.feed(*(inspect(core, gpu(address(i), 100 + i)) for i in range(callers)))
-    wanted, seen = Read(core.state.index.polled), Read(core.state.polls.groups)
+    wanted, seen = Read(core.state.index.polled), Read(core.state.host.polls.groups)
     state = replace(
         core.state,
+        host=replace(core.state.host, polls=replace(core.state.host.polls, groups=seen)),
         index=replace(core.state.index, polled=wanted),
-        polls=replace(core.state.polls, groups=seen),
     )
     assert calls.completed(state, core.at)[1] == [], "each waits for a poll"
     assert (wanted.times, seen.times) == (callers, callers)
@@ -243,7 +243,11 @@ def test_a_report_goes_through_each_list_once(gpus: int) -> None:
             return reversed(tuple(super().__iter__()))
 
     state = replace(
-        core.state, device_lists={r: Entries(listed) for r, listed in core.state.device_lists.items()}
+        core.state,
+        published=replace(
+            core.state.published,
+            device_lists={r: Entries(listed) for r, listed in core.state.published.device_lists.items()},
+        ),
     )
     state = indexed(state)
     rounds.clear()
@@ -258,7 +262,7 @@ def test_an_inspection_that_finds_what_is_known_derives_nothing_anew() -> None:
     core.feed(HostChanged(GPU, None, "change pci"))
     core.feed(inspect(core, gpu(GPU)))
     now = core.state.index
-    assert now.facts is core.state.facts is not before.facts
+    assert now.facts is core.state.host.facts is not before.facts
     for name in ("functions", "short", "groups", "names", "devices", "by_id", "owners", "polled"):
         assert getattr(now, name) is getattr(before, name), name
 
@@ -308,6 +312,9 @@ def test_an_index_that_is_in_another_order_is_a_bug_that_is_found(name: str) -> 
 def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
     core = Core(gpu(GPU), gpu(NEXT))
     core.pass_time(60)
-    moved = replace(core.state, facts={a: f for a, f in core.state.facts.items() if a == GPU})
+    moved = replace(
+        core.state,
+        host=replace(core.state.host, facts={a: f for a, f in core.state.host.facts.items() if a == GPU}),
+    )
     assert list(index_of(moved).devices) == [GPU]
     assert index_of(moved) == index_of(replace(moved, index=NO_INDEX))

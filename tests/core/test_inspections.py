@@ -30,15 +30,15 @@ B = pci_address("0000:02:00.0")
 
 
 def wanted(core: Core, address: str = A) -> int:
-    return core.state.inspections.functions[pci_address(address)]
+    return core.state.host.inspections.functions[pci_address(address)]
 
 
 def test_a_scan_is_wanted_from_the_start_and_no_list_is_made_before_it_is_back() -> None:
     core = Core()
-    assert core.state.inspections.scan == 1
+    assert core.state.host.inspections.scan == 1
     core.feed(HostChanged(A, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
-    assert core.state.device_lists == {}, (
+    assert core.state.published.device_lists == {}, (
         "in a list without the other devices these would be gone for kubelet"
     )
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
@@ -58,9 +58,9 @@ def test_a_late_bind_adds_the_device_and_an_unbind_takes_it_away() -> None:
 def test_a_group_hint_asks_for_an_inspection_of_each_known_member_only() -> None:
     core = Core(gpu(A, 7), audio("01:00.1", 7), gpu(B, 8))
     core.feed(HostChanged(None, 7, "remove vfio"))
-    assert set(core.state.inspections.functions) == {A, "0000:01:00.1"}
+    assert set(core.state.host.inspections.functions) == {A, "0000:01:00.1"}
     core.feed(HostChanged(None, 99, "add vfio"))
-    assert set(core.state.inspections.functions) == {A, "0000:01:00.1"}
+    assert set(core.state.host.inspections.functions) == {A, "0000:01:00.1"}
 
 
 @pytest.mark.parametrize("scan_comes", [0, 1, 2])
@@ -70,7 +70,7 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_inspection_asked_for
     """A scan is out; then an unbind and a removal: the scan, which read before both, comes back at each moment."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.inspections.scan
+    scan = core.state.host.inspections.scan
     assert scan is not None
     steps: list[Callable[[], object]] = [
         lambda: core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),))),
@@ -81,8 +81,8 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_inspection_asked_for
     for step in steps:
         step()
     assert core.device_list() == {B: "Healthy"}
-    assert core.state.inspections.functions == {}
-    assert A not in core.state.facts, "what is gone for good is forgotten"
+    assert core.state.host.inspections.functions == {}
+    assert A not in core.state.host.facts, "what is gone for good is forgotten"
 
 
 def test_a_storm_of_hints_costs_two_inspections() -> None:
@@ -94,7 +94,7 @@ def test_a_storm_of_hints_costs_two_inspections() -> None:
     core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
     numbers.add(wanted(core))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
-    assert core.state.inspections.functions == {}
+    assert core.state.host.inspections.functions == {}
     assert len(numbers) == 2
     assert core.device_list() == {A: "Healthy"}
 
@@ -102,14 +102,14 @@ def test_a_storm_of_hints_costs_two_inspections() -> None:
 def test_a_change_during_a_scan_is_followed_by_another_scan() -> None:
     core = Core(gpu(A))
     core.feed(UeventsLost("overflow"), UeventsLost("overflow"), UeventsLost("overflow"))
-    first = core.state.inspections.scan
+    first = core.state.host.inspections.scan
     assert first is not None
     core.feed(HostScanned(first, (gpu(A),)))
-    second = core.state.inspections.scan
+    second = core.state.host.inspections.scan
     assert second is not None
     assert second > first
     core.feed(HostScanned(second, (gpu(A), gpu(B))))
-    assert core.state.inspections.scan is None
+    assert core.state.host.inspections.scan is None
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -135,7 +135,7 @@ def test_a_stale_result_does_not_bring_back_what_a_later_inspection_found_gone()
 def test_a_scan_drops_what_it_does_not_name_but_keeps_what_was_inspected_after_it_was_requested() -> None:
     core = Core(gpu(A))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.inspections.scan
+    scan = core.state.host.inspections.scan
     assert scan is not None
     core.feed(HostChanged(B, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
@@ -148,28 +148,28 @@ def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> Non
     waits = []
     core.feed(UeventsLost("overflow"))
     for _ in range(8):
-        scan = core.state.inspections.scan
+        scan = core.state.host.inspections.scan
         assert scan is not None
         core.feed(ScanFailed(scan, "/sys is not mounted"))
-        waits.append(inspections.deadline(core.state.inspections) - core.at)
+        waits.append(inspections.deadline(core.state.host.inspections) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
     assert waits == pytest.approx([*limits.SCAN_BACKOFF_S, *limits.SCAN_BACKOFF_S[-1:] * 2])
     assert core.device_list() == {A: "Healthy"}
-    scan = core.state.inspections.scan
+    scan = core.state.host.inspections.scan
     assert scan is not None
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    assert inspections.deadline(core.state.inspections) == core.at + 300.0, "back to the resync interval"
+    assert inspections.deadline(core.state.host.inspections) == core.at + 300.0, "back to the resync interval"
 
 
 def test_resync_is_the_only_deadline_of_a_settled_node() -> None:
     core = Core(gpu(A), gpu(B))
-    for plugin in core.state.plugins.values():
+    for plugin in core.state.published.plugins.values():
         assert plugin.retry_at is None
-    assert inspections.deadline(core.state.inspections) == core.at + 300.0
+    assert inspections.deadline(core.state.host.inspections) == core.at + 300.0
     core.feed(Ticked(), after_s=300.0)
-    assert core.state.inspections.scan is not None
-    assert math.isinf(inspections.deadline(core.state.inspections)), (
+    assert core.state.host.inspections.scan is not None
+    assert math.isinf(inspections.deadline(core.state.host.inspections)), (
         "while the scan is out nothing else is due"
     )
 
@@ -180,7 +180,7 @@ def test_an_incomplete_inspection_is_repeated_ever_more_slowly() -> None:
     assert "/dev/vfio/1 does not exist" in core.reason(A)
     waits = []
     for _ in range(6):
-        waits.append(inspections.deadline(core.state.inspections) - core.at)
+        waits.append(inspections.deadline(core.state.host.inspections) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
         core.feed(FunctionInspected(wanted(core), A, (gpu(A, has_node=False),)))
     assert waits == pytest.approx([*limits.UNSETTLED_INSPECTIONS_S, *limits.UNSETTLED_INSPECTIONS_S[-1:] * 2])
@@ -191,7 +191,7 @@ def test_an_incomplete_inspection_that_becomes_complete_ends_the_repeating() -> 
     core.feed(Ticked(), after_s=limits.UNSETTLED_INSPECTIONS_S[0])
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
     assert core.device_list() == {A: "Healthy"}
-    assert core.state.inspections.retries == {}
+    assert core.state.host.inspections.retries == {}
 
 
 def test_an_inspection_that_fails_leaves_the_device_listed_with_the_failure_as_its_reason() -> None:
@@ -216,7 +216,7 @@ def test_a_function_whose_id_was_never_readable_is_no_device_but_is_said_once() 
     nameless = gpu(B, device="", model=None, fault="cannot read device: Input/output error")
     core = Core(gpu(A), nameless)
     assert core.device_list() == {A: "Healthy"}
-    assert list(core.state.plugins) == [H100]
+    assert list(core.state.published.plugins) == [H100]
 
     def said() -> list[tuple[object, object]]:
         lines = [e for e in core.effects if isinstance(e, Say) and e.name == "function.unreadable"]
@@ -238,13 +238,13 @@ SHORT = "/sys/bus/pci/devices/0000:01:00.0/vendor could not be read: no file des
 def test_a_shortage_of_ours_is_no_devices_fault() -> None:
     """Issue 10, 4: a free GPU became Unhealthy because the daemon had no descriptors to inspect it."""
     core = Core(gpu(A), gpu(B))
-    known = core.state.facts[A].function
+    known = core.state.host.facts[A].function
     core.feed(HostChanged(A, None, "change pci"))
     for _ in range(5):
         core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
         assert core.device_list() == {A: "Healthy", B: "Healthy"}
         assert core.reason(A) == f"free; last known state, it cannot be inspected now: {SHORT}"
-        assert core.state.facts[A].function is known
+        assert core.state.host.facts[A].function is known
         core.pass_time(limits.SHORTAGE_INSPECTION_S)  # every second, for as long as it lasts
     lines = [
         (e.level, e.fields["reason"])
@@ -269,7 +269,7 @@ def test_a_scan_that_began_before_the_shortage_does_not_stand_in_for_the_inspect
     """It shows the device as it was before the hint, and no other hint will come."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.inspections.scan
+    scan = core.state.host.inspections.scan
     assert scan is not None
     core.feed(HostChanged(A, None, "remove pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
@@ -296,17 +296,17 @@ def test_a_failed_inspection_of_a_function_never_seen_before_is_repeated() -> No
     core.feed(Ticked(), after_s=limits.UNSETTLED_INSPECTIONS_S[0])
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    assert core.state.inspections.retries == {}
+    assert core.state.host.inspections.retries == {}
 
 
 def test_that_uevents_are_not_heard_is_kept_and_said_once() -> None:
     core = Core(gpu(A))
     core.feed(UeventsUnavailable("EPERM"))
-    assert core.state.uevents == "EPERM"
+    assert core.state.host.uevents == "EPERM"
     core.feed(UeventsUnavailable("EPERM"))
     said = [e.level for e in core.effects if isinstance(e, Say) and e.name == "uevents.unavailable"]
     assert said == [Level.WARNING, Level.DEBUG]
     core.feed(UeventsOpened())
-    assert core.state.uevents == ""
+    assert core.state.host.uevents == ""
     core.feed(UeventsLost("ENOBUFS"))
-    assert core.state.uevents == "", "some were lost, the next ones are heard"
+    assert core.state.host.uevents == "", "some were lost, the next ones are heard"

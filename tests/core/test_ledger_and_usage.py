@@ -67,7 +67,7 @@ def node(
 def inspect(core: Core, address: str, *functions: PciFunction) -> None:
     where = pci_address(address)
     core.feed(HostChanged(where, None, "change pci"))
-    core.feed(FunctionInspected(core.state.inspections.functions[where], where, functions))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[where], where, functions))
 
 
 def ask(core: Core, *devices: str, token: Token = T) -> None:
@@ -76,7 +76,7 @@ def ask(core: Core, *devices: str, token: Token = T) -> None:
 
 def inspected(core: Core, *addresses: str) -> list[FunctionInspected]:
     return [
-        FunctionInspected(core.state.inspections.functions[pci_address(a)], pci_address(a), (gpu(a),))
+        FunctionInspected(core.state.host.inspections.functions[pci_address(a)], pci_address(a), (gpu(a),))
         for a in addresses
     ]
 
@@ -117,9 +117,9 @@ def _polls_in(core: Core, seconds: float) -> int:
     """How many polls come back in that time."""
     polled, end = 0, core.at + seconds
     while core.at < end:
-        before = core.state.polls.done
+        before = core.state.host.polls.done
         core.pass_time(limits.POLL_FAST_S / 2)
-        polled += core.state.polls.done != before
+        polled += core.state.host.polls.done != before
     return polled
 
 
@@ -138,7 +138,7 @@ def test_a_pod_that_is_gone_and_never_lets_go_is_polled_for_slowly_after_a_while
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S + limits.POLL_S + limits.POLL_FAST_FOR_S)
-    assert core.state.orphans
+    assert core.state.kubelet.orphans
     assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
 
 
@@ -165,9 +165,9 @@ def test_what_a_poll_finds_as_it_was_makes_no_list_anew(held: str) -> None:
     """Issue 10, 23: with a GPU in use every tick and poll made all lists anew, most of a quiet daemon's time."""
     core = node(ledger={A: "vm-1"} if held == "in use" else {}, enabled=() if held == "free" else (A,))
     core.pass_time(limits.POLL_S + limits.LEDGER_S)
-    device_lists = core.state.device_lists
+    device_lists = core.state.published.device_lists
     core.pass_time(60.0)
-    assert core.state.device_lists is device_lists
+    assert core.state.published.device_lists is device_lists
     core.enabled = {B: 1}
     core.pass_time(limits.POLL_S)
     assert core.device_list()[B] == "Unhealthy"
@@ -178,11 +178,11 @@ def test_a_read_that_comes_after_a_use_was_seen_decides_though_neither_differs_f
     core.silent = True
     core.enabled = {A: 1}
     core.feed(Ticked(), after_s=limits.POLL_S)
-    poll = core.state.polls.outstanding
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "not decided: kubelet's ledger was read before"
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(core.ledger_event(read))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
@@ -192,11 +192,11 @@ def test_a_container_that_waits_is_answered_soon_however_long_the_pod_before_has
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {A: "vm-2"}
     core.pass_time(2 * limits.POLL_FAST_FOR_S)
-    assert core.state.orphans
+    assert core.state.kubelet.orphans
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     core.feed(*inspected(core, A))
     core.pass_time(limits.POLL_S)
-    assert core.state.calls, "waiting"
+    assert core.state.calls.waiting, "waiting"
     core.enabled = {}
     answers = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if isinstance(e, Reply)]
     assert answers == [Ready()]
@@ -224,7 +224,7 @@ def test_a_pod_that_is_gone_and_still_holds_is_unhealthy_until_it_lets_go() -> N
     core.enabled, core.holders = {}, {}
     core.pass_time(limits.POLL_FAST_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    assert core.state.orphans == {}
+    assert core.state.kubelet.orphans == {}
 
 
 def test_a_pod_that_ends_normally_never_shows_as_unhealthy() -> None:
@@ -301,11 +301,11 @@ def test_no_holder_is_called_external_before_the_ledger_was_read_again() -> None
     core.silent = True
     core.feed(Ticked(), after_s=limits.POLL_S)
     core.enabled, core.ledger = {A: 1}, {A: "vm-1"}
-    poll = core.state.polls.outstanding
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None, "the ledger is read because somebody uses what nobody was given"
     core.feed(core.ledger_event(read))
     assert core.reason(A) == "allocated to pod default/vm-1"
@@ -316,10 +316,10 @@ def test_the_first_list_waits_for_all_three_sides() -> None:
     core = Core()
     core.silent = True
     core.feed(HostScanned(1, (gpu(A),)))
-    assert core.state.device_lists == {}
+    assert core.state.published.device_lists == {}
     core.feed(ledger_read(2))
-    assert core.state.device_lists == {}
-    poll = core.state.polls.outstanding
+    assert core.state.published.device_lists == {}
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
     assert core.device_list() == {A: "Healthy"}
@@ -331,11 +331,11 @@ def test_the_first_list_does_not_offer_what_an_external_process_holds() -> None:
     core.silent = True
     core.enabled = {A: 1}
     core.feed(HostScanned(1, (gpu(A), gpu(B))), ledger_read(2))
-    poll = core.state.polls.outstanding
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
-    assert core.state.device_lists == {}
-    read = core.state.ledger.outstanding
+    assert core.state.published.device_lists == {}
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(core.ledger_event(read))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
@@ -355,7 +355,7 @@ def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspe
 
     def poll(count: int, *, active: bool) -> None:
         core.feed(Ticked(), after_s=limits.POLL_S)
-        number = core.state.polls.outstanding
+        number = core.state.host.polls.outstanding
         assert number is not None
         event = core.poll_event(number)
         assert isinstance(event, GroupsObserved)
@@ -368,11 +368,11 @@ def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspe
         core.feed(replace(event, uses=uses))
 
     poll(1, active=False)
-    assert not core.state.polls.groups[1].in_use, "somebody wrote 1 to enable; no descriptor is open"
+    assert not core.state.host.polls.groups[1].in_use, "somebody wrote 1 to enable; no descriptor is open"
     poll(1, active=True)
-    assert not core.state.polls.groups[1].in_use
+    assert not core.state.host.polls.groups[1].in_use
     poll(2, active=True)
-    assert core.state.polls.groups[1].in_use
+    assert core.state.host.polls.groups[1].in_use
 
 
 def written_to(core: Core, count: int) -> None:
@@ -383,9 +383,9 @@ def written_to(core: Core, count: int) -> None:
 def _poll(core: Core, enabled: dict[PciAddress, int], *, active: bool) -> None:
     """A poll that sees these counts in group 1."""
     silent, core.silent = core.silent, True
-    if core.state.polls.outstanding is None:
+    if core.state.host.polls.outstanding is None:
         core.feed(Ticked(), after_s=limits.POLL_S)
-    number = core.state.polls.outstanding
+    number = core.state.host.polls.outstanding
     assert number is not None
     seen = frozenset(enabled) if active else frozenset()
     uses = (GroupUse(1, enabled, seen, None, None), GroupUse(2, {B: 0}, frozenset(), None, None))
@@ -400,8 +400,8 @@ def test_the_baseline_goes_back_when_the_count_does() -> None:
     written_to(core, 1)
     written_to(core, 0)
     _poll(core, {A: 1}, active=True)
-    assert core.state.polls.groups[1].in_use
-    assert core.state.polls.groups[1].open == {A}
+    assert core.state.host.polls.groups[1].in_use
+    assert core.state.host.polls.groups[1].open == {A}
 
 
 REPLUGGED = (
@@ -420,13 +420,13 @@ def test_a_baseline_dies_with_the_function_or_its_binding(
     """Issue 10, 14: after a replug a card that an external process held counted as free, and was granted."""
     core = node()
     written_to(core, 1)
-    assert core.state.polls.baselines[A] == 1
+    assert core.state.host.polls.baselines[A] == 1
     for found in (*between, after):
         inspect(core, A, *found)
-    assert not core.state.polls.baselines
+    assert not core.state.host.polls.baselines
     core.enabled = {A: 1}
     core.pass_time(limits.POLL_S)
-    assert core.state.polls.groups[1].in_use
+    assert core.state.host.polls.groups[1].in_use
     if after == (gpu(A),):
         assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
         assert "kubelet has given it to no pod" in core.reason(A)
@@ -438,7 +438,7 @@ def test_a_baseline_dies_with_a_binding_that_no_inspection_saw_end(cause: str) -
     core = node()
     written_to(core, 1)
     core.feed(HostChanged(A, None, cause))
-    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
     core.enabled = {A: 1}
     core.pass_time(limits.POLL_S)
     assert core.device_list()[A] == "Unhealthy"
@@ -448,14 +448,14 @@ def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> Non
     core = node()
     core.silent = True
     core.feed(Ticked(), after_s=limits.POLL_S)
-    under_way = core.state.polls.outstanding
+    under_way = core.state.host.polls.outstanding
     assert under_way is not None
     inspect(core, A)
     inspect(core, A, gpu(A))
     core.feed(GroupsObserved(under_way, (GroupUse(1, {A: 1}, frozenset(), None, None),)))
-    assert not core.state.polls.baselines
+    assert not core.state.host.polls.baselines
     _poll(core, {A: 1}, active=True)
-    assert core.state.polls.groups[1].in_use
+    assert core.state.host.polls.groups[1].in_use
 
 
 def test_a_companion_that_was_never_on_vfio_makes_no_external_holder() -> None:
@@ -467,7 +467,9 @@ def test_a_companion_that_was_never_on_vfio_makes_no_external_holder() -> None:
     core.pass_time(60)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     ask(core, A)
-    answers = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A), bridge, sound)))
+    answers = core.answers(
+        FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A), bridge, sound))
+    )
     assert isinstance(answers[0], Granted)
 
 
@@ -508,7 +510,7 @@ def test_a_daemon_that_starts_among_bridges_that_are_selected_waits_for_none_of_
     core.feed(HostScanned(1, (gpu(A), bridge, gpu(B))))
     core.pass_time(60)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    assert bridge.address not in core.state.polls.leaving
+    assert bridge.address not in core.state.host.polls.leaving
 
 
 UNSEEN = "/sys/bus/pci/devices/0000:01:00.0/enable cannot be read (Input/output error)"
@@ -517,10 +519,10 @@ UNSEEN = "/sys/bus/pci/devices/0000:01:00.0/enable cannot be read (Input/output 
 def blind(core: Core, enabled: dict[PciAddress, int] | None = None, unseen: str = UNSEEN) -> None:
     """The next poll cannot read A's `enable`."""
     core.silent = True
-    if core.state.polls.outstanding is None:
+    if core.state.host.polls.outstanding is None:
         core.feed(Ticked(), after_s=limits.POLL_S)
     use = GroupUse(1, enabled or {}, frozenset(), None, None, unseen)
-    number = core.state.polls.outstanding
+    number = core.state.host.polls.outstanding
     assert number is not None
     core.feed(GroupsObserved(number, (use, GroupUse(2, {B: 0}, frozenset(), None, None))))
     core.silent = False
@@ -540,8 +542,8 @@ def test_allocate_of_a_device_whose_use_cannot_be_seen_is_refused_at_once() -> N
     core = node()
     core.silent = True
     ask(core, A)
-    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
-    read = core.state.ledger.outstanding
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(core.ledger_event(read))
     blind(core)
@@ -563,8 +565,8 @@ def test_what_cannot_be_seen_has_not_ended() -> None:
     core.pass_time(limits.LEDGER_S)
     assert "its process is not" in core.reason(A)
     blind(core)
-    assert core.state.polls.groups[1].in_use
-    assert core.state.orphans
+    assert core.state.host.polls.groups[1].in_use
+    assert core.state.kubelet.orphans
     assert core.device_list()[A] == "Unhealthy"
 
 
@@ -573,21 +575,21 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     core = node(ledger={A: "vm-1"})
     core.silent = True
     core.pass_time(limits.POLL_S)
-    old = core.state.polls.outstanding
+    old = core.state.host.polls.outstanding
     assert old is not None
     core.pass_time(limits.LEDGER_S)
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     assert old < read
     core.feed(ledger_read(read))
     core.feed(core.poll_event(old))
-    assert A in core.state.orphans
+    assert A in core.state.kubelet.orphans
     core.silent, core.ledger, core.enabled = False, {}, {A: 1}
     core.feed(Ticked())
     assert "pod default/vm-1 is gone from kubelet's ledger, its process is not" in core.reason(A)
     core.enabled = {}
     core.pass_time(limits.POLL_S)
-    assert core.state.orphans == {}
+    assert core.state.kubelet.orphans == {}
 
 
 def test_a_use_is_over_when_what_was_suspended_before_is_suspended_again() -> None:
@@ -696,7 +698,7 @@ def test_allocate_of_a_sibling_in_a_used_group_is_refused() -> None:
     ask(core, B)
     where = pci_address(B)
     (answer,) = core.answers(
-        FunctionInspected(core.state.inspections.functions[where], where, (gpu(A, 7), gpu(B, 7)))
+        FunctionInspected(core.state.host.inspections.functions[where], where, (gpu(A, 7), gpu(B, 7)))
     )
     assert isinstance(answer, Refused)
     assert "IOMMU group 7 is in use: 0000:01:00.0 is allocated to pod default/vm-1" in answer.reason
@@ -706,7 +708,7 @@ def test_a_whole_group_is_handed_out_in_one_call() -> None:
     core = node(gpu(A, 7), gpu(B, 7))
     ask(core, A, B)
     both = (gpu(A, 7), gpu(B, 7))
-    events = [FunctionInspected(core.state.inspections.functions[a], a, both) for a in (A, B)]
+    events = [FunctionInspected(core.state.host.inspections.functions[a], a, both) for a in (A, B)]
     assert isinstance(core.answers(*events)[0], Granted)
 
 
@@ -721,7 +723,7 @@ def test_an_external_process_that_follows_a_released_pod_is_no_pod_that_is_gone(
     assert core.reason(A) == (
         "IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no pod"
     )
-    assert core.state.orphans == {}
+    assert core.state.kubelet.orphans == {}
 
 
 @pytest.mark.parametrize("pod_uid", [None, "0b1c"])
@@ -743,14 +745,14 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     core.ledger, core.holders = {}, {1: (QEMU,)}
     core.silent = True
     ask(core, A)
-    look_back = FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),))
-    poll = core.state.polls.outstanding
+    look_back = FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),))
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     assert core.answers(look_back, core.poll_event(poll)) == [], "kubelet's ledger may name its pod"
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     assert core.answers(core.ledger_event(read)) == [], "vm-1 has left: is it its process?"
-    poll = core.state.polls.outstanding
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     (answer,) = core.answers(core.poll_event(poll))
     assert isinstance(answer, Refused)
@@ -809,8 +811,8 @@ def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() ->
     core = node()
     core.silent = True
     ask(core, A)
-    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A),)))
-    poll = core.state.polls.outstanding
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     assert core.answers(GroupsObserved(poll, ())) == []
     core.silent = False
@@ -869,13 +871,13 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     core = node(gpu(A), gpu(B))
     core.silent = True
     core.pass_time(limits.POLL_S)
-    under_way, core.enabled = core.state.polls.outstanding or 0, {A: 1}
+    under_way, core.enabled = core.state.host.polls.outstanding or 0, {A: 1}
     core.feed(HostChanged(A, None, "remove vfio-dev"))
-    core.feed(FunctionInspected(core.state.inspections.functions[A], A, (UNBINDING,)))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.feed(GroupsObserved(under_way, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
-    core.feed(GroupsObserved(core.state.polls.outstanding or 0, ()))
+    core.feed(GroupsObserved(core.state.host.polls.outstanding or 0, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "that poll could read nothing"
     core.silent = False
     core.pass_time(limits.POLL_S)
@@ -927,14 +929,14 @@ def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
     core.enabled = {}
     core.pass_time(limits.POLL_FAST_S)
     assert core.device_list() == {B: "Healthy"}
-    assert core.state.orphans == {}
+    assert core.state.kubelet.orphans == {}
 
 
 def test_calls_for_a_device_that_is_being_unbound_are_refused_with_that_reason() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     for call in (AllocateAsked(T, H100, ((DeviceId(A),),)), PreStartAsked(T, H100, (DeviceId(A),))):
         core.feed(call)
-        (answer,) = core.answers(FunctionInspected(core.state.inspections.functions[A], A, (UNBINDING,)))
+        (answer,) = core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
         assert isinstance(answer, Refused)
         assert answer.status is Refusal.FAILED_PRECONDITION
         assert WAITS in answer.reason
@@ -949,7 +951,7 @@ def test_who_had_what_is_on_no_driver_any_more_is_not_waited_for() -> None:
     core.pass_time(limits.LEDGER_S)
     core.pass_time(limits.POLL_S)
     assert core.device_list() == {B: "Healthy"}
-    assert core.state.orphans == {}
+    assert core.state.kubelet.orphans == {}
 
 
 def test_no_list_shrinks_before_the_ledger_was_read() -> None:
@@ -970,7 +972,7 @@ def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
     core.silent = True
     core.feed(HostScanned(1, (gpu(A),)))
     assert [t.may_open for t in project(core.state).poll.targets] == [False]
-    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
     assert [t.may_open for t in project(core.state).poll.targets] == [True]
     core.feed(HandOverRequested())
     assert [t.may_open for t in project(core.state).poll.targets] == [False], (
@@ -986,7 +988,7 @@ def test_no_group_is_opened_as_a_probe_while_neither_list_nor_file_can_name_ever
     theirs = LedgerEntry(ResourceName("example.org/nic"), DeviceId("x"), Pod("", "", "uid-1"))
     for file, may_open in ((None, False), (LedgerFile((theirs,)), True)):
         core.pass_time(limits.LEDGER_QUIET_S)
-        read = core.state.ledger.outstanding or 0
+        read = core.state.kubelet.ledger.outstanding or 0
         core.feed(read_of_young(read, file))
         assert [t.may_open for t in project(core.state).poll.targets] == [may_open]
 
@@ -998,7 +1000,7 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
     inspect(core, A, gpu(A, driver=None), second)
     core.silent = True
     core.pass_time(limits.POLL_S)
-    assert core.state.ledger.outstanding is None, "while one is, no group is opened anyway"
+    assert core.state.kubelet.ledger.outstanding is None, "while one is, no group is opened anyway"
     (target,) = project(core.state).poll.targets
     assert target.functions == (second.address,)
     assert not target.may_open
@@ -1009,7 +1011,7 @@ def test_a_successor_keeps_the_names_that_are_served_until_it_serves() -> None:
     old = ResourceName("nvidia.com/2330")
     core = Core(settings=replace(SETTINGS, hand_over=True), served={old: frozenset({MODEL})})
     core.feed(Ticked())
-    assert core.state.ledger.read > 0
+    assert core.state.kubelet.ledger.read > 0
     core.others = {(old, A): "vm-1"}
     core.feed(HostScanned(1, (gpu(A), gpu(B))), PredecessorGone("handed over"))
     core.pass_time(limits.LEDGER_S)
@@ -1043,10 +1045,10 @@ def test_a_pod_that_is_named_otherwise_by_the_other_source_is_not_gone() -> None
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.silent = True
     core.pass_time(limits.LEDGER_S)
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(LedgerRead(read, None, (), (), file=LedgerFile(entries(Pod("", "", "0b1c")))))
-    assert core.state.orphans == {}
+    assert core.state.kubelet.orphans == {}
     assert core.device_list()[A] == "Healthy"
 
 
@@ -1054,10 +1056,10 @@ def test_a_pod_that_is_listed_again_is_not_gone() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert set(core.state.orphans) == {A}
+    assert set(core.state.kubelet.orphans) == {A}
     core.ledger = {A: "vm-1"}
     core.pass_time(limits.LEDGER_S)
-    assert core.state.orphans == {}
+    assert core.state.kubelet.orphans == {}
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
@@ -1065,7 +1067,7 @@ def test_a_ledger_that_was_read_before_the_first_scan_is_read_again() -> None:
     """At the start its answer may come first: nothing of ours was known then, and it must not be the last read."""
     core = Core()
     core.ledger = {A: "vm-1"}
-    core.feed(core.ledger_event(core.state.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
     core.ledger = {}
     core.feed(HostScanned(1, (gpu(A, 7), gpu(B, 7))))
     assert "allocated to pod default/vm-1" in core.reason(A)
@@ -1078,11 +1080,11 @@ def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
     core = node(ledger={A: "vm-1"})
     core.silent = True
     core.pass_time(limits.LEDGER_S)
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     pod = Pod("", "", "0b1c")
     core.feed(read_of_young(read, LedgerFile(entries(pod))))
-    assert core.state.ledger.due_at == core.at + limits.LEDGER_SETTLING_S
+    assert core.state.kubelet.ledger.due_at == core.at + limits.LEDGER_SETTLING_S
 
 
 def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> None:
@@ -1096,7 +1098,7 @@ def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> 
     core.ledger, core.ledger_problem = {A: "vm-1"}, None
     core.pass_time(limits.LEDGER_RETRY_S)
     assert core.reason(A) == "allocated to pod default/vm-1"
-    assert core.state.pending_allocations == {}
+    assert core.state.kubelet.pending_allocations == {}
 
 
 def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
@@ -1107,7 +1109,7 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
     core.silent = True
 
     def settling() -> LedgerRead:
-        return read_of_young(core.state.ledger.outstanding or 0)
+        return read_of_young(core.state.kubelet.ledger.outstanding or 0)
 
     began_at = core.at
     while core.at < began_at + limits.GRANT_GRACE_S - 1:
@@ -1126,7 +1128,7 @@ def test_what_was_handed_out_is_not_forgotten_before_the_ledger_was_read() -> No
     core.silent = True
     core.feed(Ticked(), after_s=600)
     assert core.reason(A) == "just allocated"
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.ledger = {A: "vm-1"}
     core.feed(core.ledger_event(read))
@@ -1144,7 +1146,7 @@ def test_the_next_pod_gets_the_device_and_its_start_waits_for_the_old_process() 
     core.feed(PreStartAsked(Token(2), H100, (DeviceId(A),)))
     assert core.answers(*inspected(core, A)) == []
     core.pass_time(5)
-    assert set(core.state.calls) == {Token(2)}, "still waiting"
+    assert set(core.state.calls.waiting) == {Token(2)}, "still waiting"
     core.enabled = {}
     answers = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if hasattr(e, "answer")]
     assert answers == [Ready()]
@@ -1183,7 +1185,7 @@ def test_preferred_allocation_puts_what_can_really_be_opened_first() -> None:
     core.silent = True
     core.enabled = {A: 1}
     core.feed(Ticked(), after_s=limits.POLL_S)
-    poll = core.state.polls.outstanding
+    poll = core.state.host.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
     request = PreferenceRequest(tuple(map(DeviceId, (A, B, C))), (), 2)
@@ -1209,9 +1211,9 @@ def test_a_device_is_taken_under_either_id_and_the_variable_has_the_address() ->
     core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"})
     for number, name in enumerate(("51", A)):
         core.feed(PreStartAsked(Token(number), H100, (DeviceId(name),)))
-        assert core.answers(FunctionInspected(core.state.inspections.functions[A], A, (gpu(A, 51),))) == [
-            Ready()
-        ]
+        assert core.answers(
+            FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A, 51),))
+        ) == [Ready()]
 
 
 def test_the_id_does_not_change_under_a_call() -> None:
@@ -1220,7 +1222,7 @@ def test_the_id_does_not_change_under_a_call() -> None:
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     assert core.device_list() == {"51": "Healthy", B: "Healthy"}
-    core.feed(FunctionInspected(core.state.inspections.functions[B], B, (gpu(B, 52),)))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[B], B, (gpu(B, 52),)))
     core.pass_time(limits.CALL_SETTLE_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
@@ -1242,7 +1244,7 @@ def test_a_successor_gets_ready_and_touches_nothing_until_the_old_daemon_is_gone
     assert project(core.state).take_over
     assert project(core.state).plugins == {}
     core.feed(PredecessorGone("handed over"))
-    assert core.state.role is Role.SERVING
+    assert core.state.daemon.role is Role.SERVING
     assert list(project(core.state).plugins) == [H100]
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.feed(HandOverRequested())
@@ -1273,7 +1275,7 @@ def test_calls_that_wait_at_a_hand_over_are_refused_in_words() -> None:
     answers = core.answers(HandOverRequested())
     reason = "gpuactors is handing over to its successor: ask again"
     assert answers == [Refused(Refusal.UNAVAILABLE, reason, (Cause.NOT_SERVING,))] * 2
-    assert core.state.calls == {}
+    assert core.state.calls.waiting == {}
 
 
 def test_the_report_names_owner_holder_and_history() -> None:

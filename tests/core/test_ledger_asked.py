@@ -38,8 +38,10 @@ def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
 def ask(core: Core, *devices: str, token: Token = T) -> list[Answer]:
     """Allocate; all that it asks for comes back at once, the inspections last."""
     core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
-    functions = tuple(f.function for f in core.state.facts.values() if f.function is not None)
-    inspections = [FunctionInspected(n, a, functions) for a, n in core.state.inspections.functions.items()]
+    functions = tuple(f.function for f in core.state.host.facts.values() if f.function is not None)
+    inspections = [
+        FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
+    ]
     return core.answers(*inspections)
 
 
@@ -48,7 +50,7 @@ def reads(core: Core, seconds: float) -> int:
     seen: set[int] = set()
     end = core.at + seconds
     while core.at < end:
-        seen.add(core.state.ledger.done)
+        seen.add(core.state.kubelet.ledger.done)
         core.pass_time(1.0)
     return len(seen) - 1
 
@@ -56,7 +58,7 @@ def reads(core: Core, seconds: float) -> int:
 def by_hand(core: Core) -> int:
     """From here on nothing answers by itself. Returns the number of the read that is outstanding."""
     core.silent = True
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     return read
 
@@ -87,10 +89,10 @@ def test_a_read_asked_for_just_before_the_call_counts(asked: float) -> None:
     """Kubelet answers 100 reads a second for all its clients, ten of them at once."""
     core = node(*ALONE)
     core.pass_time(limits.LEDGER_QUIET_S)
-    done = core.state.ledger.done
+    done = core.state.kubelet.ledger.done
     core.at += asked
     assert isinstance(ask(core, A)[0], Granted)
-    assert core.state.ledger.done == done
+    assert core.state.kubelet.ledger.done == done
 
 
 def test_an_older_read_does_not_count() -> None:
@@ -98,7 +100,7 @@ def test_an_older_read_does_not_count() -> None:
     core.pass_time(limits.LEDGER_QUIET_S)
     core.at += limits.LEDGER_FRESH_S * 2
     core.feed(AllocateAsked(T, H100, ((DeviceId(A),),)))
-    assert core.state.ledger.read > core.state.calls[T].since
+    assert core.state.kubelet.ledger.read > core.state.calls.waiting[T].since
 
 
 def test_a_read_that_was_out_already_when_the_call_came_is_followed_by_another() -> None:
@@ -108,11 +110,11 @@ def test_a_read_that_was_out_already_when_the_call_came_is_followed_by_another()
     first = by_hand(core)
     core.at += 1
     assert ask(core, A) == []
-    core.feed(GroupsObserved(core.state.polls.outstanding or 0, ()))
-    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    core.feed(GroupsObserved(core.state.host.polls.outstanding or 0, ()))
+    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
     assert core.answers(core.ledger_event(first)) == [], "it may have been answered before the claim was made"
     second = by_hand(core)
-    assert second > core.state.calls[T].since
+    assert second > core.state.calls.waiting[T].since
     claimed = ClaimedDevice("gpu.nvidia.com", "node", CLAIM, "default/train", Pod("default", "train", ""))
     (answer,) = core.answers(ledger_read(second, claims=(claimed,)))
     assert isinstance(answer, Refused)
@@ -122,11 +124,11 @@ def test_a_burst_of_calls_costs_one_read() -> None:
     functions = tuple(gpu(f"{n:02x}:00.0") for n in range(1, 33))
     core = node(*functions)
     core.at += 1
-    done = core.state.ledger.done
+    done = core.state.kubelet.ledger.done
     seen = set()
     for n, function in enumerate(functions):
         assert isinstance(ask(core, function.address, token=Token(n + 1))[0], Granted)
-        seen.add(core.state.ledger.done)
+        seen.add(core.state.kubelet.ledger.done)
         core.at += 0.001
     assert seen == {min(seen)}
     assert min(seen) > done
@@ -149,7 +151,7 @@ def test_a_fresh_read_that_fails_is_tried_again_for_the_call() -> None:
     first = by_hand(core)
     ask(core, A)
     core.feed(LedgerUnreadable(first, "rejected by rate limit"))
-    assert by_hand(core) > core.state.calls[T].since
+    assert by_hand(core) > core.state.calls.waiting[T].since
 
 
 def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
@@ -157,8 +159,8 @@ def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
     core.at += 1
     core.silent = True
     core.feed(AllocateAsked(T, H100, ((DeviceId(A),),)))
-    core.feed(core.poll_event(core.state.polls.outstanding or 0))
-    ((a, number),) = core.state.inspections.functions.items()
+    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
+    ((a, number),) = core.state.host.inspections.functions.items()
     core.feed(FunctionInspected(number, a, ALONE[:1]))
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
     assert isinstance(answer, Refused)
@@ -173,8 +175,8 @@ def test_a_container_start_has_a_read_of_its_own_as_well() -> None:
     core = node(*ALONE, ledger={A: "vm-1"})
     core.at += 1
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    assert core.state.ledger.done > core.state.calls[T].since
-    number = core.state.inspections.functions[A]
+    assert core.state.kubelet.ledger.done > core.state.calls.waiting[T].since
+    number = core.state.host.inspections.functions[A]
     assert core.answers(FunctionInspected(number, A, ALONE[:1])) == [Ready()]
 
 
@@ -211,7 +213,7 @@ def test_a_group_member_that_was_handed_out_and_released_at_once_does_not_refuse
     assert ask(core, B) == [], "kubelet may be about to list it"
     (answer,) = [e.answer for e in core.pass_time(limits.GRANT_LEDGER_S) if isinstance(e, Reply)]
     assert isinstance(answer, Granted)
-    assert core.state.calls == {}
+    assert core.state.calls.waiting == {}
 
 
 def test_a_group_member_that_was_handed_out_and_is_listed_refuses() -> None:
@@ -242,7 +244,7 @@ def test_what_kubelet_does_not_list_after_it_was_handed_out_is_free() -> None:
     assert core.device_list() == {A: "Healthy", B: "Unhealthy"}
     core.pass_time(limits.GRANT_LEDGER_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    assert core.state.pending_allocations == {}
+    assert core.state.kubelet.pending_allocations == {}
 
 
 def test_a_read_soon_after_an_allocate_that_does_not_name_it_yet_is_followed_by_another() -> None:
@@ -251,13 +253,13 @@ def test_a_read_soon_after_an_allocate_that_does_not_name_it_yet_is_followed_by_
     granted(core, A)
     core.pass_time(limits.GRANT_LEDGER_S / 2)
     core.enabled = {A: 1}
-    core.feed(core.poll_event(core.state.polls.outstanding or 0))
+    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
     core.at += limits.LEDGER_FRESH_S
     assert ask(core, B) == []
-    assert list(core.state.pending_allocations) == [(H100, DeviceId(A))]
+    assert list(core.state.kubelet.pending_allocations) == [(H100, DeviceId(A))]
     core.ledger, core.enabled = {A: "vm-1"}, {A: 1}
     core.pass_time(limits.GRANT_LEDGER_S / 2)
-    assert core.state.pending_allocations == {}
+    assert core.state.kubelet.pending_allocations == {}
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
@@ -267,7 +269,7 @@ def test_a_kubelet_that_does_not_know_its_pods_takes_back_nothing_that_was_hande
     core.silent = True
     core.pass_time(limits.GRANT_LEDGER_S)
     core.feed(read_of_young(by_hand(core)))
-    assert list(core.state.pending_allocations) == [(H100, DeviceId(A))]
+    assert list(core.state.kubelet.pending_allocations) == [(H100, DeviceId(A))]
 
 
 # --- which devices kubelet had better choose ----------------------------------------------------------------
@@ -307,8 +309,10 @@ def restarted(core: Core, *devices: str) -> list[Answer]:
     """PreStartContainer."""
     core.at += 1
     core.feed(PreStartAsked(T, H100, tuple(map(DeviceId, devices))))
-    functions = tuple(f.function for f in core.state.facts.values() if f.function is not None)
-    inspections = [FunctionInspected(n, a, functions) for a, n in core.state.inspections.functions.items()]
+    functions = tuple(f.function for f in core.state.host.facts.values() if f.function is not None)
+    inspections = [
+        FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
+    ]
     return core.answers(*inspections)
 
 
@@ -389,8 +393,8 @@ def test_an_answer_that_was_kept_for_the_pod_before_does_not_refuse() -> None:
     core.pass_time(limits.LEDGER_QUIET_S)
     kept(core, a=("/dev/vfio/82",))
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    assert core.state.ledger.done <= core.state.calls[T].since
-    number = core.state.inspections.functions[A]
+    assert core.state.kubelet.ledger.done <= core.state.calls.waiting[T].since
+    number = core.state.host.inspections.functions[A]
     assert core.answers(FunctionInspected(number, A, GROUP_82)) == [Ready()]
 
 
@@ -407,7 +411,7 @@ def test_what_kubelets_file_holds_counts_where_list_fails() -> None:
     assert isinstance(answer, Refused)
     assert answer.reason.startswith("the container would get /dev/vfio/81: kubelet has kept that")
     assert f"/dev/vfio/81 is {B}'s now" in answer.reason
-    assert (core.state.ledger.problem, core.state.ledger.read) == (LIMIT, 0)
+    assert (core.state.kubelet.ledger.problem, core.state.kubelet.ledger.read) == (LIMIT, 0)
 
 
 def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_that_fails() -> None:
@@ -415,8 +419,8 @@ def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_t
     core.at += 1
     core.silent = True
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    core.feed(core.poll_event(core.state.polls.outstanding or 0))
-    assert core.answers(FunctionInspected(core.state.inspections.functions[A], A, GROUP_82)) == []
+    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
+    assert core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, GROUP_82)) == []
     cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
     (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, cached))
     assert isinstance(answer, Refused)
@@ -431,8 +435,8 @@ def test_an_older_answer_is_asked_for_again_before_a_refusal_and_a_failed_read_m
     kept(core, a=("/dev/vfio/82",))
     core.ledger_problem = LIMIT
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    assert core.state.ledger.done <= core.state.calls[T].since
-    assert core.answers(FunctionInspected(core.state.inspections.functions[A], A, GROUP_82)) == [Ready()]
+    assert core.state.kubelet.ledger.done <= core.state.calls.waiting[T].since
+    assert core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, GROUP_82)) == [Ready()]
 
 
 def test_a_file_that_cannot_be_read_either_leaves_the_answers_that_were_known() -> None:
@@ -467,12 +471,12 @@ def test_an_answer_that_was_known_is_not_that_of_what_we_hand_out_since() -> Non
 
 def test_a_failed_read_gives_nobody_a_device_and_takes_none() -> None:
     core = node(*GROUP_82, ledger={A: "vm-1"})
-    entries = core.state.ledger.entries
+    entries = core.state.kubelet.ledger.entries
     core.ledger_problem = LIMIT
     kept(core, b=("/dev/vfio/81",))
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert core.state.ledger.cached == {(H100, DeviceId(B)): ("/dev/vfio/81",)}
-    assert core.state.ledger.entries is entries
+    assert core.state.kubelet.ledger.cached == {(H100, DeviceId(B)): ("/dev/vfio/81",)}
+    assert core.state.kubelet.ledger.entries is entries
 
 
 @pytest.mark.parametrize("problem", [None, LIMIT])

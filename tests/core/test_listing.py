@@ -33,7 +33,7 @@ THEIRS = ["51", "52", "53"]
 
 
 def plugin(core: Core) -> PluginState:
-    return core.state.plugins[H100]
+    return core.state.published.plugins[H100]
 
 
 def register(core: Core, stream: int) -> None:
@@ -125,16 +125,17 @@ def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: 
     core.pass_time(60)
     core.silent = True
     core.pass_time(limits.LEDGER_QUIET_S)
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     assert project(core.state).ledger.resources == (H100,)
     core.feed(
         HostScanned(
-            core.state.inspections.scan or core.state.inspections.last, (gpu("01:00.0"), gpu("02:00.0"))
+            core.state.host.inspections.scan or core.state.host.inspections.last,
+            (gpu("01:00.0"), gpu("02:00.0")),
         )
     )
     core.feed(dataclasses.replace(scan(core), functions=(gpu("01:00.0"),)))
-    assert [a.id for a in core.state.device_lists[H100]] == [ONE]
+    assert [a.id for a in core.state.published.device_lists[H100]] == [ONE]
     assert project(core.state).ledger.resources == ()
     core.feed(ledger_read(read, healthy={H100: comparable(OURS)}))
     assert plugin(core).listing.against == 0
@@ -144,8 +145,8 @@ def scan(core: Core) -> HostScanned:
     """A full scan is asked for, and comes back."""
     core.at += 300
     core.feed(Ticked())
-    assert core.state.inspections.scan is not None
-    return HostScanned(core.state.inspections.scan, ())
+    assert core.state.host.inspections.scan is not None
+    return HostScanned(core.state.host.inspections.scan, ())
 
 
 def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_back(core: Core) -> None:
@@ -156,11 +157,11 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
     assert plugin(core).listing.against == 1
     core.kubelets = [ONE, TWO, "0000:03:00.0"]
     core.feed(Ticked(), after_s=0)
-    core.at = max(core.at, core.state.inspections.whole.due_at)
+    core.at = max(core.at, core.state.host.inspections.whole.due_at)
     core.feed(Ticked())
-    assert core.state.inspections.scan is not None
+    assert core.state.host.inspections.scan is not None
     three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
-    core.feed(HostScanned(core.state.inspections.scan, three))
+    core.feed(HostScanned(core.state.host.inspections.scan, three))
     core.pass_time(limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
     assert not is_registered(plugin(core))
     assert (plugin(core).problem or "").startswith("kubelet had another list of healthy devices until ours")
@@ -168,11 +169,13 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
 
 def third_gpu_found(core: Core) -> HostScanned:
     """What the due scan finds; kubelet takes the list with it at once."""
-    core.at = core.state.inspections.whole.due_at
+    core.at = core.state.host.inspections.whole.due_at
     core.feed(Ticked(), after_s=0)
-    assert core.state.inspections.scan is not None
+    assert core.state.host.inspections.scan is not None
     core.kubelets = [*OURS, "0000:03:00.0"]
-    return HostScanned(core.state.inspections.scan, tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0")))
+    return HostScanned(
+        core.state.host.inspections.scan, tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
+    )
 
 
 def test_a_list_that_changed_before_an_odd_sight_was_checked_is_no_sign_of_peace(core: Core) -> None:
@@ -217,7 +220,7 @@ def test_a_neighbour_that_goes_while_nothing_is_healthy_leads_to_registering_aga
     core.enabled, core.kubelets = {ONE: 1, TWO: 1}, None
     core.pass_time(60)
     core.kubelets = []
-    assert healthy(core.state.device_lists[H100]) == ()
+    assert healthy(core.state.published.device_lists[H100]) == ()
     bind = plugin(core).bind
     core.pass_time(600)
     assert plugin(core).bind == bind, "nobody was seen"
@@ -396,9 +399,9 @@ def test_a_read_that_fails_does_not_hurry_the_next(core: Core) -> None:
     assert plugin(core).listing.against == 1
     core.silent = True
     core.pass_time(limits.KUBELET_LIST_AGAIN_S)
-    read = core.state.ledger.outstanding
+    read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(LedgerUnreadable(read, "no"))
     assert plugin(core).listing.against == 1
     assert next_deadline(core.state) > core.at
-    assert core.state.ledger.due_at >= core.at + limits.KUBELET_LIST_AGAIN_S
+    assert core.state.kubelet.ledger.due_at >= core.at + limits.KUBELET_LIST_AGAIN_S

@@ -70,7 +70,7 @@ def test_pods_processes_and_claims_are_quoted() -> None:
 def assert_fit(core: Core, answers: list[Answer]) -> None:
     """Every sentence that came out is printable, and none is long."""
     reasons = [a.reason for a in answers if isinstance(a, Refused)]
-    reasons += [a.reason for device_list in core.state.device_lists.values() for a in device_list]
+    reasons += [a.reason for device_list in core.state.published.device_lists.values() for a in device_list]
     reasons += [device.reason for device in report(core.state)]
     fields = [e.fields for e in core.effects if isinstance(e, Say)]
     for field in (f for each in fields for f in each.values()):
@@ -106,8 +106,8 @@ def test_names_in_kubelets_ledger_are_quoted_where_a_reason_has_them() -> None:
         LedgerEntry(ResourceName(ODD * 999), DeviceId("0000:02:00.0"), pod),
     )
     claims = (ClaimedDevice("gpu.nvidia.com", "node", "gpu-0000-03-00-0", ODD * 999, pod),)
-    assert core.state.ledger.outstanding is not None
-    core.feed(ledger_read(core.state.ledger.outstanding, entries, claims))
+    assert core.state.kubelet.ledger.outstanding is not None
+    core.feed(ledger_read(core.state.kubelet.ledger.outstanding, entries, claims))
     assert "allocated to pod" in core.reason("0000:01:00.0")
     assert_fit(core, [])
 
@@ -139,7 +139,7 @@ def test_nodes_in_kubelets_file_are_quoted() -> None:
         device = DeviceId("0000:01:00.0")
         core.ledger, core.cached = {device: "vm"}, (CachedAnswer(H100, device, (node,)),)
         core.feed(PreStartAsked(Token(1), H100, (device,)), after_s=1)
-        ((address, inspection),) = core.state.inspections.functions.items()
+        ((address, inspection),) = core.state.host.inspections.functions.items()
         answers = core.answers(FunctionInspected(inspection, address, (gpu("01:00.0"),)))
         assert [type(a) for a in answers] == [Refused]
         assert_fit(core, answers)
@@ -158,5 +158,5 @@ def test_ids_that_mean_nothing_here_leave_no_history_behind_for_ever() -> None:
         core.ledger = {f"strange {n}.{i}": "pod" for i in range(5)}
         core.feed(KubeletAppeared(f"socket {n}"))
     assert f"strange {n}.0" in core.device_list()
-    assert len(core.state.history) <= limits.HISTORY_UNKNOWN_MAX + len(core.state.facts)
-    assert "0000:01:00.0" in core.state.history
+    assert len(core.state.published.history) <= limits.HISTORY_UNKNOWN_MAX + len(core.state.host.facts)
+    assert "0000:01:00.0" in core.state.published.history

@@ -22,7 +22,7 @@ from tests.core.builders import H100, Core, gpu
 
 
 def plugin(core: Core) -> PluginState:
-    return core.state.plugins[H100]
+    return core.state.published.plugins[H100]
 
 
 def registered(core: Core, stream: int = 1) -> Core:

@@ -258,13 +258,13 @@ def test_a_gpu_stays_with_its_pod_while_a_young_kubelets_file_names_it_and_is_fr
 
     def feed(event: LedgerRead) -> None:
         core.feed(event)
-        if (poll := core.state.polls.outstanding) is not None:
+        if (poll := core.state.host.polls.outstanding) is not None:
             core.feed(core.poll_event(poll))
 
     def outstanding() -> int:
         core.pass_time(limits.LEDGER_QUIET_S)
-        assert core.state.ledger.outstanding is not None
-        return core.state.ledger.outstanding
+        assert core.state.kubelet.ledger.outstanding is not None
+        return core.state.kubelet.ledger.outstanding
 
     feed(read_of_young(outstanding(), LedgerFile(filed(A))))
     assert core.reason(A) == f"allocated to pod with UID uid-{A}"

@@ -58,8 +58,8 @@ MUTATIONS: Final = (
     Mutation(
         "callers without end put off the poll of all groups",
         "core/schedule.py",
-        "    if state.polls.due_at <= at:\n",
-        "    if state.polls.due_at <= at and state.polls.outstanding is None:\n",
+        "    if state.host.polls.due_at <= at:\n",
+        "    if state.host.polls.due_at <= at and state.host.polls.outstanding is None:\n",
         tests=("tests/core/test_polls.py",),
     ),
     Mutation(
@@ -93,7 +93,7 @@ MUTATIONS: Final = (
     Mutation(
         "a device's assessment is not derived again when a poll came after the read that its pod was gone from",
         "core/assessment/assessments.py",
-        "    return given if before.uses is state.polls.groups else given | state.orphans.keys()\n",
+        "    return given if before.uses is state.host.polls.groups else given | state.kubelet.orphans.keys()\n",
         "    return given\n",
         tests=("tests/core/test_ledger_and_usage.py",),
     ),
@@ -112,8 +112,8 @@ MUTATIONS: Final = (
     Mutation(
         "lists shrink during calls",
         "core/device_lists.py",
-        "    if in_call or blind or state.no_removal_until.get(resource, at) > at:\n",
-        "    if blind or (not in_call and state.no_removal_until.get(resource, at) > at):\n",
+        "    if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:\n",
+        "    if blind or (not in_call and state.calls.no_removal_until.get(resource, at) > at):\n",
     ),
     Mutation(
         "what was handed out and is not in the ledger yet is nobody's",
@@ -168,14 +168,14 @@ MUTATIONS: Final = (
     Mutation(
         "a ledger that was read before the first scan is not read again",
         "core/schedule.py",
-        "    if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and matters(state):\n",
+        "    if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):\n",
         "    if False and matters(state):\n",
     ),
     Mutation(
         "any other text in the ledger is another pod",
         "core/ledger.py",
-        "        if n in had and n in state.resolved and _is_gone(had[n], entries.get(n))\n",
-        "        if n in had and n in state.resolved\n",
+        "        if n in had and n in state.kubelet.resolved and _is_gone(had[n], entries.get(n))\n",
+        "        if n in had and n in state.kubelet.resolved\n",
         tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
@@ -208,21 +208,21 @@ MUTATIONS: Final = (
     Mutation(
         "what an ID means is looked up anew at each read",
         "core/identity.py",
-        "    unknown = [*index.unresolved, *(n for n in state.pending_allocations if n not in state.resolved)]\n",
-        "    unknown = [*state.ledger.entries, *state.pending_allocations]\n",
+        "    unknown = [*index.unresolved, *(n for n in pending if n not in before)]\n",
+        "    unknown = [*state.kubelet.ledger.entries, *pending]\n",
     ),
     # --- a view that is old is not a fact -------------------------------------------------------------------
     Mutation(
         "Allocate is answered from the ledger as it was read last",
         "core/calls.py",
-        "    return call.doubts or not _is_fresh(state.ledger.read_at, call)\n",
+        "    return call.doubts or not _is_fresh(state.kubelet.ledger.read_at, call)\n",
         "    return False\n",
         tests=(f"{FOUND}[a claim takes a card just before it is asked for]",),
     ),
     Mutation(
         "Allocate is refused for an owner in a ledger from before the call",
         "core/calls.py",
-        "            if taken := _taken(state, call):\n                if state.ledger.done <= call.since:\n",
+        "            if taken := _taken(state, call):\n                if state.kubelet.ledger.done <= call.since:\n",
         "            if taken := _taken(state, call):\n                if False:\n",
         tests=(f"{FOUND}[both cards of a group are released, and one is given to the next pod at once]",),
     ),
@@ -290,15 +290,15 @@ MUTATIONS: Final = (
     Mutation(
         "no scan after uevents were lost",
         "core/step.py",
-        "            return replace(state, inspections=inspections.ask_scan(state.inspections)), [\n"
+        "            return _rescanned(state, uevents=state.host.uevents), [\n"
         '                Say(Level.WARNING, "uevents.lost"',
         '            return state, [\n                Say(Level.WARNING, "uevents.lost"',
     ),
     Mutation(
         "no scan when the socket of uevents is open at last",
         "core/step.py",
-        '            return replace(state, inspections=inspections.ask_scan(state.inspections), uevents=""), [\n',
-        '            return replace(state, uevents=""), [\n',
+        '            return _rescanned(state, uevents=""), [',
+        '            return replace(state, host=replace(state.host, uevents="")), [',
     ),
     # --- kubelet --------------------------------------------------------------------------------------------
     Mutation(
@@ -434,7 +434,7 @@ MUTATIONS: Final = (
     Mutation(
         "an owner is as it was before the last read of the ledger",
         "core/index.py",
-        "names | changed_keys(index.entries, state.ledger.entries))\n",
+        "names | changed_keys(index.entries, ledger.entries))\n",
         "names)\n",
         tests=(INDEX,),
     ),
@@ -469,11 +469,11 @@ MUTATIONS: Final = (
     Mutation(
         "a function that begins to leave its driver is polled as before",
         "core/index.py",
-        "    if index.devices is not before.devices or index.leaving != state.polls.leaving:\n"
-        "        index = _with_groups(before, index, state.polls.leaving, changed)\n",
+        "    if index.devices is not before.devices or index.leaving != state.host.polls.leaving:\n"
+        "        index = _with_groups(before, index, state.host.polls.leaving, changed)\n",
         "    if index.devices is not before.devices:\n"
-        "        index = _with_groups(before, index, state.polls.leaving, changed)\n"
-        "    index = replace(index, leaving=state.polls.leaving)\n",
+        "        index = _with_groups(before, index, state.host.polls.leaving, changed)\n"
+        "    index = replace(index, leaving=state.host.polls.leaving)\n",
         tests=(INDEX,),
     ),
     Mutation(

@@ -47,16 +47,18 @@ class RecordedCore(Core):
 
     def kubelet_restarts(self) -> None:
         """A kubelet, or another one, is there and takes every resource."""
-        for resource, plugin in self.state.plugins.items():
+        for resource, plugin in self.state.published.plugins.items():
             for stream in plugin.streams:
                 self.feed(StreamEnded(resource, stream))
-        if self.state.kubelet is not None:
+        if self.state.kubelet.socket is not None:
             self.feed(KubeletGone("kubelet.sock does not exist"), after_s=0.01)
         self.feed(KubeletAppeared(f"kubelet at {self.at}"), after_s=1.5)
-        for resource in self.state.plugins:
-            self.feed(SocketBound(resource, self.state.plugins[resource].bind), after_s=0.002)
+        for resource in self.state.published.plugins:
+            self.feed(SocketBound(resource, self.state.published.plugins[resource].bind), after_s=0.002)
             self.feed(StreamOpened(resource, len(self.steps)), after_s=0.002)
-            self.feed(RegisterSucceeded(resource, self.state.plugins[resource].register), after_s=0.001)
+            self.feed(
+                RegisterSucceeded(resource, self.state.published.plugins[resource].register), after_s=0.001
+            )
 
 
 Held = Literal["idle", "in use", "one held externally"]
@@ -161,6 +163,6 @@ def story(gpus: int = 3, events: int = 60, seed: int = 0) -> RecordedCore:
 
 def _look(core: RecordedCore, functions: list[PciFunction]) -> None:
     """The inspections that are outstanding return, and time passes until nothing is waited for any more."""
-    for address, number in core.state.inspections.functions.items():
+    for address, number in core.state.host.inspections.functions.items():
         there = tuple(f for f in functions if f.address == address)
         core.feed(FunctionInspected(number, address, there), after_s=0.001)

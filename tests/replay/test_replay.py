@@ -18,6 +18,7 @@ from gpuactors import limits
 from gpuactors.core.effects import Level, Say
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Bounds, Missed
+from gpuactors.observe.journal_format import FORMAT
 from gpuactors.replay.counts import Counts, counts_of
 from gpuactors.replay.play import Began, Played, Resumed, play
 from gpuactors.replay.progress import Progress
@@ -101,7 +102,7 @@ from tests.observe.recording import story, write
 core = story(gpus=6, events=120)
 for functions in ([], [gpu(f"{0x10 + i:02x}:00.0", cdev=i) for i in range(12)], []):  # all at once come and go
     core.pass_time(301.0)
-    core.feed(HostScanned(core.state.inspections.scan, tuple(functions)))
+    core.feed(HostScanned(core.state.host.inspections.scan, tuple(functions)))
     core.pass_time(700.0)
 write(Path(sys.argv[1]), *core.steps)
 """
@@ -187,11 +188,11 @@ def test_another_snapshot_after_folded_steps_differs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("older", [1, 2, 3, 4])
 def test_a_journal_of_an_older_format_is_reported_in_a_sentence(older: int, tmp_path: Path) -> None:
-    """The first two have no causes, a state of the third has other parts, a read of the ledger in the fourth."""
+    """The first two have no causes, and states and reads of the ledger have other parts in the others."""
     (path,) = write(tmp_path, *story().steps[:3])
-    path.write_bytes(path.read_bytes().replace(b'{"journal":5', b'{"journal":%d' % older, 1))
-    text = f"a journal of format {older}, and this gpuactors reads format 5; replay it with the version that wrote it"
-    with pytest.raises(JournalError, match=text):
+    path.write_bytes(path.read_bytes().replace(b'{"journal":%d' % FORMAT, b'{"journal":%d' % older, 1))
+    reads = f"this gpuactors reads format {FORMAT}; replay it with the version that wrote it"
+    with pytest.raises(JournalError, match=f"a journal of format {older}, and {reads}"):
         Replayed(tmp_path)
 
 
@@ -205,10 +206,10 @@ def test_another_order_of_effects_differs(tmp_path: Path) -> None:
 
 def test_another_state_in_the_next_file_differs(tmp_path: Path) -> None:
     found = write(tmp_path, *story(events=200).steps, bounds=Bounds(file_bytes=20_000))
-    change(found[1], 1, lambda line: line["state"].update(kubelet_missing="eaten"))  # type: ignore[attr-defined]
+    change(found[1], 1, lambda line: line["state"]["kubelet"].update(missing="eaten"))  # type: ignore[index]
     shown = Replayed(tmp_path)
     assert shown.code == 1
-    assert "DIFFERS: the state in the journal has other kubelet_missing than was computed" in shown.text
+    assert "DIFFERS: the state in the journal has other kubelet.missing than was computed" in shown.text
 
 
 def test_a_bug_that_ended_the_daemon_is_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +306,11 @@ def test_an_empty_file_beside_others_is_reported(tmp_path: Path) -> None:
         (b"PK\x03\x04", "it is no line of a journal"),
         (b'{"name": "a JSON file of another program"}\n', "it is no line of a journal"),
         (
-            b'{"journal":5,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n',
+            b'{"journal":%d,"version":"","run":"","part":1,"boot":"","pid":1,"wall":"noon","at":1.0}\n'
+            % FORMAT,
             "does not begin with a journal's header",
         ),
-        (b'{"journal":6,"anything":1}\n', "a journal of format 6, and this gpuactors reads format 5"),
+        (b'{"journal":4,"anything":1}\n', f"a journal of format 4, and this gpuactors reads format {FORMAT}"),
     ],
 )
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -461,7 +463,7 @@ def test_the_counts_are_those_of_kubelet() -> None:
     for state in (recorded.before for recorded in core.steps):
         counts = counts_of(state).get(H100)
         if counts is not None:
-            device_list = state.device_lists[H100]
+            device_list = state.published.device_lists[H100]
             assert counts.capacity == len(device_list)
             assert counts.allocatable == sum(a.health == "Healthy" for a in device_list)
             assert counts.free == counts.allocatable - counts.allocated

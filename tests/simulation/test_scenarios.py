@@ -203,7 +203,7 @@ def test_a_daemon_that_ends_is_found_at_once(monkeypatch: pytest.MonkeyPatch, ho
             daemon: app.Daemon = await nursery.start(real, config)
             task_status.started(daemon)
             async for state in daemon.state:
-                if state.facts:
+                if state.host.facts:
                     break
             nursery.cancel_scope.cancel()
         if how == "dies":

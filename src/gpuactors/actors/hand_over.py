@@ -49,7 +49,7 @@ async def run(ports: HandOverPorts) -> None:
     problem = ""
     while True:
         try:
-            match ports.state.value.role:
+            match ports.state.value.daemon.role:
                 case Role.TAKING_OVER:
                     await _take_over(ports)
                 case Role.SERVING:
@@ -82,7 +82,7 @@ async def _take_over(ports: HandOverPorts) -> None:
 
 async def _begin_to_serve(ports: HandOverPorts, how: str) -> None:
     await ports.inbox.send(PredecessorGone(how, await ports.served()))
-    await _until(ports.state, lambda state: state.role is not Role.TAKING_OVER)
+    await _until(ports.state, lambda state: state.daemon.role is not Role.TAKING_OVER)
 
 
 async def _serve(ports: HandOverPorts) -> None:
@@ -113,10 +113,10 @@ async def _end_plugins(ports: HandOverPorts) -> None:
     The calls first: a stream that ends while another plugin's call is finished would be missed for as long.
     """
     with trio.move_on_after(limits.DRAIN_S):
-        await _until(ports.state, lambda state: not state.calls)
+        await _until(ports.state, lambda state: not state.calls.waiting)
     await ports.inbox.send(HandOverRequested())
     # The registry withdraws the plugins in the same step, so none can begin after this.
-    await _until(ports.state, lambda state: state.role is not Role.SERVING)
+    await _until(ports.state, lambda state: state.daemon.role is not Role.SERVING)
     await _until(ports.running, lambda names: not names)
 
 
@@ -126,7 +126,7 @@ async def _watch_successor(ports: HandOverPorts) -> None:
         await trio.sleep(limits.SUCCESSOR_CHECK_S)
         gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_CHECK_S
     await ports.inbox.send(SuccessorLost())
-    await _until(ports.state, lambda state: state.role is not Role.HANDED_OVER)
+    await _until(ports.state, lambda state: state.daemon.role is not Role.HANDED_OVER)
 
 
 async def _until(cell: LatestReader[T], condition: Callable[[T], bool]) -> None:

@@ -22,15 +22,15 @@ async def run(
     written: Mapping[ResourceName, frozenset[str]] | None = None
     said = ""
     async for now in state:
-        if now.role is not Role.SERVING:
+        if now.daemon.role is not Role.SERVING:
             written = None  # the serving daemon writes it
-        if now.role is not Role.SERVING or now.served == written:
+        if now.daemon.role is not Role.SERVING or now.published.served == written:
             continue
         try:
-            await file.write(now.served)
+            await file.write(now.published.served)
         except StateFileError as exc:
             if said != str(exc):
                 on_problem(said := str(exc))
             await trio.sleep(limits.SERVED_RETRY_S)
         else:
-            written, said = now.served, ""
+            written, said = now.published.served, ""

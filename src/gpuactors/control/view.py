@@ -139,26 +139,31 @@ class About:
 def view_of(state: NodeState, at: float) -> NodeView:
     """The view at `at`, in seconds of the clock of the state's events."""
     return NodeView(
-        role=str(state.role),
+        role=str(state.daemon.role),
         resources=_resources(state),
         devices=_devices(state, at),
-        kubelet_problem="" if state.kubelet is not None else state.kubelet_missing,
-        ledger_problem=state.ledger.problem or ("" if state.ledger.read else "it has not been read yet"),
-        uevents_problem=state.uevents and f"not received: {state.uevents}; only scans find changes",
+        kubelet_problem="" if state.kubelet.socket is not None else state.kubelet.missing,
+        ledger_problem=state.kubelet.ledger.problem
+        or ("" if state.kubelet.ledger.read else "it has not been read yet"),
+        uevents_problem=state.host.uevents and f"not received: {state.host.uevents}; only scans find changes",
     )
 
 
 def _resources(state: NodeState) -> tuple[ResourceView, ...]:
     accepted = registered(state)
-    allocated = {resource: len(ids) for resource, ids in given_away(state, state.device_lists).items()}
+    allocated = {
+        resource: len(ids) for resource, ids in given_away(state, state.published.device_lists).items()
+    }
     views = []
-    for resource, device_list in sorted(state.device_lists.items()):
-        plugin = state.plugins.get(resource)
+    for resource, device_list in sorted(state.published.device_lists.items()):
+        plugin = state.published.plugins.get(resource)
         views.append(
             ResourceView(
                 name=resource,
                 registered=accepted.get(resource, False),
-                problem=(plugin.problem or "") if plugin is not None else f"this daemon is {state.role}",
+                problem=(plugin.problem or "")
+                if plugin is not None
+                else f"this daemon is {state.daemon.role}",
                 listed=len(device_list),
                 healthy=sum(device.health is Health.HEALTHY for device in device_list),
                 allocated=allocated.get(resource, 0),
@@ -204,9 +209,11 @@ def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that are gone: still listed because a pod has them, or known from their history."""
     index = index_of(state)
     listed = {
-        a.address: (resource, a) for resource, device_list in state.device_lists.items() for a in device_list
+        a.address: (resource, a)
+        for resource, device_list in state.published.device_lists.items()
+        for a in device_list
     }
-    for address in (listed.keys() | state.history.keys()) - index.devices.keys():
+    for address in (listed.keys() | state.published.history.keys()) - index.devices.keys():
         resource, told = listed.get(address, ("", None))
         owner = index.owners.get(address)
         yield _gone(address, resource, told, owner.said() if owner is not None else None, state, at)
@@ -238,7 +245,7 @@ def _gone(
         reason=told.reason if told is not None else GONE.message,
         owner=owner,
         holders=(),
-        history=_changes(state.history.get(address, ()), at),
+        history=_changes(state.published.history.get(address, ()), at),
         remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
         listed=told is not None,
     )

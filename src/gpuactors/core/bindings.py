@@ -18,7 +18,7 @@ from gpuactors.core.events import HostChanged
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import ids_of, is_selected
 from gpuactors.core.model import GroupUse, PciAddress, PciFunction, Polls
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState, with_polls
 
 BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
 """Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,
@@ -31,7 +31,7 @@ _LET_GO: Final = frozenset({"unbind pci", "remove pci"})
 def _is_evidence(state: NodeState, address: PciAddress) -> bool:
     """Whether `enable` of the function is evidence."""
     function = index_of(state).functions.get(address)
-    return address in state.polls.leaving or (function is not None and function.vfio_bound)
+    return address in state.host.polls.leaving or (function is not None and function.vfio_bound)
 
 
 def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:
@@ -43,9 +43,9 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
     Its companions do not: whoever has them open has the GPU's group as well, and a count of theirs may be anybody's.
     One that no selector chooses does as well, from the read of kubelet's ledger on that says that a pod has it.
     """
-    left, ended = set(state.polls.leaving), set()
-    if state.resolved is not before.resolved:
-        for meant in (m for name, m in state.resolved.items() if name not in before.resolved):
+    left, ended = set(state.host.polls.leaving), set()
+    if state.kubelet.resolved is not before.kubelet.resolved:
+        for meant in (m for name, m in state.kubelet.resolved.items() if name not in before.kubelet.resolved):
             given = function_at(state, meant.address)
             if given is not None and given.has_node and _may_be_left(state, given):
                 left.add(meant.address)
@@ -66,7 +66,7 @@ def let_go(state: NodeState, event: HostChanged) -> NodeState:
     if event.address is None or event.cause not in _LET_GO:
         return state
     gone = {event.address}
-    return _forgotten(state, state.polls.leaving - gone, gone, gone)
+    return _forgotten(state, state.host.polls.leaving - gone, gone, gone)
 
 
 def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[PciAddress]) -> Polls:
@@ -111,9 +111,9 @@ def _may_be_left(state: NodeState, function: PciFunction) -> bool:
     """It is on no driver when it is first seen, and is one that was offered: selected, or in a pod's hands by a name of
     ours."""
     bridge = function.class_code.startswith(BRIDGE_CLASSES)
-    ours = is_selected(state.settings.selectors, function) or any(
-        meant.address == function.address and resource in state.served
-        for (resource, _), meant in state.resolved.items()
+    ours = is_selected(state.daemon.settings.selectors, function) or any(
+        meant.address == function.address and resource in state.published.served
+        for (resource, _), meant in state.kubelet.resolved.items()
     )
     return function.driver is None and not bridge and ours
 
@@ -124,12 +124,12 @@ def _forgotten(
     baselines: set[PciAddress],
     doubtful: set[PciAddress],
 ) -> NodeState:
-    polls = state.polls
+    polls = state.host.polls
     if not doubtful and leaving == polls.leaving:
         return state
-    return replace(
+    return with_polls(
         state,
-        polls=replace(
+        replace(
             polls,
             leaving=leaving,
             baselines={a: n for a, n in polls.baselines.items() if a not in baselines},

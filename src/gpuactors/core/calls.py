@@ -63,7 +63,7 @@ from gpuactors.core.model import (
     is_pci_address,
 )
 from gpuactors.core.quote import first_of, quoted_id, quoted_ids
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState, with_inspections, with_waiting
 
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
 
@@ -88,26 +88,26 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
         resource=event.resource,
         requests=requests,
         seen={known[i].function.address: known[i].function for i in ids},
-        since=state.inspections.last,
+        since=state.host.inspections.last,
         deadline=at + wait_s,
         came_at=at,
     )
-    state = replace(state, inspections=inspections.ask_inspections(state.inspections, sorted(call.seen)))
-    state = _with_poll(replace(state, calls={**state.calls, event.token: call}), call)
+    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(call.seen)))
+    state = _with_poll(with_waiting(state, {**state.calls.waiting, event.token: call}), call)
     return _with_read(state, call, at), []
 
 
 def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     """Answers every waiting call that can be answered now."""
     answered: Answered = []
-    for token, call in state.calls.items():
+    for token, call in state.calls.waiting.items():
         if _missing(state, call):
             state = _with_read(state, call, at)
             continue
         answer = _decide(state, call)
         if isinstance(answer, _Doubted):
             doubting = replace(call, doubts=True)
-            state = replace(state, calls={**state.calls, token: doubting})
+            state = with_waiting(state, {**state.calls.waiting, token: doubting})
             state = _with_read(state, doubting, at)
             continue
         if answer is None:  # the previous holder has not let go yet
@@ -121,7 +121,7 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
 def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     """Refuses the calls that cannot be answered in time."""
     answered: Answered = []
-    for token, call in state.calls.items():
+    for token, call in state.calls.waiting.items():
         if call.deadline <= at:
             answered += _answered(token, call.kind, call.resource, call.requests, _late(state, call))
     return _without(state, answered), answered
@@ -134,14 +134,14 @@ def given_up(state: NodeState) -> tuple[NodeState, Answered]:
         Blocker(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
     )
     answered: Answered = []
-    for token, call in state.calls.items():
+    for token, call in state.calls.waiting.items():
         answered += _answered(token, call.kind, call.resource, call.requests, refused)
     return _without(state, answered), answered
 
 
 def abandoned(state: NodeState, token: Token) -> NodeState:
     """Nobody waits for this answer any more."""
-    return replace(state, calls={t: c for t, c in state.calls.items() if t != token})
+    return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t != token})
 
 
 def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
@@ -160,7 +160,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
         offered = {
             known[i].function.address for i in (*request.available, *request.must_include) if i in known
         }
-        facts = (state.facts[a].function for a in owned.keys() - offered if a in state.facts)
+        facts = (state.host.facts[a].function for a in owned.keys() - offered if a in state.host.facts)
         groups = {function.iommu_group for function in facts if function is not None} - {None}
         taken = {i for i, d in known.items() if d.function.iommu_group in groups}
         chosen.append(prefer(request, known, busy, search, taken))
@@ -171,7 +171,7 @@ def waits_for_poll(state: NodeState) -> bool:
     """A call has its inspections and waits for what a poll tells: who has its devices, or that he lets go."""
     return any(
         not _unseen(state, call) and (bool(_unpolled(state, call)) or not _is_unread(state, call))
-        for call in state.calls.values()
+        for call in state.calls.waiting.values()
     )
 
 
@@ -184,7 +184,7 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
     tokens = {effect.token for effect in answered if isinstance(effect, Reply)}
     if not tokens:
         return state
-    return replace(state, calls={t: c for t, c in state.calls.items() if t not in tokens})
+    return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t not in tokens})
 
 
 def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
@@ -192,9 +192,10 @@ def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
     ids = [(call.resource, device) for request in call.requests for device in request]
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
     # What kubelet kept of an Allocate before is another pod's, and its file may not be readable soon.
-    cached = {name: nodes for name, nodes in state.ledger.cached.items() if name not in until}
-    ledger = replace(state.ledger, cached=cached)
-    return replace(state, pending_allocations={**state.pending_allocations, **until}, ledger=ledger)
+    kubelet = state.kubelet
+    cached = {name: nodes for name, nodes in kubelet.ledger.cached.items() if name not in until}
+    ledger, pending = replace(kubelet.ledger, cached=cached), {**kubelet.pending_allocations, **until}
+    return replace(state, kubelet=replace(kubelet, pending_allocations=pending, ledger=ledger))
 
 
 def _answered(
@@ -230,7 +231,7 @@ def _refused(status: Refusal, *why: Blocker) -> Refused:
 def _refused_at_once(
     state: NodeState, resource: ResourceName, ids: list[DeviceId], known: Mapping[DeviceId, Device]
 ) -> Refused | None:
-    if state.stopping or state.role is not Role.SERVING:
+    if state.daemon.stopping or state.daemon.role is not Role.SERVING:
         return _refused(Refusal.UNAVAILABLE, Blocker(Cause.NOT_SERVING, "gpuactors is stopping"))
     if not ids:
         nothing = Blocker(Cause.INVALID_REQUEST, f"no device of {resource} was asked for")
@@ -254,7 +255,7 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
     function = function_at(state, address) if address is not None else None
     if function is not None and function.fault is not None:
         return Blocker(Cause.UNREADABLE, function.fault)
-    listed = {a.id: a for a in state.device_lists.get(resource, ())}
+    listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
     if device not in listed:
         return Blocker(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
     if address is None or not is_pci_address(address):
@@ -270,9 +271,9 @@ def _missing(state: NodeState, call: Call) -> bool:
 
 def _is_unread(state: NodeState, call: Call) -> bool:
     """Kubelet's ledger has not been asked since the call came, nor just before that."""
-    if state.ledger.done > call.since:
+    if state.kubelet.ledger.done > call.since:
         return False
-    return call.doubts or not _is_fresh(state.ledger.read_at, call)
+    return call.doubts or not _is_fresh(state.kubelet.ledger.read_at, call)
 
 
 def _is_fresh(asked_at: float, call: Call) -> bool:
@@ -282,7 +283,7 @@ def _is_fresh(asked_at: float, call: Call) -> bool:
 
 def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
     """A read of the ledger that counts for the call is outstanding, or will be, if it needs one."""
-    ledger = state.ledger
+    ledger = state.kubelet.ledger
     if not _is_unread(state, call):
         return state
     if ledger.outstanding is not None:
@@ -303,12 +304,12 @@ def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
     return sorted(
         a
         for a in call.seen
-        if _shortage(state, a) or (a in state.inspections.functions and _number(state, a) <= call.since)
+        if _shortage(state, a) or (a in state.host.inspections.functions and _number(state, a) <= call.since)
     )
 
 
 def _shortage(state: NodeState, address: PciAddress) -> str:
-    fact = state.facts.get(address)
+    fact = state.host.facts.get(address)
     return fact.short if fact is not None else ""
 
 
@@ -322,14 +323,14 @@ def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
         group = function.iommu_group if function is not None else None
         if group is None or address not in index.polled.get(group, ()):
             continue
-        use = state.polls.groups.get(group)
+        use = state.host.polls.groups.get(group)
         if use is None or use.poll <= call.since:
             unpolled.append(address)
     return unpolled
 
 
 def _number(state: NodeState, address: PciAddress) -> int:
-    fact = state.facts.get(address)
+    fact = state.host.facts.get(address)
     return 0 if fact is None else fact.inspection
 
 
@@ -347,7 +348,7 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
     match call.kind:
         case CallKind.PRE_START:
             if stale := _stale(state, call, known):
-                if state.ledger.done <= call.since:
+                if state.kubelet.ledger.done <= call.since:
                     return _Doubted()
                 return _refused(Refusal.FAILED_PRECONDITION, Blocker(Cause.STALE_NODES, stale))
             return None if _held(state, call) else Ready()
@@ -355,7 +356,7 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
             if _is_undecided(state, known, call):
                 return None
             if taken := _taken(state, call):
-                if state.ledger.done <= call.since:
+                if state.kubelet.ledger.done <= call.since:
                     return _Doubted()
                 if _may_be_back(state, known, call):
                     return None
@@ -390,10 +391,11 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
         use = observed_use(state, device)
         if use is None or not use.in_use:
             continue
-        left = [state.orphans[m.address].read for m in device.group if m.address in state.orphans]
-        read_comes = use.since > state.ledger.read and state.ledger.outstanding is not None
+        ledger, orphans = state.kubelet.ledger, state.kubelet.orphans
+        left = [orphans[m.address].read for m in device.group if m.address in orphans]
+        read_comes = use.since > ledger.read and ledger.outstanding is not None
         group = device.function.iommu_group
-        poll_comes = any(use.poll <= read for read in left) and state.polls.is_to_see(group)
+        poll_comes = any(use.poll <= read for read in left) and state.host.polls.is_to_see(group)
         if read_comes or poll_comes:
             return True
     return False
@@ -402,12 +404,12 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
 def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
     """Another device of a group was handed out so lately that kubelet's ledger cannot tell yet whether a pod has it, or
     has had it."""
-    if state.ledger.problem is not None:
+    if state.kubelet.ledger.problem is not None:
         return False
     late = {
         address_of(state, *given)
-        for given, until in state.pending_allocations.items()
-        if state.ledger.read_at < schedule.listed_at(until)
+        for given, until in state.kubelet.pending_allocations.items()
+        if state.kubelet.ledger.read_at < schedule.listed_at(until)
     }
     mates = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
     return not mates.isdisjoint(late)
@@ -418,7 +420,7 @@ def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> st
     keeps: groups may have other numbers after a restart of the node. Empty if it gets them, or if kubelet keeps no
     answer with nodes for these devices."""
     ids = [i for request in call.requests for i in request]
-    made = {n for i in ids for n in state.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)}
+    made = {n for i in ids for n in state.kubelet.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)}
     if not made:
         return ""
     due = {i: {n for m in known[i].group for n in m.nodes if _is_of_one(n)} for i in ids}
@@ -480,7 +482,7 @@ def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) 
         return None
     # Kubelet gives away what its ledger has free: whoever we still know as its owner has just left.
     left = orphans_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
-    if left and state.settings.pre_start_gate:
+    if left and state.daemon.settings.pre_start_gate:
         return None
     return Blocker(_held_by(state, device, left=left), f"{group} is {use.evidence}")
 

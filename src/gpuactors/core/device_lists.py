@@ -41,45 +41,57 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.registration import new_plugin
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState, with_plugins
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
     """`state` with its device lists and plugins as the facts demand, and the changes as log lines."""
-    if state.stopping:
-        return replace(state, plugins={}), []
+    if state.daemon.stopping:
+        return with_plugins(state, {}), []
     if not is_ready(state) or _nothing_changed(before, state, at):
         return state, []
     state = replace(state, entries=entries_of(state))
-    if state.settings.strict:
+    if state.daemon.settings.strict:
         check_entries(state)
     view = _view(state)
     made = {
         resource: _device_list(
-            state, resource, view.listed.setdefault(resource, {}), state.device_lists.get(resource, ()), at
+            state,
+            resource,
+            view.listed.setdefault(resource, {}),
+            state.published.device_lists.get(resource, ()),
+            at,
         )
-        for resource in sorted({*state.plugins, *view.listed})
+        for resource in sorted({*state.published.plugins, *view.listed})
     }
-    found = {r: differences(state.device_lists.get(r, ()), device_list) for r, device_list in made.items()}
+    found = {
+        r: differences(state.published.device_lists.get(r, ()), device_list)
+        for r, device_list in made.items()
+    }
     device_lists: dict[ResourceName, DeviceList] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
     for resource, device_list in _sound(state, view, made, found, effects).items():
-        plugin = _aged(state.plugins.get(resource), device_list, at)
+        plugin = _aged(state.published.plugins.get(resource), device_list, at)
         if plugin is None:
             effects.append(Say(Level.INFO, "resource.retired", {"resource": resource}))
             continue
-        if resource not in state.device_lists:
+        if resource not in state.published.device_lists:
             effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
         device_lists[resource], plugins[resource] = device_list, plugin
         if device_list is not made[resource]:
-            found[resource] = differences(state.device_lists.get(resource, ()), device_list)
+            found[resource] = differences(state.published.device_lists.get(resource, ()), device_list)
         effects.extend(_changes(state, view, resource, found[resource]))
     history = _recorded(state, view, device_lists, found, at)
-    serving = state.role is Role.SERVING
+    serving = state.daemon.role is Role.SERVING
     served = _served(state, device_lists, retired=made.keys() - device_lists.keys())
     plugins = plugins if serving else {}
-    return replace(state, served=served, device_lists=device_lists, plugins=plugins, history=history), effects
+    return replace(
+        state,
+        published=replace(
+            state.published, served=served, device_lists=device_lists, plugins=plugins, history=history
+        ),
+    ), effects
 
 
 def _served(
@@ -87,10 +99,12 @@ def _served(
 ) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that are ours, with what models have been called so; the very ones if nothing changed."""
     models = index_of(state).models
-    served = {resource: known for resource, known in state.served.items() if resource not in retired}
+    served = {
+        resource: known for resource, known in state.published.served.items() if resource not in retired
+    }
     for resource in device_lists:
         served[resource] = served.get(resource, frozenset()) | models.get(resource, frozenset())
-    return served if served != state.served else state.served
+    return served if served != state.published.served else state.published.served
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +131,16 @@ def is_ready(state: NodeState) -> bool:
     GPU is not to be offered at first.
     """
     if not (
-        state.scanned and state.ledger.tried and (state.polls.done > 0 or state.polls.outstanding is None)
+        state.host.scanned
+        and state.kubelet.ledger.tried
+        and (state.host.polls.done > 0 or state.host.polls.outstanding is None)
     ):
         return False
-    if not state.device_lists and is_looking(state):
+    if not state.published.device_lists and is_looking(state):
         return False
-    if state.device_lists or state.ledger.problem is not None:
+    if state.published.device_lists or state.kubelet.ledger.problem is not None:
         return True
-    return not any(o.in_use and o.since > state.ledger.read for o in state.polls.groups.values())
+    return not any(o.in_use and o.since > state.kubelet.ledger.read for o in state.host.polls.groups.values())
 
 
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
@@ -134,23 +150,23 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         and assessments_of(before).of is assessments_of(state).of
         and not _may_be_offered_otherwise(before, state)
         and _held(before) <= _held(state)
-        and before.ledger.entries is state.ledger.entries
-        and (before.ledger.read == 0) == (state.ledger.read == 0)
-        and before.pending_allocations.keys() == state.pending_allocations.keys()
-        and before.resolved is state.resolved
-        and before.role is state.role
-        and not any(_is_over(plugin, at) for plugin in state.plugins.values())
+        and before.kubelet.ledger.entries is state.kubelet.ledger.entries
+        and (before.kubelet.ledger.read == 0) == (state.kubelet.ledger.read == 0)
+        and before.kubelet.pending_allocations.keys() == state.kubelet.pending_allocations.keys()
+        and before.kubelet.resolved is state.kubelet.resolved
+        and before.daemon.role is state.daemon.role
+        and not any(_is_over(plugin, at) for plugin in state.published.plugins.values())
     )
 
 
 def _held(state: NodeState) -> set[ResourceName]:
     """The resources whose lists lose nothing for now. Holding one more changes none."""
-    return {*state.no_removal_until, *(call.resource for call in state.calls.values())}
+    return {*state.calls.no_removal_until, *(call.resource for call in state.calls.waiting.values())}
 
 
 def _may_be_offered_otherwise(before: NodeState, state: NodeState) -> bool:
     """Whether an unbind waits is known as of the last poll alone."""
-    return before.polls.groups is not state.polls.groups and bool(index_of(state).unbinding)
+    return before.host.polls.groups is not state.host.polls.groups and bool(index_of(state).unbinding)
 
 
 def _listed(
@@ -162,7 +178,7 @@ def _listed(
         of_resource = listed.setdefault(resource, {})
         if not (lost := frozenset(ids).difference(of_resource)):
             continue
-        told = {a.id: a for a in state.device_lists.get(resource, ())}
+        told = {a.id: a for a in state.published.device_lists.get(resource, ())}
         for device_id in lost:
             old = told.get(device_id)
             made = _tombstone(state, (resource, device_id), old)
@@ -175,7 +191,7 @@ def _tombstone(state: NodeState, name: Named, told: AdvertisedDevice | None) -> 
     or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated.
     `told` is what is listed by it."""
     resource, device_id = name
-    to, meant = given(state, name), state.resolved.get(name)
+    to, meant = given(state, name), state.kubelet.resolved.get(name)
     address = meant.address if meant is not None else PciAddress(device_id)
     numa_node = told.numa_node if told is not None and meant is not None else None
     if (why := lost(state, resource, meant)) is not None:
@@ -196,9 +212,11 @@ def _device_list(
 ) -> DeviceList:
     """The device list of a resource; the very one that is `listed` if nothing changed. What a list keeps for now is
     added to the `entries`."""
-    in_call = any(call.resource == resource for call in state.calls.values())
-    blind = state.ledger.read == 0  # whatever is gone, a pod may have it that a daemon before us gave it to
-    if in_call or blind or state.no_removal_until.get(resource, at) > at:
+    in_call = any(call.resource == resource for call in state.calls.waiting.values())
+    blind = (
+        state.kubelet.ledger.read == 0
+    )  # whatever is gone, a pod may have it that a daemon before us gave it to
+    if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:
         left = [a for a in listed if a.id not in entries and (blind or _may_be_in_a_call(a))]
         listed_as = {a.address: a.id for a in entries.values()} if left else {}
         for entry in left:
@@ -297,9 +315,9 @@ _OTHERS: Final = (
 
 def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
     """All that are functions of this node, and the first of the others."""
-    others = (a for a in entries if a.address not in state.facts)
+    others = (a for a in entries if a.address not in state.host.facts)
     first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
-    return [a for a in entries if a.id in first or a.address in state.facts]
+    return [a for a in entries if a.id in first or a.address in state.host.facts]
 
 
 def _recorded(
@@ -310,28 +328,32 @@ def _recorded(
     at: float,
 ) -> Mapping[PciAddress, tuple[Transition, ...]]:
     """The history with what changes now."""
-    if device_lists.keys() == state.device_lists.keys() and all(
-        device_lists[r] is f for r, f in state.device_lists.items()
+    if device_lists.keys() == state.published.device_lists.keys() and all(
+        device_lists[r] is f for r, f in state.published.device_lists.items()
     ):
-        return state.history
-    retired = (a for r in state.device_lists.keys() - device_lists.keys() for a in state.device_lists[r])
+        return state.published.history
+    retired = (
+        a
+        for r in state.published.device_lists.keys() - device_lists.keys()
+        for a in state.published.device_lists[r]
+    )
     listed = (a for of_resource in found.values() for pair in of_resource for a in pair if a is not None)
     touched = {a.address for a in (*retired, *listed)}
     if not touched:
-        return state.history
+        return state.published.history
     old = {
         a.address: a
-        for device_list in state.device_lists.values()
+        for device_list in state.published.device_lists.values()
         for a in device_list
         if a.address in touched
     }
     resource_of = {
         a: resource
-        for resource, device_list in state.device_lists.items()
+        for resource, device_list in state.published.device_lists.items()
         for a in _addresses(device_list, touched)
     }
     new = {a.address: a for device_list in device_lists.values() for a in device_list if a.address in touched}
-    history = dict(state.history)
+    history = dict(state.published.history)
     for address in sorted(touched):
         was, now = old.get(address), new.get(address)
         if was is now:
@@ -344,7 +366,7 @@ def _recorded(
         else:
             continue
         history[address] = (*history.pop(address, ()), change)[-limits.HISTORY_ENTRIES :]
-    unknown = [address for address in history if address not in state.facts]
+    unknown = [address for address in history if address not in state.host.facts]
     for address in unknown[: -limits.HISTORY_UNKNOWN_MAX]:  # the longest unchanged
         del history[address]
     return history
@@ -366,7 +388,7 @@ def _sound(
     broken = _broken(state, view, device_lists, found)
     if not broken:
         return device_lists
-    if state.settings.strict:
+    if state.daemon.settings.strict:
         raise AssertionError("; ".join(f"{entry.id}: {rule}" for _, entry, rule in broken))
     aside = {resource: {a.id: a for a in device_list} for resource, device_list in device_lists.items()}
     for resource, entry, rule in broken:
@@ -374,7 +396,7 @@ def _sound(
             f"set aside, the rest is served: {rule}; that is a bug in gpuactors, report it with its journal"
         )
         aside[resource][entry.id] = _unhealthy(entry, Blocker(Cause.SET_ASIDE, reason))
-        if aside[resource][entry.id] not in state.device_lists.get(resource, ()):
+        if aside[resource][entry.id] not in state.published.device_lists.get(resource, ()):
             fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
             effects.append(Say(Level.ERROR, "rule.broken", fields))
     return {r: tuple(sorted(entries.values(), key=lambda a: a.id)) for r, entries in aside.items()}
@@ -417,7 +439,7 @@ def _broken(
                 device_id, PciAddress(device_id), Health.UNHEALTHY, None, said, Cause.SET_ASIDE
             )
             broken.append((resource, nobody, f"it is {said} but not listed"))
-        elif lost(state, resource, state.resolved.get(name)) is None:
+        elif lost(state, resource, state.kubelet.resolved.get(name)) is None:
             broken.append((resource, listed, f"it is {said} but Unhealthy ({listed.reason})"))
     return broken
 

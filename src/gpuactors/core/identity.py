@@ -34,11 +34,12 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
 
     The result does not depend on the order in which kubelet lists its pods.
     """
+    was, now = before.kubelet, state.kubelet
     if (
-        state.resolved is before.resolved
-        and state.ledger.entries is before.ledger.entries
-        and state.pending_allocations is before.pending_allocations
-        and state.facts is before.facts
+        now.resolved is was.resolved
+        and now.ledger.entries is was.ledger.entries
+        and now.pending_allocations is was.pending_allocations
+        and state.host.facts is before.host.facts
     ):
         return state
     return indexed(_looked_for(indexed(_named(indexed(state)))))
@@ -46,18 +47,22 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
 
 def _named(state: NodeState) -> NodeState:
     """`state` with what those names stand for that are new, and without those that nobody uses any more."""
-    index = index_of(state)
-    gone = [n for n in index.unlisted if n not in state.pending_allocations]
-    unknown = [*index.unresolved, *(n for n in state.pending_allocations if n not in state.resolved)]
+    index, pending, before = index_of(state), state.kubelet.pending_allocations, state.kubelet.resolved
+    gone = [n for n in index.unlisted if n not in pending]
+    unknown = [*index.unresolved, *(n for n in pending if n not in before)]
     if not (gone or unknown):
         return state
-    known = dict(state.resolved)
+    known = dict(before)
     for name in gone:
         del known[name]
     known |= {n: Resolved(PciAddress(n[1])) for n in unknown if is_pci_address(n[1])}
     if older := sorted(n for n in unknown if n not in known):
         known |= _resolved_older(state, older, known)
-    return replace(state, resolved=known) if gone or any(n in known for n in unknown) else state
+    return (
+        replace(state, kubelet=replace(state.kubelet, resolved=known))
+        if gone or any(n in known for n in unknown)
+        else state
+    )
 
 
 def _resolved_older(
@@ -69,7 +74,7 @@ def _resolved_older(
     """
     listed = {
         (resource, a.id): a.address
-        for resource, device_list in state.device_lists.items()
+        for resource, device_list in state.published.device_lists.items()
         for a in device_list
         if is_pci_address(a.address)
     }
@@ -94,28 +99,24 @@ def _looked_for(state: NodeState) -> NodeState:
     """`state` with which model every device of ours was when it was first seen since it was given away. One that no
     selector chooses is not in a scan: it is looked for."""
     index, ours = index_of(state), index_of(state).resources
-    seen: dict[Named, Resolved] = {}
-    wanted: list[PciAddress] = []
+    host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
     for name in sorted(n for n in index.unsettled if n[0] in ours):
-        meant = state.resolved[name]
-        fact = state.facts.get(meant.address)
+        meant = state.kubelet.resolved[name]
+        fact = host.facts.get(meant.address)
         if fact is not None and fact.function is not None:
             seen[name] = replace(meant, ids=_given_model(state, name[0], fact.function) or None)
-        elif state.scanned and not meant.looked_for:
+        elif host.scanned and not meant.looked_for:
             seen[name] = replace(meant, looked_for=True)
             wanted.append(meant.address)
-        elif state.scanned and meant.address not in {
-            *state.inspections.functions,
-            *state.inspections.retries,
-        }:
+        elif host.scanned and meant.address not in {*host.inspections.functions, *host.inspections.retries}:
             # An inspection that failed has not found that nothing is there.
             seen[name] = replace(meant, ids="")
     if not seen:
         return state
     return replace(
         state,
-        resolved={**state.resolved, **seen},
-        inspections=ask_inspections(state.inspections, sorted({*wanted})),
+        kubelet=replace(state.kubelet, resolved={**state.kubelet.resolved, **seen}),
+        host=replace(state.host, inspections=ask_inspections(state.host.inspections, sorted({*wanted}))),
     )
 
 
@@ -127,7 +128,9 @@ def _given_model(state: NodeState, resource: ResourceName, function: PciFunction
     model has come in its place while no daemon ran.
     """
     ids = ids_of(function)
-    known = state.served.get(resource, frozenset()) | index_of(state).models.get(resource, frozenset())
+    known = state.published.served.get(resource, frozenset()) | index_of(state).models.get(
+        resource, frozenset()
+    )
     if not ids or not known or ids in known:
         return ids
     return min(known)  # any of them: what matters is that it is another than what is there now
@@ -135,8 +138,10 @@ def _given_model(state: NodeState, resource: ResourceName, function: PciFunction
 
 def is_looking(state: NodeState) -> bool:
     """Whether something that a pod has is there is not known yet."""
-    outstanding = state.inspections.functions
-    return any(m.looked_for and m.ids is None and m.address in outstanding for m in state.resolved.values())
+    outstanding = state.host.inspections.functions
+    return any(
+        m.looked_for and m.ids is None and m.address in outstanding for m in state.kubelet.resolved.values()
+    )
 
 
 def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
@@ -145,9 +150,9 @@ def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
     index, ids = index_of(state), dict[PciAddress, DeviceId]()
     if not (index.aliases or index.listed_aliases):
         return ids
-    held = [r for r in state.device_lists if _is_held(state, r)]
+    held = [r for r in state.published.device_lists if _is_held(state, r)]
     listed: dict[Named, list[DeviceId]] = {}
-    for resource, entry in ((r, a) for r in held for a in state.device_lists[r]):
+    for resource, entry in ((r, a) for r in held for a in state.published.device_lists[r]):
         listed.setdefault((resource, DeviceId(entry.address)), []).append(entry.id)
     for address in {*index.aliases.values(), *index.listed_aliases.values()}:
         if (device := index.devices.get(address)) is None:
@@ -161,16 +166,18 @@ def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
 
 
 def _is_held(state: NodeState, resource: ResourceName) -> bool:
-    return resource in state.no_removal_until or any(c.resource == resource for c in state.calls.values())
+    return resource in state.calls.no_removal_until or any(
+        c.resource == resource for c in state.calls.waiting.values()
+    )
 
 
 def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
     """The function that kubelet means by an ID: what it was given for, a PCI address, or what is listed by it."""
-    if (meant := state.resolved.get((resource, device))) is not None:
+    if (meant := state.kubelet.resolved.get((resource, device))) is not None:
         return meant.address
     if is_pci_address(device):
         return PciAddress(device)
-    return next((a.address for a in state.device_lists.get(resource, ()) if a.id == device), None)
+    return next((a.address for a in state.published.device_lists.get(resource, ()) if a.id == device), None)
 
 
 def claimed_address(name: str) -> PciAddress | None:

@@ -143,15 +143,15 @@ _SORTED: Final = ("functions", "names", "devices", "polled")
 
 def index_of(state: NodeState) -> Index:
     """The index of exactly this state."""
-    index, ledger = state.index, state.ledger
+    index, ledger = state.index, state.kubelet.ledger
     if (
-        index.facts is state.facts
-        and index.resolved is state.resolved
+        index.facts is state.host.facts
+        and index.resolved is state.kubelet.resolved
         and index.entries is ledger.entries
         and index.claims is ledger.claims
-        and index.served == state.served.keys()
-        and index.leaving == state.polls.leaving
-        and index.device_lists is state.device_lists
+        and index.served == state.published.served.keys()
+        and index.leaving == state.host.polls.leaving
+        and index.device_lists is state.published.device_lists
     ):
         return index
     return _refreshed(index, state)
@@ -174,26 +174,29 @@ def check_index(state: NodeState) -> None:
 
 
 def _refreshed(before: Index, state: NodeState) -> Index:
-    index = before if before.facts is state.facts else _with_facts(before, state)
-    names = changed_keys(index.resolved, state.resolved)
-    if index.resolved is not state.resolved:
-        index = _with_names(index, state, names) if names else replace(index, resolved=state.resolved)
-    if names or index.entries is not state.ledger.entries or index.claims is not state.ledger.claims:
-        index = _with_ledger(before, index, state, names | changed_keys(index.entries, state.ledger.entries))
+    index = before if before.facts is state.host.facts else _with_facts(before, state)
+    ledger = state.kubelet.ledger
+    names = changed_keys(index.resolved, state.kubelet.resolved)
+    if index.resolved is not state.kubelet.resolved:
+        index = _with_names(index, state, names) if names else replace(index, resolved=state.kubelet.resolved)
+    if names or index.entries is not ledger.entries or index.claims is not ledger.claims:
+        index = _with_ledger(before, index, state, names | changed_keys(index.entries, ledger.entries))
     if (
         index.functions is not before.functions
         or names
-        or index.served != state.served.keys()
-        or index.device_lists.keys() != state.device_lists.keys()
+        or index.served != state.published.served.keys()
+        or index.device_lists.keys() != state.published.device_lists.keys()
     ):
         index = _with_devices(before, index, state, names)
     changed = changed_keys(before.devices, index.devices)
-    if index.device_lists is not state.device_lists:
+    if index.device_lists is not state.published.device_lists:
         index = replace(
-            index, device_lists=state.device_lists, listed_aliases=_listed_aliases(index, state.device_lists)
+            index,
+            device_lists=state.published.device_lists,
+            listed_aliases=_listed_aliases(index, state.published.device_lists),
         )
-    if index.devices is not before.devices or index.leaving != state.polls.leaving:
-        index = _with_groups(before, index, state.polls.leaving, changed)
+    if index.devices is not before.devices or index.leaving != state.host.polls.leaving:
+        index = _with_groups(before, index, state.host.polls.leaving, changed)
     if (
         index.devices is not before.devices
         or index.aliases is not before.aliases
@@ -206,14 +209,14 @@ def _refreshed(before: Index, state: NodeState) -> Index:
 def _with_facts(index: Index, state: NodeState) -> Index:
     """After inspections: most of them find what was known, and change nothing but the inspection's number. What they
     did not change is the very object that it was."""
-    looked_at = {*other_keys(index.facts, state.facts)}
-    if not state.facts.keys() >= index.facts.keys():
-        looked_at |= index.facts.keys() - state.facts.keys()
+    inspected = {*other_keys(index.facts, state.host.facts)}
+    if not state.host.facts.keys() >= index.facts.keys():
+        inspected |= index.facts.keys() - state.host.facts.keys()
     short = dict(index.short)
     functions = dict(index.functions)
     changed: set[PciAddress] = set()
-    for address in looked_at:
-        fact, known = state.facts.get(address), index.functions.get(address)
+    for address in inspected:
+        fact, known = state.host.facts.get(address), index.functions.get(address)
         short.pop(address, None)
         if fact is not None and fact.short:
             short[address] = fact.short
@@ -222,14 +225,14 @@ def _with_facts(index: Index, state: NodeState) -> Index:
             continue
         changed.add(address)
         functions.pop(address, None) if now is None else functions.update({address: now})
-    index = replace(index, facts=state.facts, short=index.short if short == index.short else short)
+    index = replace(index, facts=state.host.facts, short=index.short if short == index.short else short)
     if not changed:
         return index
     functions = _sorted(functions, index.functions)
     names = dict(index.names)
     for address in changed:
         function = functions.get(address)
-        if function is not None and is_selected(state.settings.selectors, function):
+        if function is not None and is_selected(state.daemon.settings.selectors, function):
             names[address] = named(function)
         else:
             names.pop(address, None)
@@ -270,7 +273,7 @@ def _models(
 
 def _with_names(index: Index, state: NodeState, names: Set[Named]) -> Index:
     """After reads of the ledger and grants: what IDs of these names mean, or that they mean nothing any more."""
-    before, now = index.resolved, state.resolved
+    before, now = index.resolved, state.kubelet.resolved
     touched = {m.address for r in (before, now) for n in names if (m := r.get(n)) is not None}
     meant: dict[PciAddress, list[Named]] = {
         a: [n for n in index.resolved_by.get(a, ()) if n not in names] for a in touched
@@ -304,12 +307,15 @@ def _is_looked_for(meant: Resolved) -> bool:
 
 def _with_devices(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:
     """After inspections, reads of the ledger and lists: what they come to together."""
-    resources = {*index.models, *state.device_lists}
-    if others := state.served.keys() - resources:
-        resources |= {r for r, _ in state.resolved if r in others}
+    resources = {*index.models, *state.published.device_lists}
+    if others := state.published.served.keys() - resources:
+        resources |= {r for r, _ in state.kubelet.resolved if r in others}
     moved = changed_keys(before.functions, index.functions)
     touched = moved | {
-        m.address for r in (before.resolved, state.resolved) for n in names if (m := r.get(n)) is not None
+        m.address
+        for r in (before.resolved, state.kubelet.resolved)
+        for n in names
+        if (m := r.get(n)) is not None
     }
     if resources != index.resources:
         touched |= index.resolved_by.keys()
@@ -330,7 +336,7 @@ def _with_devices(before: Index, index: Index, state: NodeState, names: Set[Name
             devices.pop(address, None)
     return replace(
         index,
-        served=frozenset(state.served),
+        served=frozenset(state.published.served),
         resources=resources if resources != index.resources else index.resources,
         kept=kept if kept != index.kept else index.kept,
         devices=_sorted(devices, index.devices) if changed else index.devices,
@@ -366,7 +372,11 @@ def _device(index: Index, kept: Mapping[PciAddress, ResourceName], address: PciA
 
 def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:
     """After reads of the ledger and grants, which say of these names, and of claims, something else than before."""
-    resolved, entries, claims = state.resolved, state.ledger.entries, state.ledger.claims
+    resolved, entries, claims = (
+        state.kubelet.resolved,
+        state.kubelet.ledger.entries,
+        state.kubelet.ledger.claims,
+    )
     unresolved = {n for n in names if n in entries and n not in resolved}
     unlisted = {n for n in names if n in resolved and n not in entries}
     return replace(
@@ -394,10 +404,13 @@ def _given(
 
 def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Mapping[PciAddress, Owner]:
     """As they were, but for the devices of those entries that are not what they were."""
-    claims, entries = state.ledger.claims, state.ledger.entries
+    claims, entries = state.kubelet.ledger.claims, state.kubelet.ledger.entries
     touched = changed_keys(index.claims, claims)
     touched |= {
-        m.address for r in (before.resolved, state.resolved) for n in names if (m := r.get(n)) is not None
+        m.address
+        for r in (before.resolved, state.kubelet.resolved)
+        for n in names
+        if (m := r.get(n)) is not None
     }
     if not touched:
         return index.owners

@@ -62,49 +62,56 @@ def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
     if event.address is not None:
         return frozenset((event.address,))
     return frozenset(
-        a for a, f in state.facts.items() if f.function and f.function.iommu_group == event.iommu_group
+        a for a, f in state.host.facts.items() if f.function and f.function.iommu_group == event.iommu_group
     )
 
 
 def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
     """A full scan came back: what it does not name is gone."""
-    if event.inspection != state.inspections.scan:
+    if event.inspection != state.host.inspections.scan:
         return state
-    facts = _merge(state.facts, event.functions, event.inspection)
+    facts = _merge(state.host.facts, event.functions, event.inspection)
     named = {function.address for function in event.functions}
-    for address, fact in state.facts.items():
+    for address, fact in state.host.facts.items():
         if address not in named and fact.inspection <= event.inspection:
             facts[address] = Fact(event.inspection, None)
     inspections = _scan_back(
-        replace(state.inspections, scan_failures=0), at + state.settings.resync_interval_s
+        replace(state.host.inspections, scan_failures=0), at + state.daemon.settings.resync_interval_s
     )
     return _settle(
-        replace(state, facts=facts, inspections=inspections, scanned=True), named, event.inspection, at
+        replace(state, host=replace(state.host, facts=facts, inspections=inspections, scanned=True)),
+        named,
+        event.inspection,
+        at,
     )
 
 
 def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
     """A scan that could not be done changes no fact and is asked for again, ever more slowly."""
-    if event.inspection != state.inspections.scan:
+    if event.inspection != state.host.inspections.scan:
         return state
-    failures = state.inspections.scan_failures
+    failures = state.host.inspections.scan_failures
     wait_s = limits.SCAN_BACKOFF_S[min(failures, len(limits.SCAN_BACKOFF_S) - 1)]
-    inspections = replace(state.inspections, scan_failures=failures + 1)
-    return replace(state, inspections=replace(inspections, whole=inspections.whole.answered(at + wait_s)))
+    inspections = replace(state.host.inspections, scan_failures=failures + 1)
+    inspections = replace(inspections, whole=inspections.whole.answered(at + wait_s))
+    return replace(state, host=replace(state.host, inspections=inspections))
 
 
 def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeState:
     """One inspection came back: the function at its address and the other members of its group."""
-    if event.inspection != state.inspections.functions.get(event.address):
+    if event.inspection != state.host.inspections.functions.get(event.address):
         return state
-    facts = _merge(state.facts, event.functions, event.inspection)
+    facts = _merge(state.host.facts, event.functions, event.inspection)
     named = {function.address for function in event.functions}
-    before = state.facts.get(event.address)
+    before = state.host.facts.get(event.address)
     if event.address not in named and (before is None or before.inspection <= event.inspection):
         facts[event.address] = Fact(event.inspection, None)
-    inspections = _inspection_back(state.inspections, event.address)
+    inspections = _inspection_back(state.host.inspections, event.address)
     return _settle(
-        replace(state, facts=facts, inspections=inspections), named | {event.address}, event.inspection, at
+        replace(state, host=replace(state.host, facts=facts, inspections=inspections)),
+        named | {event.address},
+        event.inspection,
+        at,
     )
 
 
@@ -113,9 +120,9 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
 
     A shortage is none: the fact stays as old as it is, and says why there is no newer one.
     """
-    if event.inspection != state.inspections.functions.get(event.address):
+    if event.inspection != state.host.inspections.functions.get(event.address):
         return state
-    facts = dict(state.facts)
+    facts = dict(state.host.facts)
     before = facts.get(event.address)
     if before is not None and before.function is not None and before.inspection <= event.inspection:
         facts[event.address] = (
@@ -123,9 +130,9 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
             if event.shortage
             else Fact(event.inspection, replace(before.function, fault=event.reason))
         )
-    inspections = _inspection_back(state.inspections, event.address)
+    inspections = _inspection_back(state.host.inspections, event.address)
     state = _settle(
-        replace(state, facts=facts, inspections=inspections),
+        replace(state, host=replace(state.host, facts=facts, inspections=inspections)),
         {event.address},
         event.inspection,
         at,
@@ -156,11 +163,13 @@ def _with(inspections: Inspections, address: PciAddress, refresh: Refresh) -> In
 
 def due(state: NodeState, at: float) -> NodeState:
     """Asks for the scan and the inspections whose time has come."""
-    inspections = state.inspections
+    inspections = state.host.inspections
     if inspections.whole.deadline <= at:
         inspections = ask_scan(inspections)
     late = [address for address, refresh in inspections.single.items() if refresh.due_at <= at]
-    return replace(state, inspections=ask_inspections(inspections, sorted(late)) if late else inspections)
+    if late:
+        inspections = ask_inspections(inspections, sorted(late))
+    return replace(state, host=replace(state.host, inspections=inspections))
 
 
 def deadline(inspections: Inspections) -> float:
@@ -202,18 +211,15 @@ def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
 
 
 def _settle(
-    state: NodeState, looked_at: Iterable[PciAddress], inspection: int, at: float, *, failed: bool = False
+    state: NodeState, inspected: Iterable[PciAddress], inspection: int, at: float, *, failed: bool = False
 ) -> NodeState:
     """Forgets what is gone for good, and plans another inspection of what came back incomplete from this one, or
     failed."""
-    outstanding = [
-        *state.inspections.functions.values(),
-        *([state.inspections.scan] if state.inspections.scan else []),
-    ]
+    inspections, retries = state.host.inspections, dict(state.host.inspections.retries)
+    outstanding = [*inspections.functions.values(), *([inspections.scan] if inspections.scan else [])]
     oldest = min(outstanding, default=math.inf)
-    facts = {a: f for a, f in state.facts.items() if f.function is not None or f.inspection > oldest}
-    inspections, retries = state.inspections, dict(state.inspections.retries)
-    for address in looked_at:
+    facts = {a: f for a, f in state.host.facts.items() if f.function is not None or f.inspection > oldest}
+    for address in inspected:
         before = retries.get(address)
         if before is not None and before.inspection > inspection:
             continue  # what made that inspection fail may be hiding a change that this one is too old for
@@ -223,12 +229,12 @@ def _settle(
         due_at = math.inf
         if failed or not complete:  # ever later, for ever
             attempt = before.attempt + 1 if before is not None else 0
-            due_at = (
-                at + limits.UNSETTLED_INSPECTIONS_S[min(attempt, len(limits.UNSETTLED_INSPECTIONS_S) - 1)]
-            )
+            waits_s = limits.UNSETTLED_INSPECTIONS_S
+            due_at = at + waits_s[min(attempt, len(waits_s) - 1)]
             retries[address] = Retry(attempt, inspection)
         inspections = _due(inspections, address, due_at)
-    return replace(state, facts=facts, inspections=replace(inspections, retries=retries))
+    inspections = replace(inspections, retries=retries)
+    return replace(state, host=replace(state.host, facts=facts, inspections=inspections))
 
 
 def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspections:
@@ -238,9 +244,9 @@ def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspection
 
 def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
     """A shortage passes, and looking again costs next to nothing."""
-    retries = {**state.inspections.retries, failed.address: Retry(0, failed.inspection)}
-    inspections = _due(state.inspections, failed.address, at + limits.SHORTAGE_INSPECTION_S)
-    return replace(state, inspections=replace(inspections, retries=retries))
+    retries = {**state.host.inspections.retries, failed.address: Retry(0, failed.inspection)}
+    inspections = _due(state.host.inspections, failed.address, at + limits.SHORTAGE_INSPECTION_S)
+    return replace(state, host=replace(state.host, inspections=replace(inspections, retries=retries)))
 
 
 def _is_complete(function: PciFunction) -> bool:

@@ -32,7 +32,7 @@ from gpuactors.core.model import (
     Role,
 )
 from gpuactors.core.refresh import Refresh
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState, with_ledger
 
 
 def first_ledger(number: int) -> Ledger:
@@ -49,7 +49,7 @@ def first_ledger(number: int) -> Ledger:
 
 def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     """The ledger as it is. Who left it may still hold its device."""
-    before = state.ledger
+    before = state.kubelet.ledger
     if event.read != before.outstanding:
         return state
     # The very ones that are known, if they are what they were: what follows from them is then told by identity.
@@ -71,20 +71,19 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     )
     if event.file is not None:
         ledger = _with_answers(ledger, event.file.cached, event.file.damaged)
-    after = replace(state, ledger=ledger)
-    after = resolved(state, replace(after, pending_allocations=_still_pending(after, is_settling, at)))
+    after = with_ledger(state, ledger)
+    pending = _still_pending(after, is_settling, at)
+    after = resolved(state, replace(after, kubelet=replace(after.kubelet, pending_allocations=pending)))
     left = _left(state, entries, event.read)
     orphans = {**_still_orphans(after), **left}
-    state = replace(
-        after,
-        orphans=orphans if orphans != after.orphans else after.orphans,
-        served=_still_served(after, is_settling),
-    )
+    state = replace(after, published=replace(after.published, served=_still_served(after, is_settling)))
+    if orphans != state.kubelet.orphans:
+        state = replace(state, kubelet=replace(state.kubelet, orphans=orphans))
     period_s = limits.LEDGER_SETTLING_S if is_settling else limits.LEDGER_S
     due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)
     wished = before.due_at if before.due_at > at else math.inf
-    refresh = state.ledger.refresh.due_by(min(due_at, wished))
-    state = replace(state, ledger=replace(state.ledger, refresh=refresh))
+    refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
+    state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
     functions = index_of(state).functions
     if groups := {f.iommu_group for a in left if (f := functions.get(a)) is not None} - {None}:
         state = schedule.ask_poll(state, frozenset(g for g in groups if g is not None))
@@ -93,20 +92,20 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
 
 def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
     """What was known last stays known; what the file says of Allocate's answers is known anew if it could be read."""
-    if event.read != state.ledger.outstanding:
+    before = state.kubelet.ledger
+    if event.read != before.outstanding:
         return state
-    again = state.ledger.refresh.again
     ledger = replace(
-        state.ledger,
+        before,
         problem=event.reason,
         tried=True,
-        refresh=state.ledger.refresh.answered(at + limits.LEDGER_RETRY_S),
+        refresh=before.refresh.answered(at + limits.LEDGER_RETRY_S),
         done=event.read,
     )
     if event.cached is not None:
         ledger = _with_answers(ledger, event.cached, event.damaged)
-    state = replace(state, ledger=ledger)
-    return schedule.ask_ledger(state, at) if again else state
+    state = with_ledger(state, ledger)
+    return schedule.ask_ledger(state, at) if before.refresh.again else state
 
 
 def _entries(
@@ -137,50 +136,53 @@ def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) 
 def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
     something of, which a kubelet that has just started may not know yet."""
-    if (
-        is_settling or state.role is not Role.SERVING
-    ):  # who serves may give more of them away until we take over
-        return state.served
-    if state.served.keys() <= state.device_lists.keys():
-        return state.served
-    had = {resource for resource, _ in state.ledger.entries}
-    served = {r: models for r, models in state.served.items() if r in had or r in state.device_lists}
-    return served if served != state.served else state.served
+    before, lists = state.published.served, state.published.device_lists
+    if is_settling or state.daemon.role is not Role.SERVING:
+        return before  # who serves may give more of them away until we take over
+    if before.keys() <= lists.keys():
+        return before
+    had = {resource for resource, _ in state.kubelet.ledger.entries}
+    served = {r: models for r, models in before.items() if r in had or r in lists}
+    return served if served != before else before
 
 
 def _left(
     state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
 ) -> dict[PciAddress, Orphan]:
     """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
-    had = state.ledger.entries
+    had = state.kubelet.ledger.entries
     # Of a ledger's entries most are other plugins' and mean nothing here.
     names = sorted(
         n
         for n in changed_keys(had, entries)
-        if n in had and n in state.resolved and _is_gone(had[n], entries.get(n))
+        if n in had and n in state.kubelet.resolved and _is_gone(had[n], entries.get(n))
     )
     return {
-        (address := state.resolved[name].address): Orphan(had[name], read, _use_of_pod(state, address))
+        (address := state.kubelet.resolved[name].address): Orphan(
+            had[name], read, _use_of_pod(state, address)
+        )
         for name in names
     }
 
 
 def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
-    fact = state.facts.get(address)
+    fact = state.host.facts.get(address)
     group = fact.function.iommu_group if fact is not None and fact.function is not None else None
-    use = state.polls.groups.get(group) if group is not None else None
-    return use.since if use is not None and use.in_use and use.since < state.ledger.read else None
+    use = state.host.polls.groups.get(group) if group is not None else None
+    return use.since if use is not None and use.in_use and use.since < state.kubelet.ledger.read else None
 
 
 def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
     """Those who left and have not come back by any ID."""
-    if not state.orphans:
+    if not state.kubelet.orphans:
         return {}
     pods: dict[PciAddress, list[Pod]] = {}
-    for name, meant in state.resolved.items():
-        if (pod := state.ledger.entries.get(name)) is not None:
+    for name, meant in state.kubelet.resolved.items():
+        if (pod := state.kubelet.ledger.entries.get(name)) is not None:
             pods.setdefault(meant.address, []).append(pod)
-    return {a: d for a, d in state.orphans.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))}
+    return {
+        a: d for a, d in state.kubelet.orphans.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))
+    }
 
 
 def _still_pending(
@@ -193,10 +195,10 @@ def _still_pending(
     """
     return {
         given: until
-        for given, until in state.pending_allocations.items()
-        if given not in state.ledger.entries
+        for given, until in state.kubelet.pending_allocations.items()
+        if given not in state.kubelet.ledger.entries
         and until > at
-        and (is_settling or state.ledger.read_at < schedule.listed_at(until))
+        and (is_settling or state.kubelet.ledger.read_at < schedule.listed_at(until))
     }
 
 

@@ -34,7 +34,7 @@ from gpuactors.core.model import (
     ResourceName,
     differences,
 )
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState, with_ledger, with_plugins
 
 SWITCH_OFF = (
     "find the other plugin of this resource (NVIDIA's sandbox device plugin, for instance) and switch it off: "
@@ -58,8 +58,10 @@ def healthy(device_list: DeviceList) -> tuple[DeviceId, ...]:
 
 def asked(state: NodeState) -> tuple[ResourceName, ...]:
     """The resources of which kubelet's own list is wanted with the outstanding read."""
-    read = state.ledger.outstanding
-    return tuple(sorted(r for r, p in state.plugins.items() if read is not None and p.listing.read == read))
+    read = state.kubelet.ledger.outstanding
+    return tuple(
+        sorted(r for r, p in state.published.plugins.items() if read is not None and p.listing.read == read)
+    )
 
 
 # --- what happens -----------------------------------------------------------------------------------------
@@ -67,8 +69,9 @@ def asked(state: NodeState) -> tuple[ResourceName, ...]:
 
 def neighbours_seen(state: NodeState, event: NeighboursSeen, at: float) -> NodeState:
     """A socket of somebody else beside kubelet's: whose is the list now?"""
-    plugins = {resource: registration.sighted(plugin, at) for resource, plugin in state.plugins.items()}
-    return compare_soon(replace(state, neighbours=event.sockets, plugins=plugins), at)
+    plugins = {r: registration.sighted(plugin, at) for r, plugin in state.published.plugins.items()}
+    state = replace(state, kubelet=replace(state.kubelet, neighbours=event.sockets))
+    return compare_soon(with_plugins(state, plugins), at)
 
 
 def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: float) -> NodeState:
@@ -83,15 +86,19 @@ def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: 
 
 def compare_soon(state: NodeState, at: float) -> NodeState:
     """Something odd was seen: kubelet's list is to be read soon, once for all that is seen until then."""
-    return replace(state, compare_at=min(state.compare_at, at + limits.ODD_SIGHT_S))
+    return _compare_at(state, min(state.kubelet.compare_at, at + limits.ODD_SIGHT_S))
+
+
+def _compare_at(state: NodeState, compare_at: float) -> NodeState:
+    return replace(state, kubelet=replace(state.kubelet, compare_at=compare_at))
 
 
 def compared(
     state: NodeState, read: int, told: Mapping[ResourceName, tuple[DeviceId, ...]] | None, at: float
 ) -> tuple[NodeState, list[Effect]]:
     """The read came back: what it says of each resource that it was to speak of. `told` is None if it says nothing."""
-    plugins, said = dict(state.plugins), list[Effect]()
-    for resource in (r for r, p in state.plugins.items() if p.listing.read == read):
+    plugins, said = dict(state.published.plugins), list[Effect]()
+    for resource in (r for r, p in state.published.plugins.items() if p.listing.read == read):
         before = plugins[resource]
         after = _compared(state, resource, before, told, at)
         plugins[resource] = after
@@ -101,7 +108,7 @@ def compared(
             )
         if registration.is_contested(before) and registration.is_registered(after):
             said.append(Say(Level.INFO, "plugin.registered", {"resource": resource}))
-    return replace(state, plugins=plugins), said
+    return with_plugins(state, plugins), said
 
 
 def _compared(
@@ -113,10 +120,10 @@ def _compared(
 ) -> PluginState:
     if told is None:
         return registration.not_told(plugin, at)
-    ours, kubelets = healthy(state.device_lists[resource]), told.get(resource, ())
+    ours, kubelets = healthy(state.published.device_lists[resource]), told.get(resource, ())
     # While we wait for whoever has it to leave, only their list is to be seen.
     if not registration.waits_for_peace(plugin) and _agrees(plugin, ours, kubelets):
-        return registration.agreed(plugin, at, asked_at=state.ledger.read_at)
+        return registration.agreed(plugin, at, asked_at=state.kubelet.ledger.read_at)
     return registration.disputed(plugin, _why(state, ours, kubelets), at, nobody=not kubelets)
 
 
@@ -138,8 +145,8 @@ def _is_sent_otherwise(was: AdvertisedDevice | None, now: AdvertisedDevice | Non
 
 def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
     """How the lists differ, as a sentence for whoever looks at the resource."""
-    others = f" (sockets of others in kubelet's directory: {_names(state.neighbours)})" * bool(
-        state.neighbours
+    others = f" (sockets of others in kubelet's directory: {_names(state.kubelet.neighbours)})" * bool(
+        state.kubelet.neighbours
     )
     if not (ours or kubelets):
         return (
@@ -172,22 +179,23 @@ def _names(found: Iterable[str]) -> str:
 def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
     """After an event: which lists changed, what the read that has just been asked for will be able to tell, and when
     the next one is wanted at the latest."""
-    read = state.ledger.outstanding
-    new_read = read if read != before.ledger.outstanding else None
-    plugins = {r: _kept(before, state, r, p, new_read, at) for r, p in state.plugins.items()}
-    if any(plugins[r] is not p for r, p in state.plugins.items()):
-        state = replace(state, plugins=plugins)
-    if new_read is not None and state.compare_at <= at:
+    read = state.kubelet.ledger.outstanding
+    new_read = read if read != before.kubelet.ledger.outstanding else None
+    plugins = {r: _kept(before, state, r, p, new_read, at) for r, p in state.published.plugins.items()}
+    if any(plugins[r] is not p for r, p in state.published.plugins.items()):
+        state = with_plugins(state, plugins)
+    if new_read is not None and state.kubelet.compare_at <= at:
         # It may have been asked for too soon to tell of some resource: then another one.
         silent = (p for p in plugins.values() if p.listing.read != new_read)
         compare_at = min((registration.tells_from(p) for p in silent), default=math.inf)
-        state = replace(state, compare_at=compare_at if compare_at > at else math.inf)
+        state = _compare_at(state, compare_at if compare_at > at else math.inf)
     if read is not None:
         return state
-    wanted_at = min([state.compare_at, *(registration.next_comparison_at(p) for p in plugins.values())])
-    if wanted_at >= state.ledger.due_at:
+    ledger = state.kubelet.ledger
+    wanted_at = min([state.kubelet.compare_at, *map(registration.next_comparison_at, plugins.values())])
+    if wanted_at >= ledger.due_at:
         return state
-    return replace(state, ledger=replace(state.ledger, refresh=state.ledger.refresh.due_by(wanted_at)))
+    return with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(wanted_at)))
 
 
 def _kept(
@@ -198,7 +206,7 @@ def _kept(
     new_read: int | None,
     at: float,
 ) -> PluginState:
-    was, now = before.device_lists.get(resource), state.device_lists[resource]
+    was, now = before.published.device_lists.get(resource), state.published.device_lists[resource]
     if was is None or any(_is_sent_otherwise(*pair) for pair in differences(was, now)):
         plugin = registration.list_changed(plugin, at)
     return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

@@ -19,33 +19,34 @@ from gpuactors.core import bindings, inspections
 from gpuactors.core.index import changed_keys, index_of, indexed, other_keys
 from gpuactors.core.model import Observed, PciAddress
 from gpuactors.core.refresh import Refresh
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 
 
 def ask_ledger(state: NodeState, at: float) -> NodeState:
     """Asks for a read of kubelet's ledger; if one is outstanding, for another one after it."""
-    state, refresh = _asked(state, state.ledger.refresh)
-    asked_at = at if refresh.outstanding != state.ledger.outstanding else state.ledger.asked_at
-    return replace(state, ledger=replace(state.ledger, refresh=refresh, asked_at=asked_at))
+    ledger = state.kubelet.ledger
+    state, refresh = _asked(state, ledger.refresh)
+    asked_at = at if refresh.outstanding != ledger.outstanding else ledger.asked_at
+    return with_ledger(state, replace(ledger, refresh=refresh, asked_at=asked_at))
 
 
 def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeState:
     """Asks for a poll of these groups, or of every group that matters; if one is outstanding, for another one after it,
     which is of all that are asked for meanwhile."""
-    polls = state.polls
+    polls = state.host.polls
     state, refresh = _asked(state, polls.refresh)
     if groups is not None:  # all are due as before
         refresh = refresh.due_by(polls.due_at)
     if refresh.outstanding != polls.outstanding:
-        return replace(state, polls=replace(polls, refresh=refresh, of=groups, again_of=None))
+        return with_polls(state, replace(polls, refresh=refresh, of=groups, again_of=None))
     if polls.refresh.again:
         groups = None if groups is None or polls.again_of is None else groups | polls.again_of
-    return replace(state, polls=replace(polls, refresh=refresh, again_of=groups))
+    return with_polls(state, replace(polls, refresh=refresh, again_of=groups))
 
 
 def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
-    last, refresh = inspections.asked(state.inspections.last, refresh)
-    return replace(state, inspections=replace(state.inspections, last=last)), refresh
+    last, refresh = inspections.asked(state.host.inspections.last, refresh)
+    return with_inspections(state, replace(state.host.inspections, last=last)), refresh
 
 
 def listed_at(until: float) -> float:
@@ -62,16 +63,16 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     moved = changed_keys(index_of(before).functions, index_of(state).functions)
     state = indexed(bindings.rebound(before, state, moved))
     if _has_changed(before, state):
-        state = replace(state, polls=replace(state.polls, fast_until=at + limits.POLL_FAST_FOR_S))
+        state = with_polls(state, replace(state.host.polls, fast_until=at + limits.POLL_FAST_FOR_S))
     unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
     if not unbound.isdisjoint(index_of(state).owners):
         state = ask_ledger(state, at)
-    if state.facts is not before.facts and state.ledger.due_at > at + limits.LEDGER_S and matters(state):
+    ledger, inspected = state.kubelet.ledger, state.host.facts is not before.host.facts
+    if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before there was anything of ours in it, at the daemon's start for instance.
-        refresh = state.ledger.refresh.due_by(at + limits.LEDGER_S)
-        state = replace(state, ledger=replace(state.ledger, refresh=refresh))
-    if state.facts is not before.facts and state.scanned:
-        polled, seen = index_of(state).polled, state.polls.groups
+        state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))
+    if inspected and state.host.scanned:
+        polled, seen = index_of(state).polled, state.host.polls.groups
         never = set() if polled.keys() <= seen.keys() else polled.keys() - seen.keys()
         if unseen := never | _taken(state, unbound):
             return ask_poll(state, frozenset(unseen) if unseen != polled.keys() else None)
@@ -84,28 +85,26 @@ def hurried(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
     `waited_for`: a call waits for what a poll tells. Without one a release is expected soon for POLL_FAST_FOR_S after
     the last change only: a stranger who stays costs no more polls than a free group.
     """
-    fast = waited_for or (at < state.polls.fast_until and _is_wrongly_held(state))
-    if fast and state.polls.outstanding is None:
-        refresh = state.polls.refresh.due_by(at + limits.POLL_FAST_S)
-        return replace(state, polls=replace(state.polls, refresh=refresh))
+    polls = state.host.polls
+    fast = waited_for or (at < polls.fast_until and _is_wrongly_held(state))
+    if fast and polls.outstanding is None:
+        return with_polls(state, replace(polls, refresh=polls.refresh.due_by(at + limits.POLL_FAST_S)))
     return state
 
 
 def _has_changed(before: NodeState, state: NodeState) -> bool:
     """Who holds what, or who was given what, is not what it was, the numbers of polls and reads apart."""
-    if any(before.orphans.get(address) != orphan for address, orphan in state.orphans.items()):
+    was, now = before.kubelet, state.kubelet
+    if any(was.orphans.get(address) != orphan for address, orphan in now.orphans.items()):
         return True
-    if state.pending_allocations.keys() != before.pending_allocations.keys():
+    if now.pending_allocations.keys() != was.pending_allocations.keys():
         return True
-    if (
-        state.ledger.entries is not before.ledger.entries
-        or state.ledger.claims.keys() != before.ledger.claims.keys()
-    ):
+    if now.ledger.entries is not was.ledger.entries or now.ledger.claims.keys() != was.ledger.claims.keys():
         return True
-    now, was = state.polls.groups, before.polls.groups
-    return now is not was and (
-        now.keys() != was.keys()
-        or any(_use(now[group]) != _use(was[group]) for group in other_keys(was, now))
+    groups, known = state.host.polls.groups, before.host.polls.groups
+    return groups is not known and (
+        groups.keys() != known.keys()
+        or any(_use(groups[group]) != _use(known[group]) for group in other_keys(known, groups))
     )
 
 
@@ -123,28 +122,28 @@ def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:
 
 
 def _is_bound(state: NodeState, address: PciAddress) -> bool:
-    fact = state.facts.get(address)
+    fact = state.host.facts.get(address)
     return fact is not None and fact.function is not None and fact.function.vfio_bound
 
 
 def _is_wrongly_held(state: NodeState) -> bool:
     """Somebody holds a group who should not: a stranger, or a pod that is gone."""
-    if state.orphans:
+    if state.kubelet.orphans:
         return True
-    if not any(o.in_use for o in state.polls.groups.values()):
+    if not any(o.in_use for o in state.host.polls.groups.values()):
         return False
-    given = {state.facts[a].function for a in index_of(state).owners if a in state.facts}
+    given = {state.host.facts[a].function for a in index_of(state).owners if a in state.host.facts}
     groups = {f.iommu_group for f in given if f is not None}
-    return any(o.in_use and g not in groups for g, o in state.polls.groups.items())
+    return any(o.in_use and g not in groups for g, o in state.host.polls.groups.items())
 
 
 def matters(state: NodeState) -> bool:
     """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
-    index = index_of(state)
-    if state.pending_allocations or state.orphans or not index.devices.keys().isdisjoint(index.owners):
+    index, kubelet, lists = index_of(state), state.kubelet, state.published.device_lists
+    if kubelet.pending_allocations or kubelet.orphans or not index.devices.keys().isdisjoint(index.owners):
         return True
-    lost = any(r in state.device_lists or r in index.by_id for r, _ in state.ledger.entries)
-    return lost or any(o.in_use for o in state.polls.groups.values())
+    lost = any(r in lists or r in index.by_id for r, _ in kubelet.ledger.entries)
+    return lost or any(o.in_use for o in state.host.polls.groups.values())
 
 
 # --- by the clock -----------------------------------------------------------------------------------------
@@ -154,20 +153,20 @@ def due(state: NodeState, at: float) -> NodeState:
     """Asks for the read and the poll whose time has come. Only the ledger tells what was handed out in vain."""
     if _ledger_due_at(state) <= at:
         state = ask_ledger(state, at)
-    if state.polls.due_at <= at:
+    if state.host.polls.due_at <= at:
         state = ask_poll(state)
     return state
 
 
 def deadline(state: NodeState) -> float:
     """When `due` will next have something to do."""
-    return min(_ledger_due_at(state), state.polls.due_at)
+    return min(_ledger_due_at(state), state.host.polls.due_at)
 
 
 def _ledger_due_at(state: NodeState) -> float:
-    ledger = state.ledger
+    ledger = state.kubelet.ledger
     if ledger.outstanding is not None:
         return math.inf
-    grants: Iterable[float] = state.pending_allocations.values() if ledger.problem is None else ()
+    grants: Iterable[float] = state.kubelet.pending_allocations.values() if ledger.problem is None else ()
     listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)
     return min([ledger.due_at, *listed])

@@ -95,33 +95,36 @@ def project(state: NodeState) -> Outputs:
     """The standing outputs that follow from the state."""
     return Outputs(
         inspections=InspectionsWanted(
-            state.inspections.scan, state.inspections.functions, index_of(state).looked_for
+            state.host.inspections.scan, state.host.inspections.functions, index_of(state).looked_for
         ),
         poll=_poll(state),
-        ledger=LedgerWanted(state.ledger.outstanding, listing.asked(state)),
-        plugins={r: PluginView(state.device_lists[r], order(p)) for r, p in state.plugins.items()},
-        take_over=state.role is Role.TAKING_OVER and is_ready(state),
-        stopping=state.stopping,
+        ledger=LedgerWanted(state.kubelet.ledger.outstanding, listing.asked(state)),
+        plugins={
+            r: PluginView(state.published.device_lists[r], order(p))
+            for r, p in state.published.plugins.items()
+        },
+        take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
+        stopping=state.daemon.stopping,
     )
 
 
 def _poll(state: NodeState) -> PollWanted:
-    if state.polls.outstanding is None:
+    if state.host.polls.outstanding is None:
         return PollWanted(None, ())
-    return PollWanted(state.polls.outstanding, _targets(state), whole=state.polls.of is None)
+    return PollWanted(state.host.polls.outstanding, _targets(state), whole=state.host.polls.of is None)
 
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     """The groups to poll. One that anybody was given is never opened as a probe; who does not serve, or has not read
     the whole of kubelet's ledger or is about to, does not know what was given and opens none."""
-    ledger = state.ledger
+    ledger = state.kubelet.ledger
     knows = (
         ledger.source.is_whole
-        and state.role is Role.SERVING
+        and state.daemon.role is Role.SERVING
         and ledger.read > 0
         and ledger.outstanding is None
     )
-    asked = {a for call in state.calls.values() for a in call.seen}
+    asked = {a for call in state.calls.waiting.values() for a in call.seen}
     index = index_of(state)
     # By all members: what a pod has may have lost its driver, and is not polled then, and its group is the pod's still.
     given = asked | index.owners.keys()
@@ -132,7 +135,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
             may_open=knows and given.isdisjoint(m.address for m in index.groups[group]),
             urgent=not asked.isdisjoint(functions),
         )
-        for group in (index.polled if state.polls.of is None else sorted(state.polls.of))
+        for group in (index.polled if state.host.polls.of is None else sorted(state.host.polls.of))
         if (functions := index.polled.get(group)) is not None
     )
 
@@ -160,7 +163,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
     index, ids = index_of(state), listed_otherwise(state)
     assessments, reports = assessments_of(state).of, []
-    entries = listed_by_address(state.device_lists)
+    entries = listed_by_address(state.published.device_lists)
     for address, device in index.devices.items():
         listed = entries.get((device.resource, address))
         status = assessments[address].status
@@ -182,7 +185,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 reason=reason,
                 owner=status.owner.said(device.resource) if status.owner is not None else None,
                 holders=status.holders,
-                history=state.history.get(address, ()),
+                history=state.published.history.get(address, ()),
                 listed=listed is not None,
             )
         )
@@ -191,4 +194,4 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
 
 def registered(state: NodeState) -> Mapping[ResourceName, bool]:
     """Which resources are registered: accepted by kubelet, with an open stream."""
-    return {resource: is_registered(plugin) for resource, plugin in state.plugins.items()}
+    return {resource: is_registered(plugin) for resource, plugin in state.published.plugins.items()}

@@ -35,7 +35,16 @@ from gpuactors.core.effects import Effect, Field, Level, Reply, Say
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
 from gpuactors.core.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import (
+    Calls,
+    Daemon,
+    Host,
+    Kubelet,
+    NodeState,
+    Published,
+    with_inspections,
+    with_plugins,
+)
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -47,26 +56,28 @@ def initial_state(
     kubelet's ledger are wanted."""
     wanted = inspections.first_inspections()
     return NodeState(
-        settings=settings,
-        inspections=replace(wanted, last=wanted.last + 1),
-        facts={},
-        scanned=False,
-        uevents="not listened for yet",
-        served=dict(served),
-        device_lists={},
-        plugins={},
-        no_removal_until={},
-        calls={},
-        ledger=ledger.first_ledger(wanted.last + 1),
-        polls=usage.first_polls(),
-        pending_allocations={},
-        resolved={},
-        orphans={},
-        history={},
-        role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
-        kubelet=None,
-        kubelet_missing="",
-        stopping=False,
+        host=Host(
+            inspections=replace(wanted, last=wanted.last + 1),
+            facts={},
+            scanned=False,
+            uevents="not listened for yet",
+            polls=usage.first_polls(),
+        ),
+        kubelet=Kubelet(
+            socket=None,
+            missing="",
+            ledger=ledger.first_ledger(wanted.last + 1),
+            pending_allocations={},
+            resolved={},
+            orphans={},
+        ),
+        calls=Calls(waiting={}, no_removal_until={}),
+        published=Published(served=dict(served), device_lists={}, plugins={}, history={}),
+        daemon=Daemon(
+            settings=settings,
+            role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
+            stopping=False,
+        ),
     )
 
 
@@ -125,7 +136,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
     after = assessed(indexed(listing.kept(state, after, at)))
-    if after.settings.strict:
+    if after.daemon.settings.strict:
         if after.index is not state.index:
             check_index(after)
         if after.assessments is not state.assessments:
@@ -136,15 +147,17 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 def next_deadline(state: NodeState) -> float:
     """When a `Ticked` is due if nothing else happens; infinite if never."""
     return min(
-        inspections.deadline(state.inspections),
+        inspections.deadline(state.host.inspections),
         schedule.deadline(state),
-        min((p.retry_at for p in state.plugins.values() if p.retry_at is not None), default=math.inf),
-        min((c.deadline for c in state.calls.values()), default=math.inf),
-        min(state.no_removal_until.values(), default=math.inf),
+        min(
+            (p.retry_at for p in state.published.plugins.values() if p.retry_at is not None), default=math.inf
+        ),
+        min((c.deadline for c in state.calls.waiting.values()), default=math.inf),
+        min(state.calls.no_removal_until.values(), default=math.inf),
         min(
             (
                 p.empty_since + limits.RETIRE_EMPTY_AFTER_S
-                for p in state.plugins.values()
+                for p in state.published.plugins.values()
                 if p.empty_since is not None
             ),
             default=math.inf,
@@ -155,25 +168,25 @@ def next_deadline(state: NodeState) -> float:
 def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
     match event:
         case events.HostChanged():
-            wanted = inspections.ask_inspections(state.inspections, sorted(inspections.hinted(state, event)))
-            return bindings.let_go(replace(state, inspections=wanted), event), []
+            wanted = inspections.ask_inspections(
+                state.host.inspections, sorted(inspections.hinted(state, event))
+            )
+            return bindings.let_go(with_inspections(state, wanted), event), []
         case events.UeventsOpened():
-            return replace(state, inspections=inspections.ask_scan(state.inspections), uevents=""), [
-                Say(Level.INFO, "uevents.opened", {})
-            ]
+            return _rescanned(state, uevents=""), [Say(Level.INFO, "uevents.opened", {})]
         case events.UeventsLost(reason):
-            return replace(state, inspections=inspections.ask_scan(state.inspections)), [
+            return _rescanned(state, uevents=state.host.uevents), [
                 Say(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.UeventsUnavailable(reason):
-            level = Level.DEBUG if reason == state.uevents else Level.WARNING
-            return replace(state, inspections=inspections.ask_scan(state.inspections), uevents=reason), [
+            level = Level.DEBUG if reason == state.host.uevents else Level.WARNING
+            return _rescanned(state, uevents=reason), [
                 Say(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.HostScanned():
             found = len(event.functions)
             return inspections.scanned(state, event, at), [
-                Say(Level.DEBUG if state.scanned else Level.INFO, "host.scanned", {"functions": found}),
+                Say(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", {"functions": found}),
                 *_unreadable(state, event.functions),
             ]
         case events.ScanFailed(_, reason):
@@ -183,7 +196,7 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
         case events.FunctionInspected():
             return inspections.inspected(state, event, at), _unreadable(state, event.functions)
         case events.InspectionFailed(_, address, reason):
-            fact = state.facts.get(address)
+            fact = state.host.facts.get(address)
             told = event.shortage and fact is not None and fact.short == reason
             return inspections.inspection_failed(state, event, at), [
                 Say(
@@ -194,24 +207,35 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
             ]
 
 
+def _rescanned(state: NodeState, *, uevents: str) -> NodeState:
+    """`state` with a full scan wanted, as uevents were, are or will be missed."""
+    scan = inspections.ask_scan(state.host.inspections)
+    return replace(state, host=replace(state.host, inspections=scan, uevents=uevents))
+
+
 def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
     match event:
         case events.LedgerRead():
             after = ledger.ledger_read(state, event, at)
             contested: list[Effect] = []
-            if event.read == state.ledger.outstanding:
+            before = state.kubelet.ledger
+            if event.read == before.outstanding:
                 after, contested = listing.compared(after, event.read, event.healthy, at)
-            told = after.ledger.entries is state.ledger.entries and state.ledger.problem is None
-            level = Level.DEBUG if told and state.ledger.read else Level.INFO
+            same = after.kubelet.ledger.entries is before.entries and before.problem is None
+            level = Level.DEBUG if same and before.read else Level.INFO
             fields: dict[str, Field] = {
-                "source": str(after.ledger.source),
-                "devices": len(after.ledger.entries),
+                "source": str(after.kubelet.ledger.source),
+                "devices": len(after.kubelet.ledger.entries),
                 "claims": len(event.claims),
             }
-            said = [Say(level, "ledger.read", fields), *contested, *_damaged(state, after.ledger.damaged)]
+            said = [
+                Say(level, "ledger.read", fields),
+                *contested,
+                *_damaged(state, after.kubelet.ledger.damaged),
+            ]
             return after, said
         case events.LedgerUnreadable(_, reason):
-            level = Level.DEBUG if state.ledger.problem == reason else Level.WARNING
+            level = Level.DEBUG if state.kubelet.ledger.problem == reason else Level.WARNING
             said = [Say(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
             state = ledger.ledger_unreadable(state, event, at)
             return listing.compared(state, event.read, None, at)[0], said
@@ -219,7 +243,7 @@ def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
 
 def _damaged(before: NodeState, damaged: str) -> list[Effect]:
     """What of kubelet's ledger file is damaged now, if it was not before."""
-    if not damaged or damaged == before.ledger.damaged:
+    if not damaged or damaged == before.kubelet.ledger.damaged:
         return []
     return [Say(Level.WARNING, "ledger.damaged", {"reason": damaged})]
 
@@ -227,28 +251,35 @@ def _damaged(before: NodeState, damaged: str) -> list[Effect]:
 def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
     match event:
         case events.PredecessorGone(how, before):
-            if state.role is Role.SERVING:
+            if state.daemon.role is Role.SERVING:
                 return state, []
             # What the predecessor handed out last is in kubelet's ledger, and was in its memory alone.
-            refresh = state.ledger.refresh.due_by(at + limits.TAKE_OVER_LEDGER_S)
-            unread = replace(state.ledger, read=0, read_at=-math.inf, refresh=refresh)
-            served = {r: models | state.served.get(r, frozenset()) for r, models in before.items()}
-            served = {**state.served, **served}
-            return replace(state, role=Role.SERVING, ledger=unread, served=served), [
-                Say(Level.INFO, "daemon.serving", {"predecessor": how})
-            ]
+            refresh = state.kubelet.ledger.refresh.due_by(at + limits.TAKE_OVER_LEDGER_S)
+            unread = replace(state.kubelet.ledger, read=0, read_at=-math.inf, refresh=refresh)
+            served = {r: models | state.published.served.get(r, frozenset()) for r, models in before.items()}
+            served = {**state.published.served, **served}
+            return replace(
+                state,
+                daemon=replace(state.daemon, role=Role.SERVING),
+                kubelet=replace(state.kubelet, ledger=unread),
+                published=replace(state.published, served=served),
+            ), [Say(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.HandOverRequested():
             state, refused = calls.given_up(state)
-            return replace(state, role=Role.HANDED_OVER), [
+            return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
                 Say(Level.INFO, "daemon.handed_over", {}),
                 *refused,
             ]
         case events.SuccessorLost():
-            if state.role is not Role.HANDED_OVER:
+            if state.daemon.role is not Role.HANDED_OVER:
                 return state, []
-            return replace(state, role=Role.TAKING_OVER), [Say(Level.WARNING, "daemon.successor_lost", {})]
+            return replace(state, daemon=replace(state.daemon, role=Role.TAKING_OVER)), [
+                Say(Level.WARNING, "daemon.successor_lost", {})
+            ]
         case events.ShutdownRequested():
-            return replace(state, stopping=True), [Say(Level.INFO, "daemon.stopping", {})]
+            return replace(state, daemon=replace(state.daemon, stopping=True)), [
+                Say(Level.INFO, "daemon.stopping", {})
+            ]
 
 
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
@@ -265,32 +296,36 @@ def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Ef
 
 
 def _is_to_be_said(state: NodeState, address: PciAddress, fault: str) -> bool:
-    known, retry = _known_fault(state, address), state.inspections.retries.get(address)
+    known, retry = _known_fault(state, address), state.host.inspections.retries.get(address)
     return known is not None and (known != fault or retry is None or retry.attempt == 0)
 
 
 def _known_fault(state: NodeState, address: PciAddress) -> str | None:
-    fact = state.facts.get(address)
+    fact = state.host.facts.get(address)
     return fact.function.fault if fact is not None and fact.function is not None else None
 
 
 def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGone, at: float) -> Stepped:
     match event:
         case events.KubeletAppeared(socket):
-            if socket == state.kubelet:
+            if socket == state.kubelet.socket:
                 return state, []
-            plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.plugins.items()}
+            plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.published.plugins.items()}
             state = schedule.ask_ledger(state, at)
-            return replace(state, kubelet=socket, kubelet_missing="", plugins=plugins), [
-                Say(Level.INFO, "kubelet.appeared", {})
-            ]
+            return replace(
+                state,
+                kubelet=replace(state.kubelet, socket=socket, missing=""),
+                published=replace(state.published, plugins=plugins),
+            ), [Say(Level.INFO, "kubelet.appeared", {})]
         case events.KubeletGone(reason):
-            if state.kubelet is None and state.kubelet_missing == reason:
+            if state.kubelet.socket is None and state.kubelet.missing == reason:
                 return state, []
-            plugins = {r: registration.kubelet_gone(p, reason) for r, p in state.plugins.items()}
-            return replace(state, kubelet=None, kubelet_missing=reason, plugins=plugins), [
-                Say(Level.WARNING, "kubelet.gone", {"reason": reason})
-            ]
+            plugins = {r: registration.kubelet_gone(p, reason) for r, p in state.published.plugins.items()}
+            return replace(
+                state,
+                kubelet=replace(state.kubelet, socket=None, missing=reason),
+                published=replace(state.published, plugins=plugins),
+            ), [Say(Level.WARNING, "kubelet.gone", {"reason": reason})]
 
 
 _PluginEvent = (
@@ -304,12 +339,11 @@ _PluginEvent = (
 
 
 def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
-    before = state.plugins.get(event.resource)
+    before = state.published.plugins.get(event.resource)
     if before is None:  # it has been retired meanwhile
         return state, []
-    absence = (
-        None if state.kubelet is not None else state.kubelet_missing or "kubelet has not been looked for yet"
-    )
+    missing = state.kubelet.missing or "kubelet has not been looked for yet"
+    absence = missing if state.kubelet.socket is None else None
     match event:
         case events.SocketBound(_, bind):
             after = registration.socket_bound(before, bind, absence)
@@ -323,7 +357,7 @@ def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
             after = registration.stream_opened(before, stream, at)
         case events.StreamEnded(_, stream):
             after = registration.stream_ended(before, stream, absence, at)
-    state = replace(state, plugins={**state.plugins, event.resource: after})
+    state = with_plugins(state, {**state.published.plugins, event.resource: after})
     if isinstance(event, events.StreamEnded):
         state = listing.stream_ended(before, state, event, at)
     return state, _standing(event.resource, before, after)
@@ -350,17 +384,22 @@ def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
         case events.AllocateAsked() | events.PreStartAsked():
             return calls.asked(state, event, at)
         case events.PreferenceAsked():
-            until = {**state.no_removal_until, event.resource: at + limits.CALL_SETTLE_S}
-            return replace(state, no_removal_until=until), [calls.preferred(state, event)]
+            until = {**state.calls.no_removal_until, event.resource: at + limits.CALL_SETTLE_S}
+            after = replace(state, calls=replace(state.calls, no_removal_until=until))
+            return after, [calls.preferred(state, event)]
         case events.CallAbandoned(token):
             return calls.abandoned(state, token), []
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
     state, answered = calls.expired(schedule.due(inspections.due(state, at), at), at)
-    plugins = _each(state.plugins, lambda p: registration.due(p, at))
-    held = {r: until for r, until in state.no_removal_until.items() if until > at}
-    return replace(state, plugins=plugins, no_removal_until=held), answered
+    plugins = _each(state.published.plugins, lambda p: registration.due(p, at))
+    held = {r: until for r, until in state.calls.no_removal_until.items() if until > at}
+    return replace(
+        state,
+        published=replace(state.published, plugins=plugins),
+        calls=replace(state.calls, no_removal_until=held),
+    ), answered
 
 
 def _each(
@@ -372,8 +411,10 @@ def _each(
 def _hold_lists(before: NodeState, after: NodeState, answered: list[Effect], at: float) -> NodeState:
     """After an answer, the resource's list keeps its devices for as long as kubelet may still work with it."""
     tokens = {effect.token for effect in answered if isinstance(effect, Reply)}
-    resources = {call.resource for token, call in before.calls.items() if token in tokens}
+    resources = {call.resource for token, call in before.calls.waiting.items() if token in tokens}
     if not resources:
         return after
     until = dict.fromkeys(resources, at + limits.CALL_SETTLE_S)
-    return replace(after, no_removal_until={**after.no_removal_until, **until})
+    return replace(
+        after, calls=replace(after.calls, no_removal_until={**after.calls.no_removal_until, **until})
+    )

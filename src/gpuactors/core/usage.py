@@ -33,7 +33,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
 
     Of a group that it does not tell of everything stays as it was, whether it was asked about or not.
     """
-    before = state.polls
+    before = state.host.polls
     if event.poll != before.outstanding:
         return state
     index = index_of(state)
@@ -58,7 +58,11 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
         of=None,
         again_of=None,
     )
-    state = replace(state, polls=polls, orphans=_still_there(state, groups))
+    state = replace(
+        state,
+        host=replace(state.host, polls=polls),
+        kubelet=replace(state.kubelet, orphans=_still_there(state, groups)),
+    )
     if changed:
         state = schedule.ask_ledger(state, at)
     return schedule.ask_poll(state, before.again_of) if before.refresh.again else state
@@ -147,15 +151,15 @@ def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[Pc
     """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free, or held
     by somebody who cannot be that pod. Nobody holds a device of a group that there is no reason to poll any more."""
     rest, matter = {}, index_of(state).polled
-    for address, orphan in state.orphans.items():
-        fact = state.facts.get(address)
+    for address, orphan in state.kubelet.orphans.items():
+        fact = state.host.facts.get(address)
         group = fact.function.iommu_group if fact is not None and fact.function is not None else None
         if group is None or group not in matter:
             continue
         now = groups.get(group)
         if now is None or now.poll <= orphan.read or (now.in_use and _may_be(orphan, now)):
             rest[address] = orphan
-    return rest if len(rest) != len(state.orphans) else state.orphans
+    return rest if len(rest) != len(state.kubelet.orphans) else state.kubelet.orphans
 
 
 def _may_be(orphan: Orphan, use: Observed) -> bool:

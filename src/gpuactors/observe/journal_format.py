@@ -35,8 +35,8 @@ from gpuactors.ports import Step
 
 FORMAT: Final = 5
 """Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
-format 3 a state says of each request by itself whether it is outstanding, wanted again and due; up to format 4 a read
-of the ledger has the entries that counted, not what kubelet's list and its file said."""
+format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
+in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said."""
 
 
 class FormatError(ValueError):
@@ -160,7 +160,7 @@ def is_routine(step: Step) -> bool:
 
 def outstanding(state: NodeState, letter: str) -> int | None:
     """The number of the next routine event of this kind; None if none was requested."""
-    return state.polls.outstanding if letter == "P" else state.ledger.outstanding
+    return state.host.polls.outstanding if letter == "P" else state.kubelet.ledger.outstanding
 
 
 # Mappings and sets keep the order they have: the core may have gone through them in that order.

@@ -72,12 +72,12 @@ class Device:
         if isinstance(moment, Played):
             return self._is_about(moment) or bool(moment.differences or moment.failure)
         if isinstance(moment, Began | Resumed):
-            self.known = self.known or self.address in moment.state.facts
+            self.known = self.known or self.address in moment.state.host.facts
         return True
 
     def _is_about(self, played: Played) -> bool:
         if not self.known:
-            self.known = self.address in played.state.facts
+            self.known = self.address in played.state.host.facts
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
         about = now != was or bool(answered & self._calls)
@@ -92,7 +92,7 @@ class Device:
     def _listed(self, state: NodeState) -> dict[str, AdvertisedDevice]:
         return {
             r: a
-            for r, device_list in state.device_lists.items()
+            for r, device_list in state.published.device_lists.items()
             for a in device_list
             if a.address == self.address
         }
@@ -100,7 +100,7 @@ class Device:
     def _names(self, state: NodeState, *lists: dict[str, AdvertisedDevice]) -> re.Pattern[str]:
         """Its names: its address, the IDs that it is listed by, a uevent's group."""
         names = {re.escape(self.address), *(re.escape(a.id) for listed in lists for a in listed.values())}
-        fact = state.facts.get(self.address)
+        fact = state.host.facts.get(self.address)
         if fact is not None and fact.function is not None and fact.function.iommu_group is not None:
             names.add(f"IOMMU group {fact.function.iommu_group}")
         return re.compile(rf"(?<![\w:.-])(?:{'|'.join(sorted(names))})(?![\w:-])")

@@ -31,10 +31,12 @@ class Counts:
 def counts_of(state: NodeState) -> dict[ResourceName, Counts]:
     """The counts of every resource that is advertised."""
     counts: dict[ResourceName, Counts] = {}
-    for resource, device_list in sorted(state.device_lists.items()):
-        in_ledger = {device for of, device in state.ledger.entries if of == resource}
+    for resource, device_list in sorted(state.published.device_lists.items()):
+        in_ledger = {device for of, device in state.kubelet.ledger.entries if of == resource}
         pending = sum(
-            1 for of, device in state.pending_allocations if of == resource and device not in in_ledger
+            1
+            for of, device in state.kubelet.pending_allocations
+            if of == resource and device not in in_ledger
         )
         healthy = sum(1 for a in device_list if a.health is Health.HEALTHY)
         counts[resource] = Counts(len(device_list), healthy, len(in_ledger) + pending)

@@ -111,12 +111,12 @@ class Lanes:
             return
         if self._daemon is not None:
             self._daemon.is_now(at, *_daemon(state))
-        if state.role is not Role.SERVING:
+        if state.daemon.role is not Role.SERVING:
             self.kubelet.ends(at)  # two processes may watch the same kubelet
-        elif state.kubelet is not None:
+        elif state.kubelet.socket is not None:
             self.kubelet.is_now(at, "up", "kubelet.sock is there")
         else:
-            self.kubelet.is_now(at, "down", state.kubelet_missing or "not checked yet")
+            self.kubelet.is_now(at, "down", state.kubelet.missing or "not checked yet")
         self._resources(state, at)
         self._devices(state, at)
 
@@ -134,10 +134,10 @@ class Lanes:
         yield from self.devices.values()
 
     def _resources(self, state: NodeState, at: float) -> None:
-        counts = counts_of(state) if state.role is Role.SERVING else {}
+        counts = counts_of(state) if state.daemon.role is Role.SERVING else {}
         for resource, of_it in counts.items():
             lane = self.resources.setdefault(resource, Lane(resource, "resource"))
-            plugin = state.plugins.get(resource)
+            plugin = state.published.plugins.get(resource)
             registered = plugin is not None and is_registered(plugin)
             kind = "negative" if of_it.free < 0 else "registered" if registered else "unregistered"
             registration = (
@@ -150,7 +150,9 @@ class Lanes:
 
     def _devices(self, state: NodeState, at: float) -> None:
         now = (
-            {a: (r, kind, text) for a, r, kind, text in statuses(state)} if state.role is Role.SERVING else {}
+            {a: (r, kind, text) for a, r, kind, text in statuses(state)}
+            if state.daemon.role is Role.SERVING
+            else {}
         )
         for address, (resource, kind, text) in now.items():
             self.devices.setdefault(address, Lane(address)).is_now(at, kind, text)
@@ -163,7 +165,9 @@ class Lanes:
 def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
     """Each device that is there or listed, with its resource, the kind of its band, and the reason."""
     listed = {
-        a.address: (resource, a) for resource, device_list in state.device_lists.items() for a in device_list
+        a.address: (resource, a)
+        for resource, device_list in state.published.device_lists.items()
+        for a in device_list
     }
     devices = index_of(state).devices
     for address, device in devices.items():
@@ -178,9 +182,9 @@ def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, 
 
 
 def _daemon(state: NodeState) -> tuple[str, str]:
-    if state.stopping:
+    if state.daemon.stopping:
         return "stopping", "stopping"
-    match state.role:
+    match state.daemon.role:
         case Role.TAKING_OVER:
             return "taking-over", "getting ready, or asking the daemon that runs already to hand over"
         case Role.SERVING:
@@ -188,7 +192,7 @@ def _daemon(state: NodeState) -> tuple[str, str]:
         case Role.HANDED_OVER:
             return "handed-over", "a successor serves; this process waits to be ended"
         case _:
-            assert_never(state.role)
+            assert_never(state.daemon.role)
 
 
 def _same(before: NodeState, state: NodeState) -> bool:
@@ -197,13 +201,13 @@ def _same(before: NodeState, state: NodeState) -> bool:
     The core makes new device lists whenever an ownership may have changed.
     """
     return (
-        before.device_lists is state.device_lists
-        and before.facts is state.facts
-        and before.plugins == state.plugins  # a tick makes new ones, most of them equal
-        and before.ledger.entries is state.ledger.entries
-        and before.pending_allocations.keys() == state.pending_allocations.keys()
-        and before.role is state.role
-        and before.kubelet == state.kubelet
-        and before.kubelet_missing == state.kubelet_missing
-        and before.stopping == state.stopping
+        before.published.device_lists is state.published.device_lists
+        and before.host.facts is state.host.facts
+        and before.published.plugins == state.published.plugins  # a tick makes new ones, most of them equal
+        and before.kubelet.ledger.entries is state.kubelet.ledger.entries
+        and before.kubelet.pending_allocations.keys() == state.kubelet.pending_allocations.keys()
+        and before.daemon.role is state.daemon.role
+        and before.kubelet.socket == state.kubelet.socket
+        and before.kubelet.missing == state.kubelet.missing
+        and before.daemon.stopping == state.daemon.stopping
     )

@@ -105,9 +105,13 @@ class Page:
             self._notable(at, _kind(played), "\n".join(lines))
         self._differs(at, played.differences)
         self._calls(played, at)
-        for resource in played.state.plugins:
-            old = played.before.device_lists[resource] if resource in played.before.plugins else None
-            new = played.state.device_lists[resource]
+        for resource in played.state.published.plugins:
+            old = (
+                played.before.published.device_lists[resource]
+                if resource in played.before.published.plugins
+                else None
+            )
+            new = played.state.published.device_lists[resource]
             if old != new:
                 self._device_list(resource, old or (), new, at)
 
@@ -144,7 +148,7 @@ class Page:
                 kind, text = "refused", f"{call} refused {took}, {status}: {reason}"
             case _:
                 return
-        by_id = {a.id: a.address for a in played.before.device_lists.get(resource, ())}
+        by_id = {a.id: a.address for a in played.before.published.device_lists.get(resource, ())}
         for device in ids:
             address = next((a for i, a in by_id.items() if i == device), PciAddress(device))
             lane = self.lanes.devices.get(address)

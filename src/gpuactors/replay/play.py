@@ -251,11 +251,17 @@ def _shown(effect: Mapping[str, Any]) -> str:
 
 
 def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, ...]:
-    """The parts of the state that differ. An order within a mapping is no difference."""
+    """What differs in the state, by part and name. An order within a mapping is no difference."""
     if recorded == computed:
         return ()
-    compared = [f.name for f in fields(NodeState) if f.compare]
-    differ = [name for name in compared if getattr(recorded, name) != getattr(computed, name)]
+    parts = [part.name for part in fields(NodeState) if part.compare]
+    pairs = [(name, getattr(recorded, name), getattr(computed, name)) for name in parts]
+    differ = [
+        f"{name}.{value.name}"
+        for name, was, now in pairs
+        for value in fields(was)
+        if getattr(was, value.name) != getattr(now, value.name)
+    ]
     return (f"the state in the journal has other {', '.join(differ)} than was computed",)
 
 

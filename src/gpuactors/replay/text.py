@@ -82,12 +82,14 @@ def is_quiet(played: Played) -> bool:
 
 def _same_counts(before: NodeState, state: NodeState) -> bool:
     if (
-        before.device_lists is state.device_lists
-        and before.ledger.entries is state.ledger.entries
-        and before.pending_allocations.keys() == state.pending_allocations.keys()
+        before.published.device_lists is state.published.device_lists
+        and before.kubelet.ledger.entries is state.kubelet.ledger.entries
+        and before.kubelet.pending_allocations.keys() == state.kubelet.pending_allocations.keys()
     ):
         return True
-    return before.device_lists == state.device_lists and counts_of(before) == counts_of(state)
+    return before.published.device_lists == state.published.device_lists and counts_of(before) == counts_of(
+        state
+    )
 
 
 @dataclass
@@ -150,7 +152,10 @@ class Text:
             yield f"{indent}RAISES {played.failure}"
         before = counts_of(played.before)
         for resource, counts in counts_of(played.state).items():
-            old, new = played.before.device_lists.get(resource, ()), played.state.device_lists[resource]
+            old, new = (
+                played.before.published.device_lists.get(resource, ()),
+                played.state.published.device_lists[resource],
+            )
             if old != new:
                 yield f"{indent}list    {resource}: {list_changes(old, new)}"
             if counts != before.get(resource):
@@ -203,8 +208,8 @@ def as_json(moment: Moment, first_wall: float) -> str:
                 resource: {
                     a.id: {"health": a.health, "cause": a.cause, "reason": a.reason} for a in device_list
                 }
-                for resource, device_list in moment.state.device_lists.items()
-                if moment.before.device_lists.get(resource) != device_list
+                for resource, device_list in moment.state.published.device_lists.items()
+                if moment.before.published.device_lists.get(resource) != device_list
             }
             return _line(
                 {

@@ -187,7 +187,7 @@ class World:
         await self._launch()
         with trio.move_on_after(within_s) as waited:
             async for _ in self._states.subscribe():
-                if self._state is not None and self._state.role is Role.SERVING:
+                if self._state is not None and self._state.daemon.role is Role.SERVING:
                     break
         old.stop()
         await old_ended.wait()
@@ -349,7 +349,7 @@ class World:
 
     def causes(self) -> Mapping[str, Cause]:
         """Why a device is listed as it is, by device ID."""
-        lists = self._state.device_lists.values() if self._state is not None else ()
+        lists = self._state.published.device_lists.values() if self._state is not None else ()
         return {d.id: d.cause for device_list in lists for d in device_list}
 
     @property
@@ -363,7 +363,7 @@ class World:
 
     def reasons(self) -> Mapping[str, str]:
         """Why a device is Unhealthy, in the daemon's words, by device ID."""
-        lists = self._state.device_lists.values() if self._state is not None else ()
+        lists = self._state.published.device_lists.values() if self._state is not None else ()
         return {d.id: d.reason for device_list in lists for d in device_list if d.health is Health.UNHEALTHY}
 
     async def until(
@@ -381,8 +381,11 @@ class World:
                 if self._state is None:
                     continue
                 given = {row.id for row in self.kubelet.view.devices if row.pod is not None}
-                for device in self._state.device_lists.get(ResourceName(resource), ()):
-                    if device.cause is Cause.FREE and device.address not in {*given, *self._state.orphans}:
+                for device in self._state.published.device_lists.get(ResourceName(resource), ()):
+                    if device.cause is Cause.FREE and device.address not in {
+                        *given,
+                        *self._state.kubelet.orphans,
+                    }:
                         return device.address
         raise TimeoutError(f"waited {within_s:g} s in vain until a GPU of {resource} is free")
 
@@ -392,7 +395,7 @@ class World:
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
                 if self._state is not None and any(
-                    p.name == pod for p in self._state.ledger.entries.values()
+                    p.name == pod for p in self._state.kubelet.ledger.entries.values()
                 ):
                     return
         raise TimeoutError(
@@ -404,8 +407,8 @@ class World:
         done = -1
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
-                if self._state is not None and self._state.polls.done != done:
-                    done, times = self._state.polls.done, times - 1
+                if self._state is not None and self._state.host.polls.done != done:
+                    done, times = self._state.host.polls.done, times - 1
                 if times < 0:
                     return
         raise TimeoutError(f"waited {within_s:g} s in vain until the daemon has polled its groups")

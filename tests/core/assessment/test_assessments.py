@@ -25,7 +25,7 @@ def node(*functions: PciFunction) -> Core:
 
 def inspect(core: Core, at: PciAddress, *functions: PciFunction) -> None:
     core.feed(HostChanged(at, None, "change pci"))
-    core.feed(FunctionInspected(core.state.inspections.functions[at], at, functions))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[at], at, functions))
 
 
 def derived_anew(before: Core, core: Core) -> set[str]:
@@ -85,7 +85,7 @@ def test_lists_calls_and_views_read_the_same_value() -> None:
     core.pass_time(limits.POLL_S)
     assert assessments_of(core.state) is core.state.assessments, "nobody derives it again"
     statuses = {a: found.status for a, found in core.state.assessments.of.items()}
-    (device_list,) = core.state.device_lists.values()
+    (device_list,) = core.state.published.device_lists.values()
     assert {a.address: (a.health, a.cause, a.reason) for a in device_list} == {
         a: (s.health, s.cause, s.message) for a, s in statuses.items()
     }

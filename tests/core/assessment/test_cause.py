@@ -59,14 +59,14 @@ def inspect(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
 
 
 def found(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
-    core.feed(FunctionInspected(core.state.inspections.functions[at], at, functions))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[at], at, functions))
 
 
 def listed(core: Core, device: str = A) -> set[Cause]:
     """What is said of the device, in the list and to an operator; kubelet is told what the table says."""
-    (entry,) = (a for a in core.state.device_lists[H100] if a.id == device)
+    (entry,) = (a for a in core.state.published.device_lists[H100] if a.id == device)
     assert MEANINGS[entry.cause].health in (entry.health, AS_BEFORE)
-    assert entry.cause in {change.cause for change in core.state.history[entry.address]}
+    assert entry.cause in {change.cause for change in core.state.published.history[entry.address]}
     lines = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.changed"]
     told = [fields["cause"] for fields in lines if (fields["device"], fields["resource"]) == (device, H100)]
     assert told[-1] == str(entry.cause), "and the log has it"
@@ -186,7 +186,7 @@ def listed_as_other() -> set[Cause]:
     core.feed(PreferenceAsked(T, H100, (PreferenceRequest((DeviceId(A),), (), 1),)))
     core.ledger_problem, core.ledger = None, {"1": "vm-1"}
     core.feed(KubeletAppeared("1"))
-    (entry,) = (a for a in core.state.device_lists[H100] if a.id == DeviceId(A))
+    (entry,) = (a for a in core.state.published.device_lists[H100] if a.id == DeviceId(A))
     return {entry.cause}
 
 
@@ -245,7 +245,7 @@ def stale_nodes() -> set[Cause]:
 
 def shortage() -> set[Cause]:
     core = asked(node(), A)
-    core.feed(InspectionFailed(core.state.inspections.functions[A], A, "no descriptors", shortage=True))
+    core.feed(InspectionFailed(core.state.host.inspections.functions[A], A, "no descriptors", shortage=True))
     return late(core)
 
 
@@ -253,8 +253,8 @@ def use_late() -> set[Cause]:
     core = node()
     core.silent = True
     found(asked(core, A), gpu(A))
-    assert core.state.ledger.outstanding is not None
-    core.feed(core.ledger_event(core.state.ledger.outstanding))
+    assert core.state.kubelet.ledger.outstanding is not None
+    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding))
     return late(core)
 
 
@@ -263,8 +263,8 @@ def ledger_late() -> set[Cause]:
     core.at += 1
     core.silent = True
     asked(core, A)
-    assert core.state.polls.outstanding is not None
-    core.feed(core.poll_event(core.state.polls.outstanding))
+    assert core.state.host.polls.outstanding is not None
+    core.feed(core.poll_event(core.state.host.polls.outstanding))
     found(core, gpu(A))
     return late(core)
 

@@ -41,9 +41,9 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = device_lists._listed
 
     def is_busy(state: NodeState, address: PciAddress) -> bool:
-        fact = state.facts.get(address)
+        fact = state.host.facts.get(address)
         group = fact.function.iommu_group if fact is not None and fact.function is not None else None
-        use = state.polls.groups.get(group) if group is not None else None
+        use = state.host.polls.groups.get(group) if group is not None else None
         return use is not None and use.in_use
 
     def without_busy(

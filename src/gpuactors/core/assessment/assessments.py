@@ -69,16 +69,16 @@ NO_ASSESSMENTS: Final = Assessments(
 
 def assessments_of(state: NodeState) -> Assessments:
     """The assessments of exactly this state."""
-    carried, index, ledger = state.assessments, index_of(state), state.ledger
+    carried, index, ledger = state.assessments, index_of(state), state.kubelet.ledger
     if (
         carried.devices is index.devices
         and carried.owners is index.owners
         and carried.short is index.short
-        and carried.uses is state.polls.groups
-        and carried.orphans is state.orphans
+        and carried.uses is state.host.polls.groups
+        and carried.orphans is state.kubelet.orphans
         and carried.read == ledger.read
         and carried.problem == ledger.problem
-        and carried.device_lists is state.device_lists
+        and carried.device_lists is state.published.device_lists
     ):
         return carried
     return _refreshed(carried, state)
@@ -106,11 +106,11 @@ def _refreshed(before: Assessments, state: NodeState) -> Assessments:
         devices=index.devices,
         owners=index.owners,
         short=index.short,
-        uses=state.polls.groups,
-        orphans=state.orphans,
-        read=state.ledger.read,
-        problem=state.ledger.problem,
-        device_lists=state.device_lists,
+        uses=state.host.polls.groups,
+        orphans=state.kubelet.orphans,
+        read=state.kubelet.ledger.read,
+        problem=state.kubelet.ledger.problem,
+        device_lists=state.published.device_lists,
     )
     if not touched:
         return assessments
@@ -139,21 +139,23 @@ def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:
         if function is not None and function.iommu_group is not None:
             groups.add(function.iommu_group)
     touched.update(m.address for group in groups for m in index.groups.get(group, ()))
-    if before.device_lists is not state.device_lists:
+    if before.device_lists is not state.published.device_lists:
         touched |= before.unknown
     return touched & (index.devices.keys() | before.of.keys())
 
 
 def _given_otherwise(before: Assessments, state: NodeState) -> Iterable[PciAddress]:
     """Devices that have another owner than before, or may be held by a pod that has left."""
-    given = changed_keys(before.owners, index_of(state).owners) | changed_keys(before.orphans, state.orphans)
+    given = changed_keys(before.owners, index_of(state).owners) | changed_keys(
+        before.orphans, state.kubelet.orphans
+    )
     # Whether a pod that has left holds it depends on which came later, the read or the poll.
-    return given if before.uses is state.polls.groups else given | state.orphans.keys()
+    return given if before.uses is state.host.polls.groups else given | state.kubelet.orphans.keys()
 
 
 def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
     """The groups of which a use has changed that a device's assessment follows from."""
-    uses, ledger = state.polls.groups, state.ledger
+    uses, ledger = state.host.polls.groups, state.kubelet.ledger
     same_ledger = (before.read, before.problem) == (ledger.read, ledger.problem)
     if before.uses is uses and same_ledger:
         return set()
@@ -183,7 +185,7 @@ def _listed(state: NodeState) -> Callable[[Device], Health | None]:
 
     def health(device: Device) -> Health | None:
         if not told:
-            told.update(listed_by_address(state.device_lists))
+            told.update(listed_by_address(state.published.device_lists))
         entry = told.get((device.resource, device.function.address))
         return entry.health if entry is not None else None
 

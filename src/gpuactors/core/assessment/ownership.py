@@ -42,7 +42,7 @@ def given_away(state: NodeState, resources: Container[ResourceName]) -> Mapping[
     found: dict[ResourceName, Set[DeviceId]] = {
         r: ids for r, ids in index_of(state).given.items() if r in resources
     }
-    for resource, device_id in state.pending_allocations:
+    for resource, device_id in state.kubelet.pending_allocations:
         if resource in resources:
             found[resource] = found.get(resource, frozenset()) | {device_id}
     return found
@@ -50,7 +50,7 @@ def given_away(state: NodeState, resources: Container[ResourceName]) -> Mapping[
 
 def given(state: NodeState, name: Named) -> Given:
     """To whom kubelet has given what it names so."""
-    return Given(*name, state.ledger.entries.get(name))
+    return Given(*name, state.kubelet.ledger.entries.get(name))
 
 
 def ownership_of(state: NodeState, device: Device) -> Ownership:
@@ -71,7 +71,7 @@ def ownership_of(state: NodeState, device: Device) -> Ownership:
 def observed_use(state: NodeState, device: Device) -> Observed | None:
     """The use of its group, as last polled."""
     group = device.function.iommu_group
-    return state.polls.groups.get(group) if group is not None else None
+    return state.host.polls.groups.get(group) if group is not None else None
 
 
 def is_offered(state: NodeState, device: Device) -> bool:
@@ -87,7 +87,7 @@ def is_offered(state: NodeState, device: Device) -> bool:
 
 def _is_listed(state: NodeState, device: Device) -> bool:
     address = device.function.address
-    return any(a.address == address for a in state.device_lists.get(device.resource, ()))
+    return any(a.address == address for a in state.published.device_lists.get(device.resource, ()))
 
 
 def _is_polled(state: NodeState, device: Device) -> bool:
@@ -95,14 +95,17 @@ def _is_polled(state: NodeState, device: Device) -> bool:
     use = observed_use(state, device)
     return (
         use is not None
-        and use.poll >= state.polls.done
-        and not state.polls.is_to_see(device.function.iommu_group)
+        and use.poll >= state.host.polls.done
+        and not state.host.polls.is_to_see(device.function.iommu_group)
     )
 
 
 def orphans_pod(state: NodeState, device: Device) -> Pod | None:
     """The pod that had a device of this group, has left kubelet's ledger, and may still hold it."""
-    return next((state.orphans[m.address].pod for m in device.group if m.address in state.orphans), None)
+    return next(
+        (state.kubelet.orphans[m.address].pod for m in device.group if m.address in state.kubelet.orphans),
+        None,
+    )
 
 
 def may_be_a_pods(use: Observed) -> bool:
@@ -117,7 +120,9 @@ def _by_use(state: NodeState, device: Device) -> Ownership:
     group = f"IOMMU group {device.function.iommu_group}"
     pod = orphans_pod(state, device)
     if pod is not None:
-        reads = [state.orphans[m.address].read for m in device.group if m.address in state.orphans]
+        reads = [
+            state.kubelet.orphans[m.address].read for m in device.group if m.address in state.kubelet.orphans
+        ]
         if use.poll < max(reads):
             return Ownership(
                 Cause.HOLDER_UNKNOWN, f"{group} is {use.evidence}; pod {pod} has just left kubelet's ledger"
@@ -126,13 +131,17 @@ def _by_use(state: NodeState, device: Device) -> Ownership:
             Cause.ORPHANED,
             f"{group} is still {use.evidence}: pod {pod} is gone from kubelet's ledger, its process is not",
         )
-    if state.ledger.read > use.since:
+    if state.kubelet.ledger.read > use.since:
         # An old view is no fact: a device that it lacks may have been allocated since.
         given = (
             "no pod had it when kubelet's ledger was last readable"
-            if state.ledger.problem is not None
+            if state.kubelet.ledger.problem is not None
             else "kubelet has given it to no pod"
         )
         return Ownership(Cause.HELD_BY_OTHER, f"{group} is {use.evidence}, and {given}")
-    unread = f"; kubelet's ledger cannot be read: {state.ledger.problem}" if state.ledger.problem else ""
+    unread = (
+        f"; kubelet's ledger cannot be read: {state.kubelet.ledger.problem}"
+        if state.kubelet.ledger.problem
+        else ""
+    )
     return Ownership(Cause.HOLDER_UNKNOWN, f"{group} is {use.evidence}{unread}")

@@ -21,7 +21,7 @@ GONE: Final = Blocker(Cause.GONE, "the PCI function is gone from this node")
 
 def function_at(state: NodeState, address: PciAddress) -> PciFunction | None:
     """The function that the last inspection found there."""
-    fact = state.facts.get(address)
+    fact = state.host.facts.get(address)
     return fact.function if fact is not None else None
 
 
@@ -46,7 +46,7 @@ def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) ->
         return GONE
     if function.vfio_bound and named(function) == resource:
         return Blocker(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
-    if function.vfio_bound and ids_of(function) not in state.served.get(resource, ()):
+    if function.vfio_bound and ids_of(function) not in state.published.served.get(resource, ()):
         return _another(f"{function.vendor}:{function.device}")
     return not_offered(function)
 

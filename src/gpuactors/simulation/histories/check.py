@@ -86,7 +86,9 @@ def _is_anothers(world: World, resource: str) -> bool:
     """A second plugin took it, and since pci.ids was renewed no daemon of ours serves it: what kubelet has of it is
     that plugin's, and stays if it was another one that kubelet disconnected when it left."""
     serving = states_of(daemon for daemon in world.serving if daemon.is_serving)
-    return world.counts[SECOND_PLUGIN[0]] > 0 and not any(resource in state.device_lists for state in serving)
+    return world.counts[SECOND_PLUGIN[0]] > 0 and not any(
+        resource in state.published.device_lists for state in serving
+    )
 
 
 def _is_hidden(world: World, listed: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
@@ -299,13 +301,15 @@ class Safety:
         return any(
             device in (a.id, a.address)
             for state in states_of(self._world.daemons)
-            for device_list in state.device_lists.values()
+            for device_list in state.published.device_lists.values()
             for a in device_list
         )
 
     def _is_known(self, resource: str, device: str) -> bool:
         """A daemon has read this allocation in kubelet's ledger."""
-        return any((resource, device) in state.ledger.entries for state in states_of(self._world.daemons))
+        return any(
+            (resource, device) in state.kubelet.ledger.entries for state in states_of(self._world.daemons)
+        )
 
     def _check_figures(self, view: KubeletView) -> None:
         """Free is not negative beyond what was really lost, and capacity is never below what was allocated, from the
@@ -332,7 +336,9 @@ def _is_blind(world: World) -> bool:
     kubelet's ledger: it cannot know what else the pods have that were there before it."""
     changed = ("the next daemon selects other cards", "the next daemon has another pci.ids")
     serving = states_of(daemon for daemon in world.serving if daemon.is_serving)
-    return any(world.counts[kind] for kind in changed) and any(state.ledger.read == 0 for state in serving)
+    return any(world.counts[kind] for kind in changed) and any(
+        state.kubelet.ledger.read == 0 for state in serving
+    )
 
 
 def _check_swap(world: World) -> None:

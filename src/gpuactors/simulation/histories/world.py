@@ -125,12 +125,12 @@ class RunningDaemon:
     @property
     def is_serving(self) -> bool:
         """It is its turn to serve kubelet."""
-        return self.handle is not None and self.handle.state.value.role is Role.SERVING
+        return self.handle is not None and self.handle.state.value.daemon.role is Role.SERVING
 
     @property
     def is_waiting(self) -> bool:
         """It has not come to serve kubelet yet, and is to."""
-        return self.handle is not None and self.handle.state.value.role is Role.TAKING_OVER
+        return self.handle is not None and self.handle.state.value.daemon.role is Role.TAKING_OVER
 
     def stop(self) -> None:
         """SIGTERM."""
@@ -342,7 +342,7 @@ class World:
     def is_leaving(self, slot: int) -> bool:
         """A daemon has not seen yet that no process has open what was unbound."""
         address = PciAddress(self.address(slot))
-        return any(address in state.polls.leaving for state in states_of(self.daemons))
+        return any(address in state.host.polls.leaving for state in states_of(self.daemons))
 
     def is_thought_bound(self, slot: int) -> bool:
         """A daemon has not seen yet that the card was unbound."""
@@ -413,8 +413,8 @@ class World:
         return {
             device.id: device.reason
             for state in states_of(self.daemons)
-            if state.role is Role.SERVING
-            for device_list in state.device_lists.values()
+            if state.daemon.role is Role.SERVING
+            for device_list in state.published.device_lists.values()
             for device in device_list
             if device.health is Health.UNHEALTHY
         }
@@ -424,8 +424,8 @@ class World:
         return {
             device.id: device.cause
             for state in states_of(self.daemons)
-            if state.role is Role.SERVING
-            for device_list in state.device_lists.values()
+            if state.daemon.role is Role.SERVING
+            for device_list in state.published.device_lists.values()
             for device in device_list
         }
 
@@ -444,7 +444,7 @@ class World:
                 if (
                     str(group) == device
                     and self._is_alone(card)
-                    and (ResourceName(resource), DeviceId(device)) in state.ledger.entries
+                    and (ResourceName(resource), DeviceId(device)) in state.kubelet.ledger.entries
                 ):
                     self.resolved.setdefault((resource, device), set()).add(daemon.name)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +24,7 @@ from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
 from gpuactors.simulation.histories.shrink import shrink
 from gpuactors.simulation.histories.world import World
+from tests.support.patience import patient
 
 # --- coverage ---------------------------------------------------------------------------------------------
 
@@ -269,3 +274,43 @@ def test_a_failure_is_printed_as_the_line_that_replays_it(
     assert command._report(result, min_pairs=0, show_table=False) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "gpuactors simulate --seed 5 --script unbind@17+3"
+
+
+def test_the_workers_of_a_campaign_that_is_killed_end() -> None:
+    """They would play on for ever, on all cores."""
+    campaign = (sys.executable, "-m", "gpuactors.simulation.histories", "--minutes", "60", "--workers", "2")
+    with subprocess.Popen(campaign, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            assert b"histories in" in process.stderr.readline()
+            workers = _children(process.pid)
+        finally:
+            process.kill()
+    assert len(workers) >= 2
+    deadline = time.monotonic() + patient(30.0)
+    while any(map(_runs, workers)):
+        assert time.monotonic() < deadline, f"{[pid for pid in workers if _runs(pid)]} play on"
+        time.sleep(0.05)
+
+
+def test_a_campaign_that_is_asked_to_end_says_what_it_found() -> None:
+    campaign = (sys.executable, "-m", "gpuactors.simulation.histories", "--minutes", "60", "--workers", "2")
+    with subprocess.Popen(campaign, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"histories in" in process.stderr.readline()
+        process.terminate()
+        said, _ = process.communicate(timeout=patient(30.0))
+    assert b" histories, " in said
+    assert process.returncode == 0
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    """Whether it runs: an ended one whose parent has not noticed is in the table still."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -34,6 +34,8 @@ HANG_S: Final = 120.0
 
 PROGRESS_S: Final = 5.0
 
+ENDS_CAMPAIGN: Final = (signal.SIGINT, signal.SIGTERM)
+
 DISTINCT_MAX: Final = 5
 """A campaign that goes on after a failure ends when so many different checks have failed."""
 
@@ -83,12 +85,17 @@ def play_part(campaign: int, part: int, parts: int, on_played: Callable[[Played]
 
 
 def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None], stop: Event) -> None:
-    """A worker's process. Ctrl-C reaches the whole process group; only the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    left = count
+    """A worker's process. A signal that ends a campaign may reach the whole process group; only the parent handles it.
+    If the parent is killed, the worker ends after its history, and what it found is lost."""
+    for number in ENDS_CAMPAIGN:
+        signal.signal(number, signal.SIG_IGN)
+    parent, left = multiprocessing.parent_process(), count
 
     def on_played(played: Played) -> bool:
         nonlocal left
+        if parent is not None and not parent.is_alive():
+            results.cancel_join_thread()  # nothing reads the queue
+            return False
         results.put(played)
         left = None if left is None else left - 1
         return left != 0 and not stop.is_set()
@@ -99,7 +106,7 @@ def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None
 
 
 def run_campaign(plan: Plan, progress: Callable[[Result], None] = lambda _result: None) -> Result:
-    """Plays a campaign; `progress` is called every few seconds. Ctrl-C ends it early.
+    """Plays a campaign; `progress` is called every few seconds. Ctrl-C and SIGTERM end it early.
 
     Raises `RuntimeError` if a worker's process dies, which no history should cause.
     """
@@ -116,7 +123,7 @@ def run_campaign(plan: Plan, progress: Callable[[Result], None] = lambda _result
     for worker in workers:
         worker.start()
     try:
-        with _ctrl_c_ends(stop, result):
+        with _signals_end(stop, result):
             _collect(plan, workers, results, stop, result, progress)
     finally:
         stop.set()
@@ -126,18 +133,19 @@ def run_campaign(plan: Plan, progress: Callable[[Result], None] = lambda _result
 
 
 @contextmanager
-def _ctrl_c_ends(stop: Event, result: Result) -> Iterator[None]:
+def _signals_end(stop: Event, result: Result) -> Iterator[None]:
     """What was found so far is still reported."""
 
     def end(_signal: int, _frame: object) -> None:
         result.interrupted = True
         stop.set()
 
-    before = signal.signal(signal.SIGINT, end)
+    before = {number: signal.signal(number, end) for number in ENDS_CAMPAIGN}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(workers: list[SpawnProcess], results: Queue[Played | None]) -> None:

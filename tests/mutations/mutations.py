@@ -356,14 +356,14 @@ MUTATIONS: Final = (
     Mutation(
         "a kubelet that has just started is believed to know every pod",
         "core/young_kubelet.py",
-        "    more = tuple(e for e in named if (e.resource, e.device) not in had)\n",
+        "    more = tuple(e for e in named if (e.resource, e.device) not in listed_before)\n",
         "    more: tuple[LedgerEntry, ...] = ()\n",
         tests=(YOUNG,),
     ),
     Mutation(
         "what a kubelet has listed counts again once it has ended, as the file names it still",
         "core/young_kubelet.py",
-        "        had = young.listed\n",
+        "        listed_before = young.listed\n",
         "",
         tests=(YOUNG,),
     ),

@@ -54,14 +54,14 @@ def counted(
     at: float,
 ) -> Counted:
     """Which entries count now that `event` came, at `at`, after `known` did."""
-    had: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+    listed_before: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     if event.kubelet is not None:
         young = _after_answer(young, event.kubelet, event, at)
         if at >= young.settled_at:
             return Counted(event.listed, LedgerSource.LIST, young)
-        had = young.listed
+        listed_before = young.listed
     named = event.file.entries if event.file is not None else _entries(known)
-    more = tuple(e for e in named if (e.resource, e.device) not in had)
+    more = tuple(e for e in named if (e.resource, e.device) not in listed_before)
     return Counted(event.listed + more, _source(event, more), young)
 
 

@@ -196,8 +196,8 @@ def test_pre_start_is_ready_when_the_devices_can_be_opened() -> None:
             "no such device of nvidia.com/GH100_H100_SXM5_80GB on this node",
         ),
         (("51",), Refusal.NOT_FOUND, "51: no such device"),
-        ((), Refusal.INVALID_ARGUMENT, "no device of nvidia.com/GH100_H100_SXM5_80GB was asked for"),
-        ((A, A), Refusal.INVALID_ARGUMENT, f"asked for twice in one call: {A}"),
+        ((), Refusal.INVALID_ARGUMENT, "no device of nvidia.com/GH100_H100_SXM5_80GB was requested"),
+        ((A, A), Refusal.INVALID_ARGUMENT, f"requested twice in one call: {A}"),
     ],
 )
 def test_what_cannot_be_is_refused_without_an_inspection(

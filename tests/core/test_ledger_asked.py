@@ -335,8 +335,8 @@ def test_after_a_reboot_a_container_does_not_start_with_another_gpus_node() -> N
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason == (
         "the container would get /dev/vfio/81: kubelet has kept that from an Allocate before the node's restart, or "
-        f"before the device was bound anew; /dev/vfio/81 is {B}'s now (allocated to pod default/vm-2); {A} is behind "
-        "/dev/vfio/82 now: delete the pod, so that its devices are allocated anew"
+        f"before the device was bound again; /dev/vfio/81 belongs to {B} now (allocated to pod default/vm-2); {A} is "
+        "behind /dev/vfio/82 now: delete the pod, so that its devices are allocated again"
     )
     assert restarted(core, B) == [Ready()], "whose number is what it was starts"
 
@@ -346,7 +346,7 @@ def test_a_node_that_is_no_gpus_any_more_is_said_so() -> None:
     kept(core, a=("/dev/vfio/9",))
     (answer,) = restarted(core, A)
     assert isinstance(answer, Refused)
-    assert "/dev/vfio/9 is no GPU's any more; 0000:01:00.0 is behind /dev/vfio/82 now" in answer.reason
+    assert "/dev/vfio/9 belongs to no GPU any more; 0000:01:00.0 is behind /dev/vfio/82 now" in answer.reason
 
 
 def test_a_device_whose_node_is_in_no_answer_is_named() -> None:
@@ -356,7 +356,7 @@ def test_a_device_whose_node_is_in_no_answer_is_named() -> None:
     (answer,) = restarted(core, A, B)
     assert isinstance(answer, Refused)
     assert (
-        f"node's restart, or before the device was bound anew; {B} is behind /dev/vfio/81 now"
+        f"node's restart, or before the device was bound again; {B} is behind /dev/vfio/81 now"
         in answer.reason
     )
     assert restarted(core, A) == [Ready()]
@@ -367,7 +367,7 @@ def test_a_cdev_that_is_another_gpus_now_is_refused_as_well() -> None:
     kept(core, a=("/dev/iommu", "/dev/vfio/1", "/dev/vfio/devices/vfio3"))
     (answer,) = restarted(core, A)
     assert isinstance(answer, Refused)
-    assert f"/dev/vfio/devices/vfio3 is {B}'s now" in answer.reason
+    assert f"/dev/vfio/devices/vfio3 belongs to {B} now" in answer.reason
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_what_kubelets_file_holds_counts_where_list_fails() -> None:
     (answer,) = restarted(core, A)
     assert isinstance(answer, Refused)
     assert answer.reason.startswith("the container would get /dev/vfio/81: kubelet has kept that")
-    assert f"/dev/vfio/81 is {B}'s now" in answer.reason
+    assert f"/dev/vfio/81 belongs to {B} now" in answer.reason
     assert (core.state.kubelet.ledger.problem, core.state.kubelet.ledger.read) == (LIMIT, 0)
 
 
@@ -424,7 +424,7 @@ def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_t
     cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
     (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, cached))
     assert isinstance(answer, Refused)
-    assert f"/dev/vfio/81 is {B}'s now" in answer.reason
+    assert f"/dev/vfio/81 belongs to {B} now" in answer.reason
 
 
 def test_an_older_answer_is_asked_for_again_before_a_refusal_and_a_failed_read_may_clear_it() -> None:

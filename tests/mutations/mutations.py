@@ -93,8 +93,8 @@ MUTATIONS: Final = (
     Mutation(
         "a device's assessment is not derived again when a poll came after the read that its pod was gone from",
         "core/assessment/assessments.py",
-        "    return given if before.uses is state.host.polls.groups else given | state.kubelet.orphans.keys()\n",
-        "    return given\n",
+        "    return changed if before.uses is state.host.polls.groups else changed | state.kubelet.orphans.keys()\n",
+        "    return changed\n",
         tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
@@ -118,7 +118,7 @@ MUTATIONS: Final = (
     Mutation(
         "what was handed out and is not in the ledger yet is nobody's",
         "core/calls.py",
-        "            state = _handed_out(state, call, at)\n",
+        "            state = _with_pending(state, call, at)\n",
         "            pass\n",
     ),
     Mutation(
@@ -130,8 +130,8 @@ MUTATIONS: Final = (
     Mutation(
         "a group's other members are not asked for an owner",
         "core/assessment/ownership.py",
-        "    for member in device.group:\n        if (mate",
-        "    for member in ():\n        if (mate",
+        "    for member in device.group:\n        if (owner",
+        "    for member in ():\n        if (owner",
     ),
     Mutation(
         "a GPU that an external process holds is handed out",
@@ -284,7 +284,7 @@ MUTATIONS: Final = (
     Mutation(
         "what came back incomplete is not inspected again",
         "core/inspections.py",
-        "        if failed or not complete:  # ever later, for ever\n",
+        "        if failed or not complete:  # with growing waits, without end\n",
         "        if failed and not complete and fact is None:\n",
     ),
     Mutation(

@@ -69,7 +69,7 @@ def test_what_a_container_gets_on_a_kernel_without_cdev() -> None:
             assert refused(node, [first, address(0x31)])[0] == "NOT_FOUND", "it is another resource's"
             assert refused(node, [])[0] == "INVALID_ARGUMENT"
             assert refused(node, [first, first]) == (
-                "INVALID_ARGUMENT", f"asked for twice in one call: {first}"
+                "INVALID_ARGUMENT", f"requested twice in one call: {first}"
             )  # fmt: skip
             daemon.wait_event("call.refused", has=["no such device"], call="Allocate", status="NOT_FOUND")
             node.wait_device_lists(device_lists)

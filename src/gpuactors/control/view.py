@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.ownership import given_away, observed_use
+from gpuactors.core.assessment.ownership import allocated_ids, observed_use
 from gpuactors.core.assessment.presence import GONE
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device
@@ -152,7 +152,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
 def _resources(state: NodeState) -> tuple[ResourceView, ...]:
     accepted = registered(state)
     allocated = {
-        resource: len(ids) for resource, ids in given_away(state, state.published.device_lists).items()
+        resource: len(ids) for resource, ids in allocated_ids(state, state.published.device_lists).items()
     }
     views = []
     for resource, device_list in sorted(state.published.device_lists.items()):
@@ -214,22 +214,22 @@ def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
         for a in device_list
     }
     for address in (listed.keys() | state.published.history.keys()) - index.devices.keys():
-        resource, told = listed.get(address, ("", None))
+        resource, entry = listed.get(address, ("", None))
         owner = index.owners.get(address)
-        yield _gone(address, resource, told, owner.said() if owner is not None else None, state, at)
+        yield _gone(address, resource, entry, owner.message() if owner is not None else None, state, at)
 
 
 def _gone(
     address: PciAddress,
     resource: str,
-    told: AdvertisedDevice | None,
+    entry: AdvertisedDevice | None,
     owner: str | None,
     state: NodeState,
     at: float,
 ) -> DeviceView:
     return DeviceView(
         address=address,
-        id=told.id if told is not None else address,
+        id=entry.id if entry is not None else address,
         present=False,
         vendor="",
         device="",
@@ -237,17 +237,17 @@ def _gone(
         driver=None,
         iommu_group=None,
         group=(),
-        numa_node=told.numa_node if told is not None else None,
+        numa_node=entry.numa_node if entry is not None else None,
         model=None,
         resource=resource,
-        health=str(told.health) if told is not None else NOT_LISTED,
-        cause=str(told.cause if told is not None else GONE.cause),
-        reason=told.reason if told is not None else GONE.message,
+        health=str(entry.health) if entry is not None else NOT_LISTED,
+        cause=str(entry.cause if entry is not None else GONE.cause),
+        reason=entry.reason if entry is not None else GONE.message,
         owner=owner,
         holders=(),
         history=_changes(state.published.history.get(address, ()), at),
         remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
-        listed=told is not None,
+        listed=entry is not None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The pure core: what the daemon knows and decides.
+"""The pure core: the daemon's state and its decisions.
 
 Standard library only. No async, no paths that are opened, no clock, no logging: time comes in as `at` (seconds of
 the caller's monotonic clock), everything that happened comes in as an event, everything to do goes out as a value.

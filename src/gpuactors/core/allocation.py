@@ -1,6 +1,6 @@
-"""What a container gets, and which devices kubelet had better choose.
+"""The grant of a container, and the devices that kubelet should choose.
 
-Must not decide whether a device may be had at all: that is the gate in `calls.py`.
+Must not decide whether a device may be allocated at all: that is the gate in `calls.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuactors.core.naming import env_name
 
 
 def grant(resource: ResourceName, devices: Sequence[Device]) -> Grant:
-    """What a container with these devices gets.
+    """The grant of a container with these devices.
 
     The variable holds exactly one PCI address per requested unit, sorted: KubeVirt gives the next one to each
     `gpus[]` entry, and its order is the guest's slot order. Nodes are those that exist: the container and the group
@@ -32,7 +32,7 @@ def grant(resource: ResourceName, devices: Sequence[Device]) -> Grant:
 
 
 def _node_order(path: str) -> tuple[int, int, str]:
-    """Container, groups, cdevs, iommufd; within each by number, as a reader would list them."""
+    """The key of a node's place: container, groups, cdevs, iommufd; within each by number."""
     number = int("".join(c for c in path if c.isdigit()) or 0)
     if path == "/dev/vfio/vfio":
         return (0, 0, path)
@@ -51,12 +51,12 @@ def prefer(
     search: Search | None = None,
     taken: Collection[DeviceId] = (),
 ) -> tuple[DeviceId, ...]:
-    """The devices that kubelet had better choose, sorted.
+    """The devices that kubelet should choose, sorted.
 
-    In this order: what must be included; what is neither `busy` nor `taken`; what is not `taken`; whole IOMMU groups;
+    In this order: those that must be included; those neither `busy` nor `taken`; those not `taken`; whole IOMMU groups;
     the fewest NUMA nodes; the fewest PCIe roots; the lowest addresses. Never fails, because an error fails the pod's
-    admission: with fewer devices than asked for, all of them are answered. The containers of one call share one
-    `search`, which bounds their work.
+    admission: if fewer devices are available than requested, the answer has all of them. The containers of one call
+    share one `search`, which bounds their work.
     """
     must = tuple(sorted(set(request.must_include)))
     offered = set(request.available)
@@ -80,7 +80,7 @@ def prefer(
 
 
 def _groups(ids: Iterable[DeviceId], devices: Mapping[DeviceId, Device]) -> list[Group]:
-    """The available devices by group; a device that is unknown or in no group stands for itself."""
+    """The available devices by group; a device that is unknown or in no group is a group of its own."""
     members: dict[tuple[int, str], list[DeviceId]] = {}
     for device_id in ids:
         device = devices.get(device_id)

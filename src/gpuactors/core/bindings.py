@@ -1,10 +1,11 @@
-"""Whose `enable` tells that somebody has a function open, and what it is compared with.
+"""For which functions `enable` is evidence of an open descriptor, and the value that it is compared with.
 
-`enable` counts whoever has enabled a function (drivers/pci/pci.c, pci_enable_device): vfio-pci while somebody has it
-open, but also an operator, any other driver, and the kernel, which enables the bridges above a device and never
-disables them again (pci_enable_bridge). So it is evidence for functions on a vfio driver alone, and for those that are
-leaving one: their unbind waits for whoever has them open, and their driver's link is gone meanwhile. It is compared
-with what it was while nobody had the function open, its baseline, which dies with the binding that it was seen under.
+`enable` counts every enabling of a function (drivers/pci/pci.c, pci_enable_device): by vfio-pci while a process has it
+open, but also by an operator, by any other driver, and by the kernel, which enables the bridges above a device and
+never disables them again (pci_enable_bridge). So it is evidence only for functions on a vfio driver, and for those that
+are leaving one: their unbind waits for the process that has them open, and their driver's link is gone meanwhile. It is
+compared with its value while no process had the function open, the baseline. A baseline ends with the binding under
+which it was read.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
 """Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,
 vfio_pci_core_register_device)."""
 
-_LET_GO: Final = frozenset({"unbind pci", "remove pci"})
-"""Uevents that come when the driver has let go of the function (drivers/base/dd.c, __device_release_driver)."""
+_RELEASED: Final = frozenset({"unbind pci", "remove pci"})
+"""Uevents that come when the driver has released the function (drivers/base/dd.c, __device_release_driver)."""
 
 
 def _is_evidence(state: NodeState, address: PciAddress) -> bool:
@@ -35,13 +36,14 @@ def _is_evidence(state: NodeState, address: PciAddress) -> bool:
 
 
 def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:
-    """After functions were found to be otherwise (`moved`): what was seen of a function under another binding, or of
-    another function, is forgotten.
+    """After inspections that found changed functions (`moved`): discards observations of a function under another
+    binding, or of another function at its address.
 
-    A daemon that starts in the middle of an unbind that waits does not know what was on vfio. So a selected function
-    that is first seen on no driver, with its group's node there, counts as leaving until a poll has seen it closed.
-    Its companions do not: whoever has them open has the GPU's group as well, and a count of theirs may be anybody's.
-    One that no selector chooses does as well, from the read of kubelet's ledger on that says that a pod has it.
+    A daemon that starts while an unbind waits does not know which functions were on a vfio driver. So a selected
+    function that is first seen on no driver, with its group's node there, counts as leaving until a poll has seen it
+    closed. Its companions do not: a process that has them open has the GPU's group open as well, and any program may
+    have raised their count. A function that no selector chooses counts as leaving too, from the read of kubelet's
+    ledger on that shows it allocated to a pod.
     """
     left, ended = set(state.host.polls.leaving), set()
     if state.kubelet.resolved is not before.kubelet.resolved:
@@ -61,19 +63,19 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
     return _forgotten(state, frozenset(left), ended - left, ended)
 
 
-def let_go(state: NodeState, event: HostChanged) -> NodeState:
-    """A uevent that says that a driver has let go of a function, which may be bound again before it is looked at."""
-    if event.address is None or event.cause not in _LET_GO:
+def released(state: NodeState, event: HostChanged) -> NodeState:
+    """After a uevent that a driver has released a function, which may be bound again before it is inspected."""
+    if event.address is None or event.cause not in _RELEASED:
         return state
     gone = {event.address}
     return _forgotten(state, state.host.polls.leaving - gone, gone, gone)
 
 
 def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[PciAddress]) -> Polls:
-    """After a poll: a suspended function has no open descriptor, so its count is the baseline, whatever wrote it there;
-    and what was leaving vfio has left when nobody has it open any more.
+    """After a poll: a suspended function has no open descriptor, so its count is the baseline, whatever wrote it there.
+    A function that was leaving a vfio driver has left it when no process has it open any more.
 
-    What this poll saw of a function whose binding has changed meanwhile may be the old binding's.
+    If the binding of a function has changed since the poll was requested, its count may be that of the old binding.
     """
     sure = {a: n for a, n in enabled.items() if a not in polls.doubtful}
     baselines = {**polls.baselines, **{a: n for a, n in sure.items() if a not in active}}
@@ -87,7 +89,7 @@ def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[P
 
 
 def only(state: NodeState, use: GroupUse) -> GroupUse:
-    """`use` without the counts that are no evidence."""
+    """`use` with only the counts that are evidence."""
     enabled = {a: n for a, n in use.enabled.items() if _is_evidence(state, a)}
     return use if len(enabled) == len(use.enabled) else replace(use, enabled=enabled)
 
@@ -97,19 +99,19 @@ def _is_rebound(was: PciFunction, now: PciFunction) -> bool:
 
 
 def _is_another(was: PciFunction, now: PciFunction) -> bool:
-    """Another model is there. One whose ids could not be read is what it was."""
+    """Another model is there. A function whose ids could not be read counts as the same model."""
     ids = ids_of(was), ids_of(now)
     return "" not in ids and ids[0] != ids[1]
 
 
 def _is_left(was: PciFunction, now: PciFunction) -> bool:
-    """A vfio driver has been told to let it go; it may wait for whoever has it open."""
+    """A vfio driver was asked to release it; the unbind may wait for the process that has it open."""
     return was.vfio_bound and now.driver is None and not _is_another(was, now)
 
 
 def _may_be_left(state: NodeState, function: PciFunction) -> bool:
-    """It is on no driver when it is first seen, and is one that was offered: selected, or in a pod's hands by a name of
-    ours."""
+    """It is on no driver when it is first seen, and was offered before: it is selected, or allocated to a pod under a
+    name of ours."""
     bridge = function.class_code.startswith(BRIDGE_CLASSES)
     ours = is_selected(state.daemon.settings.selectors, function) or any(
         meant.address == function.address and resource in state.published.served

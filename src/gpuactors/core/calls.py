@@ -1,16 +1,17 @@
-"""The gate: may these devices be had, right now?
+"""The gate: whether these devices may be allocated now.
 
-Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: it
-asks for an inspection of each of its devices, for a poll of the groups' use and for a read of kubelet's ledger, and
-waits; what comes back may complete it. Of the ledger a read counts as well that was asked for just before; but nobody
-is refused for what that one says, as kubelet gives away what its ledger has free *now*: whoever ours still name may
-have just left. A ledger that cannot be read is taken as it was read last.
+Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: a
+call requests an inspection of each of its devices, a poll of the groups' use and a read of kubelet's ledger, and waits
+for their results. A read of the ledger that was requested just before the call counts as well, but no call is refused
+because of such a read: kubelet allocates what its ledger has free *now*, so an owner in the earlier read may have just
+left. If the ledger cannot be read, its last known contents count.
 
-A device that is unknown, has changed since kubelet was told of it, cannot be opened or is in foreign hands is refused
-with its reason, and never swapped for another: kubelet's ledger would disagree with reality for the pod's life.
+A device that is unknown, has changed since it was listed, cannot be opened or is held by an external process is refused
+with its reason. It is never replaced by another: kubelet's ledger would disagree with reality for the pod's life.
 
-A device that a pod which is gone still holds is handed out all the same where PreStartContainer will be called, because
-that is the one call that kubelet repeats: it waits there for the old process to let go, and is refused only then.
+A device that is still held by a pod that is gone is allocated all the same where PreStartContainer will be called,
+because that is the one call that kubelet repeats: it waits until the old process has released the device, and is
+refused only if its time runs out.
 
 GetPreferredAllocation is answered at once and never refused: kubelet fails the pod on its error.
 """
@@ -72,7 +73,8 @@ Answered = list[Effect]
 
 
 def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> tuple[NodeState, Answered]:
-    """A call came in: refuse what cannot be, else ask for fresh inspections and wait."""
+    """A call came in: it is refused if it cannot be granted in any case, else it requests fresh inspections and
+    waits."""
     match event:
         case AllocateAsked():
             kind, requests, wait_s = CallKind.ALLOCATE, event.requests, limits.CALL_DEADLINE_S
@@ -110,11 +112,11 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
             state = with_waiting(state, {**state.calls.waiting, token: doubting})
             state = _with_read(state, doubting, at)
             continue
-        if answer is None:  # the previous holder has not let go yet
+        if answer is None:  # the previous holder has not released it yet
             continue
         answered += _answered(token, call.kind, call.resource, call.requests, answer)
         if isinstance(answer, Granted):
-            state = _handed_out(state, call, at)
+            state = _with_pending(state, call, at)
     return _without(state, answered), answered
 
 
@@ -127,8 +129,8 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     return _without(state, answered), answered
 
 
-def given_up(state: NodeState) -> tuple[NodeState, Answered]:
-    """Refuses every call that still waits: a successor is to serve. Kubelet asks it for a PreStartContainer again."""
+def handed_over(state: NodeState) -> tuple[NodeState, Answered]:
+    """Refuses every call that still waits: a successor will serve. Kubelet repeats a PreStartContainer there."""
     refused = _refused(
         Refusal.UNAVAILABLE,
         Blocker(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
@@ -140,13 +142,14 @@ def given_up(state: NodeState) -> tuple[NodeState, Answered]:
 
 
 def abandoned(state: NodeState, token: Token) -> NodeState:
-    """Nobody waits for this answer any more."""
+    """No caller waits for this answer any more."""
     return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t != token})
 
 
 def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
-    """The answer to GetPreferredAllocation, from what is known: what could really be opened comes first, and last what
-    is in a group with a device that somebody has and that kubelet does not offer (it has not had our last list yet)."""
+    """The answer to GetPreferredAllocation, from known facts: first the devices that could really be opened, last those
+    in a group with a device that has an owner and that kubelet does not offer (it has not received our last list
+    yet)."""
     known = devices_by_id(state, event.resource)
     owned = index_of(state).owners
     busy = {
@@ -168,7 +171,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
 
 
 def waits_for_poll(state: NodeState) -> bool:
-    """A call has its inspections and waits for what a poll tells: who has its devices, or that he lets go."""
+    """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
     return any(
         not _unseen(state, call) and (bool(_unpolled(state, call)) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
@@ -187,11 +190,12 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
     return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t not in tokens})
 
 
-def _handed_out(state: NodeState, call: Call, at: float) -> NodeState:
-    """What was handed out counts as allocated until kubelet's ledger lists it: `schedule.due` has it read for that."""
+def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:
+    """`state` with the call's devices as pending allocations: they count as allocated until kubelet's ledger lists
+    them. `schedule.due` requests the read for that."""
     ids = [(call.resource, device) for request in call.requests for device in request]
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
-    # What kubelet kept of an Allocate before is another pod's, and its file may not be readable soon.
+    # The answer that kubelet kept of an earlier Allocate is another pod's, and its file may not be readable soon.
     kubelet = state.kubelet
     cached = {name: nodes for name, nodes in kubelet.ledger.cached.items() if name not in until}
     ledger, pending = replace(kubelet.ledger, cached=cached), {**kubelet.pending_allocations, **until}
@@ -223,7 +227,7 @@ def _answered(
 
 
 def _refused(status: Refusal, *why: Blocker) -> Refused:
-    """For all of these; the first of them in words."""
+    """The refusal for all of these blockers; its sentence has the first of them."""
     owners = tuple(given for b in why if b.owner is not None for given in b.owner.entries)
     return Refused(status, "; ".join(first_of([b.message for b in why])), causes_of(why), owners)
 
@@ -234,16 +238,16 @@ def _refused_at_once(
     if state.daemon.stopping or state.daemon.role is not Role.SERVING:
         return _refused(Refusal.UNAVAILABLE, Blocker(Cause.NOT_SERVING, "gpuactors is stopping"))
     if not ids:
-        nothing = Blocker(Cause.INVALID_REQUEST, f"no device of {resource} was asked for")
+        nothing = Blocker(Cause.INVALID_REQUEST, f"no device of {resource} was requested")
         return _refused(Refusal.INVALID_ARGUMENT, nothing)
     if len({known[i].function.address if i in known else i for i in ids}) != len(ids):
         twice = sorted(i for i, times in Counter(ids).items() if times > 1) or sorted(ids)
-        said = f"asked for twice in one call: {', '.join(quoted_ids(twice))}"
-        return _refused(Refusal.INVALID_ARGUMENT, Blocker(Cause.INVALID_REQUEST, said))
+        message = f"requested twice in one call: {', '.join(quoted_ids(twice))}"
+        return _refused(Refusal.INVALID_ARGUMENT, Blocker(Cause.INVALID_REQUEST, message))
     unknown = [i for i in ids if i not in known]
     if not unknown:
         return None
-    # The rest is only counted: why it is unknown takes a look at every list.
+    # The rest is only counted: each reason takes a search of the resource's whole list.
     why = {i: _why_unknown(state, resource, i) for i in unknown[: limits.QUOTED_ITEMS_MAX]}
     named = [f"{quoted_id(i)}: {blocker.message}" for i, blocker in why.items()]
     reason = "; ".join(first_of([*named, *unknown[len(named) :]]))
@@ -260,29 +264,29 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
         return Blocker(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
     if address is None or not is_pci_address(address):
         return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
-    # Not the listed reason, which may name a pod: kubelet has given it to the one that it asks for.
+    # Not the listed reason, which may name a pod: kubelet has allocated it to the pod of this call.
     return not_listed(state, resource, address)
 
 
 def _missing(state: NodeState, call: Call) -> bool:
-    """Something that the call is decided by has not been looked at, polled or read since the call came."""
+    """A device of the call has not been inspected, its group not polled, or the ledger not read since the call came."""
     return bool(_unseen(state, call) or _unpolled(state, call)) or _is_unread(state, call)
 
 
 def _is_unread(state: NodeState, call: Call) -> bool:
-    """Kubelet's ledger has not been asked since the call came, nor just before that."""
+    """No read of kubelet's ledger that counts for the call has come back: requested after it came, or just before."""
     if state.kubelet.ledger.done > call.since:
         return False
     return call.doubts or not _is_fresh(state.kubelet.ledger.read_at, call)
 
 
 def _is_fresh(asked_at: float, call: Call) -> bool:
-    """A read of the ledger that was asked for then is new enough for the call."""
+    """A read of the ledger that was requested at `asked_at` is new enough for the call."""
     return asked_at >= call.came_at - limits.LEDGER_FRESH_S
 
 
 def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
-    """A read of the ledger that counts for the call is outstanding, or will be, if it needs one."""
+    """`state` with a read of the ledger that counts for the call outstanding, or wanted next, if the call needs one."""
     ledger = state.kubelet.ledger
     if not _is_unread(state, call):
         return state
@@ -294,13 +298,14 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
 
 
 def _with_poll(state: NodeState, call: Call) -> NodeState:
-    """A poll of its devices' groups, whether there is reason to poll them yet or not, is outstanding or will be."""
+    """`state` with a poll of the groups of the call's devices outstanding, or wanted next, whether they were polled so
+    far or not."""
     groups = {f.iommu_group for f in call.seen.values() if f.iommu_group is not None}
     return schedule.ask_poll(state, frozenset(groups)) if groups else state
 
 
 def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
-    """Its devices that have not been looked at since it came: the inspection is out, or there was a shortage."""
+    """Its devices that were not inspected since it came: the inspection is outstanding, or there was a shortage."""
     return sorted(
         a
         for a in call.seen
@@ -314,9 +319,9 @@ def _shortage(state: NodeState, address: PciAddress) -> str:
 
 
 def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
-    """Its devices whose group has not been polled since it came: a poll may have to leave a group out, and what an
-    earlier one saw of it does not count. Of a group only the device itself counts: what is gone, in no group or on no
-    vfio driver is not waited for, whatever a companion of it is on."""
+    """Its devices whose group has not been polled since it came: a poll may have to leave a group out, and an earlier
+    poll does not count. Of a group only the device itself counts: a call does not wait for a device that is gone, in no
+    group or on no vfio driver, whatever driver a companion of it is on."""
     index, unpolled = index_of(state), []
     for address in sorted(call.seen):
         function = index.functions.get(address)
@@ -336,11 +341,11 @@ def _number(state: NodeState, address: PciAddress) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Doubted:
-    """It would be refused for what the ledger said before the call came."""
+    """The call would be refused because of a read of the ledger from before it came."""
 
 
 def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
-    """The answer; None if it is worth waiting: for a holder to let go, or to know whose holder it is."""
+    """The answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
     known = devices_by_id(state, call.resource)
     blockers = [b for address, seen in call.seen.items() if (b := _blocker(known, state, address, seen))]
     if blockers:
@@ -367,7 +372,7 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
 def _blocker(
     known: Mapping[DeviceId, Device], state: NodeState, address: PciAddress, seen: PciFunction
 ) -> Blocker | None:
-    """What of its files forbids handing it out, named by its address; None if nothing."""
+    """What forbids to allocate it by its files, named by its address; None if nothing."""
     now = function_at(state, address)
     found = changed(seen, now)
     if found is None and now is not None:
@@ -385,7 +390,8 @@ def _of(address: PciAddress, blocker: Blocker) -> Blocker:
 
 
 def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
-    """Somebody uses a group, and what tells whether it is a stranger, or a pod that has just left, is on its way."""
+    """A group is in use, and the result that shows whether the holder is external, or a pod that has just left, is
+    outstanding."""
     for address in call.seen:
         device = known[DeviceId(address)]
         use = observed_use(state, device)
@@ -402,8 +408,8 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
 
 
 def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
-    """Another device of a group was handed out so lately that kubelet's ledger cannot tell yet whether a pod has it, or
-    has had it."""
+    """Another device of a group was allocated so recently that kubelet's ledger does not show yet whether it is still
+    allocated to a pod."""
     if state.kubelet.ledger.problem is not None:
         return False
     late = {
@@ -411,14 +417,14 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
         for given, until in state.kubelet.pending_allocations.items()
         if state.kubelet.ledger.read_at < schedule.listed_at(until)
     }
-    mates = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
-    return not mates.isdisjoint(late)
+    others = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
+    return not others.isdisjoint(late)
 
 
 def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> str:
-    """Why the container would not get its devices but what else is now behind the nodes of the answer that kubelet
-    keeps: groups may have other numbers after a restart of the node. Empty if it gets them, or if kubelet keeps no
-    answer with nodes for these devices."""
+    """Why the container would not get its devices but others, which are now behind the nodes of the answer that kubelet
+    keeps: groups may have other numbers after a restart of the node. Empty if it gets its devices, or if kubelet keeps
+    no answer with nodes for them."""
     ids = [i for request in call.requests for i in request]
     made = {n for i in ids for n in state.kubelet.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)}
     if not made:
@@ -439,8 +445,8 @@ def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> st
     )
     return (
         f"the container would get {', '.join(quoted_ids(sorted(made)))}: kubelet has kept that from an Allocate before "
-        f"the node's restart, or before the device was bound anew; {whose + '; ' if whose else ''}{needs}: "
-        "delete the pod, so that its devices are allocated anew"
+        f"the node's restart, or before the device was bound again; {whose + '; ' if whose else ''}{needs}: "
+        "delete the pod, so that its devices are allocated again"
     )
 
 
@@ -450,18 +456,18 @@ def _is_of_one(node: str) -> bool:
 
 
 def _whose_node(state: NodeState, call: Call, node: str) -> str:
-    """Whose a device node is now, in words."""
+    """The function that a device node belongs to now, as a sentence."""
     index = index_of(state)
     for address, function in index.functions.items():
         if node in function.nodes:
             owner = index.owners.get(address)
-            said = f" ({owner.said(call.resource)})" if owner is not None else ""
-            return f"{node} is {address}'s now{said}"
-    return f"{quoted_id(node)} is no GPU's any more"
+            allocated = f" ({owner.message(call.resource)})" if owner is not None else ""
+            return f"{node} belongs to {address} now{allocated}"
+    return f"{quoted_id(node)} belongs to no GPU any more"
 
 
 def _taken(state: NodeState, call: Call) -> list[Blocker]:
-    """Why Allocate must refuse although the files are in order: whose hands the devices are in."""
+    """Why Allocate must refuse although the files are in order: the devices' owners and holders."""
     known = devices_by_id(state, call.resource)
     asked = {known[i].function.address: i for request in call.requests for i in request}
     found = ((a, _taken_by(state, call, known[DeviceId(a)], asked[a])) for a in sorted(call.seen))
@@ -472,15 +478,15 @@ def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) 
     owned, group = index_of(state).owners, f"IOMMU group {device.function.iommu_group}"
     owner = owned.get(device.function.address)
     if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:
-        return Blocker(others.cause(call.resource), others.said(), others)
-    mates = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
-    if mates:
-        owner = owned[mates[0]]
-        return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {mates[0]} is {owner.said()}", owner)
+        return Blocker(others.cause(call.resource), others.message(), others)
+    members = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
+    if members:
+        owner = owned[members[0]]
+        return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {members[0]} is {owner.message()}", owner)
     use = observed_use(state, device)
     if use is None or not use.in_use:
         return None
-    # Kubelet gives away what its ledger has free: whoever we still know as its owner has just left.
+    # Kubelet allocates what its ledger has free, so the owner of the last read has just left.
     left = orphans_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
     if left and state.daemon.settings.pre_start_gate:
         return None
@@ -488,7 +494,7 @@ def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) 
 
 
 def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
-    """Who holds its group, which the pod that asks for it is not."""
+    """The cause for a group that is held by another than the pod of the call."""
     if left:
         return Cause.ORPHANED
     cause = _assessed(state, device).ownership.cause
@@ -496,7 +502,7 @@ def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
 
 
 def _held(state: NodeState, call: Call) -> list[Blocker]:
-    """The call's devices whose group somebody holds, each with who does."""
+    """The call's devices whose group is held, each with the holder."""
     known = devices_by_id(state, call.resource)
     held = []
     for address in sorted(call.seen):
@@ -505,8 +511,8 @@ def _held(state: NodeState, call: Call) -> list[Blocker]:
         if device is not None and use is not None and use.in_use:
             pod = orphans_pod(state, device)
             gone = f", by pod {pod} that is gone from kubelet's ledger" if pod is not None else ""
-            said = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
-            held.append(Blocker(_held_by(state, device, left=pod is not None), said))
+            message = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
+            held.append(Blocker(_held_by(state, device, left=pod is not None), message))
     return held
 
 
@@ -517,12 +523,14 @@ def _late(state: NodeState, call: Call) -> Refused:
     ]:
         return _refused(Refusal.UNAVAILABLE, *short)
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):
-        said = f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.INSPECTION_LATE, said))
+        message = f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.INSPECTION_LATE, message))
     if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):
-        said = f"it could not be found out in time who uses {unpolled}; can its `enable` be read in sysfs?"
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.USE_LATE, said))
+        message = (
+            f"the users of {unpolled} could not be determined in time; can its `enable` be read in sysfs?"
+        )
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.USE_LATE, message))
     if _is_unread(state, call):
-        said = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, said))
+        message = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, message))
     return _refused(Refusal.UNAVAILABLE, *(_held(state, call) or _taken(state, call)))

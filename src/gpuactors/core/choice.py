@@ -1,10 +1,10 @@
-"""Which IOMMU groups a container had better get: whole ones, of the fewest NUMA nodes and PCIe roots.
+"""Which IOMMU groups a container should get: whole ones, of the fewest NUMA nodes and PCIe roots.
 
-Theory of operation. Which numbers of devices some groups can add up to is one integer, whose bit n says that n can be
-had: a group of size s adds `sums << s`. Groups are counted by place (NUMA node, then PCIe root) and size, so that a set
-of places is tried in a few shifts. How many sets there are grows without bound, so a `Search` counts the shifts of one
-whole call; when they are used up, the fullest places are taken first. Must not know kubelet's words: that is
-`allocation.py`.
+Theory of operation. The numbers of devices that some groups can add up to are one integer: bit n is set if some of the
+groups have n devices together. A group of size s adds `sums << s`. Groups are counted by place (NUMA node, then PCIe
+root) and size, so that a set of places is tried in a few shifts. The number of sets grows without bound, so a `Search`
+counts the shifts of one whole call; when they are used up, the fullest places are taken first. Must not know kubelet's
+requests: that is `allocation.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLACES_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The available devices of one IOMMU group: best given away together."""
+    """The available devices of one IOMMU group: best allocated together."""
 
     ids: tuple[DeviceId, ...]
     numa_node: int
@@ -34,13 +34,13 @@ class Group:
 
     @property
     def key(self) -> tuple[int, str, tuple[DeviceId, ...]]:
-        """What comes first where nothing else decides."""
+        """The order where no other rule decides."""
         return (self.numa_node, self.pcie_root, self.ids)
 
 
 @final
 class Search:
-    """What is left of one call's work on all its containers together."""
+    """The work that one call may still do, on all its containers together."""
 
     def __init__(self, steps_max: int = limits.PREFERENCE_STEPS_MAX) -> None:
         self.steps = 0
@@ -73,7 +73,7 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """What a set of places offers."""
+    """The devices of a set of places."""
 
     devices: int
     """How many they have."""
@@ -86,7 +86,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True)
 class _Offer(Generic[Place]):
-    """What one place adds."""
+    """The devices that one place adds."""
 
     place: Place
     devices: int
@@ -128,7 +128,7 @@ def _narrow(
 
 
 def _offers(groups: Sequence[Group], place: Callable[[Group], Place]) -> list[_Offer[Place]]:
-    """What each place has, sorted by place."""
+    """The devices of each place, sorted by place."""
     sizes: dict[Place, Counter[int]] = {}
     for group in groups:
         sizes.setdefault(place(group), Counter())[len(group.ids)] += 1
@@ -156,7 +156,7 @@ def _shifts(size: int, count: int) -> list[int]:
 def _fewest(
     others: Sequence[_Offer[Place]], anchored: _Sums, need: int, search: Search, *, whole: bool
 ) -> set[Place]:
-    """The smallest set of places that will do. All of them together do."""
+    """The smallest set of places with enough devices. All of them together have enough."""
     most = [0] * (len(others) + 1)  # the largest offer from each place on
     for index in reversed(range(len(others))):
         most[index] = max(most[index + 1], others[index].devices)
@@ -192,7 +192,7 @@ class _NoStepsLeft(Exception):
 
 
 def _fullest(others: Sequence[_Offer[Place]], sums: _Sums, need: int, *, whole: bool) -> set[Place]:
-    """The fullest places, as many as it takes."""
+    """The fullest places, as many as are needed."""
     taken: set[Place] = set()
     for offer in sorted(others, key=lambda o: -o.devices):
         if sums.has(need, whole=whole):
@@ -206,7 +206,7 @@ def _fullest(others: Sequence[_Offer[Place]], sums: _Sums, need: int, *, whole: 
 
 
 def _exact(groups: Sequence[Group], need: int) -> list[Group] | None:
-    """Whole groups with `need` devices together, the earliest ones that do; None if no choice of groups does."""
+    """Whole groups with exactly `need` devices together, the earliest such choice; None if there is none."""
     wanted = (1 << need + 1) - 1
     rest = [1]  # what the groups from each one to the last can add up to, the last one's first
     for group in reversed(groups):

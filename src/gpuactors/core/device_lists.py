@@ -1,9 +1,10 @@
-"""The device lists: what kubelet is told of each resource, made anew from the facts after every event.
+"""The device lists: the devices of each resource as kubelet gets them, derived from the facts after every event.
 
 Here a never-seen model becomes a resource with a plugin, and an emptied resource retires. A device that is gone or
 unbound while a pod has it stays listed, Unhealthy, until its pod is gone: a shrinking list makes capacity smaller than
-allocated. One whose unbind waits stays, Unhealthy, until whoever has it open lets go. And no list loses a device while
-kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before kubelet's ledger has been read.
+allocated. One whose unbind waits stays, Unhealthy, until the process that has it open releases it. And no list loses a
+device while kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before kubelet's ledger has been
+read.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from gpuactors import limits
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Named
-from gpuactors.core.assessment.ownership import given, given_away
+from gpuactors.core.assessment.ownership import allocated_ids, given
 from gpuactors.core.assessment.presence import lost, not_listed
 from gpuactors.core.assessment.status import Blocker
 from gpuactors.core.effects import Effect, Level, Say
 from gpuactors.core.entries import check_entries, entries_of
-from gpuactors.core.identity import is_looking
+from gpuactors.core.identity import awaits_inspection
 from gpuactors.core.index import index_of
 from gpuactors.core.model import (
     AdvertisedDevice,
@@ -45,7 +46,7 @@ from gpuactors.core.state import NodeState, with_plugins
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
-    """`state` with its device lists and plugins as the facts demand, and the changes as log lines."""
+    """`state` with the device lists and plugins that follow from the facts, and the changes as log lines."""
     if state.daemon.stopping:
         return with_plugins(state, {}), []
     if not is_ready(state) or _nothing_changed(before, state, at):
@@ -97,7 +98,7 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
 def _served(
     state: NodeState, device_lists: Mapping[ResourceName, DeviceList], retired: Set[ResourceName]
 ) -> Mapping[ResourceName, frozenset[str]]:
-    """The resources that are ours, with what models have been called so; the very ones if nothing changed."""
+    """The resources that are ours, with the models that had this name; the same object if nothing changed."""
     models = index_of(state).models
     served = {
         resource: known for resource, known in state.published.served.items() if resource not in retired
@@ -109,26 +110,28 @@ def _served(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What follows from the state and is needed in several places of one publication."""
+    """Values derived from the state that one publication needs in several places."""
 
     ids: Mapping[PciAddress, DeviceId]
     """As `identity.listed_otherwise`."""
     given: Mapping[ResourceName, Set[DeviceId]]
-    """As `ownership.given_away`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
+    """As `ownership.allocated_ids`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
     listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]]
-    """What there is to list: devices, and what is lost while a pod has it; what a list keeps for now is added."""
+    """The entries to list: offered devices, and those that are lost while a pod has them; an entry that a list keeps
+    for now is added later."""
 
 
 def _view(state: NodeState) -> _View:
-    given = given_away(state, index_of(state).resources)
+    given = allocated_ids(state, index_of(state).resources)
     return _View(ids=state.entries.ids, given=given, listed=_listed(state, given))
 
 
 def is_ready(state: NodeState) -> bool:
-    """All three sides have been looked at once: a first device list made from less would be a guess.
+    """The host has been scanned, the groups polled and the ledger read once: a first device list made from less would
+    be a guess.
 
-    Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a stranger's
-    GPU is not to be offered at first.
+    Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a GPU with an
+    external holder must not be offered at first.
     """
     if not (
         state.host.scanned
@@ -136,7 +139,7 @@ def is_ready(state: NodeState) -> bool:
         and (state.host.polls.done > 0 or state.host.polls.outstanding is None)
     ):
         return False
-    if not state.published.device_lists and is_looking(state):
+    if not state.published.device_lists and awaits_inspection(state):
         return False
     if state.published.device_lists or state.kubelet.ledger.problem is not None:
         return True
@@ -160,44 +163,44 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
 
 
 def _held(state: NodeState) -> set[ResourceName]:
-    """The resources whose lists lose nothing for now. Holding one more changes none."""
+    """The resources whose lists lose no entry for now. One resource more changes no list."""
     return {*state.calls.no_removal_until, *(call.resource for call in state.calls.waiting.values())}
 
 
 def _may_be_offered_otherwise(before: NodeState, state: NodeState) -> bool:
-    """Whether an unbind waits is known as of the last poll alone."""
+    """Whether a new poll may show that an unbind waits, or has ended: only polls show that."""
     return before.host.polls.groups is not state.host.polls.groups and bool(index_of(state).unbinding)
 
 
 def _listed(
     state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
 ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
-    """What there is to list: offered devices, and those that are lost while a pod has them."""
+    """The entries to list: offered devices, and those that are lost while a pod has them."""
     listed = {resource: dict(entries) for resource, entries in state.entries.of.items()}
     for resource, ids in given.items():
         of_resource = listed.setdefault(resource, {})
         if not (lost := frozenset(ids).difference(of_resource)):
             continue
-        told = {a.id: a for a in state.published.device_lists.get(resource, ())}
+        before = {a.id: a for a in state.published.device_lists.get(resource, ())}
         for device_id in lost:
-            old = told.get(device_id)
+            old = before.get(device_id)
             made = _tombstone(state, (resource, device_id), old)
             of_resource[device_id] = old if old is not None and old == made else made
     return listed
 
 
-def _tombstone(state: NodeState, name: Named, told: AdvertisedDevice | None) -> AdvertisedDevice:
-    """What kubelet has given to a pod by an ID that is listed for nothing else: a device that is not offered any more,
-    or one that is listed by another ID, or an ID that means nothing here. Capacity is not smaller than allocated.
-    `told` is what is listed by it."""
+def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -> AdvertisedDevice:
+    """The entry of an ID that is allocated to a pod and that no other entry has: its device is not offered any more, or
+    is listed by another ID, or the ID means no device here. So capacity is not smaller than allocated. `listed` is the
+    entry that the published list has for it."""
     resource, device_id = name
     to, meant = given(state, name), state.kubelet.resolved.get(name)
     address = meant.address if meant is not None else PciAddress(device_id)
-    numa_node = told.numa_node if told is not None and meant is not None else None
+    numa_node = listed.numa_node if listed is not None and meant is not None else None
     if (why := lost(state, resource, meant)) is not None:
-        reason = f"{to.said}, but {why.message}"
+        reason = f"{to.message}, but {why.message}"
         return AdvertisedDevice(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
-    reason = to.said
+    reason = to.message
     if address in index_of(state).devices:
         reason += f"; it is listed as {state.entries.ids.get(address, address)} too"
     return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
@@ -210,12 +213,11 @@ def _device_list(
     listed: DeviceList,
     at: float,
 ) -> DeviceList:
-    """The device list of a resource; the very one that is `listed` if nothing changed. What a list keeps for now is
-    added to the `entries`."""
+    """The device list of a resource; the same object as `listed` if nothing changed. An entry that the list keeps for
+    now is added to the `entries`."""
     in_call = any(call.resource == resource for call in state.calls.waiting.values())
-    blind = (
-        state.kubelet.ledger.read == 0
-    )  # whatever is gone, a pod may have it that a daemon before us gave it to
+    # Before the first read a pod may have any device that is gone: a daemon before this one may have allocated it.
+    blind = state.kubelet.ledger.read == 0
     if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:
         left = [a for a in listed if a.id not in entries and (blind or _may_be_in_a_call(a))]
         listed_as = {a.address: a.id for a in entries.values()} if left else {}
@@ -242,14 +244,14 @@ def _may_be_in_a_call(entry: AdvertisedDevice) -> bool:
 
 
 def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Blocker:
-    """Why a device that was listed is not any more: what is at its address now."""
+    """Why a device that was listed is not any more: by the function that is at its address now."""
     if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_pci_address(listed.id):
         return Blocker(Cause.ID_RELEASED, "no pod has it by this ID any more")
     return not_listed(state, resource, listed.address)
 
 
 def _aged(plugin: PluginState | None, device_list: DeviceList, at: float) -> PluginState | None:
-    """A new plugin for a new resource; None once an emptied one has been empty for long enough."""
+    """The plugin, a new one for a new resource; None once an emptied resource has been empty for long enough."""
     plugin = plugin or new_plugin()
     if device_list:
         return plugin if plugin.empty_since is None else replace(plugin, empty_since=None)
@@ -268,8 +270,8 @@ def _changes(
     resource: ResourceName,
     found: Sequence[Difference],
 ) -> list[Effect]:
-    """One log line per device whose status changed, in the words that everybody else uses. Of IDs that mean no
-    function of this node a few have lines of their own, and the others one together: kubelet's ledger may have any
+    """One log line per device whose status changed, with the cause and reason that every reader gets. Of IDs that mean
+    no function of this node a few have lines of their own, and the others one together: kubelet's ledger may have any
     number of them."""
     if not found:
         return []
@@ -279,7 +281,7 @@ def _changes(
         for was, now in found
         if now is not None and (was is None or (was.health, was.reason) != (now.health, now.reason))
     ]
-    said: list[Effect] = []
+    effects: list[Effect] = []
     for entry in _worth_a_line(state, gone):
         why = _why_unlisted(state, view, resource, entry)
         fields = {
@@ -288,8 +290,8 @@ def _changes(
             "cause": str(why.cause),
             "reason": why.message,
         }
-        said.append(Say(Level.INFO, "device.gone", dict(fields)))
-    for entry in (told := _worth_a_line(state, changed)):
+        effects.append(Say(Level.INFO, "device.gone", dict(fields)))
+    for entry in (logged := _worth_a_line(state, changed)):
         level = Level.INFO if entry.health is Health.HEALTHY else Level.WARNING
         fields = {
             "resource": resource,
@@ -298,23 +300,23 @@ def _changes(
             "cause": str(entry.cause),
             "reason": entry.reason,
         }
-        said.append(Say(level, "device.changed", dict(fields)))
-    if len(told) < len(changed):
-        count = len(changed) - len(told)
-        said.append(
+        effects.append(Say(level, "device.changed", dict(fields)))
+    if len(logged) < len(changed):
+        count = len(changed) - len(logged)
+        effects.append(
             Say(Level.WARNING, "devices.unknown", {"resource": resource, "count": count, "reason": _OTHERS})
         )
-    return said
+    return effects
 
 
 _OTHERS: Final = (
     "so many more IDs of this resource in kubelet's ledger mean no function of this node; each is listed as Unhealthy "
-    "as long as a pod has it: find the pods, and who served this resource before"
+    "as long as a pod has it: find the pods, and the plugin that served this resource before"
 )
 
 
 def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
-    """All that are functions of this node, and the first of the others."""
+    """All entries of functions of this node, and the first of the others."""
     others = (a for a in entries if a.address not in state.host.facts)
     first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
     return [a for a in entries if a.id in first or a.address in state.host.facts]
@@ -327,7 +329,7 @@ def _recorded(
     found: Mapping[ResourceName, Sequence[Difference]],
     at: float,
 ) -> Mapping[PciAddress, tuple[Transition, ...]]:
-    """The history with what changes now."""
+    """The history with the changes of this publication."""
     if device_lists.keys() == state.published.device_lists.keys() and all(
         device_lists[r] is f for r, f in state.published.device_lists.items()
     ):
@@ -384,7 +386,8 @@ def _sound(
     effects: list[Effect],
 ) -> Mapping[ResourceName, DeviceList]:
     """The device lists, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in
-    production what breaks a rule is listed Unhealthy, so that nobody gets it, and said once, and the rest is served."""
+    production the entry that breaks a rule is listed Unhealthy, so that it is not allocated, and logged once, and the
+    rest is served."""
     broken = _broken(state, view, device_lists, found)
     if not broken:
         return device_lists
@@ -413,7 +416,7 @@ def _broken(
     A device list describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy,
     while a call holds the list (for a moment two device lists may describe it: a card swapped for another model). Every
     device that kubelet's ledger lists is listed, and Healthy unless it is really lost; so allocatable - allocated is
-    the number of Healthy devices that nobody has, less the allocated ones that are lost, and capacity is not smaller
+    the number of Healthy devices without an owner, less the allocated ones that are lost, and capacity is not smaller
     than allocated."""
     broken: list[tuple[ResourceName, AdvertisedDevice, str]] = []
     aliases = {name[0] for name in index_of(state).listed_aliases}
@@ -430,22 +433,22 @@ def _broken(
             if entry.address in described:
                 broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
             described.add(entry.address)
-    for resource, device_id in _to_be_looked_at(view, device_lists):
+    for resource, device_id in _not_healthy(view, device_lists):
         name = resource, device_id
         listed = view.listed[resource].get(device_id) if resource in device_lists else None
-        said = given(state, name).said
+        allocated = given(state, name).message
         if listed is None:
-            nobody = AdvertisedDevice(
-                device_id, PciAddress(device_id), Health.UNHEALTHY, None, said, Cause.SET_ASIDE
+            missing = AdvertisedDevice(
+                device_id, PciAddress(device_id), Health.UNHEALTHY, None, allocated, Cause.SET_ASIDE
             )
-            broken.append((resource, nobody, f"it is {said} but not listed"))
+            broken.append((resource, missing, f"it is {allocated} but not listed"))
         elif lost(state, resource, state.kubelet.resolved.get(name)) is None:
-            broken.append((resource, listed, f"it is {said} but Unhealthy ({listed.reason})"))
+            broken.append((resource, listed, f"it is {allocated} but Unhealthy ({listed.reason})"))
     return broken
 
 
-def _to_be_looked_at(view: _View, device_lists: Mapping[ResourceName, DeviceList]) -> Iterator[Named]:
-    """What kubelet has given to pods and is not listed, or not as Healthy."""
+def _not_healthy(view: _View, device_lists: Mapping[ResourceName, DeviceList]) -> Iterator[Named]:
+    """The IDs that are allocated to pods and not listed, or not as Healthy."""
     for resource, ids in view.given.items():
         unhealthy = {a.id for a in device_lists.get(resource, ()) if a.health is not Health.HEALTHY}
         unlisted = frozenset(ids).difference(view.listed.get(resource, ()))

@@ -1,7 +1,8 @@
-"""What there is to list of each device that is offered, or in a pod's hands: derived when something of it changes, and
-carried in the state with the very objects that it follows from, as an index is (`index.py`).
+"""The list entry of each device that is offered, or allocated to a pod: derived when something of it changes, and
+carried in the state with the objects that it is derived from, as an index is (`index.py`).
 
-Must not say what is listed beside that (what is gone while a pod has it, what a call holds): that is `device_lists.py`.
+Must not decide what else is listed (a device that is gone while a pod has it, an entry that a call holds): that is
+`device_lists.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What is to be listed, and before it what it follows from."""
+    """The entries, preceded by the values that they are derived from."""
 
     devices: Mapping[PciAddress, Device]
     assessments: Mapping[PciAddress, Assessment]
@@ -44,8 +45,8 @@ NO_ENTRIES: Final = Entries(devices=_NOTHING, assessments=_NOTHING, ids=_NOTHING
 
 
 def entries_of(state: NodeState) -> Entries:
-    """The entries of exactly this state. Whether an unbind waits is told by more than the assessments: what may be
-    being unbound is derived each time."""
+    """The entries of exactly this state. Whether an unbind waits does not follow from the assessments only, so devices
+    that may be being unbound are derived each time."""
     carried, index, ids = state.entries, index_of(state), listed_otherwise(state)
     assessments = assessments_of(state).of
     if (
@@ -80,13 +81,13 @@ def entries_of(state: NodeState) -> Entries:
 
 
 def check_entries(state: NodeState) -> None:
-    """Raises AssertionError if what is carried is not what would be derived from nothing: a bug, which tests and
-    simulation look for at every publication."""
+    """Raises AssertionError if the carried entries differ from those of a full derivation: a bug. Tests and simulation
+    check this at every publication."""
     fresh = entries_of(replace(state, entries=NO_ENTRIES)).of
     stale = sorted(
         r for r in state.entries.of.keys() | fresh.keys() if state.entries.of.get(r) != fresh.get(r)
     )
-    assert not stale, f"what there is to list of {', '.join(stale)} is stale"
+    assert not stale, f"the entries of {', '.join(stale)} are stale"
 
 
 def _taken_out(

@@ -1,13 +1,13 @@
-"""How kubelet calls a device, and which device kubelet means.
+"""The ID of a device in kubelet's ledger, and the device of an ID.
 
 Kubelet's ledger is by ID string. Ours is the PCI address. NVIDIA's plugin up to 1.4 and KubeVirt's built-in one use the
-IOMMU group number: a device that the ledger knows by such an ID keeps it until its pod ends, so that an older plugin
+IOMMU group number: a device that the ledger lists by such an ID keeps it until its pod ends, so that an older plugin
 can be replaced on a busy node.
 
-An ID is an opaque string: whoever calls, and every other plugin, may send any. It is compared, never computed with
-(`²`.isdigit() is true, and int() refuses it). What it stands for is resolved once, when kubelet's ledger or a grant of
-ours first names it, and remembered as long as it is named: `51` goes on meaning the GPU that it was given for when that
-comes back in another group.
+An ID is an opaque string: every client, and every other plugin, may send any. It is compared, never computed with
+(`²`.isdigit() is true, and int() refuses it). Its device is resolved once, when kubelet's ledger or a grant of ours
+first names the ID, and kept as long as the ID is named: `51` goes on meaning the GPU that was allocated by it when that
+GPU comes back in another group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f]
 
 
 def resolved(before: NodeState, state: NodeState) -> NodeState:
-    """`state` with what every ID stands for that is named in it, if that can have changed since `before`.
+    """`state` with the device of every ID that is named in it, if that can have changed since `before`.
 
     The result does not depend on the order in which kubelet lists its pods.
     """
@@ -42,11 +42,11 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
         and state.host.facts is before.host.facts
     ):
         return state
-    return indexed(_looked_for(indexed(_named(indexed(state)))))
+    return indexed(_with_models(indexed(_named(indexed(state)))))
 
 
 def _named(state: NodeState) -> NodeState:
-    """`state` with what those names stand for that are new, and without those that nobody uses any more."""
+    """`state` with the devices of new names, and without the names that are in no ledger entry or grant any more."""
     index, pending, before = index_of(state), state.kubelet.pending_allocations, state.kubelet.resolved
     gone = [n for n in index.unlisted if n not in pending]
     unknown = [*index.unresolved, *(n for n in pending if n not in before)]
@@ -70,7 +70,7 @@ def _resolved_older(
 ) -> dict[Named, Resolved]:
     """Of `names`, which are no PCI addresses, those that are listed, or the group's number of a device of ours.
 
-    NVIDIA's plugin lists a group of several GPUs once: the number stands for one that no other ID is known to mean.
+    NVIDIA's plugin lists a group of several GPUs once: the number means one of them that no other ID means.
     """
     listed = {
         (resource, a.id): a.address
@@ -95,21 +95,21 @@ def _resolved_older(
     return found
 
 
-def _looked_for(state: NodeState) -> NodeState:
-    """`state` with which model every device of ours was when it was first seen since it was given away. One that no
-    selector chooses is not in a scan: it is looked for."""
+def _with_models(state: NodeState) -> NodeState:
+    """`state` with the model of every allocated device of ours, as first seen since it was allocated. A device that no
+    selector chooses is in no scan: an inspection of it is requested."""
     index, ours = index_of(state), index_of(state).resources
     host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
     for name in sorted(n for n in index.unsettled if n[0] in ours):
         meant = state.kubelet.resolved[name]
         fact = host.facts.get(meant.address)
         if fact is not None and fact.function is not None:
-            seen[name] = replace(meant, ids=_given_model(state, name[0], fact.function) or None)
+            seen[name] = replace(meant, ids=_allocated_model(state, name[0], fact.function) or None)
         elif host.scanned and not meant.looked_for:
             seen[name] = replace(meant, looked_for=True)
             wanted.append(meant.address)
         elif host.scanned and meant.address not in {*host.inspections.functions, *host.inspections.retries}:
-            # An inspection that failed has not found that nothing is there.
+            # A failed inspection does not show that no function is there.
             seen[name] = replace(meant, ids="")
     if not seen:
         return state
@@ -120,12 +120,12 @@ def _looked_for(state: NodeState) -> NodeState:
     )
 
 
-def _given_model(state: NodeState, resource: ResourceName, function: PciFunction) -> str:
-    """Which model was given away as `resource` at the function's address, of which this daemon sees `function` first;
-    empty if that cannot be read.
+def _allocated_model(state: NodeState, resource: ResourceName, function: PciFunction) -> str:
+    """The model that was allocated as `resource` at the function's address, where `function` is the first that this
+    daemon sees; empty if its ids cannot be read.
 
-    What has another name now is the same card if its model was ever called so (pci.ids was renewed). One of another
-    model has come in its place while no daemon ran.
+    A function with another name now is the same device if its model ever had this name (pci.ids was renewed). Otherwise
+    another model has replaced it while no daemon ran.
     """
     ids = ids_of(function)
     known = state.published.served.get(resource, frozenset()) | index_of(state).models.get(
@@ -133,11 +133,12 @@ def _given_model(state: NodeState, resource: ResourceName, function: PciFunction
     )
     if not ids or not known or ids in known:
         return ids
-    return min(known)  # any of them: what matters is that it is another than what is there now
+    return min(known)  # any of them, as each differs from the model that is there now
 
 
-def is_looking(state: NodeState) -> bool:
-    """Whether something that a pod has is there is not known yet."""
+def awaits_inspection(state: NodeState) -> bool:
+    """Whether the inspection of an allocated device is outstanding, so that it is not known yet whether the device is
+    there."""
     outstanding = state.host.inspections.functions
     return any(
         m.looked_for and m.ids is None and m.address in outstanding for m in state.kubelet.resolved.values()
@@ -145,8 +146,8 @@ def is_looking(state: NodeState) -> bool:
 
 
 def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
-    """The devices that are listed by another ID than their PCI address, and that: if kubelet has given it away by that
-    alone, or has that alone in the present list, which must not change under a call."""
+    """The devices that are listed by another ID than their PCI address, with that ID: kubelet has allocated them only
+    by that ID, or has only that ID in the present list, which must not change during a call."""
     index, ids = index_of(state), dict[PciAddress, DeviceId]()
     if not (index.aliases or index.listed_aliases):
         return ids
@@ -172,7 +173,7 @@ def _is_held(state: NodeState, resource: ResourceName) -> bool:
 
 
 def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
-    """The function that kubelet means by an ID: what it was given for, a PCI address, or what is listed by it."""
+    """The function of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by it."""
     if (meant := state.kubelet.resolved.get((resource, device))) is not None:
         return meant.address
     if is_pci_address(device):
@@ -181,6 +182,6 @@ def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> Pc
 
 
 def claimed_address(name: str) -> PciAddress | None:
-    """The function that a device's name in a ResourceSlice stands for: `gpu-0000-23-00-0`."""
+    """The function of a device's name in a ResourceSlice: `gpu-0000-23-00-0`."""
     match = _CLAIMED.fullmatch(name)
     return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))

@@ -1,10 +1,10 @@
-"""What follows from the node's state and is needed at every event: derived once when what it follows from changes.
+"""Values derived from the node's state that every event needs: derived once when their source changes.
 
-An index is carried in the state (`NodeState.index`) with the very objects that it was derived from. So whether it is of
-this state is told by identity, and nobody can read one that is stale: `index_of` brings it up to date, from what has
-changed and not from what exists.
+An index is carried in the state (`NodeState.index`) with the objects that it was derived from. So a comparison by
+identity shows whether it belongs to this state, and a stale one cannot be read: `index_of` brings it up to date, at a
+cost of what has changed and not of what exists.
 
-Must not judge: whose a device is, and how it is, is decided in `assessment/`.
+Must not judge: owner and status of a device are decided in `assessment/`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What is derived, and before it what it is derived from."""
+    """The derived values, preceded by the values that they are derived from."""
 
     facts: Mapping[PciAddress, Fact]
     resolved: Mapping[Named, Resolved]
@@ -62,75 +62,75 @@ class Index:
     groups: Mapping[int, tuple[PciFunction, ...]]
     """By the number of their IOMMU group; each sorted by address."""
     names: Mapping[PciAddress, ResourceName]
-    """The selected functions and the resource that their model's name makes them, sorted by address: of a group's
-    members an older plugin's ID stands for the first."""
+    """The selected functions with the resource of their model's name, sorted by address: an older plugin's ID, which is
+    the group's number, means the first of the group's members."""
     models: Mapping[ResourceName, frozenset[str]]
-    """What models (`10de:2330`) the selected functions are, by the resource that their name makes them. A device that
-    is listed by a former name, as a pod has it, adds nothing to that."""
+    """The models (`10de:2330`) of the selected functions, by the resource of their name. A device that is listed by a
+    former name, because a pod has it, does not count."""
     resources: Set[ResourceName]
-    """Those that are served here: of the selected functions, of the lists, and of what a daemon before this served, as
-    long as a pod has something of it by an ID of ours."""
+    """The resources that are served here: of the selected functions, of the lists, and those that an earlier daemon
+    served, as long as a pod has a device of them by an ID of ours."""
     devices: Mapping[PciAddress, Device]
-    """Every device of this node, sorted by address: the selected functions; and whatever is selected or named now, what
-    a pod has been given is a device of the resource that it was given as, until the pod ends."""
+    """Every device of this node, sorted by address: the selected functions, and the allocated ones. Whatever is
+    selected or named now, an allocated device belongs to the resource that it was allocated as, until the pod ends."""
     kept: Mapping[PciAddress, ResourceName]
-    """Those of them that are one of another resource than their name, or none, would make them, as a pod has them."""
+    """The devices that belong to another resource than that of their name, or have no name, because a pod has them."""
     unbinding: frozenset[PciAddress]
-    """Those of them that may be being unbound."""
+    """The devices that may be being unbound."""
     resolved_by: Mapping[PciAddress, tuple[Named, ...]]
     """The names in kubelet's ledger and our grants that mean a device, in order."""
     aliases: Mapping[Named, PciAddress]
     """Those of them that are no PCI address."""
     listed_aliases: Mapping[Named, PciAddress]
-    """What is listed by another ID than its PCI address."""
+    """The devices that are listed by another ID than their PCI address."""
     given: Mapping[ResourceName, frozenset[DeviceId]]
-    """What kubelet's ledger gives to pods, by resource, whosever that is."""
+    """The IDs that kubelet's ledger gives to pods, by resource, those of other plugins included."""
     unresolved: frozenset[Named]
-    """The names in kubelet's ledger that mean nothing that is known."""
+    """The names in kubelet's ledger that mean no known device."""
     unlisted: frozenset[Named]
     """The names that mean a device and are not in kubelet's ledger."""
     unsettled: frozenset[Named]
-    """The names that mean a device of which it is not known yet which model was given away."""
-    looked_for: frozenset[PciAddress]
-    """What pods have been given of our resources: to be looked at whatever the selectors choose."""
+    """The names of devices whose allocated model is not known yet."""
+    inspected_always: frozenset[PciAddress]
+    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
     by_id: Mapping[ResourceName, Mapping[DeviceId, Device]]
-    """The devices of each resource by the IDs that kubelet may use: those that are listed or given away, and the PCI
+    """The devices of each resource by the IDs that kubelet may use: the listed and allocated IDs, and the PCI
     address."""
     owners: Mapping[PciAddress, Owner]
-    """Every device that kubelet has given to somebody, under whatever ID and API."""
+    """Every device that kubelet has given to a pod or claim, under whatever ID and API."""
     polled: Mapping[int, tuple[PciAddress, ...]]
-    """The groups with a device that is on a vfio driver, or may be leaving one, sorted, and what of them a virtual
-    machine can have open: the functions on a vfio driver, and those that are leaving one."""
+    """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
+    virtual machine can have open: those on a vfio driver, and those that are leaving one."""
 
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
-_NOBODY: Final[frozenset[Any]] = frozenset()
+_EMPTY: Final[frozenset[Any]] = frozenset()
 
 NO_INDEX: Final = Index(
     facts=_NOTHING,
     resolved=_NOTHING,
     entries=_NOTHING,
     claims=_NOTHING,
-    served=_NOBODY,
+    served=_EMPTY,
     device_lists=_NOTHING,
-    leaving=_NOBODY,
+    leaving=_EMPTY,
     functions=_NOTHING,
     short=_NOTHING,
     groups=_NOTHING,
     names=_NOTHING,
     models=_NOTHING,
-    resources=_NOBODY,
+    resources=_EMPTY,
     devices=_NOTHING,
     kept=_NOTHING,
-    unbinding=_NOBODY,
+    unbinding=_EMPTY,
     resolved_by=_NOTHING,
     aliases=_NOTHING,
     listed_aliases=_NOTHING,
     given=_NOTHING,
-    unresolved=_NOBODY,
-    unlisted=_NOBODY,
-    unsettled=_NOBODY,
-    looked_for=_NOBODY,
+    unresolved=_EMPTY,
+    unlisted=_EMPTY,
+    unsettled=_EMPTY,
+    inspected_always=_EMPTY,
     by_id=_NOTHING,
     owners=_NOTHING,
     polled=_NOTHING,
@@ -138,7 +138,8 @@ NO_INDEX: Final = Index(
 """Of a state in which nothing is known."""
 
 _SORTED: Final = ("functions", "names", "devices", "polled")
-"""By their keys. Which of several is taken must not hang on the order in which they came, nor on how they hash."""
+"""The mappings that are sorted by their keys. A choice among several values must not depend on the order in which they
+came, nor on their hashes."""
 
 
 def index_of(state: NodeState) -> Index:
@@ -158,14 +159,14 @@ def index_of(state: NodeState) -> Index:
 
 
 def indexed(state: NodeState) -> NodeState:
-    """`state` with its index, for all who come later."""
+    """`state` with its index, for later readers."""
     index = index_of(state)
     return state if index is state.index else replace(state, index=index)
 
 
 def check_index(state: NodeState) -> None:
-    """Raises AssertionError if what is carried is not what would be derived from nothing, or not in the order that it
-    has: a bug, which tests and simulation look for after every step."""
+    """Raises AssertionError if the carried index differs from that of a full derivation, or is not sorted: a bug. Tests
+    and simulation check this after every step."""
     fresh = index_of(replace(state, index=NO_INDEX))
     differ = [f.name for f in fields(Index) if getattr(state.index, f.name) != getattr(fresh, f.name)]
     assert not differ, f"of the index {', '.join(differ)} is stale"
@@ -207,8 +208,8 @@ def _refreshed(before: Index, state: NodeState) -> Index:
 
 
 def _with_facts(index: Index, state: NodeState) -> Index:
-    """After inspections: most of them find what was known, and change nothing but the inspection's number. What they
-    did not change is the very object that it was."""
+    """After inspections: most of them find what was known, and change nothing but the inspection's number. Values that
+    did not change stay the same objects."""
     inspected = {*other_keys(index.facts, state.host.facts)}
     if not state.host.facts.keys() >= index.facts.keys():
         inspected |= index.facts.keys() - state.host.facts.keys()
@@ -272,7 +273,7 @@ def _models(
 
 
 def _with_names(index: Index, state: NodeState, names: Set[Named]) -> Index:
-    """After reads of the ledger and grants: what IDs of these names mean, or that they mean nothing any more."""
+    """After reads of the ledger and grants: the devices of these names, or that they mean no device any more."""
     before, now = index.resolved, state.kubelet.resolved
     touched = {m.address for r in (before, now) for n in names if (m := r.get(n)) is not None}
     meant: dict[PciAddress, list[Named]] = {
@@ -287,8 +288,8 @@ def _with_names(index: Index, state: NodeState, names: Set[Named]) -> Index:
             resolved_by[address] = tuple(sorted(known_by))
     aliases = {n: a for n, a in index.aliases.items() if n not in names}
     aliases |= {n: now[n].address for n in names & now.keys() if n[1] != DeviceId(now[n].address)}
-    looked_for = (index.looked_for - touched) | {
-        a for a in touched if any(_is_looked_for(now[n]) for n in resolved_by.get(a, ()))
+    inspected_always = (index.inspected_always - touched) | {
+        a for a in touched if any(_is_inspected_always(now[n]) for n in resolved_by.get(a, ()))
     }
     unsettled = (index.unsettled - names) | {n for n in names & now.keys() if now[n].ids is None}
     return replace(
@@ -297,16 +298,18 @@ def _with_names(index: Index, state: NodeState, names: Set[Named]) -> Index:
         unsettled=unsettled,
         resolved_by=resolved_by,
         aliases=aliases if aliases != index.aliases else index.aliases,
-        looked_for=looked_for if looked_for != index.looked_for else index.looked_for,
+        inspected_always=index.inspected_always
+        if inspected_always == index.inspected_always
+        else inspected_always,
     )
 
 
-def _is_looked_for(meant: Resolved) -> bool:
+def _is_inspected_always(meant: Resolved) -> bool:
     return meant.ids is not None or meant.looked_for
 
 
 def _with_devices(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:
-    """After inspections, reads of the ledger and lists: what they come to together."""
+    """After inspections, reads of the ledger and lists: the devices and resources that follow from all three."""
     resources = {*index.models, *state.published.device_lists}
     if others := state.published.served.keys() - resources:
         resources |= {r for r, _ in state.kubelet.resolved if r in others}
@@ -371,7 +374,7 @@ def _device(index: Index, kept: Mapping[PciAddress, ResourceName], address: PciA
 
 
 def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:
-    """After reads of the ledger and grants, which say of these names, and of claims, something else than before."""
+    """After reads of the ledger and grants that changed the entries of these names, or the claims."""
     resolved, entries, claims = (
         state.kubelet.resolved,
         state.kubelet.ledger.entries,
@@ -403,7 +406,7 @@ def _given(
 
 
 def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Mapping[PciAddress, Owner]:
-    """As they were, but for the devices of those entries that are not what they were."""
+    """The owners, derived again only for the devices of changed entries and claims."""
     claims, entries = state.kubelet.ledger.claims, state.kubelet.ledger.entries
     touched = changed_keys(index.claims, claims)
     touched |= {
@@ -426,7 +429,7 @@ def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) ->
 def _listed_aliases(
     index: Index, device_lists: Mapping[ResourceName, DeviceList]
 ) -> Mapping[Named, PciAddress]:
-    """As they were, but for the lists that are not what they were."""
+    """The aliases, derived again only for changed lists."""
     aliases = dict(index.listed_aliases)
     for resource in index.device_lists.keys() | device_lists.keys():
         for was, now in differences(index.device_lists.get(resource, ()), device_lists.get(resource, ())):
@@ -440,7 +443,7 @@ def _listed_aliases(
 def _by_id(
     before: Index, index: Index, changed: Set[PciAddress]
 ) -> Mapping[ResourceName, Mapping[DeviceId, Device]]:
-    """An ID means what it was given for; only if it was not, what is listed by it."""
+    """An ID means the device that was allocated by it; if none was, the device that is listed by it."""
     if before.aliases or before.listed_aliases:
         before, changed = NO_INDEX, index.devices.keys()
     by_id = {resource: dict(own) for resource, own in before.by_id.items()}
@@ -467,7 +470,7 @@ def _by_id(
 def _with_groups(
     before: Index, index: Index, leaving: frozenset[PciAddress], changed: Set[PciAddress]
 ) -> Index:
-    """After devices came, went or changed, or began to leave: what there is to poll."""
+    """After devices came, went or changed, or began to leave: the groups to poll."""
     touched = {
         d.function.iommu_group
         for a in changed
@@ -499,17 +502,17 @@ Value = TypeVar("Value")
 
 
 def _sorted(now: Mapping[PciAddress, Value], before: Mapping[PciAddress, Any]) -> dict[PciAddress, Value]:
-    """In the order of the addresses, in which `before` is, and `now` as well as far as it has the same."""
+    """`now` in the order of the addresses. `before` is in this order, and so is `now` if it has no other keys."""
     return dict(now) if now.keys() <= before.keys() else dict(sorted(now.items()))
 
 
 def changed_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> set[Key]:
-    """The keys whose values are not what they were."""
+    """The keys whose values changed."""
     found = {key for key in other_keys(before, now) if key not in before or before[key] != now[key]}
     return found if now.keys() >= before.keys() else found | (before.keys() - now.keys())
 
 
 def other_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> Iterable[Key]:
-    """Of `now` the keys whose values are not the very ones that they were: without a step of the interpreter for each
-    of the others, as nearly all are."""
+    """The keys of `now` whose values are other objects than before: without a step of the interpreter for each of the
+    others, as nearly all are the same."""
     return () if before is now else compress(now, map(is_not, now.values(), map(before.get, now)))

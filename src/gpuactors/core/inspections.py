@@ -1,11 +1,11 @@
-"""Inspecting the host: which inspections are wanted, and what their results do to the facts.
+"""Inspecting the host: which inspections are wanted, and how their results change the facts.
 
-Theory of operation. Every inspection and every scan gets a number when it is *asked for*. A result with number n shows
-the host as it was at some moment after n was given out. So a result replaces a fact only if the fact's number is not
-larger. At most one inspection per function and one scan are outstanding; a hint that comes meanwhile asks for another
-one after it. So in whatever order results come in, every change on the host is followed by an inspection that was asked
-for after it (or, if its hint is lost, by the next scan), and a storm of hints costs two inspections. A function that is
-gone keeps its number as long as a result with a smaller one may still come in and bring it back.
+Theory of operation. Every inspection and every scan gets a number when it is *requested*. A result with number n shows
+the host as it was at some moment after number n was issued. So a result replaces a fact only if the fact's number is
+not larger. At most one inspection per function and one scan are outstanding; a hint that comes meanwhile requests
+another one after it. So in whatever order results come in, every change on the host is followed by an inspection that
+was requested after it (or, if its hint is lost, by the next scan), and a storm of hints costs two inspections. A
+function that is gone keeps its number as long as a result with a smaller one may still come in and bring it back.
 
 Must not decide what a fact means for kubelet.
 """
@@ -38,13 +38,13 @@ def first_inspections() -> Inspections:
 
 
 def ask_scan(inspections: Inspections) -> Inspections:
-    """Asks for a full scan; if one is outstanding, for another one after it."""
+    """Requests a full scan; if one is outstanding, another one after it."""
     last, whole = asked(inspections.last, inspections.whole)
     return replace(inspections, last=last, whole=whole)
 
 
 def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -> Inspections:
-    """Asks for an inspection of each address; where one is outstanding, for another one after it."""
+    """Requests an inspection of each address; where one is outstanding, another one after it."""
     single, last = dict(inspections.single), inspections.last
     for address in addresses:
         last, single[address] = asked(last, single.get(address, Refresh()))
@@ -52,13 +52,13 @@ def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -
 
 
 def asked(last: int, refresh: Refresh) -> tuple[int, Refresh]:
-    """The last number that was given out then, and what was asked for."""
+    """The last issued number and the refresh, after a request."""
     after = refresh.asked(last + 1)
     return (last if after.outstanding == refresh.outstanding else last + 1), after
 
 
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
-    """The addresses that a hint is about: the function it names, or the known members of the group it names."""
+    """The addresses that a hint concerns: the function it names, or the known members of the group it names."""
     if event.address is not None:
         return frozenset((event.address,))
     return frozenset(
@@ -67,7 +67,7 @@ def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
 
 
 def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
-    """A full scan came back: what it does not name is gone."""
+    """A full scan came back: a function that it does not name is gone."""
     if event.inspection != state.host.inspections.scan:
         return state
     facts = _merge(state.host.facts, event.functions, event.inspection)
@@ -87,7 +87,7 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
 
 
 def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
-    """A scan that could not be done changes no fact and is asked for again, ever more slowly."""
+    """A failed scan changes no fact and is requested again, after a wait that grows each time."""
     if event.inspection != state.host.inspections.scan:
         return state
     failures = state.host.inspections.scan_failures
@@ -116,9 +116,9 @@ def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeStat
 
 
 def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> NodeState:
-    """An inspection that failed as a whole: the function keeps what was known, with the failure as its fault.
+    """An inspection that failed as a whole: the function keeps its known attributes, with the failure as its fault.
 
-    A shortage is none: the fact stays as old as it is, and says why there is no newer one.
+    A shortage is no fault: the fact keeps its number, and records why there is no newer one.
     """
     if event.inspection != state.host.inspections.functions.get(event.address):
         return state
@@ -149,20 +149,20 @@ def _scan_back(inspections: Inspections, due_at: float) -> Inspections:
 
 
 def _inspection_back(inspections: Inspections, address: PciAddress) -> Inspections:
-    """The outstanding inspection of `address` is back; another one is asked for if it is wanted again."""
+    """The outstanding inspection of `address` is back; another one is requested if it is wanted again."""
     refresh = inspections.single[address]
     inspections = _with(inspections, address, refresh.answered(refresh.due_at))
     return ask_inspections(inspections, (address,)) if refresh.again else inspections
 
 
 def _with(inspections: Inspections, address: PciAddress, refresh: Refresh) -> Inspections:
-    """What is neither outstanding nor due is not in there."""
+    """`inspections` with that refresh of the address; one that is neither outstanding nor due is left out."""
     single = {a: r for a, r in inspections.single.items() if a != address}
     return replace(inspections, single=single if refresh == Refresh() else {**single, address: refresh})
 
 
 def due(state: NodeState, at: float) -> NodeState:
-    """Asks for the scan and the inspections whose time has come."""
+    """Requests the scan and the inspections that are due."""
     inspections = state.host.inspections
     if inspections.whole.deadline <= at:
         inspections = ask_scan(inspections)
@@ -185,14 +185,14 @@ def _merge(
         before = merged.get(function.address)
         if before is None or before.inspection <= number:
             found = _with_identity(function, before)
-            # The very one that is known, if it is what it was: what follows from it is then told by identity.
+            # The known object, if it is equal: so derived values need only a comparison by identity.
             known = before.function if before is not None else None
             merged[function.address] = Fact(number, known if known == found else found)
     return merged
 
 
 def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
-    """A function whose attributes cannot be read just now keeps the identity that it is known by.
+    """A function whose attributes cannot be read just now keeps its known identity.
 
     A GPU must not fall out of its resource, or out of kubelet's list, because one read failed.
     """
@@ -213,8 +213,8 @@ def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
 def _settle(
     state: NodeState, inspected: Iterable[PciAddress], inspection: int, at: float, *, failed: bool = False
 ) -> NodeState:
-    """Forgets what is gone for good, and plans another inspection of what came back incomplete from this one, or
-    failed."""
+    """Removes the facts of functions that are gone for good, and plans another inspection of those that came back
+    incomplete from this one, or failed."""
     inspections, retries = state.host.inspections, dict(state.host.inspections.retries)
     outstanding = [*inspections.functions.values(), *([inspections.scan] if inspections.scan else [])]
     oldest = min(outstanding, default=math.inf)
@@ -222,12 +222,12 @@ def _settle(
     for address in inspected:
         before = retries.get(address)
         if before is not None and before.inspection > inspection:
-            continue  # what made that inspection fail may be hiding a change that this one is too old for
+            continue  # that inspection was requested later and failed: a change may have come after this one
         retries.pop(address, None)
         fact = facts.get(address)
         complete = fact is None or fact.function is None or _is_complete(fact.function)
         due_at = math.inf
-        if failed or not complete:  # ever later, for ever
+        if failed or not complete:  # with growing waits, without end
             attempt = before.attempt + 1 if before is not None else 0
             waits_s = limits.UNSETTLED_INSPECTIONS_S
             due_at = at + waits_s[min(attempt, len(waits_s) - 1)]
@@ -243,12 +243,12 @@ def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspection
 
 
 def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
-    """A shortage passes, and looking again costs next to nothing."""
+    """A shortage passes, and another inspection costs next to nothing."""
     retries = {**state.host.inspections.retries, failed.address: Retry(0, failed.inspection)}
     inspections = _due(state.host.inspections, failed.address, at + limits.SHORTAGE_INSPECTION_S)
     return replace(state, host=replace(state.host, inspections=replace(inspections, retries=retries)))
 
 
 def _is_complete(function: PciFunction) -> bool:
-    """Nothing is missing that may still be on its way: every attribute read, and a bound function has its node."""
+    """Nothing is missing that may still appear: every attribute was read, and a bound function has its node."""
     return function.fault is None and (not function.vfio_bound or function.has_node)

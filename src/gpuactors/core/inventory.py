@@ -1,6 +1,7 @@
-"""From facts to devices: which functions kubelet is told about, under which resource, and what stands around them.
+"""From facts to devices: which functions are advertised to kubelet, under which resource, and the members of their
+groups.
 
-Must not judge a device's health (`assessment/`) and must not remember anything: everything here is read off the facts.
+Must not judge a device's health (`assessment/`) and must not keep anything: everything here is derived from the facts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from gpuactors.core.naming import resource_name
 from gpuactors.core.selector import Selector, matches
 
 COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
-"""Audio, USB and the USB-C controller of a card: they share the GPU's slot and group and go along with it, but are no
-GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a device or an address chooses one."""
+"""Audio, USB and the USB-C controller of a card: they share the GPU's slot and group and are allocated with it, but are
+no GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a device or an address chooses one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A function that kubelet is (or would be) told about, with the members of its IOMMU group."""
+    """A function that is (or would be) advertised to kubelet, with the members of its IOMMU group."""
 
     function: PciFunction
     resource: ResourceName
@@ -31,7 +32,7 @@ class Device:
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
     """Whether an operator's selectors choose this function as a device of its own.
 
-    One whose ids could never be read is none: which resource it belongs to is not known.
+    A function whose ids could never be read is not chosen: its resource is not known.
     """
     if not (function.vendor and function.device):
         return False
@@ -54,20 +55,20 @@ def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
 
 
 def ids_of(function: PciFunction) -> str:
-    """Vendor and device, which is what model it is: `10de:2330`; empty if they could not be read."""
+    """Vendor and device id, which identify the model: `10de:2330`; empty if they could not be read."""
     return f"{function.vendor}:{function.device}" if function.vendor and function.device else ""
 
 
 def may_be_unbinding(function: PciFunction) -> bool:
-    """It has no driver, and its group's node is still there: it may be open, which only a poll can tell.
+    """It has no driver, and its group's node is still there: it may be open, which only a poll can show.
 
-    The driver's link goes first in an unbind or unplug; then the kernel waits until nobody has the function open, and
-    the node goes when the last function of the group has been let go (drivers/base/dd.c, __device_release_driver;
+    The driver's link goes first in an unbind or unplug; then the kernel waits until no process has the function open,
+    and the node goes when the last function of the group has been released (drivers/base/dd.c, __device_release_driver;
     drivers/vfio/vfio_main.c, vfio_unregister_group_dev).
     """
     return function.driver is None and function.has_node
 
 
 def named(function: PciFunction) -> ResourceName:
-    """The resource that it is by its model's name."""
+    """The resource of its model's name."""
     return resource_name(function.vendor, function.device, function.model)

@@ -1,9 +1,9 @@
 """Kubelet's ledger: which pod has which device, by the reads of it that came back.
 
 Theory of operation. A device that leaves the ledger is an orphan until a later poll finds its group free, or in use by
-another than its pod: a forced deletion leaves the ledger within milliseconds while the process lives on. What Allocate
-handed out is a pending allocation until the ledger lists it. What was read stays the very same value where it is what
-it was: what follows from it is then told by identity (see `index.py`).
+another process than its pod's: after a forced deletion the pod leaves the ledger within milliseconds while the process
+runs on. A device that Allocate granted is a pending allocation until the ledger lists it. Entries that did not change
+stay the same objects: derived values then need only a comparison by identity (see `index.py`).
 
 Must not judge: what this means for a device is decided in `assessment/`.
 """
@@ -48,11 +48,11 @@ def first_ledger(number: int) -> Ledger:
 
 
 def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
-    """The ledger as it is. Who left it may still hold its device."""
+    """The ledger was read. A pod that left it may still hold its device."""
     before = state.kubelet.ledger
     if event.read != before.outstanding:
         return state
-    # The very ones that are known, if they are what they were: what follows from them is then told by identity.
+    # The known objects, if they are equal: so derived values need only a comparison by identity.
     counted = young_kubelet.counted(before.young, before.entries, event, at)
     entries, claims = _entries(before.entries, counted.entries), _claims(event.claims)
     is_settling = counted.source.is_settling
@@ -91,7 +91,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
 
 
 def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
-    """What was known last stays known; what the file says of Allocate's answers is known anew if it could be read."""
+    """A read failed: the last known entries stay; the file's answers to Allocate are new if it could be read."""
     before = state.kubelet.ledger
     if event.read != before.outstanding:
         return state
@@ -111,7 +111,7 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 def _entries(
     before: Mapping[tuple[ResourceName, DeviceId], Pod], counted: Iterable[LedgerEntry]
 ) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
-    """What counts; the very ones that are known where they are what they were."""
+    """The entries that count; the known objects where they are equal."""
     entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
     same = True
     for entry in counted:
@@ -128,17 +128,17 @@ def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]
 
 
 def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) -> Ledger:
-    """With what kubelet's file says of Allocate's answers. What it said last counts while it cannot be read."""
+    """`ledger` with the answers to Allocate in kubelet's file. While it cannot be read, its last contents count."""
     nodes = {(answer.resource, answer.device): answer.nodes for answer in cached}
     return replace(ledger, cached=nodes, damaged=damaged)
 
 
 def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, frozenset[str]]:
-    """The resources that are ours: those of the lists, and of what a daemon before this served those that a pod has
-    something of, which a kubelet that has just started may not know yet."""
+    """The resources that are ours: those of the lists, and, of those that an earlier daemon served, those of which a
+    pod has a device. A kubelet that has just started may not know its pods yet, so then all of them stay."""
     before, lists = state.published.served, state.published.device_lists
     if is_settling or state.daemon.role is not Role.SERVING:
-        return before  # who serves may give more of them away until we take over
+        return before  # the daemon that serves may allocate more of them until this one takes over
     if before.keys() <= lists.keys():
         return before
     had = {resource for resource, _ in state.kubelet.ledger.entries}
@@ -151,7 +151,7 @@ def _left(
 ) -> dict[PciAddress, Orphan]:
     """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
     had = state.kubelet.ledger.entries
-    # Of a ledger's entries most are other plugins' and mean nothing here.
+    # Most entries of a ledger are other plugins' and mean no device here.
     names = sorted(
         n
         for n in changed_keys(had, entries)
@@ -173,7 +173,7 @@ def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
 
 
 def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
-    """Those who left and have not come back by any ID."""
+    """The orphans whose pod has not come back to the ledger by any ID of the device."""
     if not state.kubelet.orphans:
         return {}
     pods: dict[PciAddress, list[Pod]] = {}
@@ -188,10 +188,10 @@ def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
 def _still_pending(
     state: NodeState, is_settling: bool, at: float
 ) -> dict[tuple[ResourceName, DeviceId], float]:
-    """What Allocate handed out and kubelet does not list yet.
+    """The devices that Allocate granted and that kubelet does not list yet.
 
-    Kubelet lists it as soon as Allocate is answered: one that it did not list some time after that was taken back, or
-    its pod has ended already. A kubelet that has just started may not know its pods yet.
+    Kubelet lists a device as soon as Allocate is answered: one that it does not list some time after that was released
+    again, or its pod has ended already. A kubelet that has just started may not know its pods yet.
     """
     return {
         given: until

@@ -124,14 +124,14 @@ class Inspections:
     inspections."""
 
     last: int
-    """The last number given out."""
+    """The last issued number."""
     whole: Refresh
     """The full scan."""
     single: Mapping[PciAddress, Refresh]
     """The inspections of one function each that are outstanding, or due as the function's facts are incomplete."""
     scan_failures: int
     retries: Mapping[PciAddress, Retry]
-    """Functions that are looked at again as their facts are incomplete."""
+    """Functions that are inspected again as their facts are incomplete."""
 
     @property
     def scan(self) -> int | None:
@@ -158,7 +158,7 @@ class AdvertisedDevice:
 
     @property
     def is_alias(self) -> bool:
-        """It is not listed by its PCI address, as kubelet has given it away by another ID."""
+        """It is not listed by its PCI address, as kubelet has allocated it by another ID."""
         return self.id != DeviceId(self.address)
 
 
@@ -171,7 +171,7 @@ Difference = tuple[AdvertisedDevice | None, AdvertisedDevice | None]
 
 
 def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
-    """What is listed otherwise, in the order of the IDs."""
+    """The entries that differ, in the order of the IDs."""
     if before is after:
         return []
     if len(before) == len(after):
@@ -207,11 +207,11 @@ class Listing:
     sighted_at: float = -math.inf
     """When something odd was last seen beside it, so that kubelet's list may be another plugin's since."""
     against: int = 0
-    """How many of them in a row have spoken against us."""
+    """How many of them in a row counted against us."""
     disputed_at: float = -math.inf
     """When the first of those did."""
     agreed_since: float | None = None
-    """Since when each of them has spoken for us."""
+    """Since when each of them counted for us."""
     reclaims: int = 0
     """How often we have registered again for that since the lists agreed for long."""
 
@@ -284,7 +284,7 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFile:
-    """What kubelet's ledger file said at one read; the defaults are what a missing file says."""
+    """The contents of kubelet's ledger file at one read; the defaults are those of a missing file."""
 
     entries: tuple[LedgerEntry, ...] = ()
     """Those of them whose device List did not name at the same read; all where no kubelet runs. Both name nearly the
@@ -336,7 +336,7 @@ class LedgerSource(StrEnum):
         "PodResources and what was known before (kubelet has just started, and kubelet_internal_checkpoint cannot be "
         "read)"
     )
-    """Whoever was given a device since the last read is missing."""
+    """Pods that got a device since the last read are missing."""
 
     @property
     def is_settling(self) -> bool:
@@ -462,7 +462,7 @@ class Polls:
 
     groups: Mapping[int, Observed]
     baselines: Mapping[PciAddress, int]
-    """`enable` of a function when it was known to be free, where that is not 0 (an operator can write to it). Forgotten
+    """`enable` of a function when it was known to be free, where that is not 0 (an operator can write to it). Removed
     when the function goes, or its binding changes."""
     done: int
     """The number of the last poll of every group that came back; 0 before the first one."""
@@ -474,7 +474,7 @@ class Polls:
     again_of: frozenset[int] | None = None
     """The same of the one that is wanted after it."""
     fast_until: float = 0.0
-    """Until when a release is looked for every POLL_FAST_S. Extended by every change of holders."""
+    """Until when groups are polled for a release every POLL_FAST_S. Extended by every change of holders."""
     leaving: frozenset[PciAddress] = frozenset()
     """Functions that were on a vfio driver, are on none now, and may still be waited for by their unbind."""
     doubtful: frozenset[PciAddress] = frozenset()
@@ -559,7 +559,7 @@ class Call:
     seen: Mapping[PciAddress, PciFunction]
     """Each device as it was known when the call came."""
     since: int
-    """The last number that had been given out when the call came: only later inspections and polls count."""
+    """The last number that had been issued when the call came: only later inspections and polls count."""
     deadline: float
     came_at: float = -math.inf
     """A read of the ledger that was requested LEDGER_FRESH_S before this counts like a later one."""

@@ -1,8 +1,8 @@
-"""What kubelet and a virtual machine's launcher call a GPU: its resource name and its variable.
+"""The names of a GPU: its resource for kubelet, and its variable for a virtual machine's launcher.
 
 The names are those of NVIDIA's kubevirt-gpu-device-plugin (pkg/device_plugin/device_plugin.go, getDeviceName), so that
 existing virtual machines find their GPUs; where one of its names would be refused by kubelet it is repaired. Must not
-look anything up: the model's name in pci.ids comes in as a fact.
+read anything: the model's name in pci.ids comes in as a fact.
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ def _upper(character: str) -> str:
 
 
 def _hex_digits(text: str) -> str:
-    # An id that could not be read names nothing; the answer is still a valid name, as the core must not die of it.
+    # An id that could not be read names nothing; the result is still a valid name, so that the core does not fail.
     digits = re.sub(r"[^0-9a-f]", "", text.lower())
     return digits[:4] or "unknown"

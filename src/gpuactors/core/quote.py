@@ -1,4 +1,4 @@
-"""What others said, fit for a sentence of ours: printable and short.
+"""Text from outside, fit for a sentence of ours: printable and short.
 
 A device's ID, a pod's name, a process's name or kubelet's error text is input. It may hold control characters, marks
 that turn the direction of writing, or megabytes, and it ends up in the log, on a terminal and in a gRPC status.
@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def quoted(text: str, chars_max: int = QUOTED_TEXT_CHARS_MAX) -> str:
-    """`text` as a part of a sentence: printable, at most `chars_max` characters of it, and then how many there were."""
+    """`text` as a part of a sentence: printable, at most `chars_max` characters; if it is cut, with its full length."""
     shown = printable(text[: chars_max + 1])
     if len(shown) <= chars_max:
         return shown
@@ -45,7 +45,7 @@ def quoted_name(name: str) -> str:
 
 
 def first_of(items: Sequence[str]) -> tuple[str, ...]:
-    """The items, or as many as a reader reads, and how many more there are."""
+    """The items; if there are more than QUOTED_ITEMS_MAX, that many of them and the number of the others."""
     if len(items) <= QUOTED_ITEMS_MAX:
         return tuple(items)
     return (*items[:QUOTED_ITEMS_MAX], f"and {len(items) - QUOTED_ITEMS_MAX:,} more")

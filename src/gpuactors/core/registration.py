@@ -1,15 +1,15 @@
-"""One resource's standing with kubelet: its socket, its registration, its stream.
+"""The registration of one resource with kubelet: its socket, its Register call, its stream.
 
-Theory of operation. Registered means one open ListAndWatch stream. Whatever is missing is done again and again, with
-backoff, for ever: first the endpoint's socket must serve (bind), then Register is called, then kubelet opens the
-stream. Each step is ordered by a growing number and answered with that number; whatever ends the chain (a failed
-bind, a failed Register, no stream in time, the last stream's end, a new kubelet.sock) leads back to its beginning.
+Theory of operation. Registered means one open ListAndWatch stream. Each missing step is repeated, with backoff and
+without end: first the endpoint's socket must serve (bind), then Register is called, then kubelet opens the stream. Each
+step is ordered by a growing number and answered with that number; every failure in the chain (a failed bind, a failed
+Register, no stream in time, the last stream's end, a new kubelet.sock) leads back to its beginning.
 
 Kubelet's rules behind it (kubelet 1.36): it never dials again after a stream ended, so its end must lead to Register;
 a Register that fails makes it forget the running client as well, so another one must follow even if a stream is open;
 registering while the old stream is open is undone when the old one ends, so an old stream is ended first. And an open
-stream does not say that kubelet has our list: another plugin may serve the resource. Whether it has is found out in
-`listing.py`; two reads against us are the end of the registration as well.
+stream does not show that kubelet has our list: another plugin may serve the resource. `listing.py` compares the lists;
+two reads against us end the registration as well.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpuactors import limits
 from gpuactors.core.model import PluginState
 
 AGAINST: Final = 2
-"""So many reads in a row by which kubelet has another list than ours: one may be a device list that it was slow to
-take."""
+"""The number of reads in a row with another list than ours that count as a contention: one read may come from a device
+list that kubelet was slow to take."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginOrder:
-    """What the plugin actor is to do, as growing numbers; see `PluginState`."""
+    """The orders to the plugin actor, as growing numbers; see `PluginState`."""
 
     bind: int
     register: int
@@ -57,7 +57,7 @@ def new_plugin() -> PluginState:
 
 
 def order(plugin: PluginState) -> PluginOrder:
-    """The standing order that follows from a plugin's state."""
+    """The order that follows from a plugin's state."""
     return PluginOrder(bind=plugin.bind, register=plugin.register, renew=plugin.renew)
 
 
@@ -76,7 +76,7 @@ def _is_streaming(plugin: PluginState) -> bool:
 
 
 def begin(plugin: PluginState) -> PluginState:
-    """The chain from its beginning: see to the socket, then register."""
+    """The chain from its beginning: first the socket, then Register."""
     return replace(
         plugin,
         bind=plugin.bind + 1,
@@ -101,7 +101,7 @@ def socket_bound(plugin: PluginState, bind: int, absence: str | None) -> PluginS
 
 
 def socket_failed(plugin: PluginState, bind: int, reason: str, at: float) -> PluginState:
-    """The endpoint could not be made, or died: again later."""
+    """The endpoint could not be made, or failed: again later."""
     if bind != plugin.bind:
         return plugin
     wait_s = _backoff(limits.SERVE_BACKOFF_S, plugin.bind_failures)
@@ -147,7 +147,7 @@ def register_failed(plugin: PluginState, register: int, reason: str, at: float) 
 
 
 def stream_opened(plugin: PluginState, stream: int, at: float) -> PluginState:
-    """A stream is open. The first one since Register was called is kubelet's; any other is a bystander's."""
+    """A stream is open. The first one since Register was called is kubelet's; any other is another client's."""
     plugin = replace(plugin, streams=plugin.streams | {stream})
     if plugin.kubelet_stream is not None or not (plugin.registering or plugin.accepted):
         return plugin
@@ -166,11 +166,11 @@ def stream_ended(plugin: PluginState, stream: int, absence: str | None, at: floa
 def _lost(plugin: PluginState, at: float) -> PluginState:
     """Registered no more: register again, at once if the stream had lasted.
 
-    Not while the resource is fought for: then it may be the other plugin's doing, and its list be kubelet's already.
+    Not in a contention: then the other plugin may have caused it, and kubelet may have its list already.
     """
     if plugin.listing.reclaims:
-        said = "kubelet's ListAndWatch stream ended while another plugin serves the same resource"
-        return _contending(list_changed(replace(plugin, accepted=False, problem=said), at), at)
+        problem = "kubelet's ListAndWatch stream ended while another plugin serves the same resource"
+        return _contending(list_changed(replace(plugin, accepted=False, problem=problem), at), at)
     lasted = at - plugin.stream_opened_at >= limits.STREAM_STABLE_S
     failures = 0 if lasted else plugin.register_failures + 1
     return replace(
@@ -183,7 +183,8 @@ def _lost(plugin: PluginState, at: float) -> PluginState:
 
 
 def kubelet_appeared(plugin: PluginState, at: float) -> PluginState:
-    """A new kubelet.sock: register at once. A stream of the old kubelet ends by itself; if not, we end it."""
+    """A new kubelet.sock: register at once. A stream of the old kubelet ends by itself; if not, the next order ends
+    it."""
     plugin = replace(plugin, register_failures=0)
     if _is_streaming(plugin):
         return replace(
@@ -196,14 +197,14 @@ def kubelet_appeared(plugin: PluginState, at: float) -> PluginState:
 
 
 def kubelet_gone(plugin: PluginState, absence: str) -> PluginState:
-    """Nobody to register with. An open stream stays what it is."""
+    """There is no kubelet to register with. An open stream stays as it is."""
     problem = plugin.problem if _is_streaming(plugin) else absence
     retry_at = plugin.retry_at if not plugin.bound else None  # the socket is made all the same
     return replace(plugin, retry_at=retry_at, problem=problem)
 
 
 def due(plugin: PluginState, at: float) -> PluginState:
-    """Begins anew when the time for it has come."""
+    """Begins the chain again when that is due."""
     if plugin.retry_at is None or plugin.retry_at > at:
         return plugin
     return begin(plugin)
@@ -213,17 +214,17 @@ def due(plugin: PluginState, at: float) -> PluginState:
 
 
 def list_changed(plugin: PluginState, at: float) -> PluginState:
-    """What we list changed: a read that is out may have been answered by the list before.
+    """Our list changed: an outstanding read may return the list before.
 
-    After an odd sight that no read has spoken of yet, our list has perhaps replaced another's, and nothing will show it
-    any more: that counts as one read against us.
+    After an odd observation that no read has cleared up yet, our list may have replaced another plugin's, and no later
+    read will show that: it counts as one read against us.
     """
     after = replace(plugin, listing=replace(plugin.listing, changed_at=at, read=None))
-    return _doubted(after) if _is_unlooked(plugin) else after
+    return _doubted(after) if _is_unchecked(plugin) else after
 
 
 def _doubted(plugin: PluginState) -> PluginState:
-    """Our last list may have replaced another's: one read against us, that no later one which agrees takes back."""
+    """Our last list may have replaced another plugin's: one read against us, which no later agreeing one cancels."""
     listing = plugin.listing
     if listing.against or not _is_streaming(plugin):
         return plugin
@@ -232,20 +233,21 @@ def _doubted(plugin: PluginState) -> PluginState:
 
 
 def is_doubted(plugin: PluginState) -> bool:
-    """It takes a list that shows us to say that kubelet has ours."""
-    return plugin.listing.against > 0 or _is_unlooked(plugin)
+    """Only a list with a device of ours shows that kubelet has our list."""
+    return plugin.listing.against > 0 or _is_unchecked(plugin)
 
 
-def _is_unlooked(plugin: PluginState) -> bool:
-    """Something odd was seen since the stream opened, and no read has shown yet whose list kubelet has."""
+def _is_unchecked(plugin: PluginState) -> bool:
+    """After an odd observation since the stream opened no read has shown yet whose list kubelet has."""
     return plugin.listing.sighted_at >= plugin.stream_opened_at
 
 
 def sighted(plugin: PluginState, at: float) -> PluginState:
-    """A socket of somebody else came or went.
+    """Another process's socket came or went.
 
-    A list of ours that was on its way just then may have come to kubelet after what that neighbour did, and have
-    replaced its list, or the loss of it. Not the first one of a stream: kubelet asks whoever registered last for it.
+    A list of ours that was under way just then may have come to kubelet after the other plugin's, or after its end, and
+    have replaced the list that kubelet had from that. Not the first list of a stream: kubelet opens a stream to the
+    plugin that registered last.
     """
     after = replace(plugin, listing=replace(plugin.listing, sighted_at=at))
     changed_at = plugin.listing.changed_at
@@ -254,32 +256,32 @@ def sighted(plugin: PluginState, at: float) -> PluginState:
 
 
 def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
-    """A read was asked for: whether it will be able to speak of this resource."""
-    wanted = read if at >= tells_from(plugin) else None
+    """A read was requested: whether it will count for this resource."""
+    wanted = read if at >= comparable_from(plugin) else None
     if plugin.listing.read == wanted:
         return plugin
     return replace(plugin, listing=replace(plugin.listing, read=wanted))
 
 
-def tells_from(plugin: PluginState) -> float:
-    """From when on a read that is asked for can speak: kubelet has had our list, or its loss, for long enough. Infinite
-    while we are not registered."""
-    if not (_is_streaming(plugin) or waits_for_peace(plugin)):
+def comparable_from(plugin: PluginState) -> float:
+    """From when on a requested read counts: kubelet has had our list, or has been without it, for long enough. Infinite
+    while the resource is not registered."""
+    if not (_is_streaming(plugin) or waits_in_contention(plugin)):
         return math.inf
     listing = plugin.listing
     since = max(listing.changed_at, listing.compared_at, plugin.stream_opened_at)
     return since + limits.KUBELET_LIST_TAKEN_S
 
 
-def not_told(plugin: PluginState, at: float) -> PluginState:
-    """The read came back and says nothing of kubelet's list."""
+def not_compared(plugin: PluginState, at: float) -> PluginState:
+    """The read came back without kubelet's list."""
     return replace(plugin, listing=replace(plugin.listing, read=None, compared_at=at))
 
 
 def agreed(plugin: PluginState, at: float, *, asked_at: float) -> PluginState:
-    """Kubelet has our list. After long enough whoever was there has let it be.
+    """Kubelet has our list. After long enough without a dispute the contention is over.
 
-    `asked_at` is when kubelet was asked; what odd was seen since then is not cleared up by it.
+    `asked_at` is when the read was requested; it clears up no odd observation since then.
     """
     listing = plugin.listing
     since = at if listing.agreed_since is None else listing.agreed_since
@@ -299,15 +301,16 @@ def agreed(plugin: PluginState, at: float, *, asked_at: float) -> PluginState:
     return replace(plugin, listing=now, retry_at=None, problem=None)
 
 
-def disputed(plugin: PluginState, why: str, at: float, *, nobody: bool) -> PluginState:
-    """Kubelet has another list: if it was so before, we register again, after a wait that grows each time.
+def disputed(plugin: PluginState, why: str, at: float, *, is_empty: bool) -> PluginState:
+    """Kubelet has another list: if the read before showed that too, we register again, after a wait that grows each
+    time.
 
-    `nobody`: none of the resource's devices is healthy in it.
+    `is_empty`: none of the resource's devices is healthy in it.
     """
     listing = plugin.listing
-    if waits_for_peace(plugin):
-        plugin = not_told(plugin, at)
-        return replace(plugin, retry_at=_sooner(plugin, at)) if nobody else plugin
+    if waits_in_contention(plugin):
+        plugin = not_compared(plugin, at)
+        return replace(plugin, retry_at=_sooner(plugin, at)) if is_empty else plugin
     now = replace(
         listing,
         read=None,
@@ -322,23 +325,23 @@ def disputed(plugin: PluginState, why: str, at: float, *, nobody: bool) -> Plugi
     after = replace(after, problem=why)
     if not is_contested(plugin):
         after = _contending(after, at)
-    return replace(after, retry_at=_sooner(after, at)) if nobody else after
+    return replace(after, retry_at=_sooner(after, at)) if is_empty else after
 
 
 def _contending(plugin: PluginState, at: float) -> PluginState:
-    """We shall register again, once more against somebody else."""
+    """Plans to register again, once more against another plugin."""
     listing = plugin.listing
     retry_at = at + _backoff(limits.CONTEND_BACKOFF_S, listing.reclaims)
     return replace(plugin, retry_at=retry_at, listing=replace(listing, reclaims=listing.reclaims + 1))
 
 
 def _sooner(plugin: PluginState, at: float) -> float:
-    """When to register where kubelet has no healthy device: nobody is to be fought with, and nothing to be lost."""
+    """When to register where kubelet has no healthy device: no other plugin serves, so little is lost by it."""
     wait_s = min(_backoff(limits.CONTEND_BACKOFF_S, plugin.listing.reclaims - 1), limits.DESERTED_MAX_S)
     return min(math.inf if plugin.retry_at is None else plugin.retry_at, at + wait_s)
 
 
-def waits_for_peace(plugin: PluginState) -> bool:
+def waits_in_contention(plugin: PluginState) -> bool:
     """Its stream ended in a contention, and it does not register at once."""
     waits = plugin.bound and not plugin.accepted and not plugin.registering and plugin.retry_at is not None
     return bool(plugin.listing.reclaims) and waits
@@ -347,13 +350,13 @@ def waits_for_peace(plugin: PluginState) -> bool:
 def next_comparison_at(plugin: PluginState) -> float:
     """When the next read of kubelet's list is wanted for this resource; infinite while nothing is odd."""
     listing = plugin.listing
-    if waits_for_peace(plugin) or (_is_streaming(plugin) and listing.against):
+    if waits_in_contention(plugin) or (_is_streaming(plugin) and listing.against):
         wait_s = limits.KUBELET_LIST_AGAIN_S
     elif _is_streaming(plugin) and listing.reclaims:
         wait_s = limits.LEDGER_S
     else:
         return math.inf
-    return max(listing.compared_at + wait_s, tells_from(plugin))
+    return max(listing.compared_at + wait_s, comparable_from(plugin))
 
 
 def _backoff(waits_s: tuple[float, ...], failures: int) -> float:

@@ -1,9 +1,9 @@
-"""When kubelet's ledger is read and the groups' use is polled: asked for, by the clock, and sooner than by that.
+"""When kubelet's ledger is read and the groups' use is polled: on request, by the clock, and sooner than by the clock.
 
-Theory of operation. Both are asked for by number, from the same counter as inspections (see `inspections.py`), so that
-"known after" can be told across all three. At most one of each is outstanding. By the clock every group is polled in
-turn; what waits for a few of them (a call, a driver that has come or gone) has these polled alone, and nothing is known
-anew of the others.
+Theory of operation. Both are requested by number, from the same counter as inspections (see `inspections.py`), so that
+the numbers show across all three which fact is newer. At most one of each is outstanding. By the clock every group is
+polled; for a call, or after a driver has come or gone, only the groups concerned are polled, and nothing new is known
+of the others.
 
 Must not read an answer: `ledger.py` and `usage.py` do that.
 """
@@ -23,7 +23,7 @@ from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_
 
 
 def ask_ledger(state: NodeState, at: float) -> NodeState:
-    """Asks for a read of kubelet's ledger; if one is outstanding, for another one after it."""
+    """Requests a read of kubelet's ledger; if one is outstanding, another one after it."""
     ledger = state.kubelet.ledger
     state, refresh = _asked(state, ledger.refresh)
     asked_at = at if refresh.outstanding != ledger.outstanding else ledger.asked_at
@@ -31,8 +31,8 @@ def ask_ledger(state: NodeState, at: float) -> NodeState:
 
 
 def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeState:
-    """Asks for a poll of these groups, or of every group that matters; if one is outstanding, for another one after it,
-    which is of all that are asked for meanwhile."""
+    """Requests a poll of these groups, or of every group that matters; if one is outstanding, another one after it, of
+    all groups that are requested meanwhile."""
     polls = state.host.polls
     state, refresh = _asked(state, polls.refresh)
     if groups is not None:  # all are due as before
@@ -50,7 +50,8 @@ def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
 
 
 def listed_at(until: float) -> float:
-    """From when on a read of the ledger has what is believed to be handed out `until` then, if a pod has it."""
+    """From when on a requested read of the ledger lists the pending allocation that ends at `until`, if a pod has the
+    device. Both in seconds of the core's clock."""
     return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
 
 
@@ -58,8 +59,8 @@ def listed_at(until: float) -> float:
 
 
 def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> NodeState:
-    """After an event: a read of the ledger at once where something was taken from under a pod, which may have ended
-    just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
+    """After an event: a read of the ledger at once where an allocated function lost its driver, as its pod may have
+    ended just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
     moved = changed_keys(index_of(before).functions, index_of(state).functions)
     state = indexed(bindings.rebound(before, state, moved))
     if _has_changed(before, state):
@@ -69,7 +70,7 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
         state = ask_ledger(state, at)
     ledger, inspected = state.kubelet.ledger, state.host.facts is not before.host.facts
     if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
-        # It was read before there was anything of ours in it, at the daemon's start for instance.
+        # It was read before a device of ours was known, at the daemon's start for instance.
         state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))
     if inspected and state.host.scanned:
         polled, seen = index_of(state).polled, state.host.polls.groups
@@ -80,10 +81,10 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
 
 
 def hurried(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
-    """After an event: a poll soon where somebody should let go.
+    """After an event: a poll soon where a release is expected.
 
-    `waited_for`: a call waits for what a poll tells. Without one a release is expected soon for POLL_FAST_FOR_S after
-    the last change only: a stranger who stays costs no more polls than a free group.
+    `waited_for`: a call waits for the result of a poll. Without such a call a release is expected only for
+    POLL_FAST_FOR_S after the last change: an external holder that stays costs no more polls than a free group.
     """
     polls = state.host.polls
     fast = waited_for or (at < polls.fast_until and _is_wrongly_held(state))
@@ -93,7 +94,7 @@ def hurried(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
 
 
 def _has_changed(before: NodeState, state: NodeState) -> bool:
-    """Who holds what, or who was given what, is not what it was, the numbers of polls and reads apart."""
+    """Holders or owners changed; the numbers of polls and reads do not count."""
     was, now = before.kubelet, state.kubelet
     if any(was.orphans.get(address) != orphan for address, orphan in now.orphans.items()):
         return True
@@ -109,12 +110,12 @@ def _has_changed(before: NodeState, state: NodeState) -> bool:
 
 
 def _use(use: Observed) -> tuple[object, ...]:
-    """What of a group's use is somebody's doing."""
+    """The parts of a group's use that change when a process opens or closes it."""
     return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
 
 
 def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:
-    """The groups of which a function has just lost its driver: whether it is open is not known as of now."""
+    """The groups of which a function has just lost its driver: a new poll must show whether it is open."""
     index = index_of(state)
     functions = [f for a in unbound if (f := index.functions.get(a)) is not None and f.driver is None]
     groups = {f.iommu_group for f in functions if f.address in index.polled.get(f.iommu_group or -1, ())}
@@ -127,7 +128,7 @@ def _is_bound(state: NodeState, address: PciAddress) -> bool:
 
 
 def _is_wrongly_held(state: NodeState) -> bool:
-    """Somebody holds a group who should not: a stranger, or a pod that is gone."""
+    """A group is held by an external process, or by that of a pod that is gone."""
     if state.kubelet.orphans:
         return True
     if not any(o.in_use for o in state.host.polls.groups.values()):
@@ -138,7 +139,7 @@ def _is_wrongly_held(state: NodeState) -> bool:
 
 
 def matters(state: NodeState) -> bool:
-    """Something of ours is given away or in use, so that the ledger may change without our hearing of it."""
+    """A device of ours is allocated or in use, so that the ledger may change without a notice to us."""
     index, kubelet, lists = index_of(state), state.kubelet, state.published.device_lists
     if kubelet.pending_allocations or kubelet.orphans or not index.devices.keys().isdisjoint(index.owners):
         return True
@@ -150,7 +151,7 @@ def matters(state: NodeState) -> bool:
 
 
 def due(state: NodeState, at: float) -> NodeState:
-    """Asks for the read and the poll whose time has come. Only the ledger tells what was handed out in vain."""
+    """Requests the read and the poll that are due. Only the ledger shows that a granted device was not allocated."""
     if _ledger_due_at(state) <= at:
         state = ask_ledger(state, at)
     if state.host.polls.due_at <= at:

@@ -1,9 +1,9 @@
-"""Selectors: which PCI functions are looked at, written as an operator writes them (`vendor=10de,class=03`).
+"""Selectors: which PCI functions are offered, written as an operator writes them (`vendor=10de,class=03`).
 
-A function is chosen if it meets one selector at least, and none of those that begin with `!`: these take out what
-others have chosen, in whatever order they stand.
+A function is chosen if it meets one selector at least, and none of those that begin with `!`: these exclude functions
+that others choose, whatever the order of the selectors.
 
-Must not look at a host: a selector is compared with facts that somebody else has read.
+Must not read a host: a selector is compared with facts that an adaptor has read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """What a PCI function must be to be chosen, or to be left out: every part that is not None has to agree.
+    """The properties of a PCI function that is chosen, or left out: every part that is not None has to agree.
 
     `vendor` and `device` are four lower-case hex digits, `class_prefix` the first 2, 4 or 6 hex digits of the
     class code (base class, sub-class, programming interface: PCI Code and ID Assignment Specification),
@@ -38,7 +38,7 @@ class Selector:
     class_prefix: str | None = None
     address: str | None = None
     exclude: bool = False
-    """What meets it is left out, whatever else chooses it."""
+    """A function that meets it is left out, whatever else chooses it."""
 
     def __str__(self) -> str:
         """The selector as it would be written on the command line; `parse_selector` reads it back."""
@@ -50,7 +50,7 @@ class Selector:
 def parse_selector(text: str) -> Selector:
     """Read `KEY=VALUE,…` or `!KEY=VALUE,…` with the keys vendor, device, class and address.
 
-    The `!` stands once, before the first key: it is the whole selector that excludes.
+    The `!` is written once, before the first key: the whole selector excludes.
 
     `0x` and upper case are accepted; a class may end in `x` for "any" (`03xxxx` is `03`); an address may
     leave out its domain (`23:00.0` is `0000:23:00.0`). Raises ValueError with a sentence that names the key

@@ -1,4 +1,4 @@
-"""What each reader outside sees of the node's state. Read off, never kept."""
+"""The outputs of the node's state for each reader outside the core. Derived each time, never kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InspectionsWanted:
     scan: int | None
     functions: Mapping[PciAddress, int]
     given: frozenset[PciAddress]
-    """What pods have been given of our resources: to be looked at whatever the selectors choose."""
+    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class PollTarget:
     functions: tuple[PciAddress, ...]
     """Its functions on a vfio driver, or on none."""
     may_open: bool
-    """An open as a probe would hurt nobody: not allocated, not claimed, not just handed out."""
+    """An open as a probe would disturb no pod: not allocated, not claimed, no pending allocation."""
     urgent: bool = False
-    """A call waits for this: nothing known from an earlier poll may stand in for an inspection."""
+    """A call waits for this: no result of an earlier poll may replace an observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class LedgerWanted:
 
 @dataclass(frozen=True, slots=True)
 class PluginView:
-    """What one plugin actor works from."""
+    """The input of one plugin actor."""
 
     device_list: DeviceList
     order: PluginOrder
@@ -80,7 +80,7 @@ class PluginView:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Every standing output, for the registry to put into its cells."""
+    """Every output that lasts, for the registry to put into its cells."""
 
     inspections: InspectionsWanted
     poll: PollWanted
@@ -92,10 +92,10 @@ class Outputs:
 
 
 def project(state: NodeState) -> Outputs:
-    """The standing outputs that follow from the state."""
+    """The outputs that follow from the state."""
     return Outputs(
         inspections=InspectionsWanted(
-            state.host.inspections.scan, state.host.inspections.functions, index_of(state).looked_for
+            state.host.inspections.scan, state.host.inspections.functions, index_of(state).inspected_always
         ),
         poll=_poll(state),
         ledger=LedgerWanted(state.kubelet.ledger.outstanding, listing.asked(state)),
@@ -115,8 +115,8 @@ def _poll(state: NodeState) -> PollWanted:
 
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
-    """The groups to poll. One that anybody was given is never opened as a probe; who does not serve, or has not read
-    the whole of kubelet's ledger or is about to, does not know what was given and opens none."""
+    """The groups to poll. A group with an owner is never opened as a probe. A daemon that does not serve, or has not
+    read the whole of kubelet's ledger, or reads it now, does not know which groups have an owner, and opens none."""
     ledger = state.kubelet.ledger
     knows = (
         ledger.source.is_whole
@@ -126,7 +126,8 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     )
     asked = {a for call in state.calls.waiting.values() for a in call.seen}
     index = index_of(state)
-    # By all members: what a pod has may have lost its driver, and is not polled then, and its group is the pod's still.
+    # By all members: an allocated function may have lost its driver and is not polled then, but its group is still the
+    # pod's.
     given = asked | index.owners.keys()
     return tuple(
         PollTarget(
@@ -152,11 +153,11 @@ class DeviceReport:
     cause: Cause
     reason: str
     owner: str | None
-    """To whom kubelet has given it."""
+    """The pod or claim that kubelet has given it to, as a sentence."""
     holders: tuple[Holder, ...]
     history: tuple[Transition, ...]
     listed: bool
-    """Kubelet is told of it."""
+    """It is in the device list that kubelet gets."""
 
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
@@ -183,7 +184,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 health=health,
                 cause=cause,
                 reason=reason,
-                owner=status.owner.said(device.resource) if status.owner is not None else None,
+                owner=status.owner.message(device.resource) if status.owner is not None else None,
                 holders=status.holders,
                 history=state.published.history.get(address, ()),
                 listed=listed is not None,

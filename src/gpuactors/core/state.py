@@ -1,7 +1,7 @@
-"""Everything that the daemon knows, as one frozen value of five parts, and what follows from it.
+"""The state of the node, as one frozen value of five parts, and the values derived from it.
 
-Changed by `step` alone. A part, and each value in it, stays the very same object until it changes: what follows from it
-is derived once then, from what has changed, and carried along (`index.py`, `assessment/`, `entries.py`).
+Changed only by `step`. A part, and each value in it, stays the same object until it changes: then the values derived
+from it are derived once, at a cost of what has changed, and carried along (`index.py`, `assessment/`, `entries.py`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Host:
     scanned: bool
     """A first full scan has come back."""
     uevents: str
-    """Why uevents are not heard, as a sentence; empty while they are."""
+    """Why uevents are not received, as a sentence; empty while they are."""
     polls: Polls
 
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """Kubelet's side: its socket, and which pod has what by its ledger and by our own answers."""
+    """Kubelet's side: its socket, and which pod has which device by its ledger and by our own answers."""
 
     socket: str | None
     """Identity of the kubelet.sock that is there now; None while there is none."""
@@ -56,19 +56,19 @@ class Kubelet:
     """Why there is none, as a sentence."""
     ledger: Ledger
     pending_allocations: Mapping[tuple[ResourceName, DeviceId], float]
-    """Devices handed out by Allocate that kubelet's ledger does not list yet, and until when we believe in it."""
+    """Devices granted by Allocate that kubelet's ledger does not list yet, and until when they count as allocated."""
     resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
-    """Every device that kubelet's ledger or a pending allocation names, if it is known which one is meant."""
+    """Every name in kubelet's ledger or of a pending allocation whose device is known."""
     orphans: Mapping[PciAddress, Orphan]
     neighbours: tuple[str, ...] = ()
     """The sockets in kubelet's directory that are neither kubelet's nor ours."""
     compare_at: float = math.inf
-    """When kubelet's list is to be read because something odd was seen."""
+    """When kubelet's list is to be read because of an odd observation; infinite without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Kubelet's calls, and what they forbid meanwhile."""
+    """Kubelet's calls, and the lists that must keep their devices because of them."""
 
     waiting: Mapping[Token, Call]
     no_removal_until: Mapping[ResourceName, float]
@@ -77,12 +77,12 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What kubelet is told, and where the registration of each resource stands."""
+    """The device lists for kubelet, and the state of each resource's registration."""
 
     served: Mapping[ResourceName, frozenset[str]]
-    """Resources that are ours whatever is selected or named now: served by this daemon, or by one before it as its
-    state directory says, and not retired since. To each the models (`10de:2330`) that were called so meanwhile; none
-    if that is not known."""
+    """Resources that are ours whatever is selected or named now: served by this daemon, or by an earlier one according
+    to its state directory, and not retired since. For each the models (`10de:2330`) that had this name meanwhile; empty
+    if they are not known."""
     device_lists: Mapping[ResourceName, DeviceList]
     """Per resource that has a plugin."""
     plugins: Mapping[ResourceName, PluginState]
@@ -101,7 +101,7 @@ class Daemon:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Everything that the daemon knows. Owned by the registry actor; changed by `step` only."""
+    """The state of the node. Owned by the registry actor; changed by `step` only."""
 
     host: Host
     kubelet: Kubelet
@@ -109,11 +109,11 @@ class NodeState:
     published: Published
     daemon: Daemon
     index: Index = field(default=NO_INDEX, compare=False, repr=False)
-    """What follows from the rest; see `index.py`."""
+    """Derived from the rest; see `index.py`."""
     assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
-    """How each device is, which follows from the rest; see `assessment/`."""
+    """The assessment of each device, derived from the rest; see `assessment/`."""
     entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
-    """What there is to list of each device, as of the last publication; see `entries.py`."""
+    """The list entry of each device, as of the last publication; see `entries.py`."""
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:

@@ -2,9 +2,9 @@
 
 Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
 only caller. It works in three parts: the event is applied to the part of the state that it is about (`inspections`,
-`registration`, `calls`); calls that can be answered now are answered; then the device lists are made anew from the
-facts, and resources appear or retire with them. What anybody outside should see is read off the state by
-`snapshot.project`.
+`registration`, `calls`); calls that can be answered now are answered; then the device lists are derived again from the
+facts, and resources appear or retire with them. `snapshot.project` derives the outputs for readers outside from the
+state.
 
 Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Say` is a value).
 """
@@ -52,15 +52,15 @@ Stepped = tuple[NodeState, list[Effect]]
 def initial_state(
     settings: Settings, served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({})
 ) -> NodeState:
-    """Nothing known but the resources that a daemon before this `served`, with their models; a full scan and a read of
-    kubelet's ledger are wanted."""
+    """The state at start: only the resources that an earlier daemon `served`, with their models, are known; a full scan
+    and a read of kubelet's ledger are wanted."""
     wanted = inspections.first_inspections()
     return NodeState(
         host=Host(
             inspections=replace(wanted, last=wanted.last + 1),
             facts={},
             scanned=False,
-            uevents="not listened for yet",
+            uevents="not received yet",
             polls=usage.first_polls(),
         ),
         kubelet=Kubelet(
@@ -82,7 +82,7 @@ def initial_state(
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
-    """The state after `event`, which happened at `at`, and what is to be done once."""
+    """The state after `event`, which happened at `at`, and its effects."""
     match event:
         case (
             events.HostChanged()
@@ -171,7 +171,7 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
             wanted = inspections.ask_inspections(
                 state.host.inspections, sorted(inspections.hinted(state, event))
             )
-            return bindings.let_go(with_inspections(state, wanted), event), []
+            return bindings.released(with_inspections(state, wanted), event), []
         case events.UeventsOpened():
             return _rescanned(state, uevents=""), [Say(Level.INFO, "uevents.opened", {})]
         case events.UeventsLost(reason):
@@ -197,10 +197,10 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
             return inspections.inspected(state, event, at), _unreadable(state, event.functions)
         case events.InspectionFailed(_, address, reason):
             fact = state.host.facts.get(address)
-            told = event.shortage and fact is not None and fact.short == reason
+            is_known = event.shortage and fact is not None and fact.short == reason
             return inspections.inspection_failed(state, event, at), [
                 Say(
-                    Level.DEBUG if told else Level.WARNING,
+                    Level.DEBUG if is_known else Level.WARNING,
                     "inspection.failed",
                     {"address": address, "reason": reason},
                 )
@@ -228,21 +228,20 @@ def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
                 "devices": len(after.kubelet.ledger.entries),
                 "claims": len(event.claims),
             }
-            said = [
+            return after, [
                 Say(level, "ledger.read", fields),
                 *contested,
                 *_damaged(state, after.kubelet.ledger.damaged),
             ]
-            return after, said
         case events.LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.kubelet.ledger.problem == reason else Level.WARNING
-            said = [Say(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
+            effects = [Say(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
             state = ledger.ledger_unreadable(state, event, at)
-            return listing.compared(state, event.read, None, at)[0], said
+            return listing.compared(state, event.read, None, at)[0], effects
 
 
 def _damaged(before: NodeState, damaged: str) -> list[Effect]:
-    """What of kubelet's ledger file is damaged now, if it was not before."""
+    """The log line for a newly damaged part of kubelet's ledger file, if any."""
     if not damaged or damaged == before.kubelet.ledger.damaged:
         return []
     return [Say(Level.WARNING, "ledger.damaged", {"reason": damaged})]
@@ -253,7 +252,7 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
         case events.PredecessorGone(how, before):
             if state.daemon.role is Role.SERVING:
                 return state, []
-            # What the predecessor handed out last is in kubelet's ledger, and was in its memory alone.
+            # The predecessor's last grants are in kubelet's ledger, and were otherwise only in its memory.
             refresh = state.kubelet.ledger.refresh.due_by(at + limits.TAKE_OVER_LEDGER_S)
             unread = replace(state.kubelet.ledger, read=0, read_at=-math.inf, refresh=refresh)
             served = {r: models | state.published.served.get(r, frozenset()) for r, models in before.items()}
@@ -265,7 +264,7 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
                 published=replace(state.published, served=served),
             ), [Say(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.HandOverRequested():
-            state, refused = calls.given_up(state)
+            state, refused = calls.handed_over(state)
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
                 Say(Level.INFO, "daemon.handed_over", {}),
                 *refused,
@@ -283,19 +282,19 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
 
 
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
-    """Says once what of a function cannot be read: it may be a GPU that no list can show.
+    """The log lines for functions that cannot be read, once for each: one may be a GPU that no list can show.
 
-    Not before a second inspection finds it so: during a hot plug sysfs shows a function before its attributes
+    Not before a second inspection finds the same: during a hot plug sysfs shows a function before its attributes
     (drivers/base/core.c, device_add).
     """
     return [
         Say(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
         for function in functions
-        if function.fault is not None and _is_to_be_said(state, function.address, function.fault)
+        if function.fault is not None and _is_to_be_logged(state, function.address, function.fault)
     ]
 
 
-def _is_to_be_said(state: NodeState, address: PciAddress, fault: str) -> bool:
+def _is_to_be_logged(state: NodeState, address: PciAddress, fault: str) -> bool:
     known, retry = _known_fault(state, address), state.host.inspections.retries.get(address)
     return known is not None and (known != fault or retry is None or retry.attempt == 0)
 
@@ -342,7 +341,7 @@ def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
     before = state.published.plugins.get(event.resource)
     if before is None:  # it has been retired meanwhile
         return state, []
-    missing = state.kubelet.missing or "kubelet has not been looked for yet"
+    missing = state.kubelet.missing or "kubelet's socket has not been checked yet"
     absence = missing if state.kubelet.socket is None else None
     match event:
         case events.SocketBound(_, bind):
@@ -360,11 +359,11 @@ def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
     state = with_plugins(state, {**state.published.plugins, event.resource: after})
     if isinstance(event, events.StreamEnded):
         state = listing.stream_ended(before, state, event, at)
-    return state, _standing(event.resource, before, after)
+    return state, _registration_change(event.resource, before, after)
 
 
-def _standing(resource: ResourceName, before: PluginState, after: PluginState) -> list[Effect]:
-    """Says how a resource's standing with kubelet changed, if it did."""
+def _registration_change(resource: ResourceName, before: PluginState, after: PluginState) -> list[Effect]:
+    """The log line for a change of a resource's registration with kubelet, if it changed."""
     if registration.is_registered(after) and not registration.is_registered(before):
         return [Say(Level.INFO, "plugin.registered", {"resource": resource})]
     if after.problem != before.problem and after.problem is not None:
@@ -373,7 +372,7 @@ def _standing(resource: ResourceName, before: PluginState, after: PluginState) -
             or after.register_failures > before.register_failures
             or (before.accepted and not after.accepted)
         )
-        # The steps of a registration that goes well are no news, and what is not there yet has a line of its own.
+        # The steps of a successful registration are for debugging only, and a missing kubelet has a line of its own.
         level = Level.WARNING if failed else Level.DEBUG
         return [Say(level, "plugin.unregistered", {"resource": resource, "reason": after.problem})]
     return []
@@ -409,7 +408,7 @@ def _each(
 
 
 def _hold_lists(before: NodeState, after: NodeState, answered: list[Effect], at: float) -> NodeState:
-    """After an answer, the resource's list keeps its devices for as long as kubelet may still work with it."""
+    """After an answer, the resource's list keeps its devices for as long as kubelet may still use it."""
     tokens = {effect.token for effect in answered if isinstance(effect, Reply)}
     resources = {call.resource for token, call in before.calls.waiting.items() if token in tokens}
     if not resources:

@@ -1,9 +1,9 @@
-"""Who uses a group in the kernel, by the polls that came back.
+"""The use of each group in the kernel, by the polls that came back.
 
 Theory of operation. A poll shows `enable` of a group's functions, their power state, and where that may be read the
-processes that have it open. A use begins when that shows it, and is over when nothing does: not while a function that
-was suspended before is still awake, as vfio resets the whole slot after the last close. A change leads to a read of
-kubelet's ledger before a use that is no pod's is called external.
+processes that have it open. A use begins when one of these shows it, and is over when none does: not while a function
+that was suspended before is still awake, as vfio resets the whole slot after the last close. A change leads to a read
+of kubelet's ledger before a use without a pod counts as external.
 
 Must not judge: what this means for a device is decided in `assessment/`.
 """
@@ -24,14 +24,14 @@ from gpuactors.core.state import NodeState
 
 
 def first_polls() -> Polls:
-    """At start: nothing is known to be polled yet."""
+    """At start: no group to poll is known yet."""
     return Polls(groups={}, baselines={}, done=0, refresh=Refresh())
 
 
 def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: float) -> NodeState:
-    """A poll came back. Changes lead to a read of the ledger: a release, or somebody who may be a stranger.
+    """A poll came back. Changes lead to a read of the ledger: after a release, or for a holder that may be external.
 
-    Of a group that it does not tell of everything stays as it was, whether it was asked about or not.
+    A group that is not in its result stays as it was, whether the poll was of it or not.
     """
     before = state.host.polls
     if event.poll != before.outstanding:
@@ -82,7 +82,7 @@ def _observed(
         closes = at - closing_at < limits.CLOSING_S
         evidence = _closing(use, _whole_slots(functions) & before.idle_functions) if closes else None
     if evidence is None and use.unseen and before is not None and before.in_use:
-        evidence, closing_at = before.evidence, before.closing_at  # what cannot be seen has not ended
+        evidence, closing_at = before.evidence, before.closing_at  # what cannot be read has not ended
     in_use = evidence is not None
     idle_functions = before.idle_functions if before is not None else frozenset()
     holders = use.holders or ()
@@ -103,28 +103,28 @@ def _observed(
 def _open(
     use: GroupUse, baselines: Mapping[PciAddress, int], before: Observed | None
 ) -> frozenset[PciAddress]:
-    """The functions that are open; those that cannot be read are as they were."""
+    """The functions that are open; for those that cannot be read the last result counts."""
     unseen = before.open - use.enabled.keys() if before is not None and use.unseen else frozenset()
     return frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)) | unseen
 
 
 def _others(before: tuple[Holder, ...], now: tuple[Holder, ...]) -> bool:
-    """None of those who hold it now held it before, as far as both are known."""
+    """None of the present holders held it before, as far as both are known."""
     return bool(before and now) and {h.pid for h in before}.isdisjoint(h.pid for h in now)
 
 
 def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
-    """How the group is in use, in words; None if nothing shows that it is."""
+    """How the group is in use, as a part of a sentence; None if nothing shows that it is."""
     if use.holders:
         return f"held by {', '.join(map(str, use.holders))}"
     for address, count in sorted(use.enabled.items()):
         if count > baselines.get(address, 0):
             return f"in use (enable of {address} is {count})"
-    return "in use (opening it says EBUSY)" if use.open_refused else None
+    return "in use (opening it fails with EBUSY)" if use.open_refused else None
 
 
 def _whole_slots(functions: Mapping[PciAddress, PciFunction]) -> frozenset[PciAddress]:
-    """The functions of slots whose functions are all on a vfio driver: of no other slot resets vfio the whole."""
+    """The functions of slots whose functions are all on a vfio driver: vfio resets only such a slot as a whole."""
     split = {_slot(a) for a, f in functions.items() if not f.vfio_bound}
     return frozenset(a for a in functions if _slot(a) not in split)
 
@@ -134,22 +134,23 @@ def _slot(address: PciAddress) -> str:
 
 
 def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
-    """How a use that nothing else shows any more is not over yet, in words.
+    """Why a use that nothing else shows any more is not over yet, as a part of a sentence.
 
-    A function is disabled first and suspended last. In between the kernel resets the whole slot where none of its
-    functions can be reset alone, which takes seconds, and the group opens for nobody until that is done
-    (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_disable). Only a use that was seen is made longer by this: reading
-    the configuration space of a free function (lspci) wakes it for a moment as well. What was not suspended before
-    (vfio-pci with `disable_idle_d3`) is not waited for, nor what is kept awake by a neighbour on no or another driver,
-    as a GPU is by its audio function (drivers/pci/quirks.c, quirk_gpu_hda), nor anything for ever.
+    A function is disabled first and suspended last. In between the kernel resets the whole slot if none of its
+    functions can be reset separately, which takes seconds, and until that is done no process can open the group
+    (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_disable). Only a use that was seen is extended by this: reading the
+    configuration space of a free function (lspci) wakes it for a moment as well. It is not extended by a function that
+    was not suspended before (vfio-pci with `disable_idle_d3`), nor by one that is kept awake by a neighbour on no or
+    another driver, as a GPU is by its audio function (drivers/pci/quirks.c, quirk_gpu_hda), nor for ever.
     """
     awake = sorted(waited_for & use.active)
     return f"being closed ({awake[0]} is not suspended yet)" if awake else None
 
 
 def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[PciAddress, Orphan]:
-    """Who left the ledger and may still hold a device: until a poll asked for after that finds its group free, or held
-    by somebody who cannot be that pod. Nobody holds a device of a group that there is no reason to poll any more."""
+    """The orphans whose former pod may still hold them: until a poll that was requested after the pod left the ledger
+    finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any more
+    cannot be open."""
     rest, matter = {}, index_of(state).polled
     for address, orphan in state.kubelet.orphans.items():
         fact = state.host.facts.get(address)
@@ -163,10 +164,10 @@ def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[Pc
 
 
 def _may_be(orphan: Orphan, use: Observed) -> bool:
-    """Whether a group's use may be that of the pod that was.
+    """Whether a group's use may be that of the former pod.
 
-    Not if the use began later and its holders are in no pod. Being in no pod alone says nothing: some runtimes keep a
-    pod's virtual machine in a cgroup outside the pod's (Kata Containers without `sandbox_cgroup_only`).
+    Not if the use began later and its holders are in no pod. That a holder is in no pod is not enough: some runtimes
+    keep a pod's virtual machine in a cgroup outside the pod's (Kata Containers without `sandbox_cgroup_only`).
     """
     same = use.since == orphan.use
     return same or not use.holders or any(_is_in(orphan.pod, h) for h in use.holders)

@@ -337,8 +337,8 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "no inspection returns": (Cause.INSPECTION_LATE, lambda: late(asked(node(), A))),
     "no poll comes back": (Cause.USE_LATE, use_late),
     "no read comes back": (Cause.LEDGER_LATE, ledger_late),
-    "nothing was asked for": (Cause.INVALID_REQUEST, lambda: refused(asked(node()))),
-    "asked for twice": (Cause.INVALID_REQUEST, lambda: refused(asked(node(), A, A))),
+    "nothing was requested": (Cause.INVALID_REQUEST, lambda: refused(asked(node()))),
+    "requested twice": (Cause.INVALID_REQUEST, lambda: refused(asked(node(), A, A))),
     "stopping": (Cause.NOT_SERVING, not_serving),
 }
 """What is done, and the one cause that it has."""

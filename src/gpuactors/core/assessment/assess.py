@@ -27,7 +27,7 @@ class Assessment:
 
     ownership: Ownership
     blocker: Blocker | None
-    """What forbids that it is allocated, whatever its owner."""
+    """The reason not to allocate it, whatever its owner; None if there is none."""
     status: DeviceStatus
 
 

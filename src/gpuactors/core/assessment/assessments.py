@@ -1,7 +1,7 @@
 """The assessment of every device, derived once when something of the device changes, and carried in the state.
 
-Like an index (`index.py`), they are carried with the very objects that they follow from. So identity shows whether they
-belong to this state, and a stale one is never read. Must not decide: that is `assess.py`.
+Like an index (`index.py`), they are carried with the objects that they are derived from. So a comparison by identity
+shows whether they belong to this state, and a stale one is never read. Must not decide: that is `assess.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assessments:
-    """The assessments, preceded by the values that they follow from."""
+    """The assessments, preceded by the values that they are derived from."""
 
     devices: Mapping[PciAddress, Device]
     owners: Mapping[PciAddress, Owner]
@@ -91,8 +91,8 @@ def assessed(state: NodeState) -> NodeState:
 
 
 def check_assessments(state: NodeState) -> None:
-    """Raises AssertionError if what is carried is not what would be derived from nothing: a bug, which tests and
-    simulation look for after every step."""
+    """Raises AssertionError if the carried assessments differ from those of a full derivation: a bug. Tests and
+    simulation check this after every step."""
     carried, fresh = state.assessments.of, assessments_of(replace(state, assessments=NO_ASSESSMENTS)).of
     stale = sorted(a for a in carried.keys() | fresh.keys() if carried.get(a) != fresh.get(a))
     assert not stale, f"the assessment of {', '.join(stale)} is stale"
@@ -132,8 +132,8 @@ def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:
     """The devices of which something has changed: of itself, of another function of its group, or of their use."""
     index = index_of(state)
     touched = changed_keys(before.devices, index.devices) | changed_keys(before.short, index.short)
-    groups = _groups_in_use_otherwise(before, state)
-    for address in _given_otherwise(before, state):
+    groups = _with_other_use(before, state)
+    for address in _with_other_owner(before, state):
         touched.add(address)
         function = index.functions.get(address)
         if function is not None and function.iommu_group is not None:
@@ -144,17 +144,17 @@ def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:
     return touched & (index.devices.keys() | before.of.keys())
 
 
-def _given_otherwise(before: Assessments, state: NodeState) -> Iterable[PciAddress]:
-    """Devices that have another owner than before, or may be held by a pod that has left."""
-    given = changed_keys(before.owners, index_of(state).owners) | changed_keys(
+def _with_other_owner(before: Assessments, state: NodeState) -> Iterable[PciAddress]:
+    """Devices whose owner changed, or that a pod that left the ledger may still hold."""
+    changed = changed_keys(before.owners, index_of(state).owners) | changed_keys(
         before.orphans, state.kubelet.orphans
     )
     # Whether a pod that has left holds it depends on which came later, the read or the poll.
-    return given if before.uses is state.host.polls.groups else given | state.kubelet.orphans.keys()
+    return changed if before.uses is state.host.polls.groups else changed | state.kubelet.orphans.keys()
 
 
-def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
-    """The groups of which a use has changed that a device's assessment follows from."""
+def _with_other_use(before: Assessments, state: NodeState) -> set[int]:
+    """The groups whose use changed in a part that an assessment is derived from."""
     uses, ledger = state.host.polls.groups, state.kubelet.ledger
     same_ledger = (before.read, before.problem) == (ledger.read, ledger.problem)
     if before.uses is uses and same_ledger:
@@ -175,18 +175,18 @@ def _groups_in_use_otherwise(before: Assessments, state: NodeState) -> set[int]:
 
 
 def _seen(use: Observed, read: int) -> tuple[object, ...]:
-    """The parts of a group's use that an assessment follows from, where kubelet's ledger is that of `read`."""
+    """The parts of a group's use that an assessment is derived from, where kubelet's ledger is that of `read`."""
     return use.in_use, use.in_use and read > use.since, use.evidence, use.holders, use.open, use.unseen
 
 
 def _listed(state: NodeState) -> Callable[[Device], Health | None]:
     """The last advertised health of a device. The table is made on demand, which is rare."""
-    told: dict[tuple[ResourceName, PciAddress], AdvertisedDevice] = {}
+    entries: dict[tuple[ResourceName, PciAddress], AdvertisedDevice] = {}
 
     def health(device: Device) -> Health | None:
-        if not told:
-            told.update(listed_by_address(state.published.device_lists))
-        entry = told.get((device.resource, device.function.address))
+        if not entries:
+            entries.update(listed_by_address(state.published.device_lists))
+        entry = entries.get((device.resource, device.function.address))
         return entry.health if entry is not None else None
 
     return health

@@ -15,14 +15,15 @@ Named = tuple[ResourceName, DeviceId]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One entry of kubelet's ledger that names a device: a pod has it as a resource's device, or by a DRA claim."""
+    """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA
+    claim."""
 
     resource: ResourceName | None
     """None for a DRA claim."""
     device: str
     """The ID, or the name of the claim."""
     to: Pod | ClaimedDevice | None
-    """None: handed out by our Allocate, and not in kubelet's ledger yet."""
+    """None: allocated by our answer, and not in kubelet's ledger yet."""
 
     @property
     def cause(self) -> Cause:
@@ -30,7 +31,7 @@ class Given:
         return Cause.ALLOCATED if self.to is not None else Cause.JUST_ALLOCATED
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """`allocated to pod default/vm-1`."""
         match self.to:
             case None:
@@ -61,15 +62,15 @@ class Owner:
         others = tuple(e for e in self.entries if (e.resource, e.device) != (resource, device))
         return Owner(others) if others else None
 
-    def said(self, resource: ResourceName | None = None) -> str:
-        """A sentence for a list of `resource`: its own entries first, then the others with their resource."""
+    def message(self, resource: ResourceName | None = None) -> str:
+        """The sentence for a list of `resource`: its own entries first, then the others with their resource."""
         own = [e for e in self.entries if e.resource == resource]
         others = [e for e in self.entries if e.resource != resource]
-        words = [e.said + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
-        words += [
-            e.said + (f" as {quoted_name(e.resource)}" if e.resource and resource else "") for e in others
+        parts = [e.message + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
+        parts += [
+            e.message + (f" as {quoted_name(e.resource)}" if e.resource and resource else "") for e in others
         ]
-        return "; also ".join(first_of(words))
+        return "; also ".join(first_of(parts))
 
 
 def owner_of(

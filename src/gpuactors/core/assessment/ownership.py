@@ -37,8 +37,10 @@ class Ownership:
         return self.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
 
 
-def given_away(state: NodeState, resources: Container[ResourceName]) -> Mapping[ResourceName, Set[DeviceId]]:
-    """Every device of these resources that kubelet has given to a pod, by its ID."""
+def allocated_ids(
+    state: NodeState, resources: Container[ResourceName]
+) -> Mapping[ResourceName, Set[DeviceId]]:
+    """The IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of ours."""
     found: dict[ResourceName, Set[DeviceId]] = {
         r: ids for r, ids in index_of(state).given.items() if r in resources
     }
@@ -49,7 +51,7 @@ def given_away(state: NodeState, resources: Container[ResourceName]) -> Mapping[
 
 
 def given(state: NodeState, name: Named) -> Given:
-    """To whom kubelet has given what it names so."""
+    """The entry of kubelet's ledger with that name; a pending allocation if there is none."""
     return Given(*name, state.kubelet.ledger.entries.get(name))
 
 
@@ -58,12 +60,12 @@ def ownership_of(state: NodeState, device: Device) -> Ownership:
     owners = index_of(state).owners
     owner = owners.get(device.function.address)
     if owner is not None:
-        return Ownership(owner.cause(device.resource), owner.said(device.resource), owner)
+        return Ownership(owner.cause(device.resource), owner.message(device.resource), owner)
     for member in device.group:
-        if (mate := owners.get(member.address)) is not None:
+        if (owner := owners.get(member.address)) is not None:
             return Ownership(
                 Cause.GROUP_IN_USE,
-                f"IOMMU group {device.function.iommu_group} is in use: {member.address} is {mate.said()}",
+                f"IOMMU group {device.function.iommu_group} is in use: {member.address} is {owner.message()}",
             )
     return _by_use(state, device)
 

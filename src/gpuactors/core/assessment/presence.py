@@ -40,7 +40,7 @@ def not_offered(function: PciFunction) -> Blocker:
 
 
 def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) -> Blocker:
-    """Why what is at an address now is no device of a resource."""
+    """Why the function at an address, if there is one, is no device of a resource."""
     function = function_at(state, address)
     if function is None:
         return GONE
@@ -52,8 +52,8 @@ def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) ->
 
 
 def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Blocker | None:
-    """Why a pod can no longer have the device that it was given by an ID: it is gone, unbound, or another model; None
-    if it can. `meant` is the device of the ID.
+    """Why a pod can no longer use the device that was allocated to it by an ID: the device is gone, unbound, or another
+    model; None if it can. `meant` is the device of the ID.
 
     A device whose vendor and device ids could never be read is not lost: its model was known when it was allocated. Nor
     is one of the same model that has another name, as pci.ids was renewed, nor one that has not been inspected yet: no

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What forbids that a device is offered or handed out."""
+    """A reason not to offer or allocate a device."""
 
     cause: Cause
     message: str

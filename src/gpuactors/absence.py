@@ -30,7 +30,7 @@ async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> Non
         while not state.value.host.scanned:
             await state.receive()
         return
-    with trio.move_on_after(limits.SCAN_DEADLINE_S):  # a scan that hangs has found something
+    with trio.move_on_after(limits.SCAN_DEADLINE_S):  # if the scan hangs, the bus is there
         try:
             await ThreadedReader(reader).scan()
         except HostError as exc:

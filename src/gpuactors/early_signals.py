@@ -47,10 +47,10 @@ def handled() -> tuple[signal.Signals, ...]:
     )
 
 
-def _end(_number: int, _device_list: FrameType | None) -> None:
+def _end(_number: int, _frame: FrameType | None) -> None:
     if not _Phase.handed_over:
         os._exit(0)  # no exit by exception: a module that is being imported might catch it
 
 
-def _ignore(_number: int, _device_list: FrameType | None) -> None:
+def _ignore(_number: int, _frame: FrameType | None) -> None:
     pass

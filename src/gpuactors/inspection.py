@@ -352,7 +352,7 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
 
 
 def explanation_json(explained: Explained) -> str:
-    """All that is known of the device, as one object."""
+    """The view of the device, as one object."""
     device, view = explained.device, explained.inspected.view
     resource = next((r for r in view.resources if r.name == device.resource), None)
     known: dict[str, Any] = {
@@ -419,7 +419,7 @@ def _title(device: DeviceView) -> str:
 
 
 def _owner(device: DeviceView, view: NodeView) -> str:
-    """An old view is no fact: kubelet's ledger may have changed since it became unreadable."""
+    """The owner, with a reservation: kubelet's ledger may have changed since it became unreadable."""
     if not view.ledger_problem:
         return device.owner or "none: kubelet has given it to no pod"
     if device.owner is not None:

@@ -74,12 +74,12 @@ CALL_SETTLE_S: Final = 1.0
 vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our answer."""
 
 LIST_FIRST_S: Final = 0.2
-"""How long the answer to Allocate waits until the lists that kubelet was to have before it are on their way; usually
+"""How long the answer to Allocate waits until the lists that kubelet must get before it have been sent; usually
 microseconds. A client that does not read its stream delays one answer by this much, and none after it."""
 
 REGISTER_DEADLINE_S: Final = 60.0
-"""Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; giving up early
-makes it forget the running client as well, so this is far longer than any kubelet needs."""
+"""Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; a call that is
+cancelled early makes it drop the running client as well, so this is far longer than any kubelet needs."""
 
 STREAM_OPEN_DEADLINE_S: Final = 10.0
 """From Register's answer to kubelet's ListAndWatch; seen within milliseconds. Then we register again."""
@@ -105,7 +105,7 @@ SERVE_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits between attempts to make our own socket (full or read-only directory, another process on it)."""
 
 RETIRE_EMPTY_AFTER_S: Final = 600.0
-"""An emptied resource keeps its plugin this long: a rebind is answered at once, and kubelet forgets an endpoint
+"""An emptied resource keeps its plugin this long: a rebind is answered at once, and kubelet removes an endpoint
 whose stream ended only after 300 s."""
 
 DRAIN_S: Final = 2.0
@@ -185,8 +185,8 @@ KUBELET_LIST_TAKEN_S: Final = 1.0
 milliseconds. The two are compared no more often than this, however often the ledger is read."""
 
 KUBELET_LIST_AGAIN_S: Final = 2.0
-"""After a read by which kubelet has another list than ours: when it is read again. One difference may be a device list
-that kubelet was slow to process; two are another plugin's list, or no plugin's."""
+"""After a read with another list than ours: when it is read again. One difference may be a device list that kubelet was
+slow to process; two are another plugin's list, or no plugin's."""
 
 ODD_SIGHT_S: Final = 1.0
 """After another process's socket appeared beside kubelet's, or a stream ended that was not taken for kubelet's: when
@@ -194,9 +194,9 @@ kubelet's list is read. A plugin registers as soon as its socket is there. They 
 many there are."""
 
 CONTEND_BACKOFF_S: Final = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0)
-"""From the second read by which kubelet has another list than ours until we register again, by the number of vain
-registrations; the last one repeats. A plugin that answers each of our registrations with its own makes all GPUs of the
-node Unhealthy for some milliseconds each time, and pods that meet two plugins: hence the growing intervals."""
+"""From the second read with another list than ours until we register again, by the number of registrations without
+success; the last one repeats. A plugin that answers each of our registrations with its own makes all GPUs of the node
+Unhealthy for some milliseconds each time, and pods that meet two plugins: hence the growing intervals."""
 
 DESERTED_MAX_S: Final = 20.0
 """The longest of these waits where kubelet has no healthy device of the resource at all: there is no other plugin to
@@ -245,7 +245,7 @@ HISTORY_ENTRIES: Final = 20
 """How many changes of a device's health and reason are kept for `explain`: a few hours of an unsteady one."""
 
 HISTORY_UNKNOWN_MAX: Final = 64
-"""The history is kept for so many IDs in kubelet's ledger that mean no function of this node, or no longer."""
+"""The history is kept for so many IDs in kubelet's ledger that mean no function of this node, or not any more."""
 
 HAND_OVER_DEADLINE_S: Final = 5.0
 """How long a successor waits for the running daemon to end its streams before it takes over anyway. More than the
@@ -286,7 +286,7 @@ RESTART_WITHIN_S: Final = 60.0
 supervisor."""
 
 KUBELET_DIR_RETRY_S: Final = 1.0
-"""How often to look for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
+"""How often to check for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
 
 # --- quotations in our sentences --------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The actors' interfaces to the outside, as protocols: the host's files, uevents, kubelet, a predecessor, a journal.
 
-An actor knows only these; `app.py` hands it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake. Must not
+An actor knows only these; `app.py` passes it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake. Must not
 import anything but the core's values and the latest-value cell.
 """
 
@@ -75,7 +75,7 @@ class UseReader(Protocol):
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """The use of each group, in any order; a group that could not be read is left out. Never blocks for long, never
         opens a group unless the target allows it (and then only where the configuration asks for it). `whole`: there
-        are no other groups; the adaptor may forget all others."""
+        are no other groups; the adaptor may drop its results for all others."""
         ...
 
 
@@ -83,8 +83,8 @@ class LedgerReader(Protocol):
     """Reads kubelet's ledger."""
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """What PodResources lists and what the checkpoint file names; and kubelet's own healthy IDs of `resources`, if
-        there are any and kubelet lists them. Which of it counts is not decided here, and nothing is kept.
+        """The entries of PodResources and of the checkpoint file; and kubelet's own healthy IDs of `resources`, if
+        there are any and kubelet lists them. Which entries count is not decided here, and nothing is kept.
 
         Raises `LedgerError` if a kubelet that runs does not answer PodResources, or none runs and the file cannot be
         read.
@@ -167,7 +167,7 @@ class Endpoint(Protocol):
 
     @property
     def name(self) -> str:
-        """File name of the socket relative to kubelet's device-plugins directory, as Register wants it."""
+        """File name of the socket relative to kubelet's device-plugins directory, as Register needs it."""
         ...
 
     def still_there(self) -> bool:

@@ -13,7 +13,7 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors.concurrency.latest import Latest
-from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand_over, read_status
+from gpuactors.control.client import HandedOver, NotRunning, Unanswered, ask_to_hand_over, read_status
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import UnixHeldControl
 from gpuactors.control.unix import UnixControl, path_problem, socket_path
@@ -78,7 +78,7 @@ async def listening(path: str, speak: bytes | None = None) -> AsyncIterator[None
 @pytest.mark.trio
 async def test_nobody_to_ask(tmp_path: Path) -> None:
     with trio.fail_after(WITHIN_S):
-        assert await ask_to_hand_over(socket_path(str(tmp_path)), within_s=5) == Nobody()
+        assert await ask_to_hand_over(socket_path(str(tmp_path)), within_s=5) == NotRunning()
         side = Side(tmp_path)
         assert await side.control.ask() == "none"
         assert not await side.control.is_held()
@@ -141,7 +141,7 @@ async def test_one_of_two_successors_is_answered_and_the_other_asks_that_one(tmp
                 await pb.ControlStub(second).hand_over(pb.HandOverRequest())
             assert refused.value.status is Status.ABORTED
             nursery.start_soon(held.give_up)
-        assert await ask_to_hand_over(path, within_s=1) == Nobody()
+        assert await ask_to_hand_over(path, within_s=1) == NotRunning()
 
 
 @pytest.mark.trio
@@ -175,7 +175,7 @@ async def test_an_asker_waits_out_another_hand_over(tmp_path: Path) -> None:
             await trio.sleep(0.2)
             assert outcomes == []
             await held.give_up()
-    assert sorted(map(repr, outcomes)) == sorted([repr(HandedOver(os.getpid())), repr(Nobody())])
+    assert sorted(map(repr, outcomes)) == sorted([repr(HandedOver(os.getpid())), repr(NotRunning())])
 
 
 # --- those who do not hand over ---------------------------------------------------------------------------

@@ -544,8 +544,8 @@ MUTATIONS: Final = (
     Mutation(
         "the inspector does one inspection after the other",
         "actors/sysfs_inspector.py",
-        "                    nursery.start_soon(_look, address, number, now.given, host, inbox, limiter)\n",
-        "                    await _look(address, number, now.given, host, inbox, limiter)\n",
+        "                    nursery.start_soon(_inspect, address, number, now.given, host, inbox, limiter)\n",
+        "                    await _inspect(address, number, now.given, host, inbox, limiter)\n",
         tests=("tests/actors/test_sysfs_inspector.py",),
     ),
     Mutation(
@@ -583,7 +583,7 @@ MUTATIONS: Final = (
     Mutation(
         "a successor is answered before the socket is given up",
         "control/server.py",
-        "        await self.given_up.wait()\n",
+        "        await self.released.wait()\n",
         "        await trio.lowlevel.checkpoint()\n",
         tests=("tests/control/test_socket.py",),
     ),

@@ -44,7 +44,7 @@ class InboxCaller:
         try:
             yield
         finally:
-            await self._tell(events.StreamEnded(resource, number))
+            await self._post(events.StreamEnded(resource, number))
 
     async def _ask(self, event: Callable[[Token], events.Event]) -> Answer:
         with self._replies.ask() as pending:
@@ -53,11 +53,12 @@ class InboxCaller:
             try:
                 return await pending.answer()
             except trio.Cancelled:
-                await self._tell(events.CallAbandoned(token))
+                await self._post(events.CallAbandoned(token))
                 raise
 
-    async def _tell(self, event: events.Event) -> None:
-        """Posts an event even while this task is being cancelled; gives up if the registry does not listen."""
+    async def _post(self, event: events.Event) -> None:
+        """Posts an event even while this task is being cancelled; at most for STREAM_END_POST_S, if the registry does
+        not take it."""
         with trio.move_on_after(limits.STREAM_END_POST_S, shield=True):
             try:
                 await self._inbox.send(event)

@@ -1,7 +1,7 @@
 """The registry: owner of the node's state, and the only caller of `step`.
 
-It takes one event after the other from the inbox and carries out the results without ever awaiting: standing outputs go
-into latest-value cells, answers to the waiting callers, log lines to the log. So no reader can slow it down, and no
+It takes one event after the other from the inbox and carries out the results without ever awaiting: outputs that last
+go into latest-value cells, answers to the waiting callers, log lines to the log. So no reader can slow it down, and no
 cycle of waiting channels can form.
 """
 
@@ -34,7 +34,7 @@ class PluginReaders:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Every standing output of the registry, made in the composition root, which passes the read ends to their readers.
+    """The registry's outputs that last, made in the composition root, which passes the read ends to their readers.
     `plugins` is closed when the daemon is to stop."""
 
     inspections: Latest[InspectionsWanted]

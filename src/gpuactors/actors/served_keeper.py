@@ -20,7 +20,7 @@ async def run(
 ) -> None:
     """Runs for ever. A problem is logged once while it lasts; meanwhile the write is retried."""
     written: Mapping[ResourceName, frozenset[str]] | None = None
-    said = ""
+    logged = ""
     async for now in state:
         if now.daemon.role is not Role.SERVING:
             written = None  # the serving daemon writes it
@@ -29,8 +29,8 @@ async def run(
         try:
             await file.write(now.published.served)
         except StateFileError as exc:
-            if said != str(exc):
-                on_problem(said := str(exc))
+            if logged != str(exc):
+                on_problem(logged := str(exc))
             await trio.sleep(limits.SERVED_RETRY_S)
         else:
-            written, said = now.published.served, ""
+            written, logged = now.published.served, ""

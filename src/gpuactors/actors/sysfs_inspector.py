@@ -28,7 +28,7 @@ async def run(
                 nursery.start_soon(_scan, now.scan, now.given, host, inbox)
             for address, number in now.functions.items():
                 if inspections.setdefault(address, _Started()).is_new(number):
-                    nursery.start_soon(_look, address, number, now.given, host, inbox, limiter)
+                    nursery.start_soon(_inspect, address, number, now.given, host, inbox, limiter)
             for answered in inspections.keys() - now.functions.keys():
                 del inspections[answered]
 
@@ -57,7 +57,7 @@ async def _scan(
         await inbox.send(HostScanned(number, functions))
 
 
-async def _look(
+async def _inspect(
     address: PciAddress,
     number: int,
     given: frozenset[PciAddress],

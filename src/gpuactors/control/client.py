@@ -50,7 +50,7 @@ async def read_status(path: str) -> Running:
     Raises `NoDaemonError` if there is none, and `ControlError` if there may be one and it does not answer.
     """
     try:
-        nobody = owner_of(path) is None
+        is_free = owner_of(path) is None
     except SocketError as exc:
         raise ControlError(
             f"user {os.geteuid()} may not connect to {path}, a running daemon's control socket: run this as the "
@@ -61,7 +61,7 @@ async def read_status(path: str) -> Running:
             async with open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel:
                 answer = await pb.ControlStub(channel).status(pb.StatusRequest())
     except SocketError as exc:
-        if nobody:
+        if is_free:
             raise NoDaemonError(f"no daemon runs (no process listens at {path})") from exc
         raise ControlError(f"a daemon has the socket and does not answer; does it hang? {exc}") from exc
     except GRPCError as exc:
@@ -76,13 +76,13 @@ async def read_status(path: str) -> Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Nobody:
+class NotRunning:
     """No daemon runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The daemon that ran has ended its streams and given the control socket up."""
+    """The daemon that ran has ended its streams and released the control socket."""
 
     pid: int
 
@@ -94,10 +94,10 @@ class Unanswered:
     reason: str
 
 
-Asked = Nobody | HandedOver | Unanswered
+Asked = NotRunning | HandedOver | Unanswered
 
 _TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCELLED})
-"""It hands over to another successor, or it has just ended: a moment later something else is true."""
+"""It hands over to another successor, or it has just ended: a moment later the answer is another one."""
 
 
 async def ask_to_hand_over(
@@ -109,7 +109,7 @@ async def ask_to_hand_over(
         while True:
             try:
                 if owner_of(path) is None:
-                    return Nobody()
+                    return NotRunning()
                 async with open_unix_channel(path, connect_deadline_s=within_s, dial=dial) as channel:
                     answer = await pb.ControlStub(channel).hand_over(pb.HandOverRequest())
                     return HandedOver(answer.pid)
@@ -119,7 +119,7 @@ async def ask_to_hand_over(
                     return Unanswered(reason)
             except ConnectError as exc:
                 reason = str(exc)
-            except SocketError as exc:  # we may not dial it: asking again changes nothing
+            except SocketError as exc:  # not allowed to dial it: asking again changes nothing
                 return Unanswered(str(exc))
             await trio.sleep(limits.HAND_OVER_RETRY_S)
     return Unanswered(f"no answer within {within_s:g} s" + (f" ({reason})" if reason else ""))

@@ -1,9 +1,9 @@
 """The file `served.json` in the state directory: which resources this node's gpuactors has served, and the models of
 each: `{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.ServedResources`.
 
-Only with it can a daemon that was started with other selectors, or with a newer pci.ids, know that a GPU was given away
-by the daemon before it under another name, and not by another plugin; and that what is at a GPU's address now is not
-what was given away.
+Only with it can a daemon that was started with other selectors, or with a newer pci.ids, know that a GPU was allocated
+by an earlier daemon under another name, and not by another plugin; and that the device at a GPU's address now is not
+the one that was allocated.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ServedFile:
 
 def _models(found: Any) -> frozenset[str]:
     """The models of one resource. Raises `TypeError` or `ValueError` for anything else: it would be compared with every
-    GPU that a pod has of it."""
+    allocated GPU of the resource."""
     if not isinstance(found, list):
         raise TypeError("models that are no list")
     if not all(_MODEL.fullmatch(model) for model in found):

@@ -1,4 +1,5 @@
-"""The Control service of the daemon. A handler decides nothing: it shows the state, or waits until we are done."""
+"""The Control service of the daemon. A handler decides nothing: it reports the state, or waits for the end of the
+hand-over."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from gpuactors.grpc_trio import BoundListener, Server
 
 
 class ControlService(pb.ControlBase):
-    """Reports the state; the first request for a hand-over is answered when `given_up` is set."""
+    """Reports the state; the first request for a hand-over is answered when `released` is set."""
 
     def __init__(self, state: LatestReader[NodeState], about: About, pid: int) -> None:
         self._state = state
         self._about = about
         self._pid = pid
         self.asked = trio.Event()
-        self.given_up = trio.Event()
+        self.released = trio.Event()
 
     async def status(self, message: pb.StatusRequest) -> pb.StatusResponse:
         view = view_of(self._state.value, trio.current_time())
@@ -36,7 +37,7 @@ class ControlService(pb.ControlBase):
                 Status.ABORTED, "this daemon is handing over to another successor: ask again in a moment"
             )
         self.asked.set()
-        await self.given_up.wait()
+        await self.released.wait()
         return pb.HandOverResponse(pid=self._pid)
 
 
@@ -58,9 +59,9 @@ class UnixHeldControl:
         await self._service.asked.wait()
 
     async def give_up(self) -> None:
-        """As `ports.HeldControl.give_up`. The answer is the sign for the successor to take the socket's place."""
+        """As `ports.HeldControl.give_up`. After the answer the successor takes the socket's place."""
         await self._listener.aclose()
-        self._service.given_up.set()
+        self._service.released.set()
         await self._server.drain(limits.DRAIN_S)
 
 

@@ -20,7 +20,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
-from gpuactors.control.client import HandedOver, Nobody, Unanswered, ask_to_hand_over
+from gpuactors.control.client import HandedOver, NotRunning, Unanswered, ask_to_hand_over
 from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.control.view import About
 from gpuactors.core.state import NodeState
@@ -131,7 +131,7 @@ class UnixControl:
         match await ask_to_hand_over(
             self._path, within_s=self._deadline_s, dial=io.dial, owner_of=io.owner_of
         ):
-            case Nobody():
+            case NotRunning():
                 return "none"
             case HandedOver(pid):
                 return f"process {pid} has handed over"

@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device. Of one that is gone from the node only what is remembered is known."""
+    """One device. If it is gone from the node, only its list entry, owner and history are known."""
 
     address: str
     id: str
@@ -65,7 +65,7 @@ class DeviceView:
     resource: str
     health: str
     cause: str
-    """Why it is so, as a word for programs: a `Cause`. Empty if a daemon of an older version was asked."""
+    """The reason as a word for programs: a `Cause`. Empty if a daemon of an older version was asked."""
     reason: str
     owner: str | None
     """The pod or claim that kubelet has given it to."""
@@ -101,7 +101,7 @@ class ResourceView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """All that is known, at one moment."""
+    """The state of a node at one moment."""
 
     role: str
     resources: tuple[ResourceView, ...]
@@ -175,7 +175,7 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
 def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
     known = index_of(state).devices
     views = [_present(state, r, known[r.function.address], at) for r in report(state)]
-    views += _remembered(state, at)
+    views += _gone_devices(state, at)
     return tuple(sorted(views, key=lambda view: view.address))
 
 
@@ -205,7 +205,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
     )
 
 
-def _remembered(state: NodeState, at: float) -> Iterable[DeviceView]:
+def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that are gone: still listed because a pod has them, or known from their history."""
     index = index_of(state)
     listed = {
@@ -265,18 +265,20 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
     """What to do about its owner or holder. What to do about its files is in the reason itself."""
-    who = " and ".join(str(holder) for holder in holders) or "its holder"
+    named = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device.function, observed_use(state, device)):
         return None
     match assessments_of(state).of[device.function.address].ownership.cause:
         case Cause.GROUP_IN_USE:
             return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"
         case Cause.ORPHANED:
-            return f"wait until {who} has ended, or end it; the GPU is offered again as soon as it is closed"
+            return (
+                f"wait until {named} has ended, or end it; the GPU is offered again as soon as it is closed"
+            )
         case Cause.HELD_BY_OTHER:
             ask = "" if holders else " (--holders proc names it)"
             return (
-                f"end {who}{ask} if it should not have the GPU; it is offered again as soon as it is closed"
+                f"end {named}{ask} if it should not have the GPU; it is offered again as soon as it is closed"
             )
         case Cause.HOLDER_UNKNOWN:
             return "nothing at first; if it persists, make kubelet's ledger readable"

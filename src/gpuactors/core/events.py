@@ -116,18 +116,18 @@ class SomeGroupsObserved:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRead:
-    """Read number `read` of kubelet's ledger came back: what List said, what the ledger file said. Which of that counts
-    is decided in `young_kubelet.py`."""
+    """Read number `read` of kubelet's ledger came back: the entries of List and those of the ledger file. Which of them
+    count is decided in `young_kubelet.py`."""
 
     read: int
     kubelet: RunningKubelet | None
     """None if no kubelet runs: then there is no list, and only the file counts."""
     listed: tuple[LedgerEntry, ...]
-    """What List named, sorted."""
+    """The entries of List, sorted."""
     claims: tuple[ClaimedDevice, ...]
     names_end: str | None = None
-    """What the names of all pods end in that List named, those without devices included: of a single pod its whole
-    name; None if it named no pod. The names themselves change with every pod of the node."""
+    """The common end of the names of all pods in List, those without devices included: of a single pod its whole name;
+    None if it has no pod. The names themselves change with every pod of the node."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     """Kubelet's own list: the healthy IDs of each requested resource, in the form of `listing.comparable`; a resource
     without a healthy device is not in here. None if kubelet did not list them."""
@@ -183,7 +183,7 @@ class SocketBound:
 
 @dataclass(frozen=True, slots=True)
 class SocketFailed:
-    """The plugin's endpoint could not be made, or died (answer to bind order `bind`)."""
+    """The plugin's endpoint could not be made, or failed (answer to bind order `bind`)."""
 
     resource: ResourceName
     bind: int
@@ -200,7 +200,7 @@ class RegisterSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class RegisterFailed:
-    """Register (order `register`) failed; kubelet may have forgotten a running client as well."""
+    """Register (order `register`) failed; kubelet may have dropped a running client as well."""
 
     resource: ResourceName
     register: int
@@ -274,7 +274,7 @@ class CallAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The time that `next_deadline` named has come."""
+    """The time of `next_deadline` has come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ step is ordered by a growing number and answered with that number; every failure
 Register, no stream in time, the last stream's end, a new kubelet.sock) leads back to its beginning.
 
 Kubelet's rules behind it (kubelet 1.36): it never dials again after a stream ended, so its end must lead to Register;
-a Register that fails makes it forget the running client as well, so another one must follow even if a stream is open;
+a Register that fails makes it drop the running client as well, so another one must follow even if a stream is open;
 registering while the old stream is open is undone when the old one ends, so an old stream is ended first. And an open
 stream does not show that kubelet has our list: another plugin may serve the resource. `listing.py` compares the lists;
 two reads against us end the registration as well.
@@ -133,7 +133,7 @@ def register_succeeded(plugin: PluginState, register: int, at: float) -> PluginS
 
 
 def register_failed(plugin: PluginState, register: int, reason: str, at: float) -> PluginState:
-    """Again, even with a stream open: kubelet may have forgotten the client that the stream belongs to."""
+    """Again, even with a stream open: kubelet may have dropped the client that the stream belongs to."""
     if register != plugin.register or not plugin.registering:
         return plugin
     failures = plugin.register_failures + 1

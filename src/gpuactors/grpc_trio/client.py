@@ -48,7 +48,7 @@ _STATUS_OF_RESET: Final = {
 
 
 class TrioDeadline(Deadline):
-    """grpclib's deadline on trio's clock, so that a simulation's clock rules."""
+    """grpclib's deadline on trio's clock, so that a simulation's clock counts."""
 
     def __init__(self, at_s: float) -> None:
         super().__init__(_timestamp=at_s)

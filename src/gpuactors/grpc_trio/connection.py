@@ -45,7 +45,7 @@ class Http2Connection:
         self._io_scope = trio.CancelScope(shield=True)
 
     async def handshake(self) -> bool:
-        """Wait for the peer's SETTINGS, its sign that it really speaks HTTP/2. False if the connection ends first."""
+        """Wait for the peer's SETTINGS, which show that it uses HTTP/2. False if the connection ends first."""
         await self._handshake_over.wait()
         return self.protocol.processor.peer_ready
 
@@ -56,7 +56,7 @@ class Http2Connection:
                 nursery.start_soon(self._receive)
                 await self.transport.pump()
                 self._all_sent.set()
-                # The peer may have gone while we wrote, and its last words still wait to be read.
+                # The peer may have gone while we wrote, and its last bytes still wait to be read.
                 with trio.move_on_after(GRPC_CLOSE_S):
                     await self.ended.wait()
                 nursery.cancel_scope.cancel()

@@ -155,7 +155,7 @@ class Http2Stream(protocol.Stream):
 class _EventOrEnd(Event):
     """Its waiters are also woken by the connection's end, which they then raise (h2.exceptions.ProtocolError).
 
-    grpclib's senders look again and wait on: for room in a buffer that is no longer emptied, for a turn that never
+    grpclib's senders check again and wait on: for room in a buffer that is no longer emptied, for a turn that never
     comes.
     """
 
@@ -220,7 +220,7 @@ class _EventsProcessor(protocol.EventsProcessor):
         super().__init__(handler, connection)
         self.processors = cast(Any, _Processors(cast(Any, self.processors)))
         self.peer_ready = False
-        """The peer's SETTINGS have arrived: it really speaks HTTP/2."""
+        """The peer's SETTINGS have arrived: it uses HTTP/2."""
 
     def process_remote_settings_changed(self, event: RemoteSettingsChanged) -> None:
         self.peer_ready = True
@@ -234,7 +234,7 @@ class _EventsProcessor(protocol.EventsProcessor):
 
 
 class _H2Connection(H2Connection):
-    """h2 remembers how streams were closed, to judge frames that were under way; 65,536 of them (16 MiB) by itself."""
+    """h2 keeps how streams were closed, to judge frames that were under way; 65,536 of them (16 MiB) by itself."""
 
     MAX_CLOSED_STREAMS = 1024
 
@@ -270,7 +270,7 @@ class Protocol(protocol.H2Protocol):
             self.connection.flush()
 
     def _refuse_overlong_frame(self) -> None:
-        """By its announced length. h2 looks at that only when the frame is whole: 16 MiB in memory for nothing."""
+        """By its announced length. h2 checks that only when the frame is whole: 16 MiB in memory for nothing."""
         h2_connection = self.connection._connection
         announced_bytes = int.from_bytes(h2_connection.incoming_buffer._data[:_FRAME_LENGTH_BYTES], "big")
         if announced_bytes > h2_connection.max_inbound_frame_size:

@@ -37,7 +37,7 @@ class SocketPathTooLongError(SocketError):
 
 
 class SocketInUseError(SocketError):
-    """A live process listens on the path. `pid` is 0 if it is in another PID namespace, None if not to be had."""
+    """A live process listens on the path. `pid` is 0 if it is in another PID namespace, None if it is unknown."""
 
     def __init__(self, text: str, *, pid: int | None) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class NotASocketError(SocketError):
 
 
 class SocketBindError(SocketError):
-    """The directory does not let us: missing, read-only, full, no permission."""
+    """The directory does not allow it: missing, read-only, full, no permission."""
 
 
 class ConnectError(SocketError):
@@ -66,7 +66,7 @@ class BoundListener(trio.abc.Listener[trio.abc.Stream]):
 
 
 class UnixListener(BoundListener):
-    """A listening socket and the file that stands for it. Made by `bind_unix`."""
+    """A listening socket and its file. Made by `bind_unix`."""
 
     def __init__(self, path: str, listener: trio.SocketListener, inode_id: tuple[int, int]) -> None:
         self.path: Final = path
@@ -94,7 +94,7 @@ class UnixListener(BoundListener):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A live process that listens on a socket. `pid` is 0 if it is in another PID namespace, None if not to be had."""
+    """A live process that listens on a socket. `pid` is 0 if it is in another PID namespace, None if it is unknown."""
 
     pid: int | None
 
@@ -106,7 +106,7 @@ class SocketFile:
     identity: str
     """Its identity: a new socket has another, even with the same inode."""
     age_s: float
-    """For how long it has been there. A clock that was set back makes it young."""
+    """Seconds since it was made. After a clock was set back this is too small."""
 
 
 class Bind(Protocol):
@@ -229,13 +229,13 @@ def _check_vacant(path: str, evict: Collection[Owner]) -> None:
 def _in_use(path: str, pid: int | None) -> SocketInUseError:
     match pid:
         case None:
-            who = "another process"
+            listener = "another process"
         case 0:
-            who = "a process in another PID namespace (another pod?)"
+            listener = "a process in another PID namespace (another pod?)"
         case _:
-            who = f"process {pid}"
+            listener = f"process {pid}"
     return SocketInUseError(
-        f"{who} listens on {path}; two plugins cannot share it: stop that one first, "
+        f"{listener} listens on {path}; two plugins cannot share it: stop that one first, "
         "or give one of them another socket directory",
         pid=pid,
     )

@@ -28,7 +28,7 @@ from gpuactors.host.threads import in_thread
 from gpuactors.ports import HostError
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
-"""As the configuration has it."""
+"""The values of the setting `holders`."""
 
 OpenNode: TypeAlias = Callable[[str], None]
 """Opens a device node for reading and writing and closes it at once. Raises `OSError`."""
@@ -84,7 +84,7 @@ class _Known:
     """Why processes could not be read; empty if all could."""
 
     def of(self, groups: Set[int], functions: Set[PciAddress]) -> _Known:
-        """What is known only of these."""
+        """The results for these groups only."""
         return replace(
             self,
             holders={g: held for g, held in self.holders.items() if g in groups},
@@ -93,11 +93,11 @@ class _Known:
         )
 
     def others(self, groups: Set[int], functions: Set[PciAddress]) -> _Known:
-        """What is known of all but these."""
+        """The results for all groups but these."""
         return self.of(self.groups - groups, self.enabled.keys() - functions)
 
     def beside(self, others: _Known) -> _Known:
-        """This, and what is known of the others."""
+        """These results, and the known ones of the other groups."""
         return replace(
             self,
             holders={**others.holders, **self.holders},
@@ -141,7 +141,8 @@ class _Observation:
         self.given_up = False
         """No task waits for it any more."""
         self.passed_all = False
-        """All processes were read, for every group: what is known of others grows no younger."""
+        """All processes were read, for every group. Only such a pass is followed by a rest: any other one renews
+        nothing for the other groups."""
         self._passive: list[_Passive] = []
         self._found: Found | None = None
         self._refused: dict[int, bool | None] = {}
@@ -175,7 +176,7 @@ class _Observation:
         self.at = part
         return True
 
-    # --- who holds it ---------------------------------------------------------------------------------------
+    # --- the holders ----------------------------------------------------------------------------------------
 
     def _find(self) -> Found:
         """The holders: those known from the last pass if nothing changed since, else by a new pass."""
@@ -315,9 +316,9 @@ class SysfsUse:
         try:
             with trio.move_on_after(self._deadline_s):
                 await in_thread(observation.run, name="poll", ended=lambda: self._hanging.remove(observation))
-            self._tell_short("")
+            self._log_shortage("")
         except HostError as exc:  # the poll saw less, or nothing; the core requests another one soon
-            self._tell_short(str(exc))
+            self._log_shortage(str(exc))
         finally:
             observation.given_up = True
         if observation.known is not None and observation.known is not self._known:
@@ -325,16 +326,16 @@ class SysfsUse:
         if observation.passed_all and observation.known is not None:
             rest_s = min(limits.PROC_SCAN_REST * observation.known.took_s, limits.PROC_SCAN_REST_MAX_S)
             self._rested_at = trio.current_time() + rest_s
-        self._tell(observation.problem)
+        self._log_problem(observation.problem)
         return observation.uses()
 
-    def _tell_short(self, shortage: str) -> None:
+    def _log_shortage(self, shortage: str) -> None:
         """Logs once which shortage hides the use of the groups."""
         if shortage and not self._short:
             _log.warning("host.short", reason=f"which process uses which GPU is not known now: {shortage}")
         self._short = shortage
 
-    def _tell(self, problem: str | None) -> None:
+    def _log_problem(self, problem: str | None) -> None:
         """Logs what is missing, once, and when it is available again."""
         if problem is None or problem == self._problem:
             return

@@ -3,9 +3,9 @@
 A handler turns its request into an event and waits for the core's answer. It decides nothing, and keeps only which list
 was sent on each stream.
 
-Handing out one device of an IOMMU group makes the others Unhealthy. That list is sent before the answer to Allocate, on
-every open stream: else kubelet may give one of the others to its next pod, which could not be admitted. Kubelet reads
-both from one connection, in this order; how it processes them is not guaranteed.
+Allocating one device of an IOMMU group makes the others Unhealthy. That list is sent before the answer to Allocate, on
+every open stream: else kubelet may allocate one of the others to its next pod, which could not be admitted. Kubelet
+reads both from one connection, in this order; how it processes them is not guaranteed.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
             with self._sent.stream() as stream:
                 async for device_list in device_lists:
                     # Kubelet rewrites its ledger's file at each device list.
-                    told = self._messages.of(device_list)
-                    if told is not sent:
-                        sent = told
-                        yield told
+                    response = self._messages.of(device_list)
+                    if response is not sent:
+                        sent = response
+                        yield response
                     self._sent.note(stream, device_lists.seen)
 
     async def allocate(self, message: pb.AllocateRequest) -> pb.AllocateResponse:
@@ -89,7 +89,7 @@ class _Stream:
     """One open ListAndWatch stream."""
 
     sent: int = -1
-    """The version of the last list that is on its way."""
+    """The version of the last list that has been sent."""
     reads: bool = True
     """False after a wait for it timed out, until it has caught up."""
 

@@ -43,7 +43,7 @@ API_VERSION: Final = "v1beta1"
 
 @dataclass(frozen=True, slots=True)
 class KubeletIo:
-    """How kubelet and its directory are reached: the node's, or a simulation's."""
+    """The calls that reach kubelet and its directory: the node's, or a simulation's."""
 
     dial: Dial
     bind: Bind

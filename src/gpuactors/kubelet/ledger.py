@@ -148,7 +148,7 @@ class KubeletLedger:
                 f"{limits.LEDGER_LIST_DEADLINE_S:g} s; the last contents stay in effect: check whether kubelet hangs"
             ) from exc
         except ConnectError as exc:
-            if _nobody_there(exc):
+            if _is_not_running(exc):
                 return None
             raise LedgerError(f"cannot ask kubelet for its ledger: {exc}") from exc
         except SocketError as exc:
@@ -210,7 +210,7 @@ def _read_file(path: str, max_bytes: int) -> bytes | None:
 
 
 def _running(socket: SocketFile | None) -> RunningKubelet:
-    """Who answered at this socket; one that was gone by then is no young kubelet's."""
+    """The kubelet that answered at this socket; if the socket was gone by then, that kubelet counts as old."""
     if socket is None:
         return RunningKubelet("", limits.LEDGER_SETTLE_S)
     return RunningKubelet(socket.identity, min(socket.age_s, limits.LEDGER_SETTLE_S))
@@ -357,7 +357,7 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerFile:
         CachedAnswer(ResourceName(resource), DeviceId(device), tuple(sorted(nodes)))
         for (resource, device), nodes in sorted(answers.items())
     )
-    return LedgerFile(_ordered(entries), tuple(cached), _said(damaged, path))
+    return LedgerFile(_ordered(entries), tuple(cached), _damage(damaged, path))
 
 
 def _nodes(answer: object) -> set[str] | None:
@@ -367,7 +367,7 @@ def _nodes(answer: object) -> set[str] | None:
         return set()
     try:
         content = base64.b64decode(answer if isinstance(answer, str) else b"?", validate=True)
-        if _VFIO not in content:  # most of a node's devices are others', and parsing takes time
+        if _VFIO not in content:  # most devices of a node are other plugins', and parsing takes time
             return set()
         response = decode(content, ContainerAllocateResponse)
     except ValueError:
@@ -375,7 +375,8 @@ def _nodes(answer: object) -> set[str] | None:
     return {d.host_path for d in response.devices if d.host_path.startswith(_VFIO.decode())}
 
 
-def _said(damaged: list[str], path: str) -> str:
+def _damage(damaged: list[str], path: str) -> str:
+    """As `LedgerFile.damaged`."""
     if not damaged:
         return ""
     more = f" and of {len(damaged) - _DAMAGED_MAX} more" if len(damaged) > _DAMAGED_MAX else ""
@@ -398,8 +399,8 @@ def _of_shortage(error: OSError | RuntimeError) -> LedgerError:
     return LedgerError(f"kubelet's ledger cannot be read: {problem}")
 
 
-def _nobody_there(error: ConnectError) -> bool:
-    """No socket, or the socket that a dead kubelet left behind."""
+def _is_not_running(error: ConnectError) -> bool:
+    """No socket, or one that no kubelet listens on any more."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED)
 

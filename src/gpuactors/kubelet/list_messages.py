@@ -1,7 +1,8 @@
-"""One resource's device lists as ListAndWatch's messages, of which only what changed is encoded.
+"""One resource's device lists as ListAndWatch's messages; only changed entries are encoded.
 
-betterproto2 takes some 25 microseconds for a device, in which the daemon does nothing else. A list may have hundreds
-(kubelet's ledger decides that), each change makes a new one, and each stream is sent it. Must not decide what is sent.
+betterproto2 takes some 25 microseconds for a device, in which the daemon does nothing else. A list may have hundreds of
+devices (kubelet's ledger decides that), each change makes a new one, and each stream is sent it. Must not decide which
+devices are sent.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import final
 from gpuactors.core.model import DeviceId, DeviceList, Health
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
-_Told = tuple[DeviceId, Health, int | None]
+_Fields = tuple[DeviceId, Health, int | None]
 """The advertised fields of a device; there is none for our reason."""
 
 
@@ -26,22 +27,21 @@ class ListMessage(pb.ListAndWatchResponse):
 
 @final
 class ListMessages:
-    """The messages of one resource's device lists. Keeps what it encoded of the last one, and nothing of those
-    before."""
+    """The messages of one resource's device lists. Keeps the encoded entries of the last one only."""
 
     def __init__(self) -> None:
         self._device_list: DeviceList | None = None
         self._message = ListMessage()
-        self._devices: dict[_Told, tuple[pb.Device, bytes]] = {}
+        self._devices: dict[_Fields, tuple[pb.Device, bytes]] = {}
 
     def of(self, device_list: DeviceList) -> ListMessage:
         """The message of a device list: the same object as before where its contents are the same."""
         if device_list is self._device_list:
             return self._message
-        told = [(entry.id, entry.health, entry.numa_node) for entry in device_list]
-        if self._device_list is None or told != list(self._devices):
+        entries = [(entry.id, entry.health, entry.numa_node) for entry in device_list]
+        if self._device_list is None or entries != list(self._devices):
             # An ID is in a device list once, so no entry takes another's place.
-            self._devices = {one: self._devices.get(one) or _device(*one) for one in told}
+            self._devices = {entry: self._devices.get(entry) or _device(*entry) for entry in entries}
             self._message = ListMessage(devices=[device for device, _ in self._devices.values()])
             self._message.encoded = b"".join(encoded for _, encoded in self._devices.values())
         self._device_list = device_list

@@ -1,7 +1,7 @@
 """The sockets in kubelet's directory: kubelet's own, and those of other plugins beside it.
 
-What is found is reported as `ports.Sockets`. Must not reach the system except through a `DirectoryIo`: a simulation
-has one of its own.
+They are reported as `ports.Sockets`. Must not reach the system except through a `DirectoryIo`: a simulation has one of
+its own.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Change:
 
 
 class Changes(Protocol):
-    """What changes in one directory from now on."""
+    """The changes in one directory from now on."""
 
     async def wait(self) -> None:
-        """Until there is something to read."""
+        """Returns when there is a change to read."""
         ...
 
     def read(self) -> Sequence[Change]:
-        """What has changed since the last time; nothing, perhaps."""
+        """The changes since the last read; perhaps none."""
         ...
 
 
@@ -81,7 +81,7 @@ class DirectoryIo:
     directory: Callable[[str], Directory]
     """Raises `OSError`."""
     names: Callable[[str], AbstractContextManager[Iterable[str]]]
-    """What is in a directory. Raises `OSError`, also during the iteration."""
+    """The names in a directory. Raises `OSError`, also during the iteration."""
     socket_file: Callable[[str], SocketFile | None]
 
 

@@ -106,7 +106,7 @@ def pre_start_response(answer: Answer) -> pb.PreStartContainerResponse:
 
 
 def refusal(answer: Answer) -> GRPCError:
-    """A refusal as gRPC knows it: the status by name, the reason as its message."""
+    """A refusal as a gRPC error: the status by name, the reason as its message."""
     if not isinstance(answer, Refused):
         raise TypeError(f"the core answered another question: {answer!r}")
     return GRPCError(Status[answer.status.value], answer.reason)

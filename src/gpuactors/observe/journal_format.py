@@ -178,13 +178,13 @@ def header_line(header: Header) -> bytes:
 
 @final
 class LineWriter:
-    """Turns the steps of one file into lines; remembers the last event of each kind. A step may wait for others that
+    """Turns the steps of one file into lines; keeps the last event of each kind. A step may wait for others that
     are folded with it: `rest` must be written before anything else.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, bytes]] = {}
-        self._said: dict[str, bytes] = {}
+        self._effects: dict[str, bytes] = {}
         """The effects of the last event of each kind, as they were written."""
         self._digests = Digests()
         self._folded: list[tuple[str, float]] = []
@@ -194,7 +194,7 @@ class LineWriter:
         """A line to replay from, and the waiting line before it. Later lines refer to nothing before it."""
         waiting = self.rest()
         self._last.clear()
-        self._said.clear()
+        self._effects.clear()
         whole = {name: msgspec.to_builtins(getattr(state, name)) for name in _STATE}
         return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 
@@ -210,12 +210,12 @@ class LineWriter:
             for name, value in given.items()
             if last is None or last.get(name) != value
         }
-        if last is not None and effects == self._said[kind] and _is_as_asked(step, changed):
+        if last is not None and effects == self._effects[kind] and _is_as_asked(step, changed):
             self._folded.append((_LETTERS[kind], step.at))
             self._outputs = step.outputs
             return b""
         waiting = self.rest()
-        self._last[kind], self._said[kind] = given, effects
+        self._last[kind], self._effects[kind] = given, effects
         line = StepLine(
             step.at,
             kind,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,14 +59,16 @@ def holders(directory: Path, rounds: int) -> list[Figure]:
     ]
 
 
-def polling(directory: Path, groups: Sequence[int], seconds: float, quiet_s: float) -> list[Figure]:
+def polling(
+    directory: Path, groups: Sequence[int], seconds: float, quiet_s: float, *, python: str = sys.executable
+) -> list[Figure]:
     """What the polls of a node with so many free GPUs cost, each in a group of its own; nothing happens to it."""
-    return [f for count in groups for f in _polling(directory / f"p{count}", count, seconds, quiet_s)]
+    return [f for count in groups for f in _polling(directory / f"p{count}", count, seconds, quiet_s, python)]
 
 
-def _polling(directory: Path, groups: int, seconds: float, quiet_s: float) -> list[Figure]:
+def _polling(directory: Path, groups: int, seconds: float, quiet_s: float, python: str) -> list[Figure]:
     directory.mkdir()
-    with Node(directory, gpus=groups) as node:
+    with Node(directory, gpus=groups, python=python) as node:
         node.start_daemon()
         node.settle()
         time.sleep(quiet_s)

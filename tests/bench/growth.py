@@ -8,7 +8,6 @@ nothing (`bare_plugin.py`), on the same gRPC server.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ from tests.support.device_plugin_grpcio import message, stub
 
 GPUS: Final = (4, 32, 256)
 CALLERS: Final = 16
+BLOCK: Final = 25
+"""So many calls of one party follow each other."""
 WAIT_S: Final = 30.0
 
 NOW: Final = "now"
@@ -78,7 +79,7 @@ def measure(
                 )
                 yield reading(
                     f"allocate.{name}.{count}_gpus.processor",
-                    f"processor time of one of these {calls} calls, all threads, in ticks' precision",
+                    f"processor time of one of these {calls} calls, all threads",
                     "ms",
                     spent_ms,
                 )
@@ -120,18 +121,21 @@ def _ratios(
 
 
 def _alone(plugins: Mapping[str, Plugin], calls: int) -> Iterator[tuple[str, list[float], float]]:
-    """One call after the other, the parties in turn: (party, milliseconds of each, processor time of one)."""
+    """One call after the other, the parties in turn by blocks: (party, milliseconds of each, processor time of one).
+
+    The processor time is that of a party's own blocks: what it does while another is called is not a call's.
+    """
     for name in plugins:
         plugins[name].allocate(0)  # the connection is made by the first
-    before = {name: procfs.activity(plugin.pid).cpu_ticks for name, plugin in plugins.items()}
     samples: dict[str, list[float]] = {name: [] for name in plugins}
-    for i in range(calls):
+    spent_ns = dict.fromkeys(plugins, 0)
+    for first in range(0, calls, BLOCK):
         for name, plugin in plugins.items():
-            samples[name].append(plugin.allocate(i))
-    tick_ms = 1e3 / os.sysconf("SC_CLK_TCK")
-    for name, plugin in plugins.items():
-        spent = procfs.activity(plugin.pid).cpu_ticks - before[name]
-        yield name, samples[name], spent * tick_ms / calls
+            before_ns = procfs.processor_ns(plugin.pid)
+            samples[name] += [plugin.allocate(i) for i in range(first, min(first + BLOCK, calls))]
+            spent_ns[name] += procfs.processor_ns(plugin.pid) - before_ns
+    for name in plugins:
+        yield name, samples[name], spent_ns[name] / 1e6 / calls
 
 
 def _at_once(plugins: Mapping[str, Plugin], calls: int) -> Iterator[tuple[str, list[float]]]:

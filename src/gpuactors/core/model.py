@@ -364,7 +364,24 @@ class YoungKubelet:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Refreshed:
+    """What is known by answers to numbered requests, one outstanding at a time."""
+
+    refresh: Refresh
+
+    @property
+    def outstanding(self) -> int | None:
+        """The number of the request that is outstanding."""
+        return self.refresh.outstanding
+
+    @property
+    def due_at(self) -> float:
+        """When the next one is due by itself."""
+        return self.refresh.due_at
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger(Refreshed):
     """Kubelet's ledger: which pod has which device. Numbers come from the same counter as inspections."""
 
     read: int
@@ -375,7 +392,6 @@ class Ledger:
     """Why the last read failed, as a sentence; the entries are the last known ones then."""
     tried: bool
     """A first read has come back, with any result."""
-    refresh: Refresh
     asked_at: float = -math.inf
     """When the last read was requested, the outstanding one if there is one."""
     read_at: float = -math.inf
@@ -389,16 +405,6 @@ class Ledger:
     source: LedgerSource = LedgerSource.LIST
     """Of `entries`; without meaning before the first read."""
     young: YoungKubelet = YoungKubelet()
-
-    @property
-    def outstanding(self) -> int | None:
-        """The number of the read that is outstanding."""
-        return self.refresh.outstanding
-
-    @property
-    def due_at(self) -> float:
-        """When the next one is due by itself."""
-        return self.refresh.due_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,8 +463,12 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Polls:
-    """The kernel's side: which groups are in use. Numbers come from the same counter as inspections."""
+class Polls(Refreshed):
+    """The kernel's side: which groups are in use. Numbers come from the same counter as inspections.
+
+    A poll is due when every group is to be polled: never while such a poll is outstanding, or wanted after the
+    outstanding one.
+    """
 
     groups: Mapping[int, Observed]
     baselines: Mapping[PciAddress, int]
@@ -466,9 +476,6 @@ class Polls:
     when the function goes, or its binding changes."""
     done: int
     """The number of the last poll of every group that came back; 0 before the first one."""
-    refresh: Refresh
-    """It is due when every group is to be polled: never while such a poll is outstanding, or wanted after the
-    outstanding one."""
     of: frozenset[int] | None = None
     """The groups that the outstanding poll is of; None: every one that matters."""
     again_of: frozenset[int] | None = None
@@ -479,16 +486,6 @@ class Polls:
     """Functions that were on a vfio driver, are on none now, and may still be waited for by their unbind."""
     doubtful: frozenset[PciAddress] = frozenset()
     """Functions whose binding has changed since the outstanding poll was requested."""
-
-    @property
-    def outstanding(self) -> int | None:
-        """The number of the poll that is outstanding."""
-        return self.refresh.outstanding
-
-    @property
-    def due_at(self) -> float:
-        """When the next one is due by itself."""
-        return self.refresh.due_at
 
     def is_to_see(self, group: int | None) -> bool:
         """A poll of that group is outstanding, or wanted after the outstanding one."""

@@ -40,7 +40,7 @@ from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, path_problem
 from gpuactors.control.view import About, Setting
 from gpuactors.core.device_lists import is_ready
-from gpuactors.core.effects import Answer, Level, Say
+from gpuactors.core.effects import Answer, Level, Log
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
 from gpuactors.core.model import ResourceName, Settings
 from gpuactors.core.snapshot import project
@@ -230,7 +230,7 @@ async def run_daemon(
     settings: Settings,
     outside: Outside,
     *,
-    say: Callable[[Say], None] | None = None,
+    log_line: Callable[[Log], None] | None = None,
     task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Runs the daemon against any outside until it is stopped or cancelled.
@@ -277,7 +277,7 @@ async def run_daemon(
 
         journal = outside.journal
         record = journal.record if journal is not None else None
-        nursery.start_soon(registry.run, state, inbox, cells, replies, say or say_in_log, record)
+        nursery.start_soon(registry.run, state, inbox, cells, replies, log_line or write_log, record)
         nursery.start_soon(plugins)
         actor(
             "sysfs_inspector", lambda: sysfs_inspector.run(cells.inspections.subscribe(), outside.host, post)
@@ -303,7 +303,7 @@ async def run_daemon(
             )
             actor("hand_over", lambda: hand_over.run(handing))
         else:
-            nursery.start_soon(_say_serving, cells.state.subscribe(), say or say_in_log)
+            nursery.start_soon(_log_serving, cells.state.subscribe(), log_line or write_log)
         if (file := outside.served) is not None:
             actor("served_keeper", lambda: served_keeper.run(cells.state.subscribe(), file, _served_unkept))
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
@@ -322,15 +322,15 @@ def _served_unkept(reason: str) -> None:
     log.warning("served.unkept", reason=reason)
 
 
-async def _say_serving(state: LatestReader[NodeState], say: Callable[[Say], None]) -> None:
+async def _log_serving(state: LatestReader[NodeState], log_line: Callable[[Log], None]) -> None:
     """Logs `daemon.serving` once, when the first list is ready; with a control socket the hand-over does."""
     while not is_ready(state.value):
         await state.receive()
     fields = {"predecessor": "none was asked, as there is no control socket"}
-    say(Say(Level.INFO, "daemon.serving", fields))
+    log_line(Log(Level.INFO, "daemon.serving", fields))
 
 
-def say_in_log(line: Say) -> None:
+def write_log(line: Log) -> None:
     """One line of the core in the log."""
     match line.level:
         case Level.DEBUG:

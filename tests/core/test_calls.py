@@ -8,7 +8,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.effects import Grant, Granted, Preferred, Ready, Refusal, Refused, Say
+from gpuactors.core.effects import Grant, Granted, Log, Preferred, Ready, Refusal, Refused
 from gpuactors.core.events import (
     AllocateAsked,
     CallAbandoned,
@@ -142,7 +142,7 @@ def test_a_device_that_changed_since_is_refused_with_its_reason(
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason.startswith(f"{A}: ")
     assert said in answer.reason
-    refusals = [e for e in core.effects if isinstance(e, Say) and e.name == "call.refused"]
+    refusals = [e for e in core.effects if isinstance(e, Log) and e.name == "call.refused"]
     assert [e.fields["reason"] for e in refusals] == [answer.reason], "the log has the same words"
 
 

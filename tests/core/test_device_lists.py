@@ -11,7 +11,7 @@ from gpuactors import limits
 from gpuactors.core import device_lists, entries
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.assessment.status import DeviceStatus
-from gpuactors.core.effects import Effect, Field, Say
+from gpuactors.core.effects import Effect, Field, Log
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -196,7 +196,7 @@ def test_a_call_holds_no_id_that_means_no_device() -> None:
 def test_of_many_ids_that_mean_nothing_some_are_said_and_the_others_counted() -> None:
     core = Core(gpu(A), gpu(B))
     core.ledger = {f"odd {n:03}": "pod" for n in range(500)} | {B: "vm-1"}
-    said = [e for e in core.feed(KubeletAppeared("socket 1")) if isinstance(e, Say)]
+    said = [e for e in core.feed(KubeletAppeared("socket 1")) if isinstance(e, Log)]
     lines = [e.fields for e in said if e.name == "device.changed"]
     assert [f["device"] for f in lines if f["health"] == "Healthy"] == [B]
     assert len(lines) == limits.QUOTED_ITEMS_MAX + 1
@@ -204,7 +204,7 @@ def test_of_many_ids_that_mean_nothing_some_are_said_and_the_others_counted() ->
     assert (rest["resource"], rest["count"]) == (H100, 500 - limits.QUOTED_ITEMS_MAX)
     assert len(core.device_list()) == 502, "each of them is listed"
     core.ledger = {}
-    said = [e for e in core.feed(KubeletAppeared("socket 2")) if isinstance(e, Say)]
+    said = [e for e in core.feed(KubeletAppeared("socket 2")) if isinstance(e, Log)]
     gone = [e.fields["device"] for e in said if e.name == "device.gone"]
     assert len(gone) == limits.QUOTED_ITEMS_MAX
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
@@ -241,7 +241,7 @@ def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_histor
         A: "the PCI function is gone from this node",
         B: "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
     }
-    gone = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.gone"]
+    gone = [e.fields for e in core.effects if isinstance(e, Log) and e.name == "device.gone"]
     causes = {A: "Gone", B: "NotBound"}
     assert gone == [
         {"resource": H100, "device": a, "cause": causes[a], "reason": reason} for a, reason in why.items()
@@ -339,4 +339,4 @@ def test_an_odd_id_in_a_broken_rule_is_quoted(monkeypatch: pytest.MonkeyPatch) -
 
 
 def broken_rules(effects: list[Effect]) -> list[Mapping[str, Field]]:
-    return [e.fields for e in effects if isinstance(e, Say) and e.name == "rule.broken"]
+    return [e.fields for e in effects if isinstance(e, Log) and e.name == "rule.broken"]

@@ -10,7 +10,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core import inspections
-from gpuactors.core.effects import Level, Say
+from gpuactors.core.effects import Level, Log
 from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
@@ -219,7 +219,7 @@ def test_a_function_whose_id_was_never_readable_is_no_device_but_is_said_once() 
     assert list(core.state.published.plugins) == [H100]
 
     def said() -> list[tuple[object, object]]:
-        lines = [e for e in core.effects if isinstance(e, Say) and e.name == "function.unreadable"]
+        lines = [e for e in core.effects if isinstance(e, Log) and e.name == "function.unreadable"]
         return [(line.fields["address"], line.fields["reason"]) for line in lines]
 
     assert said() == [], "it may be just being plugged in"
@@ -249,7 +249,7 @@ def test_a_shortage_of_ours_is_no_devices_fault() -> None:
     lines = [
         (e.level, e.fields["reason"])
         for e in core.effects
-        if isinstance(e, Say) and e.name == "inspection.failed"
+        if isinstance(e, Log) and e.name == "inspection.failed"
     ]
     assert lines == [(Level.WARNING, SHORT), *[(Level.DEBUG, SHORT)] * 4]
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
@@ -304,7 +304,7 @@ def test_that_uevents_are_not_heard_is_kept_and_said_once() -> None:
     core.feed(UeventsUnavailable("EPERM"))
     assert core.state.host.uevents == "EPERM"
     core.feed(UeventsUnavailable("EPERM"))
-    said = [e.level for e in core.effects if isinstance(e, Say) and e.name == "uevents.unavailable"]
+    said = [e.level for e in core.effects if isinstance(e, Log) and e.name == "uevents.unavailable"]
     assert said == [Level.WARNING, Level.DEBUG]
     core.feed(UeventsOpened())
     assert core.state.host.uevents == ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Answer, Granted, Preferred, Ready, Refusal, Refused, Reply, Say
+from gpuactors.core.effects import Answer, Granted, Log, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -484,5 +484,5 @@ def test_what_is_damaged_in_kubelets_file_is_said_once(problem: str | None) -> N
     core = node(*ALONE)
     core.ledger_problem = problem
     core.damaged = "in the file an answer is damaged"
-    said = [e for e in core.pass_time(limits.LEDGER_QUIET_S * 3) if isinstance(e, Say)]
+    said = [e for e in core.pass_time(limits.LEDGER_QUIET_S * 3) if isinstance(e, Log)]
     assert [e.fields for e in said if e.name == "ledger.damaged"] == [{"reason": core.damaged}]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Effect, Say
+from gpuactors.core.effects import Effect, Log
 from gpuactors.core.events import (
     AllocateAsked,
     HostScanned,
@@ -54,7 +54,7 @@ def core() -> Core:
 
 
 def said(effects: list[Effect], name: str) -> list[str]:
-    return [str(e.fields.get("reason", "")) for e in effects if isinstance(e, Say) and e.name == name]
+    return [str(e.fields.get("reason", "")) for e in effects if isinstance(e, Log) and e.name == name]
 
 
 def lose_and_register(core: Core, stream: int) -> None:
@@ -101,7 +101,7 @@ def test_kubelet_that_does_not_say_is_no_reason_for_anything(core: Core, answer:
     out = core.pass_time(3600)
     assert is_registered(plugin(core))
     assert said(out, "plugin.contested") == []
-    reads = [e for e in out if isinstance(e, Say) and e.name.startswith("ledger.")]
+    reads = [e for e in out if isinstance(e, Log) and e.name.startswith("ledger.")]
     assert len(reads) <= 3600 / limits.LEDGER_RETRY_S + 1
 
 
@@ -330,7 +330,7 @@ def test_a_storm_of_sockets_costs_one_read_a_second(core: Core) -> None:
     for n in range(1000):
         out += core.feed(NeighboursSeen((f"{n}.sock",)))
         out += core.pass_time(0.01)
-    reads = [e for e in out if isinstance(e, Say) and e.name == "ledger.read"]
+    reads = [e for e in out if isinstance(e, Log) and e.name == "ledger.read"]
     assert 5 <= len(reads) <= 11
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors import limits
-from gpuactors.core.effects import Answer, Refused, Say
+from gpuactors.core.effects import Answer, Log, Refused
 from gpuactors.core.events import AllocateAsked, FunctionInspected, KubeletAppeared, PreStartAsked
 from gpuactors.core.model import (
     CachedAnswer,
@@ -72,7 +72,7 @@ def assert_fit(core: Core, answers: list[Answer]) -> None:
     reasons = [a.reason for a in answers if isinstance(a, Refused)]
     reasons += [a.reason for device_list in core.state.published.device_lists.values() for a in device_list]
     reasons += [device.reason for device in report(core.state)]
-    fields = [e.fields for e in core.effects if isinstance(e, Say)]
+    fields = [e.fields for e in core.effects if isinstance(e, Log)]
     for field in (f for each in fields for f in each.values()):
         reasons += [field] if isinstance(field, str) else list(field) if isinstance(field, tuple) else []
     for reason in reasons:
@@ -119,7 +119,7 @@ def test_odd_ids_that_come_into_kubelets_ledger_and_leave_it_are_quoted_in_the_l
             core.ledger = {odd: "vm"} if there else {}
             core.feed(KubeletAppeared(f"socket {odd[:1]} {there}"))
             assert (odd in core.device_list()) is there
-    said = [effect.name for effect in core.effects if isinstance(effect, Say)]
+    said = [effect.name for effect in core.effects if isinstance(effect, Log)]
     assert {"device.changed", "device.gone"} <= set(said)
     assert_fit(core, [])
 

@@ -291,8 +291,8 @@ MUTATIONS: Final = (
         "no scan after uevents were lost",
         "core/step.py",
         "            return _rescanned(state, uevents=state.host.uevents), [\n"
-        '                Say(Level.WARNING, "uevents.lost"',
-        '            return state, [\n                Say(Level.WARNING, "uevents.lost"',
+        '                Log(Level.WARNING, "uevents.lost"',
+        '            return state, [\n                Log(Level.WARNING, "uevents.lost"',
     ),
     Mutation(
         "no scan when the socket of uevents is open at last",

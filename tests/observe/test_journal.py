@@ -115,7 +115,7 @@ def test_every_event_comes_out_as_it_went_in() -> None:
     for at, event in enumerate(
         [*EVENTS, *EVENTS, *reversed(EVENTS)]
     ):  # what is left out the second time comes back
-        news = (effects.Say(effects.Level.INFO, "what.happened", {}),)
+        news = (effects.Log(effects.Level.INFO, "what.happened", {}),)
         line = read_line(writer.step_line(Step(state, event, at + 0.1, news, project(state))))
         assert isinstance(line, StepLine)
         assert line.at == at + 0.1
@@ -132,7 +132,7 @@ def test_a_failed_read_of_an_older_journal_says_nothing_of_the_file() -> None:
 
 def test_every_effect_is_in_the_line() -> None:
     written = (
-        effects.Say(
+        effects.Log(
             effects.Level.WARNING,
             "call.refused",
             {"devices": ("a", "b"), "n": 1, "x": None, "at": 0.5, "ok": True},
@@ -225,7 +225,7 @@ def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(
         case "another use":
             other = replace(poll, event=replace(poll.event, uses=poll.event.uses[1:]))
         case "another answer to it":
-            other = replace(poll, effects=(effects.Say(effects.Level.DEBUG, "never.said", {}),))
+            other = replace(poll, effects=(effects.Log(effects.Level.DEBUG, "never.said", {}),))
         case "another number":
             other = replace(poll, event=replace(poll.event, poll=poll.event.poll + 1))
         case _:

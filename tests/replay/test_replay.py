@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Level, Say
+from gpuactors.core.effects import Level, Log
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.observe.journal_format import FORMAT
@@ -132,7 +132,7 @@ def test_no_order_comes_from_a_set(tmp_path: Path, seed: str) -> None:
 def test_another_effect_differs(tmp_path: Path) -> None:
     steps = story().steps
     at = next(i for i, step in enumerate(steps) if step.effects)
-    steps[at] = replace(steps[at], effects=[*steps[at].effects, Say(Level.INFO, "never.said", {})])
+    steps[at] = replace(steps[at], effects=[*steps[at].effects, Log(Level.INFO, "never.said", {})])
     write(tmp_path, *steps)
     shown = Replayed(tmp_path, diff=True)
     assert shown.code == 1

@@ -14,7 +14,7 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core.effects import Answer, Effect, Reply, Say
+from gpuactors.core.effects import Answer, Effect, Log, Reply
 from gpuactors.core.events import Event, Ticked
 from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.core.registration import PluginOrder
@@ -50,7 +50,7 @@ async def run(
     inbox: trio.MemoryReceiveChannel[Event],
     cells: Cells,
     replies: Replies[Answer],
-    say: Callable[[Say], None],
+    log_line: Callable[[Log], None],
     record: Callable[[Step], None] | None = None,
 ) -> None:
     """Runs for ever. Any exception in here is a bug and ends the process: it is never restarted.
@@ -77,15 +77,15 @@ async def run(
         cells.state.set(state)
         published.show(outputs)
         for effect in effects:
-            _interpret(effect, replies, say)
+            _interpret(effect, replies, log_line)
 
 
-def _interpret(effect: Effect, replies: Replies[Answer], say: Callable[[Say], None]) -> None:
+def _interpret(effect: Effect, replies: Replies[Answer], log_line: Callable[[Log], None]) -> None:
     match effect:
         case Reply(token, answer):
             replies.reply(token, answer)
-        case Say():
-            say(effect)
+        case Log():
+            log_line(effect)
 
 
 class _Published:

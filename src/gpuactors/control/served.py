@@ -54,7 +54,7 @@ class ServedFile:
             return {ResourceName(encodable(name)): _models(found) for name, found in served.items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise StateFileError(
-                f"{self._path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written anew"
+                f"{self._path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written again"
             ) from None
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:

@@ -41,12 +41,12 @@ from gpuactors.core.effects import (
     Field,
     Granted,
     Level,
+    Log,
     Preferred,
     Ready,
     Refusal,
     Refused,
     Reply,
-    Say,
 )
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.identity import address_of
@@ -220,9 +220,9 @@ def _answered(
             "causes": tuple(map(str, answer.causes)),
             "reason": answer.reason,
         }
-        line = Say(Level.WARNING, "call.refused", fields)
+        line = Log(Level.WARNING, "call.refused", fields)
     else:
-        line = Say(Level.INFO, "call.granted", fields)
+        line = Log(Level.INFO, "call.granted", fields)
     return [Reply(token, answer), line]
 
 

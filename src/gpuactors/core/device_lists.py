@@ -22,7 +22,7 @@ from gpuactors.core.assessment.owner import Named
 from gpuactors.core.assessment.ownership import allocated_ids, given
 from gpuactors.core.assessment.presence import lost, not_listed
 from gpuactors.core.assessment.status import Blocker
-from gpuactors.core.effects import Effect, Level, Say
+from gpuactors.core.effects import Effect, Level, Log
 from gpuactors.core.entries import check_entries, entries_of
 from gpuactors.core.identity import awaits_inspection
 from gpuactors.core.index import index_of
@@ -72,13 +72,13 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
     device_lists: dict[ResourceName, DeviceList] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
-    for resource, device_list in _sound(state, view, made, found, effects).items():
+    for resource, device_list in _with_rules_kept(state, view, made, found, effects).items():
         plugin = _aged(state.published.plugins.get(resource), device_list, at)
         if plugin is None:
-            effects.append(Say(Level.INFO, "resource.retired", {"resource": resource}))
+            effects.append(Log(Level.INFO, "resource.retired", {"resource": resource}))
             continue
         if resource not in state.published.device_lists:
-            effects.append(Say(Level.INFO, "resource.appeared", {"resource": resource}))
+            effects.append(Log(Level.INFO, "resource.appeared", {"resource": resource}))
         device_lists[resource], plugins[resource] = device_list, plugin
         if device_list is not made[resource]:
             found[resource] = differences(state.published.device_lists.get(resource, ()), device_list)
@@ -113,7 +113,7 @@ class _View:
     """Values derived from the state that one publication needs in several places."""
 
     ids: Mapping[PciAddress, DeviceId]
-    """As `identity.listed_otherwise`."""
+    """As `identity.alias_ids`."""
     given: Mapping[ResourceName, Set[DeviceId]]
     """As `ownership.allocated_ids`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
     listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]]
@@ -151,7 +151,7 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         is_ready(before)
         and index_of(before).functions is index_of(state).functions
         and assessments_of(before).of is assessments_of(state).of
-        and not _may_be_offered_otherwise(before, state)
+        and not _unbinding_may_differ(before, state)
         and _held(before) <= _held(state)
         and before.kubelet.ledger.entries is state.kubelet.ledger.entries
         and (before.kubelet.ledger.read == 0) == (state.kubelet.ledger.read == 0)
@@ -167,7 +167,7 @@ def _held(state: NodeState) -> set[ResourceName]:
     return {*state.calls.no_removal_until, *(call.resource for call in state.calls.waiting.values())}
 
 
-def _may_be_offered_otherwise(before: NodeState, state: NodeState) -> bool:
+def _unbinding_may_differ(before: NodeState, state: NodeState) -> bool:
     """Whether a new poll may show that an unbind waits, or has ended: only polls show that."""
     return before.host.polls.groups is not state.host.polls.groups and bool(index_of(state).unbinding)
 
@@ -290,7 +290,7 @@ def _changes(
             "cause": str(why.cause),
             "reason": why.message,
         }
-        effects.append(Say(Level.INFO, "device.gone", dict(fields)))
+        effects.append(Log(Level.INFO, "device.gone", dict(fields)))
     for entry in (logged := _worth_a_line(state, changed)):
         level = Level.INFO if entry.health is Health.HEALTHY else Level.WARNING
         fields = {
@@ -300,11 +300,11 @@ def _changes(
             "cause": str(entry.cause),
             "reason": entry.reason,
         }
-        effects.append(Say(level, "device.changed", dict(fields)))
+        effects.append(Log(level, "device.changed", dict(fields)))
     if len(logged) < len(changed):
         count = len(changed) - len(logged)
         effects.append(
-            Say(Level.WARNING, "devices.unknown", {"resource": resource, "count": count, "reason": _OTHERS})
+            Log(Level.WARNING, "devices.unknown", {"resource": resource, "count": count, "reason": _OTHERS})
         )
     return effects
 
@@ -378,7 +378,7 @@ def _addresses(device_list: DeviceList, among: Set[PciAddress]) -> Iterator[PciA
     return (a.address for a in device_list if a.address in among)
 
 
-def _sound(
+def _with_rules_kept(
     state: NodeState,
     view: _View,
     device_lists: Mapping[ResourceName, DeviceList],
@@ -401,7 +401,7 @@ def _sound(
         aside[resource][entry.id] = _unhealthy(entry, Blocker(Cause.SET_ASIDE, reason))
         if aside[resource][entry.id] not in state.published.device_lists.get(resource, ()):
             fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
-            effects.append(Say(Level.ERROR, "rule.broken", fields))
+            effects.append(Log(Level.ERROR, "rule.broken", fields))
     return {r: tuple(sorted(entries.values(), key=lambda a: a.id)) for r, entries in aside.items()}
 
 

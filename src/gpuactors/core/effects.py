@@ -89,7 +89,7 @@ Field = str | int | float | bool | tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Log:
     """One line in the log: an event name `noun.verb` and fields."""
 
     level: Level
@@ -97,4 +97,4 @@ class Say:
     fields: Mapping[str, Field]
 
 
-Effect = Reply | Say
+Effect = Reply | Log

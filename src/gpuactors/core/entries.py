@@ -16,7 +16,7 @@ from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.assessment.status import DeviceStatus
-from gpuactors.core.identity import listed_otherwise
+from gpuactors.core.identity import alias_ids
 from gpuactors.core.index import changed_keys, index_of
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
@@ -32,7 +32,7 @@ class Entries:
     devices: Mapping[PciAddress, Device]
     assessments: Mapping[PciAddress, Assessment]
     ids: Mapping[PciAddress, DeviceId]
-    """As `identity.listed_otherwise`."""
+    """As `identity.alias_ids`."""
 
     of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
     """By resource and the ID that a device is listed by; no resource without any."""
@@ -47,7 +47,7 @@ NO_ENTRIES: Final = Entries(devices=_NOTHING, assessments=_NOTHING, ids=_NOTHING
 def entries_of(state: NodeState) -> Entries:
     """The entries of exactly this state. Whether an unbind waits does not follow from the assessments only, so devices
     that may be being unbound are derived each time."""
-    carried, index, ids = state.entries, index_of(state), listed_otherwise(state)
+    carried, index, ids = state.entries, index_of(state), alias_ids(state)
     assessments = assessments_of(state).of
     if (
         carried.devices is index.devices

@@ -145,7 +145,7 @@ def awaits_inspection(state: NodeState) -> bool:
     )
 
 
-def listed_otherwise(state: NodeState) -> Mapping[PciAddress, DeviceId]:
+def alias_ids(state: NodeState) -> Mapping[PciAddress, DeviceId]:
     """The devices that are listed by another ID than their PCI address, with that ID: kubelet has allocated them only
     by that ID, or has only that ID in the present list, which must not change during a call."""
     index, ids = index_of(state), dict[PciAddress, DeviceId]()

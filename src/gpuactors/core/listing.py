@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core import registration
-from gpuactors.core.effects import Effect, Level, Say
+from gpuactors.core.effects import Effect, Level, Log
 from gpuactors.core.events import NeighboursSeen, StreamEnded
 from gpuactors.core.model import (
     AdvertisedDevice,
@@ -106,10 +106,10 @@ def compared(
         plugins[resource] = after
         if registration.is_contested(after) and after.problem != before.problem:
             effects.append(
-                Say(Level.WARNING, "plugin.contested", {"resource": resource, "reason": after.problem or ""})
+                Log(Level.WARNING, "plugin.contested", {"resource": resource, "reason": after.problem or ""})
             )
         if registration.is_contested(before) and registration.is_registered(after):
-            effects.append(Say(Level.INFO, "plugin.registered", {"resource": resource}))
+            effects.append(Log(Level.INFO, "plugin.registered", {"resource": resource}))
     return with_plugins(state, plugins), effects
 
 
@@ -139,7 +139,7 @@ def _agrees(plugin: PluginState, ours: tuple[DeviceId, ...], kubelets: tuple[Dev
     return ours == kubelets and not replaced
 
 
-def _is_sent_otherwise(was: AdvertisedDevice | None, now: AdvertisedDevice | None) -> bool:
+def _is_sent_differently(was: AdvertisedDevice | None, now: AdvertisedDevice | None) -> bool:
     """Whether the sent part of an entry changed, even if no Healthy device did: each list that is sent replaces
     kubelet's."""
     return was is None or now is None or (was.health, was.numa_node) != (now.health, now.numa_node)
@@ -209,6 +209,6 @@ def _kept(
     at: float,
 ) -> PluginState:
     was, now = before.published.device_lists.get(resource), state.published.device_lists[resource]
-    if was is None or any(_is_sent_otherwise(*pair) for pair in differences(was, now)):
+    if was is None or any(_is_sent_differently(*pair) for pair in differences(was, now)):
         plugin = registration.list_changed(plugin, at)
     return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

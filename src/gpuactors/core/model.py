@@ -287,7 +287,7 @@ class LedgerFile:
     """The contents of kubelet's ledger file at one read; the defaults are those of a missing file."""
 
     entries: tuple[LedgerEntry, ...] = ()
-    """Those of them whose device List did not name at the same read; all where no kubelet runs. Both name nearly the
+    """The entries whose device List did not name at the same read; all where no kubelet runs. Both name nearly the
     same, and a thousand entries of other plugins are not to be journaled twice."""
     cached: tuple[CachedAnswer, ...] = ()
     """The answers to Allocate."""
@@ -351,7 +351,7 @@ class LedgerSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class YoungKubelet:
-    """What is remembered of the kubelet that answered List last, while it may not know its pods; see
+    """The state of the kubelet that answered List last, while it may not know its pods; see
     `young_kubelet.py`."""
 
     socket: str | None = None
@@ -359,7 +359,7 @@ class YoungKubelet:
     listed: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     """What it has listed since it was first asked; empty from `settled_at` on."""
     settled_at: float = math.inf
-    """From when its list counts alone, in seconds of the core's clock; infinite while it was not seen to know its
+    """From when only its list counts, in seconds of the core's clock; infinite while it was not seen to know its
     pods."""
 
 

@@ -80,7 +80,7 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     return state
 
 
-def hurried(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
+def polled_soon(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
     """After an event: a poll soon where a release is expected.
 
     `waited_for`: a call waits for the result of a poll. Without such a call a release is expected only for

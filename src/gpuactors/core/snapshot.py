@@ -11,7 +11,7 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.assessment.presence import not_offered
 from gpuactors.core.device_lists import is_ready
-from gpuactors.core.identity import listed_otherwise
+from gpuactors.core.identity import alias_ids
 from gpuactors.core.index import index_of
 from gpuactors.core.model import (
     DeviceId,
@@ -162,7 +162,7 @@ class DeviceReport:
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
-    index, ids = index_of(state), listed_otherwise(state)
+    index, ids = index_of(state), alias_ids(state)
     assessments, reports = assessments_of(state).of, []
     entries = listed_by_address(state.published.device_lists)
     for address, device in index.devices.items():

@@ -6,7 +6,7 @@ only caller. It works in three parts: the event is applied to the part of the st
 facts, and resources appear or retire with them. `snapshot.project` derives the outputs for readers outside from the
 state.
 
-Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Say` is a value).
+Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Log` is a value).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpuactors.core import (
 )
 from gpuactors.core.assessment.assessments import assessed, check_assessments
 from gpuactors.core.device_lists import publish
-from gpuactors.core.effects import Effect, Field, Level, Reply, Say
+from gpuactors.core.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
 from gpuactors.core.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
@@ -132,7 +132,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             assert_never(event)
     after = resolved(state, indexed(after))
     after, answered = calls.completed(assessed(schedule.poll_brought_forward(state, after, at)), at)
-    after = schedule.hurried(after, at, waited_for=calls.waits_for_poll(after))
+    after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
     after = assessed(indexed(listing.kept(state, after, at)))
@@ -173,25 +173,25 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
             )
             return bindings.released(with_inspections(state, wanted), event), []
         case events.UeventsOpened():
-            return _rescanned(state, uevents=""), [Say(Level.INFO, "uevents.opened", {})]
+            return _rescanned(state, uevents=""), [Log(Level.INFO, "uevents.opened", {})]
         case events.UeventsLost(reason):
             return _rescanned(state, uevents=state.host.uevents), [
-                Say(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
+                Log(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.UeventsUnavailable(reason):
             level = Level.DEBUG if reason == state.host.uevents else Level.WARNING
             return _rescanned(state, uevents=reason), [
-                Say(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
+                Log(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.HostScanned():
             found = len(event.functions)
             return inspections.scanned(state, event, at), [
-                Say(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", {"functions": found}),
+                Log(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", {"functions": found}),
                 *_unreadable(state, event.functions),
             ]
         case events.ScanFailed(_, reason):
             return inspections.scan_failed(state, event, at), [
-                Say(Level.ERROR, "scan.failed", {"reason": reason})
+                Log(Level.ERROR, "scan.failed", {"reason": reason})
             ]
         case events.FunctionInspected():
             return inspections.inspected(state, event, at), _unreadable(state, event.functions)
@@ -199,7 +199,7 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
             fact = state.host.facts.get(address)
             is_known = event.shortage and fact is not None and fact.short == reason
             return inspections.inspection_failed(state, event, at), [
-                Say(
+                Log(
                     Level.DEBUG if is_known else Level.WARNING,
                     "inspection.failed",
                     {"address": address, "reason": reason},
@@ -229,13 +229,13 @@ def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
                 "claims": len(event.claims),
             }
             return after, [
-                Say(level, "ledger.read", fields),
+                Log(level, "ledger.read", fields),
                 *contested,
                 *_damaged(state, after.kubelet.ledger.damaged),
             ]
         case events.LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.kubelet.ledger.problem == reason else Level.WARNING
-            effects = [Say(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
+            effects = [Log(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
             state = ledger.ledger_unreadable(state, event, at)
             return listing.compared(state, event.read, None, at)[0], effects
 
@@ -244,7 +244,7 @@ def _damaged(before: NodeState, damaged: str) -> list[Effect]:
     """The log line for a newly damaged part of kubelet's ledger file, if any."""
     if not damaged or damaged == before.kubelet.ledger.damaged:
         return []
-    return [Say(Level.WARNING, "ledger.damaged", {"reason": damaged})]
+    return [Log(Level.WARNING, "ledger.damaged", {"reason": damaged})]
 
 
 def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
@@ -262,22 +262,22 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
                 daemon=replace(state.daemon, role=Role.SERVING),
                 kubelet=replace(state.kubelet, ledger=unread),
                 published=replace(state.published, served=served),
-            ), [Say(Level.INFO, "daemon.serving", {"predecessor": how})]
+            ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.HandOverRequested():
             state, refused = calls.handed_over(state)
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
-                Say(Level.INFO, "daemon.handed_over", {}),
+                Log(Level.INFO, "daemon.handed_over", {}),
                 *refused,
             ]
         case events.SuccessorLost():
             if state.daemon.role is not Role.HANDED_OVER:
                 return state, []
             return replace(state, daemon=replace(state.daemon, role=Role.TAKING_OVER)), [
-                Say(Level.WARNING, "daemon.successor_lost", {})
+                Log(Level.WARNING, "daemon.successor_lost", {})
             ]
         case events.ShutdownRequested():
             return replace(state, daemon=replace(state.daemon, stopping=True)), [
-                Say(Level.INFO, "daemon.stopping", {})
+                Log(Level.INFO, "daemon.stopping", {})
             ]
 
 
@@ -288,7 +288,7 @@ def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Ef
     (drivers/base/core.c, device_add).
     """
     return [
-        Say(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
+        Log(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
         for function in functions
         if function.fault is not None and _is_to_be_logged(state, function.address, function.fault)
     ]
@@ -315,7 +315,7 @@ def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGon
                 state,
                 kubelet=replace(state.kubelet, socket=socket, missing=""),
                 published=replace(state.published, plugins=plugins),
-            ), [Say(Level.INFO, "kubelet.appeared", {})]
+            ), [Log(Level.INFO, "kubelet.appeared", {})]
         case events.KubeletGone(reason):
             if state.kubelet.socket is None and state.kubelet.missing == reason:
                 return state, []
@@ -324,7 +324,7 @@ def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGon
                 state,
                 kubelet=replace(state.kubelet, socket=None, missing=reason),
                 published=replace(state.published, plugins=plugins),
-            ), [Say(Level.WARNING, "kubelet.gone", {"reason": reason})]
+            ), [Log(Level.WARNING, "kubelet.gone", {"reason": reason})]
 
 
 _PluginEvent = (
@@ -365,7 +365,7 @@ def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
 def _registration_change(resource: ResourceName, before: PluginState, after: PluginState) -> list[Effect]:
     """The log line for a change of a resource's registration with kubelet, if it changed."""
     if registration.is_registered(after) and not registration.is_registered(before):
-        return [Say(Level.INFO, "plugin.registered", {"resource": resource})]
+        return [Log(Level.INFO, "plugin.registered", {"resource": resource})]
     if after.problem != before.problem and after.problem is not None:
         failed = (
             after.bind_failures > before.bind_failures
@@ -374,7 +374,7 @@ def _registration_change(resource: ResourceName, before: PluginState, after: Plu
         )
         # The steps of a successful registration are for debugging only, and a missing kubelet has a line of its own.
         level = Level.WARNING if failed else Level.DEBUG
-        return [Say(level, "plugin.unregistered", {"resource": resource, "reason": after.problem})]
+        return [Log(level, "plugin.unregistered", {"resource": resource, "reason": after.problem})]
     return []
 
 

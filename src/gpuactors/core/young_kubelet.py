@@ -78,12 +78,12 @@ def _source(event: LedgerRead, more: tuple[LedgerEntry, ...]) -> LedgerSource:
 
 
 def _after_answer(young: YoungKubelet, kubelet: RunningKubelet, event: LedgerRead, at: float) -> YoungKubelet:
-    """What is remembered of `kubelet` after its list came."""
+    """The state of `kubelet` after its list came."""
     is_new = kubelet.socket != young.socket
     if is_new:
         young = YoungKubelet(kubelet.socket)
     elif at >= young.settled_at:
-        # It is not asked for again, and would grow with every ID that was ever listed.
+        # It is not needed any more, and would grow with every ID that was ever listed.
         return replace(young, listed=frozenset()) if young.listed else young
     young = replace(young, listed=young.listed.union((e.resource, e.device) for e in event.listed))
     if young.settled_at < math.inf or not (young.listed or _are_from_api(event.names_end)):

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias, final, get_args, get_type_hints
 
 import msgspec
 
-from gpuactors.core.effects import Effect, Level, Reply, Say
+from gpuactors.core.effects import Effect, Level, Log, Reply
 from gpuactors.core.events import Event
 from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.core.snapshot import Outputs
@@ -115,7 +115,7 @@ class AgainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 Line: TypeAlias = Header | StateLine | StepLine | AgainLine
 
 
-class _Say(msgspec.Struct, frozen=True, omit_defaults=True):
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     say: str
     level: str
     fields: Mapping[str, Any]
@@ -154,7 +154,7 @@ _LETTERS: Final = {kind: letter for letter, (kind, _) in ROUTINE.items()}
 def is_routine(step: Step) -> bool:
     """It had no consequence, and its kind happens every few seconds."""
     return type(step.event).__name__ in _LETTERS and all(
-        isinstance(effect, Say) and effect.level is Level.DEBUG for effect in step.effects
+        isinstance(effect, Log) and effect.level is Level.DEBUG for effect in step.effects
     )
 
 
@@ -263,10 +263,10 @@ def encoded_effects(effects: Sequence[Effect]) -> bytes:
     return _encoder.encode([_effect(effect) for effect in effects]) if effects else b"[]"
 
 
-def _effect(effect: Effect) -> _Say | _Reply:
+def _effect(effect: Effect) -> _Line | _Reply:
     match effect:
-        case Say(level, name, said):
-            return _Say(name, level, said)
+        case Log(level, name, fields):
+            return _Line(name, level, fields)
         case Reply(token, answer):
             return _Reply(token, type(answer).__name__, answer)
 

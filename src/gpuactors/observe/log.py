@@ -135,7 +135,7 @@ def _foreign(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDic
 
 
 def _time_level_event_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """For the human who reads JSON lines after all."""
+    """Time, level, event and node first, for people who read JSON lines."""
     first: MutableMapping[str, Any] = {
         key: event.pop(key) for key in ("timestamp", "level", "event", "node") if key in event
     }

@@ -271,7 +271,7 @@ def _kind(played: Played) -> str:
     """How an event's tick is coloured: by the worst that came of it."""
     if played.failure:
         return "bug"
-    levels = {effect.level for effect in played.effects if isinstance(effect, effects.Say)}
+    levels = {effect.level for effect in played.effects if isinstance(effect, effects.Log)}
     if levels & {effects.Level.WARNING, effects.Level.ERROR}:
         return "warning"
     return (

@@ -114,7 +114,7 @@ def _ledger(event: events.LedgerRead) -> str:
 def effect_words(effect: effects.Effect) -> str:
     """The daemon's reaction: an answer, or a log line."""
     match effect:
-        case effects.Say(level, name, fields):
+        case effects.Log(level, name, fields):
             return f"{level.upper():<7} {name}{_fields(fields)}"
         case effects.Reply(token, answer):
             match answer:

@@ -12,7 +12,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.assessment import assess
 from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS, Cause, document
-from gpuactors.core.effects import Refused, Reply, Say
+from gpuactors.core.effects import Log, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -67,7 +67,7 @@ def listed(core: Core, device: str = A) -> set[Cause]:
     (entry,) = (a for a in core.state.published.device_lists[H100] if a.id == device)
     assert MEANINGS[entry.cause].health in (entry.health, AS_BEFORE)
     assert entry.cause in {change.cause for change in core.state.published.history[entry.address]}
-    lines = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.changed"]
+    lines = [e.fields for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
     told = [fields["cause"] for fields in lines if (fields["device"], fields["resource"]) == (device, H100)]
     assert told[-1] == str(entry.cause), "and the log has it"
     return {entry.cause, *(r.cause for r in report(core.state) if (r.id, r.resource) == (device, H100))}
@@ -75,7 +75,7 @@ def listed(core: Core, device: str = A) -> set[Cause]:
 
 def unlisted(core: Core, device: str = A) -> set[Cause]:
     """Why the device left the list, by the log."""
-    lines = [e.fields for e in core.effects if isinstance(e, Say) and e.name == "device.gone"]
+    lines = [e.fields for e in core.effects if isinstance(e, Log) and e.name == "device.gone"]
     return {Cause(str(fields["cause"])) for fields in lines if fields["device"] == device}
 
 
@@ -86,7 +86,7 @@ def asked(core: Core, *devices: str) -> Core:
 
 def refused(core: Core) -> set[Cause]:
     (answer,) = (e.answer for e in core.effects if isinstance(e, Reply))
-    (line,) = (e.fields for e in core.effects if isinstance(e, Say) and e.name == "call.refused")
+    (line,) = (e.fields for e in core.effects if isinstance(e, Log) and e.name == "call.refused")
     assert isinstance(answer, Refused)
     assert line["causes"] == tuple(map(str, answer.causes)), "and the log has them"
     return set(answer.causes)

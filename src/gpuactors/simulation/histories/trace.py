@@ -7,7 +7,7 @@ from typing import final
 
 import trio
 
-from gpuactors.core.effects import Say
+from gpuactors.core.effects import Log
 from gpuactors.ports import Step
 
 
@@ -38,7 +38,7 @@ class Trace:
         """Bytes arrived at the end of a connection."""
         self.add(f"{connection} {data.hex()}")
 
-    def logged(self, daemon: str, line: Say) -> None:
+    def logged(self, daemon: str, line: Log) -> None:
         """A daemon logged a line."""
         fields = " ".join(f"{name}={value!r}" for name, value in sorted(line.fields.items()))
         self.add(f"{daemon}: {line.level} {line.name} {fields}")

@@ -646,7 +646,7 @@ class World:
                 await app.run_daemon(
                     settings,
                     self.outside_of(daemon),
-                    say=lambda line: self.trace.logged(daemon.name, line),
+                    log_line=lambda line: self.trace.logged(daemon.name, line),
                     task_status=task_status,
                 )
         except Exception as error:

@@ -170,6 +170,7 @@ MUTATIONS: Final = (
         "core/schedule.py",
         "    if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):\n",
         "    if False and matters(state):\n",
+        tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
         "any other text in the ledger is another pod",

@@ -173,7 +173,7 @@ class Core:
     def _answer(self) -> Event | None:
         for meant in self.state.kubelet.resolved.values():
             inspection = self.state.host.inspections.functions.get(meant.address)
-            if meant.looked_for and meant.ids is None and inspection is not None:
+            if meant.inspection_requested and meant.ids is None and inspection is not None:
                 found = self.unselected.get(meant.address)
                 return FunctionInspected(inspection, meant.address, (found,) if found is not None else ())
         if (read := self.state.kubelet.ledger.outstanding) is not None:

@@ -394,7 +394,7 @@ MUTATIONS: Final = (
         "kubelet/ledger.py",
         "        file = await self._beside()\n",
         "        file = None\n",
-        tests=(f"{FOUND}[kubelet restarts while the API server is away]", "tests/kubelet/test_ledger.py"),
+        tests=("tests/kubelet/test_ledger.py",),
     ),
     Mutation(
         "each read of an old kubelet is another one, as it is older",

@@ -105,8 +105,8 @@ def _with_models(state: NodeState) -> NodeState:
         fact = host.facts.get(meant.address)
         if fact is not None and fact.function is not None:
             seen[name] = replace(meant, ids=_allocated_model(state, name[0], fact.function) or None)
-        elif host.scanned and not meant.looked_for:
-            seen[name] = replace(meant, looked_for=True)
+        elif host.scanned and not meant.inspection_requested:
+            seen[name] = replace(meant, inspection_requested=True)
             wanted.append(meant.address)
         elif host.scanned and meant.address not in {*host.inspections.functions, *host.inspections.retries}:
             # A failed inspection does not show that no function is there.
@@ -141,7 +141,8 @@ def awaits_inspection(state: NodeState) -> bool:
     there."""
     outstanding = state.host.inspections.functions
     return any(
-        m.looked_for and m.ids is None and m.address in outstanding for m in state.kubelet.resolved.values()
+        m.inspection_requested and m.ids is None and m.address in outstanding
+        for m in state.kubelet.resolved.values()
     )
 
 

@@ -305,7 +305,7 @@ def _with_names(index: Index, state: NodeState, names: Set[Named]) -> Index:
 
 
 def _is_inspected_always(meant: Resolved) -> bool:
-    return meant.ids is not None or meant.looked_for
+    return meant.ids is not None or meant.inspection_requested
 
 
 def _with_devices(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Index:

@@ -513,7 +513,7 @@ class Resolved:
     """Of a device of ours: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such model
     was ever called by the resource's name, one that was. None: not seen yet; empty: no function was there at the first
     inspection."""
-    looked_for: bool = False
+    inspection_requested: bool = False
     """It was not in the scan, which reads only the selected functions, and an inspection of it has been requested."""
 
 

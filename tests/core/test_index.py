@@ -278,6 +278,16 @@ def test_what_has_not_changed_is_the_very_device_that_it_was() -> None:
     assert [m.driver for m in now[GPU].group] == ["vfio-pci", None], "its group is part of it"
 
 
+def test_a_function_that_has_turned_into_another_model_has_the_name_of_that() -> None:
+    """A GPU that is swapped between two inspections."""
+    core = Core(gpu(GPU), gpu(NEXT))
+    core.pass_time(60)
+    core.feed(HostChanged(GPU, None, "change pci"))
+    core.feed(inspect(core, gpu(GPU, device="20b5", model="GA100 [A100 PCIe 80GB]")))
+    names = core.state.index.names
+    assert (names[GPU], names[NEXT]) == ("nvidia.com/GA100_A100_PCIE_80GB", H100)
+
+
 def test_a_stale_index_is_a_bug_that_is_found() -> None:
     core = Core(gpu(GPU), gpu(NEXT))
     core.pass_time(60)

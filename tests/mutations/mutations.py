@@ -281,6 +281,7 @@ MUTATIONS: Final = (
         "core/inspections.py",
         "    return ask_scan(inspections) if again else inspections\n",
         "    return inspections\n",
+        tests=("tests/core/test_inspections.py",),
     ),
     Mutation(
         "what came back incomplete is not inspected again",

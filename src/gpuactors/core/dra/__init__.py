@@ -1,0 +1,1 @@
+"""Dynamic Resource Allocation: claims, what is done for them, and the slices that offer the devices."""

@@ -1,0 +1,103 @@
+"""The values of a claim: its name, what the scheduler allocated to it, and what is known of the devices it was given.
+
+Frozen values, as in `core/model.py`. What a claim may do and when is decided in `table.py` (ADR 0009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from gpuactors.core.model import PciAddress
+
+ClaimUid = NewType("ClaimUid", str)
+"""The UID of a ResourceClaim object. Two claims of one name in succession have two UIDs."""
+
+Json = None | bool | int | float | str | tuple["Json", ...] | Mapping[str, "Json"]
+"""A decoded JSON value. Arrays are tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimName:
+    """A ResourceClaim, as kubelet names it in a prepare or unprepare (dra v1 `Claim`)."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedDevice:
+    """One entry of `status.allocation.devices.results` that names our driver."""
+
+    request: str
+    """The full name of the request: `gpu`, or `gpu/any` for a subrequest of a prioritized list."""
+    pool: str
+    device: str
+    """The name of the device in the ResourceSlice: `gpu-0000-23-00-0`."""
+    share_id: str | None = None
+    """Echoed in the answer (consumable capacity)."""
+    admin_access: bool = False
+    """The device is not exclusive to this claim; nothing is done to it."""
+
+    @property
+    def base_request(self) -> str:
+        """The request without its subrequest; kubelet knows these only."""
+        return self.request.split("/", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueConfig:
+    """One entry of `status.allocation.devices.config` for our driver, in the order of the list."""
+
+    from_class: bool
+    """`source: FromClass`; else FromClaim. The class's come first, the claim's override them."""
+    requests: tuple[str, ...]
+    """The requests it is for; empty: all. `main` covers `main/sub`."""
+    parameters: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ResourceClaim as the API server has it, reduced to what one node's driver needs."""
+
+    name: ClaimName
+    pod_claim_name: str | None
+    """The annotation `resource.kubernetes.io/pod-claim-name`: made from a template, under this name of the pod."""
+    generation: int
+    results: tuple[AllocatedDevice, ...] | None
+    """None: the claim is not allocated. Results of other drivers and other nodes' pools are left out."""
+    configs: tuple[OpaqueConfig, ...] = ()
+
+
+class Target(StrEnum):
+    """What a device is to be bound to."""
+
+    VFIO = "vfio"
+    """Any vfio driver. A function that is on one stays as it is."""
+    FIRST_DRIVER = "first-driver"
+    """The first driver that was seen in this boot, before any act of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDriver:
+    """The first driver that a function was seen with in this boot, before any act of ours; None: without a driver."""
+
+    address: PciAddress
+    driver: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFunction:
+    """What a function is bound to after an act; group and cdev are read anew after each bind."""
+
+    address: PciAddress
+    driver: str | None
+    iommu_group: int | None
+    cdev: str | None
+    """`vfio3`: its node is `/dev/vfio/devices/vfio3`; None where the kernel makes none."""

@@ -125,6 +125,22 @@ def test_late_answers_to_old_orders_change_nothing() -> None:
     assert plugin(core) == now
 
 
+def test_only_the_last_order_to_register_can_be_answered() -> None:
+    """The call that an earlier order led to may have been answered by the kubelet before."""
+    core = Core(gpu("01:00.0"))
+    core.feed(KubeletAppeared("kubelet-1"))
+    core.feed(SocketBound(H100, plugin(core).bind))
+    first = plugin(core).register
+    core.feed(KubeletAppeared("kubelet-2"))
+    core.feed(SocketBound(H100, plugin(core).bind))
+    waits = plugin(core)
+    assert waits.registering
+    core.feed(RegisterSucceeded(H100, first), RegisterFailed(H100, first, "failed to dial device plugin"))
+    assert plugin(core) == waits
+    core.feed(RegisterFailed(H100, waits.register, "failed to dial device plugin"))
+    assert plugin(core).retry_at is not None, "kubelet-2 has not accepted us"
+
+
 def test_a_restarted_kubelet_is_registered_with_at_once_when_no_stream_is_left() -> None:
     core = registered(Core(gpu("01:00.0")))
     core.feed(KubeletGone("gone"), after_s=5)

@@ -321,6 +321,7 @@ MUTATIONS: Final = (
         "    if register != plugin.register or not plugin.registering:\n        return plugin\n"
         "    plugin = replace(plugin, registering=False, accepted=True)\n",
         "    plugin = replace(plugin, registering=False, accepted=True)\n",
+        tests=("tests/core/test_registration.py::test_only_the_last_order_to_register_can_be_answered",),
     ),
     Mutation(
         "an order to register is passed over",
@@ -561,6 +562,7 @@ MUTATIONS: Final = (
         "actors/caller.py",
         "        with trio.move_on_after(limits.STREAM_END_POST_S, shield=True):\n",
         "        with trio.move_on_after(limits.STREAM_END_POST_S):\n",
+        tests=("tests/actors/test_caller.py::test_the_end_of_a_cancelled_handler_is_posted",),
     ),
     Mutation(
         "the new daemon serves before the old one has ended its streams",
@@ -574,6 +576,7 @@ MUTATIONS: Final = (
         "actors/hand_over.py",
         "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_CHECK_S\n",
         "        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s\n",
+        tests=("tests/actors/test_hand_over.py::test_a_successor_that_has_gone_is_replaced",),
     ),
     Mutation(
         "whoever listens on the control socket is taken for nobody: no daemon is asked to hand over",

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core import calls, device_lists, entries, index, schedule, snapshot, usage
+from gpuactors.core import calls, device_lists, entries, identity, index, schedule, snapshot, usage
 from gpuactors.core.assessment import assessments
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
 from gpuactors.core.index import NO_INDEX, check_index, index_of, indexed
 from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, PciFunction, Token
 from gpuactors.core.snapshot import report
+from gpuactors.limits import LEDGER_QUIET_S
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 
 GPU, NEXT = PciAddress("0000:01:00.0"), PciAddress("0000:01:01.0")
@@ -223,10 +224,31 @@ def test_calls_that_wait_poll_only_the_groups_of_their_own_devices(gpus: int) ->
     state = replace(
         core.state,
         host=replace(core.state.host, polls=replace(core.state.host.polls, groups=seen)),
-        index=replace(core.state.index, polled=wanted),
+        index=replace(core.state.index, polled=wanted, observed=seen),
     )
     assert calls.completed(state, core.at)[1] == [], "each waits for a poll"
     assert (wanted.times, seen.times) == (callers, callers)
+
+
+@pytest.mark.parametrize("event", [allocate, ledger_read])
+def test_the_devices_of_other_plugins_are_looked_for_by_no_event(
+    event: Callable[[Core], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's other plugins may have thousands of devices in kubelet's ledger, whose IDs mean nothing here."""
+    core, looked_for = node(8), list[object]()
+
+    def resolved_older(*names: object) -> dict[object, object]:
+        looked_for.append(names)
+        return {}
+
+    core.others = {("example.org/nic", f"port-{i}"): f"pod-{i}" for i in range(100)}
+    core.pass_time(LEDGER_QUIET_S)
+    monkeypatch.setattr(identity, "_resolved_older", resolved_older)
+    event(core)
+    assert looked_for == []
+    core.others = {(H100, "another-plugin's"): "pod"}
+    ledger_read(core)
+    assert looked_for, "one of a resource that is served here may be an older plugin's ID"
 
 
 @pytest.mark.parametrize("gpus", [8, 256])

@@ -437,8 +437,8 @@ MUTATIONS: Final = (
     Mutation(
         "an owner is as it was before the last read of the ledger",
         "core/index.py",
-        "names | changed_keys(index.entries, ledger.entries))\n",
-        "names)\n",
+        "    touched = names | changed_keys(index.entries, ledger.entries)\n",
+        "    touched = names\n",
         tests=(INDEX,),
     ),
     Mutation(

@@ -143,7 +143,8 @@ def is_ready(state: NodeState) -> bool:
         return False
     if state.published.device_lists or state.kubelet.ledger.problem is not None:
         return True
-    return not any(o.in_use and o.since > state.kubelet.ledger.read for o in state.host.polls.groups.values())
+    uses, read = state.host.polls.groups, state.kubelet.ledger.read
+    return not any(uses[group].since > read for group in index_of(state).in_use)
 
 
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:

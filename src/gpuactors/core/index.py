@@ -29,12 +29,14 @@ from gpuactors.core.model import (
     DeviceId,
     DeviceList,
     Fact,
+    Observed,
     PciAddress,
     PciFunction,
     Pod,
     Resolved,
     ResourceName,
     differences,
+    is_pci_address,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Index:
     device_lists: Mapping[ResourceName, DeviceList]
     leaving: frozenset[PciAddress]
     """As `Polls.leaving`."""
+    observed: Mapping[int, Observed]
+    """As `Polls.groups`."""
 
     functions: Mapping[PciAddress, PciFunction]
     """Those that are there, sorted by address."""
@@ -86,7 +90,8 @@ class Index:
     given: Mapping[ResourceName, frozenset[DeviceId]]
     """The IDs that kubelet's ledger gives to pods, by resource, those of other plugins included."""
     unresolved: frozenset[Named]
-    """The names in kubelet's ledger that mean no known device."""
+    """The names in kubelet's ledger that mean no known device, and may come to mean one: a PCI address, or an ID of a
+    resource that is served here. Of all others, which may be thousands, no device is ever looked for."""
     unlisted: frozenset[Named]
     """The names that mean a device and are not in kubelet's ledger."""
     unsettled: frozenset[Named]
@@ -101,6 +106,8 @@ class Index:
     polled: Mapping[int, tuple[PciAddress, ...]]
     """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
     virtual machine can have open: those on a vfio driver, and those that are leaving one."""
+    in_use: frozenset[int]
+    """The groups that were in use when they were last polled."""
 
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
@@ -114,6 +121,7 @@ NO_INDEX: Final = Index(
     served=_EMPTY,
     device_lists=_NOTHING,
     leaving=_EMPTY,
+    observed=_NOTHING,
     functions=_NOTHING,
     short=_NOTHING,
     groups=_NOTHING,
@@ -134,6 +142,7 @@ NO_INDEX: Final = Index(
     by_id=_NOTHING,
     owners=_NOTHING,
     polled=_NOTHING,
+    in_use=_EMPTY,
 )
 """Of a state in which nothing is known."""
 
@@ -153,6 +162,7 @@ def index_of(state: NodeState) -> Index:
         and index.served == state.published.served.keys()
         and index.leaving == state.host.polls.leaving
         and index.device_lists is state.published.device_lists
+        and index.observed is state.host.polls.groups
     ):
         return index
     return _refreshed(index, state)
@@ -180,8 +190,9 @@ def _refreshed(before: Index, state: NodeState) -> Index:
     names = changed_keys(index.resolved, state.kubelet.resolved)
     if index.resolved is not state.kubelet.resolved:
         index = _with_names(index, state, names) if names else replace(index, resolved=state.kubelet.resolved)
-    if names or index.entries is not ledger.entries or index.claims is not ledger.claims:
-        index = _with_ledger(before, index, state, names | changed_keys(index.entries, ledger.entries))
+    touched = names | changed_keys(index.entries, ledger.entries)
+    if touched or index.entries is not ledger.entries or index.claims is not ledger.claims:
+        index = _with_ledger(before, index, state, touched)
     if (
         index.functions is not before.functions
         or names
@@ -189,6 +200,8 @@ def _refreshed(before: Index, state: NodeState) -> Index:
         or index.device_lists.keys() != state.published.device_lists.keys()
     ):
         index = _with_devices(before, index, state, names)
+    if touched or index.resources is not before.resources:
+        index = _with_unresolved(before, index, touched)
     changed = changed_keys(before.devices, index.devices)
     if index.device_lists is not state.published.device_lists:
         index = replace(
@@ -204,6 +217,8 @@ def _refreshed(before: Index, state: NodeState) -> Index:
         or index.listed_aliases is not before.listed_aliases
     ):
         index = replace(index, by_id=_by_id(before, index, changed))
+    if index.observed is not state.host.polls.groups:
+        index = _with_uses(index, state.host.polls.groups)
     return index
 
 
@@ -380,7 +395,6 @@ def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named
         state.kubelet.ledger.entries,
         state.kubelet.ledger.claims,
     )
-    unresolved = {n for n in names if n in entries and n not in resolved}
     unlisted = {n for n in names if n in resolved and n not in entries}
     return replace(
         index,
@@ -388,9 +402,22 @@ def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named
         claims=claims,
         owners=_owners(before, index, state, names),
         given=_given(index, entries, names),
-        unresolved=(index.unresolved - names) | unresolved,
         unlisted=(index.unlisted - names) | unlisted,
     )
+
+
+def _with_unresolved(before: Index, index: Index, names: Set[Named]) -> Index:
+    """After changes of these names' entries and devices, or of the resources."""
+    if index.resources is not before.resources:
+        names = index.entries.keys()
+    unresolved = {
+        n
+        for n in names
+        if n in index.entries
+        and n not in index.resolved
+        and (n[0] in index.resources or is_pci_address(n[1]))
+    }
+    return replace(index, unresolved=(index.unresolved - names) | unresolved)
 
 
 def _given(
@@ -495,6 +522,13 @@ def _with_groups(
         polled=index.polled if polled == index.polled else dict(sorted(polled.items())),
         unbinding=unbinding,
     )
+
+
+def _with_uses(index: Index, observed: Mapping[int, Observed]) -> Index:
+    """After polls: the groups that are in use."""
+    polled = changed_keys(index.observed, observed)
+    in_use = {g for g in polled & observed.keys() if observed[g].in_use}
+    return replace(index, observed=observed, in_use=(index.in_use - polled) | in_use)
 
 
 Key = TypeVar("Key")

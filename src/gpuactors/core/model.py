@@ -179,8 +179,8 @@ def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
         if all(old.id == new.id for old, new in pairs):
             return [*pairs]
     was, now = {a.id: a for a in before}, {a.id: a for a in after}
-    changed = (i for i in was.keys() | now.keys() if was.get(i) is not now.get(i))
-    return [(was.get(i), now.get(i)) for i in sorted(changed)]
+    others = compress(now, map(is_not, now.values(), map(was.get, now)))
+    return [(was.get(i), now.get(i)) for i in sorted({*others, *(was.keys() - now.keys())})]
 
 
 def listed_by_address(

@@ -131,11 +131,11 @@ def _is_wrongly_held(state: NodeState) -> bool:
     """A group is held by an external process, or by that of a pod that is gone."""
     if state.kubelet.orphans:
         return True
-    if not any(o.in_use for o in state.host.polls.groups.values()):
+    index = index_of(state)
+    if not index.in_use:
         return False
-    given = {state.host.facts[a].function for a in index_of(state).owners if a in state.host.facts}
-    groups = {f.iommu_group for f in given if f is not None}
-    return any(o.in_use and g not in groups for g, o in state.host.polls.groups.items())
+    owned = {f.iommu_group for a in index.owners if (f := index.functions.get(a)) is not None}
+    return not index.in_use <= owned
 
 
 def matters(state: NodeState) -> bool:
@@ -144,7 +144,7 @@ def matters(state: NodeState) -> bool:
     if kubelet.pending_allocations or kubelet.orphans or not index.devices.keys().isdisjoint(index.owners):
         return True
     lost = any(r in lists or r in index.by_id for r, _ in kubelet.ledger.entries)
-    return lost or any(o.in_use for o in state.host.polls.groups.values())
+    return lost or bool(index.in_use)
 
 
 # --- by the clock -----------------------------------------------------------------------------------------

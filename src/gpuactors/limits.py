@@ -382,3 +382,9 @@ SERVED_READ_S: Final = 2.0
 
 SERVED_RETRY_S: Final = 10.0
 """After a failed write of the file of served resources, and after the next change of the state."""
+
+# --- claims (DRA) -----------------------------------------------------------------------------------------
+
+CLAIM_ANSWER_S: Final = 35.0
+"""35 s. A prepare or unprepare is answered within it: kubelet's deadline is 45 s, after which a user sees only
+DeadlineExceeded, and a failed prepare is repeated only after 60 to 90 s (kubernetes issue 139836)."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.effects import Answer, Effect
+from gpuactors.core.dra.claim import ClaimName, Prepared, Unprepared
+from gpuactors.core.effects import Answer, Effect, Refused
 from gpuactors.core.events import Event, PreferenceRequest
 from gpuactors.core.model import (
     CachedAnswer,
@@ -144,6 +145,19 @@ class LedgerError(KubeletError):
         super().__init__(text)
         self.cached = cached
         self.damaged = damaged
+
+
+class ClaimCaller(Protocol):
+    """The interface of DRA's gRPC handlers: each claim of a call is an event of its own, in the order of arrival."""
+
+    async def prepare(self, claim: ClaimName) -> Prepared | Refused:
+        """The answer for one claim: within CLAIM_ANSWER_S, as kubelet gives up after 45 s and says no reason then.
+        Cancelling ends the wait, and nothing else."""
+        ...
+
+    async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
+        """As `prepare`. A claim that was never seen is a success."""
+        ...
 
 
 class Caller(Protocol):

@@ -101,3 +101,50 @@ class BoundFunction:
     iommu_group: int | None
     cdev: str | None
     """`vfio3`: its node is `/dev/vfio/devices/vfio3`; None where the kernel makes none."""
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device of the answer to a prepare (dra v1 `Device`). A repeated prepare gets the same ones, in the same order:
+    kubelets before July 2026 append what they are given (kubernetes issue 140471)."""
+
+    requests: tuple[str, ...]
+    """Base names: a subrequest is not known to kubelet."""
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The claim's devices are ready: its containers may start."""
+
+    devices: tuple[PreparedDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepared:
+    """Nothing of the claim is left that its next owner could meet."""
+
+
+class DraHealth(StrEnum):
+    """A device's health in kubelet's stream (dra-health v1 `HealthStatus`)."""
+
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """The health of one offered device, as kubelet writes it into the status of the pod that has it."""
+
+    pool: str
+    device: str
+    health: DraHealth
+    message: str
+    """Why, as a sentence; empty when healthy. Cut by the adaptor to kubelet's bound."""

@@ -108,7 +108,7 @@ class BoundFunction:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """One device of the answer to a prepare (dra v1 `Device`). A repeated prepare gets the same ones, in the same order:
+    """One device of the answer to a prepare (dra v1 `Device`). A repeated one gets the same, in the same order:
     kubelets before July 2026 append what they are given (kubernetes issue 140471)."""
 
     requests: tuple[str, ...]

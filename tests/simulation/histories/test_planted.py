@@ -8,21 +8,24 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 import pytest
 import trio
 
+from gpuactors import limits
 from gpuactors.core import allocation, calls, device_lists
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Given
 from gpuactors.core.effects import Grant, Refusal, Refused
+from gpuactors.core.events import PreferenceRequest
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, Pod, ResourceName
 from gpuactors.core.state import NodeState
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.list_messages import ListMessages
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.observe.log import get_logger
 from gpuactors.simulation.histories import play as playing
 from gpuactors.simulation.histories import refusals
 from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.events import KINDS
-from gpuactors.simulation.histories.found import known
+from gpuactors.simulation.histories.found import FOUND, known
 from gpuactors.simulation.histories.play import Played, play, play_chosen
 from gpuactors.simulation.histories.refusals import failed_for_nothing
 from gpuactors.simulation.histories.script import Step
@@ -112,6 +115,31 @@ def test_a_planted_bug_of_the_field_is_found_and_made_short(
     assert failed.failure.check in PLANTED[plant], failed.failure
     shortest = shrink(failed, attempts=60)
     assert len(shortest.script) <= 3, shortest.script
+
+
+GROUP_IN_USE_PREFERRED = "a group in use was preferred to a free one"
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["the daemon knows the groups in use", "it knows none"])
+def test_a_group_in_use_that_is_preferred_is_noticed(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelet has not received the list yet that makes the rest of the group Unhealthy, and offers it."""
+    watch = device_plugin.DevicePluginService.list_and_watch
+    prefer = allocation.prefer
+
+    async def late(self: device_plugin.DevicePluginService, message: pb.Empty) -> AsyncIterator[object]:
+        async for response in watch(self, message):
+            await trio.sleep(2 * limits.LIST_FIRST_S)
+            yield response
+
+    def forgetful(request: PreferenceRequest, known: Mapping[DeviceId, Device], *_: object) -> object:
+        return prefer(request, known)
+
+    monkeypatch.setattr(device_plugin.DevicePluginService, "list_and_watch", late)
+    if not knows:
+        monkeypatch.setattr(calls, "prefer", forgetful)
+    burst = FOUND["pods come in a burst on groups of two"]
+    checks = {f.check for seed in range(4) if (f := play(burst, seed).failure) is not None}
+    assert (GROUP_IN_USE_PREFERRED in checks) is not knows, checks
 
 
 def test_without_a_planted_bug_the_same_histories_pass() -> None:

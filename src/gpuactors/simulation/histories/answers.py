@@ -1,20 +1,23 @@
-"""Whether an answer to Allocate was right by kubelet's ledger during the call.
+"""Whether the answers to Allocate and GetPreferredAllocation were right by kubelet's ledger during the call.
 
 A view that is old is not a fact: what was in kubelet's ledger when the call came, and is still there when it is
 answered, a fresh read would have shown. So a card that another pod had all the time is not granted, and none is refused
-because of an owner that was never in the ledger during the call. Must not know how the daemon decides.
+because of an owner that was never in the ledger during the call. GetPreferredAllocation is answered from memory: what
+another plugin has given away may be unknown then, but not what we have. Only the cards that kubelet offered could have
+been preferred; it chooses them before it calls, so one that was released since may not be among them. Must not know how
+the daemon decides.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
 import trio
 
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.effects import Granted, Refused, Reply
-from gpuactors.core.events import AllocateAsked
+from gpuactors.core.effects import Granted, Preferred, Refused, Reply
+from gpuactors.core.events import AllocateAsked, PreferenceAsked
 from gpuactors.core.model import Pod, Token
 from gpuactors.ports import Step
 from gpuactors.simulation.histories.refusals import UNREAD
@@ -39,8 +42,6 @@ class _Asked:
     """Its cards that others had when it came, and for long enough."""
     free: set[str]
     """Its cards in groups of which no pod had a card."""
-    better: set[str]
-    """Cards that kubelet could have chosen instead, in groups of which no pod had a card."""
 
 
 @final
@@ -86,9 +87,11 @@ class Answers:
             call = step.event
             long_ago = trio.current_time() - FRESH_S
             taken = {c for c in self._cards(call) if self._seen.get(c, long_ago + 1) < long_ago}
-            self._asked[daemon, call.token] = _Asked(call, taken, self._unowned(call), self._better(call))
+            self._asked[daemon, call.token] = _Asked(call, taken, self._unowned(call))
         for effect in step.effects:
-            if isinstance(effect, Reply) and (asked := self._asked.pop((daemon, effect.token), None)):
+            if isinstance(step.event, PreferenceAsked) and isinstance(effect, Reply):
+                self._preferred(step.event, effect)
+            elif isinstance(effect, Reply) and (asked := self._asked.pop((daemon, effect.token), None)):
                 self._note(asked.call, effect)
                 self._answered(asked, effect)
 
@@ -100,7 +103,7 @@ class Answers:
             self._refusals.pop(key, None)
 
     def _answered(self, asked: _Asked, reply: Reply) -> None:
-        if any(kind in self._world.counts for kind in UNREAD) or not self._world.kubelet.knows_pods:
+        if not self._is_readable():
             return
         match reply.answer:
             case Granted():
@@ -125,40 +128,57 @@ class Answers:
         young = trio.current_time() - self._world.kubelet_since < YOUNG_S
         if asked.free & self._unowned(asked.call) == set(self._cards(asked.call)) and not young:
             self.problems.append(("refused for an owner that is not in kubelet's ledger", refused.reason))
-        elif asked.better and Cause.GROUP_IN_USE in refused.causes:
-            text = f"{refused.reason}; {min(asked.better)} was free, and so was its group"
+
+    def _preferred(self, call: PreferenceAsked, reply: Reply) -> None:
+        """Only a choice of one card is judged: kubelet's choice of several may need a group in use."""
+        if not isinstance(reply.answer, Preferred) or len(call.requests) != 1 or not self._is_readable():
+            return
+        chosen = self._meant(call.resource, reply.answer.containers[0])
+        if len(chosen) != 1:
+            return
+        ours = {g.card for g in given_by_us(self._world)}
+        given = sorted(card for card in self._members(*chosen) - chosen if card in ours)
+        offered = self._meant(call.resource, call.requests[0].available)
+        free = sorted(card for card in offered - chosen if self._is_free(card))
+        if given and free:
+            text = f"{min(chosen)} was chosen, of whose group a pod has {given[0]}, though {free[0]} was free"
             self.problems.append(("a group in use was preferred to a free one", text))
 
-    def _cards(self, call: AllocateAsked) -> list[str]:
-        ids = [i for request in call.requests for i in request]
-        return [card for i in ids if (card := self._world.meaning(call.resource, i)) is not None]
+    def _is_readable(self) -> bool:
+        """A daemon can have read kubelet's ledger in time."""
+        return not any(kind in self._world.counts for kind in UNREAD) and self._world.kubelet.knows_pods
 
-    def _better(self, call: AllocateAsked) -> set[str]:
-        """What a call for one card could have asked for instead, by kubelet's own list."""
-        world, view = self._world, self._world.kubelet.view
-        if len(self._cards(call)) != 1:
-            return set()
-        owned = {g.card for g in given_by_us(world)} | others_cards(world).keys()
-        healthy = {r.id for r in view.devices if r.resource == call.resource and r.health == "Healthy"}
-        return {
-            card
-            for card in healthy & world.tree.functions.keys()
-            if (group := world.tree.functions[card].group) is not None
-            and owned.isdisjoint(world.tree.group_members(group))
-            and world.tree.holder_of(group) is None
-            and world.is_viable(group)
+    def _cards(self, call: AllocateAsked) -> list[str]:
+        return sorted(self._meant(call.resource, (i for request in call.requests for i in request)))
+
+    def _meant(self, resource: str, ids: Iterable[str]) -> set[str]:
+        """The cards that these IDs mean."""
+        return {card for i in ids if (card := self._world.meaning(resource, i)) is not None}
+
+    def _is_free(self, card: str) -> bool:
+        """A virtual machine could open it, and no pod has a card of its group."""
+        world = self._world
+        spec = world.tree.functions.get(card)
+        return (
+            spec is not None
+            and spec.group is not None
+            and self._is_unowned(card)
+            and world.tree.holder_of(spec.group) is None
+            and world.is_viable(spec.group)
             and world.is_bound(card)
-        } - {*self._cards(call)}
+        )
 
     def _unowned(self, call: AllocateAsked) -> set[str]:
         """The call's cards in groups of which no pod has a card."""
-        world = self._world
-        owned = {g.card for g in given_by_us(world)} | others_cards(world).keys()
-        functions = world.tree.functions
-        return {
-            card
-            for card in self._cards(call)
-            if card in functions
-            and (group := functions[card].group) is not None
-            and owned.isdisjoint(world.tree.group_members(group))
-        }
+        return {card for card in self._cards(call) if self._is_unowned(card)}
+
+    def _is_unowned(self, card: str) -> bool:
+        owned = {g.card for g in given_by_us(self._world)} | others_cards(self._world).keys()
+        members = self._members(card)
+        return bool(members) and owned.isdisjoint(members)
+
+    def _members(self, card: str) -> set[str]:
+        """The cards of its group; none if it is in no group."""
+        functions = self._world.tree.functions
+        group = functions[card].group if card in functions else None
+        return set() if group is None else set(self._world.tree.group_members(group))

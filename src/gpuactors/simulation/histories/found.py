@@ -115,6 +115,10 @@ FOUND: Final[dict[str, Script]] = {
         "both cards of a group are released, and the one that is given to the next pod is unbound": (
             "both cards of a group are released@2; unbind slowly+0.001; unbind@2"
         ),
+        "a pod ends when kubelet has already chosen which cards the next pod may get": (
+            "both cards of a group are released@1; a virtual machine ends by itself; a pod is force-deleted; "
+            "another plugin gives a card away@187"
+        ),
         "pods come in a burst on groups of two": (
             "plug a second card into the group; plug a second card into the group@1; "
             "plug a second card into the group@2+3; pods come in a burst+3"

@@ -163,8 +163,8 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
         offered = {
             known[i].function.address for i in (*request.available, *request.must_include) if i in known
         }
-        facts = (state.host.facts[a].function for a in owned.keys() - offered if a in state.host.facts)
-        groups = {function.iommu_group for function in facts if function is not None} - {None}
+        functions = (function_at(state, a) for a in owned.keys() - offered)
+        groups = {function.iommu_group for function in functions if function is not None} - {None}
         taken = {i for i, d in known.items() if d.function.iommu_group in groups}
         chosen.append(prefer(request, known, busy, search, taken))
     return Reply(event.token, Preferred(tuple(chosen)))

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuactors.core.assessment.owner import Named
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.inspections import ask_inspections
 from gpuactors.core.inventory import ids_of
@@ -102,9 +103,9 @@ def _with_models(state: NodeState) -> NodeState:
     host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
     for name in sorted(n for n in index.unsettled if n[0] in ours):
         meant = state.kubelet.resolved[name]
-        fact = host.facts.get(meant.address)
-        if fact is not None and fact.function is not None:
-            seen[name] = replace(meant, ids=_allocated_model(state, name[0], fact.function) or None)
+        function = function_at(state, meant.address)
+        if function is not None:
+            seen[name] = replace(meant, ids=_allocated_model(state, name[0], function) or None)
         elif host.scanned and not meant.inspection_requested:
             seen[name] = replace(meant, inspection_requested=True)
             wanted.append(meant.address)

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core import schedule, young_kubelet
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.events import LedgerRead, LedgerUnreadable
 from gpuactors.core.identity import claimed_address, resolved
 from gpuactors.core.index import changed_keys, index_of
@@ -166,8 +167,8 @@ def _left(
 
 
 def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
-    fact = state.host.facts.get(address)
-    group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+    function = function_at(state, address)
+    group = function.iommu_group if function is not None else None
     use = state.host.polls.groups.get(group) if group is not None else None
     return use.since if use is not None and use.in_use and use.since < state.kubelet.ledger.read else None
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core import bindings, inspections
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.index import changed_keys, index_of, indexed, other_keys
 from gpuactors.core.model import Observed, PciAddress
 from gpuactors.core.refresh import Refresh
@@ -123,8 +124,8 @@ def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:
 
 
 def _is_bound(state: NodeState, address: PciAddress) -> bool:
-    fact = state.host.facts.get(address)
-    return fact is not None and fact.function is not None and fact.function.vfio_bound
+    function = function_at(state, address)
+    return function is not None and function.vfio_bound
 
 
 def _is_wrongly_held(state: NodeState) -> bool:

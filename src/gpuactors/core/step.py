@@ -30,6 +30,7 @@ from gpuactors.core import (
     usage,
 )
 from gpuactors.core.assessment.assessments import assessed, check_assessments
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.device_lists import publish
 from gpuactors.core.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.identity import resolved
@@ -300,8 +301,8 @@ def _is_to_be_logged(state: NodeState, address: PciAddress, fault: str) -> bool:
 
 
 def _known_fault(state: NodeState, address: PciAddress) -> str | None:
-    fact = state.host.facts.get(address)
-    return fact.function.fault if fact is not None and fact.function is not None else None
+    function = function_at(state, address)
+    return function.fault if function is not None else None
 
 
 def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGone, at: float) -> Stepped:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core import bindings, schedule
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.events import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.index import index_of
 from gpuactors.core.model import GroupUse, Holder, Observed, Orphan, PciAddress, PciFunction, Pod, Polls
@@ -153,8 +154,8 @@ def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[Pc
     cannot be open."""
     rest, matter = {}, index_of(state).polled
     for address, orphan in state.kubelet.orphans.items():
-        fact = state.host.facts.get(address)
-        group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+        function = function_at(state, address)
+        group = function.iommu_group if function is not None else None
         if group is None or group not in matter:
             continue
         now = groups.get(group)

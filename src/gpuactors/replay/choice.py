@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.effects import Reply
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.model import AdvertisedDevice, PciAddress, Token
@@ -100,7 +101,7 @@ class Device:
     def _names(self, state: NodeState, *lists: dict[str, AdvertisedDevice]) -> re.Pattern[str]:
         """Its names: its address, the IDs that it is listed by, a uevent's group."""
         names = {re.escape(self.address), *(re.escape(a.id) for listed in lists for a in listed.values())}
-        fact = state.host.facts.get(self.address)
-        if fact is not None and fact.function is not None and fact.function.iommu_group is not None:
-            names.add(f"IOMMU group {fact.function.iommu_group}")
+        function = function_at(state, self.address)
+        if function is not None and function.iommu_group is not None:
+            names.add(f"IOMMU group {function.iommu_group}")
         return re.compile(rf"(?<![\w:.-])(?:{'|'.join(sorted(names))})(?![\w:-])")

@@ -12,6 +12,7 @@ from gpuactors import limits
 from gpuactors.core import allocation, calls, device_lists
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Given
+from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.effects import Grant, Refusal, Refused
 from gpuactors.core.events import PreferenceRequest
 from gpuactors.core.inventory import Device
@@ -44,8 +45,8 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = device_lists._listed
 
     def is_busy(state: NodeState, address: PciAddress) -> bool:
-        fact = state.host.facts.get(address)
-        group = fact.function.iommu_group if fact is not None and fact.function is not None else None
+        function = function_at(state, address)
+        group = function.iommu_group if function is not None else None
         use = state.host.polls.groups.get(group) if group is not None else None
         return use is not None and use.in_use
 

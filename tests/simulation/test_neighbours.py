@@ -16,9 +16,10 @@ from gpuactors import limits
 from gpuactors.control.view import view_of
 from gpuactors.core.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
+from gpuactors.replay.counts import Counts
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import MODEL, MODELS, World, open_world
-from gpuactors.simulation.kubelet.values import Figures, Phase
+from gpuactors.simulation.kubelet.values import Phase
 from gpuactors.simulation.neighbours import Bystander, OtherPlugin
 
 GPU = MODELS[MODEL]
@@ -41,7 +42,7 @@ async def node(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def figures(world: World, capacity: int, allocatable: int, within_s: float) -> None:
-    wanted = Figures(capacity, allocatable, 0)
+    wanted = Counts(capacity, allocatable, 0)
     with trio.fail_after(within_s):
         await world.kubelet.until(lambda view: view.resources.get(GPU) == wanted)
 

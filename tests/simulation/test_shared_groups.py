@@ -15,10 +15,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from gpuactors.replay.counts import Counts
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_world
 from gpuactors.simulation.host.tree import PciSpec
-from gpuactors.simulation.kubelet.values import Figures, Phase
+from gpuactors.simulation.kubelet.values import Phase
 from tests.support.patience import patient
 
 GPU = MODELS[MODEL]
@@ -46,7 +47,7 @@ async def groups_of_two(root: Path, groups: int) -> AsyncIterator[World]:
 
 async def free(world: World, gpus: int) -> None:
     with trio.fail_after(WITHIN_S):
-        await world.kubelet.until(lambda view: view.resources.get(GPU) == Figures(gpus, gpus, 0))
+        await world.kubelet.until(lambda view: view.resources.get(GPU) == Counts(gpus, gpus, 0))
 
 
 def refused(world: World) -> list[str]:

@@ -10,18 +10,18 @@ from gpuactors.core.state import NodeState
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of one resource, as kubelet computes them."""
+    """The counts of one resource, as kubelet and the scheduler compute them."""
 
     capacity: int
     """All devices listed."""
     allocatable: int
     """The Healthy ones."""
     allocated: int
-    """Allocated to pods: by kubelet's ledger as last read, or just allocated."""
+    """Allocated to pods."""
 
     @property
     def free(self) -> int:
-        """The scheduler's free count."""
+        """What the scheduler takes for free. Negative means that a device is counted twice."""
         return self.allocatable - self.allocated
 
     def __str__(self) -> str:
@@ -29,7 +29,8 @@ class Counts:
 
 
 def counts_of(state: NodeState) -> dict[ResourceName, Counts]:
-    """The counts of every resource that is advertised."""
+    """The counts of every resource that is advertised. Allocated is what pods have by kubelet's ledger, as last read,
+    and what was just allocated."""
     counts: dict[ResourceName, Counts] = {}
     for resource, device_list in sorted(state.published.device_lists.items()):
         in_ledger = {device for of, device in state.kubelet.ledger.entries if of == resource}

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.simulation.kubelet.device_manager import Figures, KubeletView, LedgerEntry, Phase
+from gpuactors.replay import counts
+from gpuactors.simulation.kubelet.device_manager import KubeletView, LedgerEntry, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,15 @@ class Counts:
     allocated: int
 
     def __str__(self) -> str:
-        return f"{self.resource}: {_figures(Figures(self.capacity, self.allocatable, self.allocated))}"
+        return f"{self.resource}: {counts.Counts(self.capacity, self.allocatable, self.allocated)}"
 
     def unmet(self, situation: Situation) -> str | None:
         found = situation.view.resources.get(self.resource)
-        if found == Figures(self.capacity, self.allocatable, self.allocated):
+        if found == counts.Counts(self.capacity, self.allocatable, self.allocated):
             return None
         if found is None:
             return f"kubelet knows no resource {self.resource}"
-        return f"{self.resource} has {_figures(found)}"
+        return f"{self.resource} has {found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +329,6 @@ def addresses_of(entry: LedgerEntry) -> list[str]:
     """The PCI addresses in the variables of a container: KubeVirt opens these and nothing else."""
     values = [v for name, v in entry.envs.items() if name.startswith("PCI_RESOURCE_")]
     return [address for value in values for address in value.split(",")]
-
-
-def _figures(figures: Figures) -> str:
-    return (
-        f"capacity {figures.capacity}, allocatable {figures.allocatable}, "
-        f"allocated {figures.allocated}, free {figures.free}"
-    )
 
 
 def _listed(names: frozenset[str] | tuple[str, ...] | list[str]) -> str:

@@ -14,6 +14,7 @@ from grpclib import GRPCError
 from gpuactors.grpc_trio import Server, TrioService, bind_unix, open_channel, open_unix_channel
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.pb.podresources.v1 import ListPodResourcesRequest, PodResourcesListerStub
+from gpuactors.replay.counts import Counts
 from gpuactors.simulation.kubelet.containers import Tenancy
 from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import (
@@ -22,7 +23,6 @@ from gpuactors.simulation.kubelet.transport import (
     MemoryTransport,
     UnixTransport,
 )
-from gpuactors.simulation.kubelet.values import Figures
 from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"
@@ -149,7 +149,7 @@ class Rig:
         }
 
     async def figures(self, capacity: int, allocatable: int, allocated: int = 0, resource: str = GPU) -> None:
-        expected = Figures(capacity, allocatable, allocated)
+        expected = Counts(capacity, allocatable, allocated)
         with trio.fail_after(WITHIN_S):
             await self.kubelet.until(lambda view: view.resources.get(resource) == expected)
 

@@ -16,12 +16,12 @@ from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
 from gpuactors.kubelet.pb.podresources.v1 import AllocatableResourcesRequest
+from gpuactors.replay.counts import Counts
 from gpuactors.simulation.kubelet.device_manager import (
     STOP_GRACE_S,
     AdmissionError,
     Allocated,
     DeviceManager,
-    Figures,
     KubeletPanicError,
     ListedDevice,
     Phase,
@@ -328,7 +328,7 @@ async def test_when_the_stream_ends_kubelet_closes_the_connection_and_forgets_af
         refused = await r.kubelet.admit("vm", {GPU: 1})
         assert refused.phase is Phase.PENDING
         with trio.fail_after(STOP_GRACE_S + 1):
-            await r.kubelet.until(lambda view: view.resources[GPU] == Figures(0, 0, 0))
+            await r.kubelet.until(lambda view: view.resources[GPU] == Counts(0, 0, 0))
         assert trio.current_time() - ended_at == pytest.approx(STOP_GRACE_S)
         assert len(plugin.streams) == 1  # it never dialled again
 

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from gpuactors.replay.counts import Counts
 from gpuactors.simulation.kubelet.values import (
     AdmissionError,
     Allocated,
@@ -34,7 +35,6 @@ from gpuactors.simulation.kubelet.values import (
     Claim,
     DeviceRow,
     Endpoint,
-    Figures,
     KubeletPanicError,
     KubeletView,
     LedgerEntry,
@@ -53,7 +53,6 @@ __all__ = [
     "DeviceManager",
     "DeviceRow",
     "Endpoint",
-    "Figures",
     "KubeletPanicError",
     "KubeletView",
     "LedgerEntry",
@@ -300,7 +299,7 @@ class DeviceManager:
     def _explain_pending(self, pod: Pod, at: float) -> Pod:
         if not self._running:
             return self._set(pod.name, Phase.PENDING, "0/1 nodes are available: kubelet is not running.")
-        short = [r for r, wanted in pod.requests if wanted > self._figures(r, at).free]
+        short = [r for r, wanted in pod.requests if wanted > self._counts(r, at).free]
         lacking = ", ".join(f"1 Insufficient {resource}" for resource in short)
         return self._set(pod.name, Phase.PENDING, f"0/1 nodes are available: {lacking}." if short else "")
 
@@ -430,9 +429,10 @@ class DeviceManager:
         """The Healthy devices of every resource."""
         return tuple((r, d) for r, devices in self._listed.items() for d in devices if d.healthy)
 
-    def _figures(self, resource: str, at: float) -> Figures:
+    def _counts(self, resource: str, at: float) -> Counts:
+        """The scheduler counts as allocated what the pods on the node ask for."""
         listed = () if self._expired(resource, at) else self._listed.get(resource, ())
-        return Figures(
+        return Counts(
             capacity=len(listed),
             allocatable=sum(device.healthy for device in listed),
             allocated=sum(
@@ -452,7 +452,7 @@ class DeviceManager:
         }
         return KubeletView(
             running=self._running,
-            resources={name: self._figures(name, at) for name in names},
+            resources={name: self._counts(name, at) for name in names},
             devices=tuple(row for name in names for row in self._rows(name, holdings)),
             pods=dict(self._pods),
             holdings=holdings,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpuactors.replay.counts import Counts
+
 
 class AdmissionError(Exception):
     """Kubelet does not admit the pod; the text is kubelet's own."""
@@ -162,23 +164,6 @@ class PodListing:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """One resource as the scheduler sees it."""
-
-    capacity: int
-    """All devices listed."""
-    allocatable: int
-    """The Healthy ones."""
-    allocated: int
-    """What the pods on the node ask for."""
-
-    @property
-    def free(self) -> int:
-        """The devices that the scheduler takes for free. Negative means that a device is counted twice."""
-        return self.allocatable - self.allocated
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceRow:
     """One device as kubelet knows it, and the pod that has it."""
 
@@ -196,8 +181,8 @@ class KubeletView:
     """What kubelet and the scheduler know at one moment: lists, counts, pods and the ledger."""
 
     running: bool
-    """Kubelet's process lives. While it does not, the figures are its last ones."""
-    resources: Mapping[str, Figures]
+    """Kubelet's process lives. While it does not, the counts are its last ones."""
+    resources: Mapping[str, Counts]
     devices: tuple[DeviceRow, ...]
     pods: Mapping[str, Pod]
     holdings: Mapping[tuple[str, str], LedgerEntry]

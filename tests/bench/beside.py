@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import footprint, holders, start_up
-from tests.bench.figures import Figure, as_text, distribution, machine, reading
-from tests.bench.node import DidNotWork, Node
+from tests.bench.figures import Figure, distribution, reading, run
+from tests.bench.node import Node
 
 FUNCTIONS: Final = (8, 4096)
 """PCI functions, eight of them GPUs."""
@@ -76,15 +75,8 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=20, help="of each party (default: 20)")
     parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of polling (default: 20)")
     options = parser.parse_args()
-    where, pythons = machine(), {"now": sys.executable, "before": options.before}
-    with tempfile.TemporaryDirectory(prefix="gpuactors-bench-") as directory:
-        try:
-            figures = list(measure(Path(directory), pythons, options.starts, options.idle_s))
-        except DidNotWork as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 1
-    print(as_text(where, figures))
-    return 0
+    pythons = {"now": sys.executable, "before": options.before}
+    return run(lambda directory: measure(directory, pythons, options.starts, options.idle_s))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures: what was measured, as values, as text and as JSON.
+"""Figures: what was measured, as values, as text and as JSON; and a whole run that prints them.
 
 A figure is a distribution or a single reading. Must not judge: no figure is too large here, because a benchmark that
 fails on a busy machine is soon run nowhere.
@@ -6,15 +6,21 @@ fails on a busy machine is soon run nowhere.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Final
+
+from tests.bench.node import DidNotWork
 
 FORMAT: Final = 1
 """Version of the JSON document; raised when a reader of the last one would misread the next."""
@@ -70,6 +76,28 @@ def distribution(
 def reading(name: str, what: str, unit: str, value: float, detail: Detail | None = None) -> Figure:
     """The figure of a single reading."""
     return Figure(name, what, unit, 1, value, value, value, value, detail or {})
+
+
+def run(measure: Callable[[Path], Iterable[Figure]], *, as_json: bool = False, quick: bool = False) -> int:
+    """Measures in a temporary directory and prints the figures: as text, or as one JSON document on standard output
+    (the text then goes to standard error). The exit code: 0, or 1 if something did not work."""
+    where, began = machine(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpuactors-bench-") as directory:
+        try:
+            figures = list(measure(Path(directory)))
+        except DidNotWork as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+    say(f"done in {time.monotonic() - began:.0f} s")
+    print(as_text(where, figures), file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(document(where, figures, quick=quick), indent=2, ensure_ascii=False))
+    return 0
+
+
+def say(text: str) -> None:
+    """Progress, for whoever waits."""
+    print(f"bench: {text} …", file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, object]:

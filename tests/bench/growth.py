@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any, Final
 import grpc
 
 from tests.bench import event_to_frame, procfs
-from tests.bench.figures import Figure, as_text, distribution, machine, reading
+from tests.bench.figures import Figure, distribution, reading, run
 from tests.bench.node import DidNotWork, Node
 from tests.support.device_plugin_grpcio import message, stub
 
@@ -193,15 +192,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=500, help="Allocates of each party (default: 500)")
     parser.add_argument("--rounds", type=int, default=50, help="late binds of each party (default: 50)")
     options = parser.parse_args()
-    where = machine()
-    with tempfile.TemporaryDirectory(prefix="gpuactors-bench-") as directory:
-        try:
-            figures = list(measure(Path(directory), options.calls, options.rounds, before=options.before))
-        except DidNotWork as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 1
-    print(as_text(where, figures))
-    return 0
+    return run(lambda directory: measure(directory, options.calls, options.rounds, before=options.before))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ error). The exit code is not 0 only if something did not work: no figure is judg
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,8 +15,8 @@ from pathlib import Path
 from typing import Final, get_args
 
 from tests.bench import calls, event_to_frame, footprint, growth, hand_over, holders, journal, start_up
-from tests.bench.figures import Figure, as_text, document, machine
-from tests.bench.node import DidNotWork, Node
+from tests.bench.figures import Figure, run, say
+from tests.bench.node import Node
 from tests.observe.recording import Held
 
 GPUS: Final = 8
@@ -133,24 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--quick", action="store_true", help="a few rounds only: does the benchmark itself work?"
     )
     options = parser.parse_args(arguments)
-    where = machine()
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpuactors-bench-") as directory:
-        try:
-            figures = list(measure(Path(directory), QUICK if options.quick else FULL))
-        except DidNotWork as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 1
-    say(f"done in {time.monotonic() - began:.0f} s")
-    print(as_text(where, figures), file=sys.stderr if options.json else sys.stdout)
-    if options.json:
-        print(json.dumps(document(where, figures, quick=options.quick), indent=2, ensure_ascii=False))
-    return 0
-
-
-def say(text: str) -> None:
-    """Progress, for whoever waits."""
-    print(f"bench: {text} …", file=sys.stderr, flush=True)
+    counts = QUICK if options.quick else FULL
+    return run(lambda directory: measure(directory, counts), as_json=options.json, quick=options.quick)
 
 
 def _made(directory: Path) -> Path:

@@ -90,6 +90,8 @@ class FirstDriver:
 
     address: PciAddress
     driver: str | None
+    vfio: bool = False
+    """It is a vfio driver (`PciFunction.vfio_bound`): the function is pre-bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,30 @@ class BoundFunction:
     driver: str | None
     iommu_group: int | None
     cdev: str | None
-    """`vfio3`: its node is `/dev/vfio/devices/vfio3`; None where the kernel makes none."""
+    """`vfio3`: its node is `/dev/vfio/devices/vfio3`; None where the kernel makes none, or no `/dev/iommu`."""
+    vfio: bool = False
+    """The driver is a vfio driver, by name or because the kernel made `vfio-dev/` below the function."""
+
+
+class ActFault(StrEnum):
+    """Why an act on a device did not reach its goal."""
+
+    BLOCKED = "blocked"
+    """An earlier act on this group still waits in the kernel; nothing was written."""
+    HANGS = "hangs"
+    """A write has not returned in time. Its process waits in the kernel, and nothing else is written meanwhile."""
+    IN_USE = "in-use"
+    """A process has the device, or a companion, open; or it cannot be known. Nothing was written."""
+    VIRTUAL_FUNCTIONS = "virtual-functions"
+    """Its virtual functions are active. Nothing was written."""
+    NO_DRIVER = "no-driver"
+    """The driver that it is to be bound to is not loaded. Nothing was written."""
+    UNKNOWN_FUNCTION = "unknown-function"
+    """A function of its group was not there when the intent was written. Nothing was written."""
+    GONE = "gone"
+    """It is not there, or has no IOMMU group."""
+    REFUSED = "refused"
+    """The kernel refused a write, or did not do it. The device stays where it is."""
 
 
 # --- answers ------------------------------------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""Names from outside that become a part of a path or of a CDI id: what they may contain.
+
+A claim's UID, its name, its requests and the driver's name come from kubelet, the API server and the operator. The API
+server checks them, but a path is made of them on this node, so they are checked here as well.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_LABEL_CHARS_MAX: Final = 63
+_SUBDOMAIN_CHARS_MAX: Final = 253
+
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_UID: Final = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?")
+_DOMAIN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def is_label(text: str) -> bool:
+    """A DNS label, as the names of requests, devices and pod claims are (apimachinery validation.IsDNS1123Label)."""
+    return len(text) <= _LABEL_CHARS_MAX and _LABEL.fullmatch(text) is not None
+
+
+def is_subdomain(text: str) -> bool:
+    """A DNS subdomain, as the names of claims and drivers are (validation.IsDNS1123Subdomain)."""
+    return len(text) <= _SUBDOMAIN_CHARS_MAX and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_uid(text: str) -> bool:
+    """One path component, and what CDI allows in a device name. The API server makes UUIDs."""
+    return len(text) <= _LABEL_CHARS_MAX and _UID.fullmatch(text) is not None
+
+
+def is_domain_id(text: str) -> bool:
+    """The `domainID` of a compute domain: the UUID of the ComputeDomain object. It is the user's own text in both
+    configurations, and a directory is made of it."""
+    return _DOMAIN_ID.fullmatch(text) is not None

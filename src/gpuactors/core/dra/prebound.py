@@ -1,0 +1,179 @@
+"""Whether a GPU is pre-bound: was on a vfio driver before any act of ours, so that it stays on it for ever.
+
+Decided per PCI address: of four identical GPUs two may be pre-bound, so ids cannot decide. A mistake in one direction
+costs a GPU that the host's driver does not get back; in the other one it pulls a GPU to the host's driver under its
+users (NVIDIA issues 1089, 1090, 1099). So in doubt a GPU counts as pre-bound.
+
+The kernel command line (`vfio-pci.ids=`) only adds its word to the sentence of a GPU that was first seen on vfio:
+without it such a GPU is pre-bound as well (bound by a boot script, or our checkpoint is lost).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from gpuactors.core.dra.claim import FirstDriver
+from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.core.quote import quoted_id
+
+# --- the first drivers of this boot -----------------------------------------------------------------------------------
+
+
+def noted(
+    known: Mapping[PciAddress, FirstDriver],
+    functions: Iterable[PciFunction],
+    acted: Collection[PciAddress] = (),
+) -> Mapping[PciAddress, FirstDriver]:
+    """`known` with what an inspection of `functions` adds; the same object if that is nothing. `acted` are the
+    addresses for which an intent of ours stands or stood in this boot: theirs never change.
+
+    Two observations after the first one count, both before any act of ours: a function that had no driver gets one, and
+    one that gets a vfio driver (a boot script, the operator by hand) is pre-bound from then on.
+    """
+    found: dict[PciAddress, FirstDriver] = {}
+    for function in functions:
+        seen = FirstDriver(function.address, function.driver, vfio=function.vfio_bound)
+        before = known.get(function.address)
+        if before is None or (
+            function.address not in acted
+            and seen != before
+            and (before.driver is None or (seen.vfio and not before.vfio))
+        ):
+            found[function.address] = seen
+    return {**known, **found} if found else known
+
+
+# --- the decision -----------------------------------------------------------------------------------------------------
+
+
+class Rule(StrEnum):
+    """The rule that decided."""
+
+    OPERATOR = "operator"
+    """`--prebound` names the address, or says `all`."""
+    FIRST_DRIVER = "first-driver"
+    """The first driver of this boot, before any act of ours."""
+    UNKNOWN = "unknown"
+    """Its first driver is not known, so nothing is done to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreBound:
+    """Whether a function is pre-bound, and why."""
+
+    is_prebound: bool
+    rule: Rule
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorsList:
+    """The setting `prebound`: addresses, or all of them."""
+
+    addresses: frozenset[PciAddress] = frozenset()
+    everything: bool = False
+
+    def __contains__(self, address: PciAddress) -> bool:
+        return self.everything or address in self.addresses
+
+
+def decide(
+    address: PciAddress,
+    first: FirstDriver | None,
+    *,
+    operator: OperatorsList,
+    hints: Iterable[KernelId] = (),
+    function: PciFunction | None = None,
+) -> PreBound:
+    """Whether the function is pre-bound. `hints` are those of the kernel command line; `function` is what is known of
+    it now, for its ids."""
+    if address in operator:
+        named = "all" if operator.everything else address
+        return PreBound(True, Rule.OPERATOR, f"--prebound {named} says so")
+    if first is None:
+        return PreBound(
+            True, Rule.UNKNOWN, "its first driver in this boot is not known, so it is left on the one it has"
+        )
+    if first.vfio:
+        hint = next((h for h in hints if function is not None and h.matches(function)), None)
+        named = f"; the kernel command line names {hint} as well" if hint is not None else ""
+        return PreBound(
+            True,
+            Rule.FIRST_DRIVER,
+            f"it was first seen on {quoted_id(first.driver or '')} in this boot, before any act of ours{named}",
+        )
+    had = f"on {quoted_id(first.driver)}" if first.driver is not None else "without a driver"
+    return PreBound(False, Rule.FIRST_DRIVER, f"it was first seen {had} in this boot")
+
+
+# --- the kernel command line ------------------------------------------------------------------------------------------
+
+_ANY: Final = 0xFFFF_FFFF
+"""PCI_ANY_ID."""
+
+_PARAMETERS: Final = ("vfio_pci.ids",)
+"""With `-` for `_` as well, which the kernel does not distinguish (kernel/params.c, parameq)."""
+
+_WORD: Final = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
+"""Blanks within quotes belong to the word (lib/cmdline.c, next_arg)."""
+
+_FIELD: Final = re.compile(r"(?:0x)?[0-9a-f]{1,8}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelId:
+    """One of `vfio-pci.ids=`: `vendor:device[:subvendor[:subdevice[:class[:mask]]]]`, hexadecimal
+    (drivers/vfio/pci/vfio_pci.c, vfio_pci_fill_ids)."""
+
+    vendor: int
+    device: int
+    subvendor: int = _ANY
+    subdevice: int = _ANY
+    device_class: int = 0
+    mask: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+    def matches(self, function: PciFunction) -> bool:
+        """Vendor, device and class match; the subsystem is not known here, and this is a hint only. False if the
+        function's ids could not be read."""
+        try:
+            vendor, device = int(function.vendor, 16), int(function.device, 16)
+            code = int(function.class_code, 16) if self.mask else 0
+        except ValueError:
+            return False
+        return (
+            self.vendor in (_ANY, vendor)
+            and self.device in (_ANY, device)
+            and (code ^ self.device_class) & self.mask == 0
+        )
+
+
+def kernel_ids(command_line: str) -> tuple[KernelId, ...]:
+    """Every id that the kernel command line gives to vfio-pci, in order. An entry that the kernel would not take is
+    left out, as are the words after `--`, which are init's."""
+    return tuple(
+        found for value in _values(command_line) for entry in value.split(",") if (found := _kernel_id(entry))
+    )
+
+
+def _values(command_line: str) -> Iterator[str]:
+    for word in _WORD.findall(command_line):
+        if word == "--":
+            return
+        plain = word.replace('"', "")
+        name, equals, value = plain.partition("=")
+        if equals and name.replace("-", "_") in _PARAMETERS:
+            yield value
+
+
+def _kernel_id(entry: str) -> KernelId | None:
+    fields = entry.strip().split(":")
+    if not 2 <= len(fields) <= 6 or not all(_FIELD.fullmatch(field) for field in fields):
+        return None
+    return KernelId(*(int(field, 16) for field in fields))

@@ -388,3 +388,39 @@ SERVED_RETRY_S: Final = 10.0
 CLAIM_ANSWER_S: Final = 35.0
 """35 s. A prepare or unprepare is answered within it: kubelet's deadline is 45 s, after which a user sees only
 DeadlineExceeded, and a failed prepare is repeated only after 60 to 90 s (kubernetes issue 139836)."""
+
+CLAIMS_FILE_MAX_BYTES: Final = 16 * 1024 * 1024
+"""The checkpoint of the claims, and one CDI or metadata file: some kilobytes. Something else by that name must not be
+read for ever."""
+
+CORRUPT_FILES_KEPT: Final = 8
+"""Corrupt checkpoints that are kept under names of their own, for whoever looks for the cause: a disk that corrupts
+each one must not fill up with them."""
+
+SYSFS_WRITE_DEADLINE_S: Final = 20.0
+"""One write to sysfs. A GPU's unbind and its reset take seconds (NVIDIA's driver 2 to 5 s with 80 GB); a driver that
+waits for its last user waits for ever. After it the child process waits alone, and holds the lock of the group."""
+
+ACT_DEADLINE_S: Final = 30.0
+"""One act on a GPU and its companions: kubelet's call is answered within 35 s, with the cause."""
+
+assert SYSFS_WRITE_DEADLINE_S < ACT_DEADLINE_S < CLAIM_ANSWER_S
+
+BIND_SETTLE_S: Final = 2.0
+"""From a write that returned to what it asked for: the kernel has done it by then, and devtmpfs makes the node within
+milliseconds. The rest is for a host directory that something else plays the kernel for."""
+
+BIND_SETTLE_STEP_S: Final = 0.01
+"""How often that is looked at: a few readlinks."""
+
+PERSISTENCED_DEADLINE_S: Final = 5.0
+"""A request to nvidia-persistenced: it opens or closes a GPU, 1 to 3 s without other users."""
+
+FILES_DEADLINE_S: Final = 10.0
+"""Writing or removing the files of a claim, or the checkpoint: milliseconds, and two syncs of a disk that is busy."""
+
+MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
+"""The kernel's modules.alias: 1 to 2 MB on distributions' kernels."""
+
+HOLDERS_NAMED_MAX: Final = 4
+"""Processes named in one refusal to take a GPU; the others are counted."""

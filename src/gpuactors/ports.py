@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import ClaimName, Prepared, Unprepared
+from gpuactors.core.dra.checkpoint import Checkpoint, Restored
+from gpuactors.core.dra.claim import (
+    ActFault,
+    BoundFunction,
+    ClaimName,
+    ClaimUid,
+    FirstDriver,
+    Prepared,
+    Target,
+    Unprepared,
+)
+from gpuactors.core.dra.files import ClaimContents, FoundFiles
 from gpuactors.core.effects import Answer, Effect, Refused
 from gpuactors.core.events import Event, PreferenceRequest
 from gpuactors.core.model import (
@@ -302,6 +313,62 @@ class ServedResources(Protocol):
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """Replaces the stored resources by these. Raises `StateFileError`."""
+        ...
+
+
+class CheckpointStore(Protocol):
+    """The checkpoint of the claims on disk."""
+
+    async def read(self) -> Restored:
+        """What the daemon before this one left; a corrupt one is set aside. Raises `StateFileError` if it is a newer
+        daemon's, or cannot be read: no GPU may be touched then."""
+        ...
+
+    async def write(self, checkpoint: Checkpoint) -> None:
+        """It is on disk when this returns, before a power cut and after it. Raises `StateFileError`; the old one may be
+        there then, or (the disk does not answer) the new one later."""
+        ...
+
+
+class ClaimFileStore(Protocol):
+    """The CDI and metadata files of the claims. Raises `StateFileError` where a file cannot be written or removed."""
+
+    async def found(self) -> Mapping[ClaimUid, FoundFiles]:
+        """What is there of each claim, half or whole; what a killed daemon left half written is removed."""
+        ...
+
+    async def write(self, contents: ClaimContents) -> None:
+        """The files of a claim are there, of this content and durable, when this returns. What is right is left alone,
+        so it is done before each answer, and for each claim at the start."""
+        ...
+
+    async def remove(self, uid: ClaimUid) -> None:
+        """No file of the claim is there when this returns; none was is no error."""
+        ...
+
+
+class ActError(HostError):
+    """An act on a device did not reach its goal; the device stays where it is. The text names what, where and the
+    remedy."""
+
+    def __init__(self, fault: ActFault, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+class DriverBinder(Protocol):
+    """Binds GPUs to drivers."""
+
+    async def bring(
+        self, device: PciAddress, target: Target, firsts: Collection[FirstDriver]
+    ) -> tuple[BoundFunction, ...]:
+        """Brings a GPU and its companions (every function of its IOMMU group but bridges) to `target`, from wherever
+        they are, and returns what they are bound to then, the GPU first. `firsts` are the first drivers of these
+        functions, written to disk before; a function without one is never touched.
+
+        Raises `ActError`. When cancelled the wait ends at once; a write that has begun goes on in its process, and
+        nothing is written after it.
+        """
         ...
 
 

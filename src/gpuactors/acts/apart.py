@@ -1,0 +1,107 @@
+"""The checkpoint and the claims' files for the actors: what blocks runs in a thread, in order, with a deadline; or
+inline for the simulation.
+
+Must not decide anything: the core says what is to be on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.acts.checkpoint import CheckpointFile
+from gpuactors.acts.files import ClaimFiles
+from gpuactors.core.dra.checkpoint import Checkpoint, Restored
+from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.files import ClaimContents, FoundFiles
+from gpuactors.host.threads import in_thread
+from gpuactors.ports import StateFileError
+
+T = TypeVar("T")
+
+
+class Apart(Protocol):
+    """Runs a blocking call somewhere, one after the other."""
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        """What `call` returns or raises."""
+        ...
+
+
+@final
+class OneThread:
+    """Runs calls in threads, never two at once: a write that was given up may still come to its end, and must not do so
+    after a later one."""
+
+    def __init__(self, what: str, *, deadline_s: float = limits.FILES_DEADLINE_S) -> None:
+        self._what = what
+        self.deadline_s = deadline_s
+        self._running: trio.Event | None = None
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        """As `Apart`. Raises `StateFileError` after the deadline; a call that has begun goes on then, one that has not
+        is not made."""
+        with trio.move_on_after(self.deadline_s):
+            while self._running is not None:
+                await self._running.wait()
+            over = self._running = trio.Event()
+
+            def ended() -> None:
+                self._running = None
+                over.set()
+
+            return await in_thread(call, name=self._what, ended=ended)
+        raise StateFileError(
+            f"{self._what}: the disk has not answered within {self.deadline_s:g} s; check it; it is tried again"
+        )
+
+
+async def inline(call: Callable[[], T]) -> T:
+    """As `Apart`, for a disk that never blocks."""
+    await trio.lowlevel.checkpoint()
+    return call()
+
+
+@final
+class StoredCheckpoint:
+    """Implements `ports.CheckpointStore`."""
+
+    def __init__(self, file: CheckpointFile, apart: Apart) -> None:
+        self._file = file
+        self._apart = apart
+
+    async def read(self) -> Restored:
+        """As `ports.CheckpointStore.read`."""
+        return await self._apart(self._file.read)
+
+    async def write(self, checkpoint: Checkpoint) -> None:
+        """As `ports.CheckpointStore.write`."""
+        await self._apart(lambda: self._file.write(checkpoint))
+
+
+@final
+class StoredFiles:
+    """Implements `ports.ClaimFileStore`."""
+
+    def __init__(self, files: ClaimFiles, apart: Apart) -> None:
+        self._files = files
+        self._apart = apart
+
+    async def found(self) -> Mapping[ClaimUid, FoundFiles]:
+        """As `ports.ClaimFileStore.found`."""
+        return await self._apart(self._swept)
+
+    def _swept(self) -> Mapping[ClaimUid, FoundFiles]:
+        self._files.sweep()
+        return self._files.found()
+
+    async def write(self, contents: ClaimContents) -> None:
+        """As `ports.ClaimFileStore.write`."""
+        await self._apart(lambda: self._files.write(contents))
+
+    async def remove(self, uid: ClaimUid) -> None:
+        """As `ports.ClaimFileStore.remove`."""
+        await self._apart(lambda: self._files.remove(uid))

@@ -1,0 +1,178 @@
+"""The file `checkpoint.json` of a DRA driver: read once at the start, written whole for each change.
+
+    {"checksum":"sha256:<64 hex digits>","checkpoint":{…}}
+
+The checksum is of the bytes of the inner object as they are stored. (NVIDIA's driver has it of the structures as it
+would write them, so that a field more makes the file of another version corrupt: NVIDIA issues 1080, 1326.) The content
+is `core/dra/checkpoint.py`'s.
+
+Must never lead to a start that takes a lost content for an empty one: a corrupt file is set aside and said, until a new
+one is written; a newer one, and one that cannot be read, are not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final, final
+
+from gpuactors import limits
+from gpuactors.acts.disk import Disk, ensure_directory, replace
+from gpuactors.core.dra.checkpoint import (
+    VERSION,
+    Checkpoint,
+    Origin,
+    Restored,
+    decoded,
+    encoded,
+    version_of,
+)
+from gpuactors.core.dra.claim import Json
+from gpuactors.core.quote import quoted
+from gpuactors.ports import StateFileError
+
+FILE_NAME: Final = "checkpoint.json"
+
+_CORRUPT: Final = f"{FILE_NAME}.corrupt-"
+_FORM: Final = re.compile(rb'\{"checksum":"sha256:([0-9a-f]{64})","checkpoint":(\{.*\})\}\n?', re.DOTALL)
+
+
+class CheckpointNewerError(StateFileError):
+    """The checkpoint was written by a newer daemon that an older one cannot follow. Nothing was touched."""
+
+
+@final
+class CheckpointFile:
+    """The file in a driver's directory below kubelet's `plugins`, which is made when it is first written."""
+
+    def __init__(self, disk: Disk, directory: str, boot_id: str) -> None:
+        """`boot_id` is the kernel's, /proc/sys/kernel/random/boot_id."""
+        self._disk = disk
+        self._directory = directory
+        self._path = os.path.join(directory, FILE_NAME)
+        self._boot_id = boot_id
+
+    def read(self) -> Restored:
+        """What the daemon before this one left. Sets a corrupt file aside.
+
+        Raises `CheckpointNewerError`; `StateFileError` if it cannot be read, or not be set aside.
+        """
+        try:
+            stored = self._disk.read(self._path, limits.CLAIMS_FILE_MAX_BYTES)
+        except FileNotFoundError:
+            return self._missing()
+        except OSError as error:
+            raise StateFileError(
+                f"cannot read {self._path} ({error.strerror}): which GPU was bound for which claim is not known, so "
+                "none is touched; check the disk and the permissions, then start again"
+            ) from None
+        try:
+            boot_id, checkpoint = self._decoded(stored)
+        except (ValueError, RecursionError) as error:
+            return self._set_aside(quoted(str(error), limits.QUOTED_NAME_CHARS_MAX))
+        if boot_id != self._boot_id:
+            return Restored(
+                Checkpoint(),
+                Origin.OTHER_BOOT,
+                f"{self._path} is of another boot and counts as empty: its claims are prepared again",
+            )
+        return Restored(checkpoint, Origin.FOUND, f"{self._path}: {len(checkpoint.claims)} claims")
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """The checkpoint is on disk when this returns. Raises `StateFileError`; the old one is there then."""
+        body = _encoded(encoded(checkpoint, self._boot_id))
+        head = f'{{"checksum":"sha256:{sha256(body).hexdigest()}","checkpoint":'.encode()
+        try:
+            ensure_directory(self._disk, self._directory)
+            replace(self._disk, self._path, head + body + b"}\n")
+        except OSError as error:
+            raise StateFileError(
+                f"cannot write {self._path} ({error.strerror}): no claim is prepared or released until it can be "
+                "written; check the disk; it is tried again"
+            ) from None
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _decoded(self, stored: bytes) -> tuple[str, Checkpoint]:
+        """Raises `ValueError` or `RecursionError` for a corrupt file, `CheckpointNewerError`."""
+        if len(stored) > limits.CLAIMS_FILE_MAX_BYTES:
+            raise ValueError(f"it has more than {limits.CLAIMS_FILE_MAX_BYTES:,} bytes")
+        match = _FORM.fullmatch(stored)
+        if match is None:
+            raise ValueError("it is not of the form of a checkpoint")
+        checksum, body = match[1].decode(), match[2]
+        if sha256(body).hexdigest() != checksum:
+            raise ValueError("its checksum is not that of its content")
+        content = _json(json.loads(body))
+        version = version_of(content)
+        if version > VERSION:
+            raise CheckpointNewerError(
+                f"{self._path} is of version {version}, this gpuactors knows {VERSION}: a newer one wrote it. Nothing "
+                "was touched. Start the newer one again; or release all claims with it, stop it and remove the file"
+            )
+        return decoded(content)
+
+    def _missing(self) -> Restored:
+        # The file may have been set aside by a start that was killed before a new one was written.
+        if aside := self._corrupt_ones():
+            return self._corrupt(f"{self._directory}/{aside[-1]} was corrupt and has not been replaced yet")
+        return Restored(Checkpoint(), Origin.NONE, f"there is no {self._path} yet")
+
+    def _set_aside(self, reason: str) -> Restored:
+        aside = os.path.join(self._directory, self._next_name())
+        try:
+            self._disk.rename(self._path, aside)
+            self._disk.sync_directory(self._directory)
+        except OSError as error:
+            raise StateFileError(
+                f"{self._path} is corrupt ({reason}) and cannot be set aside ({error.strerror}): check the disk, or "
+                "move the file away by hand"
+            ) from None
+        return self._corrupt(f"{self._path} is corrupt ({reason}) and was set aside as {aside}")
+
+    def _corrupt(self, what: str) -> Restored:
+        return Restored(
+            Checkpoint(),
+            Origin.CORRUPT,
+            f"{what}: the claims are found out from the kernel, kubelet and the CDI files, and every GPU on a vfio "
+            "driver stays on it",
+        )
+
+    def _next_name(self) -> str:
+        """The name for the next corrupt one; from CORRUPT_FILES_KEPT on it replaces the last."""
+        found = self._corrupt_ones()
+        return f"{_CORRUPT}{min(len(found) + 1, limits.CORRUPT_FILES_KEPT)}"
+
+    def _corrupt_ones(self) -> list[str]:
+        try:
+            names = self._disk.names(self._directory)
+        except OSError:  # no directory, so nothing in it
+            return []
+        return [name for name in names if name.startswith(_CORRUPT)]
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _encoded(content: Json) -> bytes:
+    return json.dumps(content, separators=(",", ":"), default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    """A frozen mapping, which the encoder does not know. Raises `TypeError`."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _json(value: Any) -> Json:
+    """A decoded value with tuples for arrays, as the core has them."""
+    if isinstance(value, list):
+        return tuple(_json(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
+    assert value is None or isinstance(value, bool | int | float | str)
+    return value

@@ -1,0 +1,171 @@
+"""The operations on files of which everything durable is made, as a seam: the simulation counts them, stops at any one
+of them, and loses what was not synced. Nothing in here writes to sysfs.
+
+A file is made durable in this order: a temporary file beside it, fsync, rename, fsync of the directory. Without the
+first fsync a power cut can leave an empty file under the new name, without the second one the old file (man 2 fsync).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import Final, Protocol, final
+
+_MODE: Final = 0o644
+_DIRECTORY_MODE: Final = 0o755
+
+
+class Disk(Protocol):
+    """Operations on files, each as one system call would do it (more or less). All raise `OSError`."""
+
+    def read(self, path: str, bytes_max: int) -> bytes:
+        """The file's content; of a larger file `bytes_max` + 1 bytes."""
+        ...
+
+    def names(self, directory: str) -> tuple[str, ...]:
+        """The names in a directory, sorted."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Makes a directory. Raises `FileExistsError`."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Removes an empty directory."""
+        ...
+
+    def write(self, path: str, content: bytes) -> None:
+        """Makes the file, or gives the one that is there (the same inode) another content."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """The file's content is on the disk when this returns."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """As rename(2): a file called `new` is replaced."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Removes a name of a file."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """The names in a directory are on the disk when this returns."""
+        ...
+
+
+@final
+class RealDisk:
+    """The node's disk."""
+
+    def read(self, path: str, bytes_max: int) -> bytes:
+        """As `Disk.read`."""
+        with open(path, "rb") as file:
+            return file.read(bytes_max + 1)
+
+    def names(self, directory: str) -> tuple[str, ...]:
+        """As `Disk.names`."""
+        return tuple(sorted(os.listdir(directory)))
+
+    def make_directory(self, path: str) -> None:
+        """As `Disk.make_directory`."""
+        os.mkdir(path, _DIRECTORY_MODE)
+
+    def remove_directory(self, path: str) -> None:
+        """As `Disk.remove_directory`."""
+        os.rmdir(path)
+
+    def write(self, path: str, content: bytes) -> None:
+        """As `Disk.write`. Not O_TRUNC: of a file that a container reads no moment is empty."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(descriptor, left) :]
+            os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
+
+    def sync(self, path: str) -> None:
+        """As `Disk.sync`. By a descriptor of its own: fsync(2) is of the file, whoever wrote it."""
+        _sync(path, os.O_RDONLY)
+
+    def rename(self, old: str, new: str) -> None:
+        """As `Disk.rename`."""
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        """As `Disk.unlink`."""
+        os.unlink(path)
+
+    def sync_directory(self, path: str) -> None:
+        """As `Disk.sync_directory`."""
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some filesystems have nothing to sync (man 2 fsync: EINVAL).
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# --- what is made of them ---------------------------------------------------------------------------------------------
+
+
+def replace(disk: Disk, path: str, content: bytes) -> None:
+    """Puts a file of this content in the place of the one at `path`: at each moment, and after a power cut at any, one
+    of the two is there, whole. Raises `OSError`; the old file is there then."""
+    directory = os.path.dirname(path)
+    temporary = temporary_of(path)
+    disk.write(temporary, content)
+    disk.sync(temporary)
+    disk.rename(temporary, path)
+    disk.sync_directory(directory)
+
+
+def temporary_of(path: str) -> str:
+    """A hidden name: readers of a CDI directory take every `*.json` in it."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.new")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether it is the name of a temporary file of `replace`."""
+    return name.startswith(".") and name.endswith(".new")
+
+
+def ensure_directory(disk: Disk, path: str) -> None:
+    """Makes a directory, and those above it where they are missing, durably. Raises `OSError`."""
+    above = os.path.dirname(path)
+    if not _is_directory(disk, path):
+        if not _is_directory(disk, above):
+            ensure_directory(disk, above)
+        with suppress(FileExistsError):
+            disk.make_directory(path)
+    # Also of one that is there: a process that was killed may have made it and not synced it.
+    disk.sync_directory(above)
+
+
+def _is_directory(disk: Disk, path: str) -> bool:
+    try:
+        disk.names(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def unlink_if_there(disk: Disk, path: str) -> bool:
+    """Removes a file; False if it was gone. Raises `OSError` for other reasons."""
+    try:
+        disk.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,247 @@
+"""The files of a claim: two CDI files for the container runtime, and one metadata file per request for the container.
+
+    <cdi-dir>/k8s.gpu.nvidia.com-claim_<uid>.json       the devices
+    <cdi-dir>/gpu.nvidia.com-metadata_<uid>.json        the mounts of the metadata files
+    <plugin-dir>/metadata/<uid>/<request>.json          KEP-5304
+
+All by the claim's UID: by its name, the late removal of an old claim's files would remove those of the new one. What
+they say is the core's (`core/dra/cdi.py`, `metadata.py`). A metadata file that is there may be mounted in a container,
+which would go on seeing the old one after a rename: so it is rewritten in place, and only if it differs.
+
+Writing is healing: what is there and right is left, so it is done again at each start and before each repeated answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, final
+
+from gpuactors import limits
+from gpuactors.acts.disk import Disk, ensure_directory, is_temporary, replace, unlink_if_there
+from gpuactors.core.dra import cdi
+from gpuactors.core.dra.claim import ClaimUid, Json
+from gpuactors.core.dra.files import ClaimContents, FoundFiles
+from gpuactors.core.dra.names import is_label, is_uid
+from gpuactors.ports import StateFileError
+
+_JSON: Final = ".json"
+
+
+class FilesError(StateFileError):
+    """A file of a claim cannot be written or removed; the text names which, why and the consequence."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    devices: bool = False
+    mounts: bool = False
+    metadata: tuple[str, ...] = ()
+
+
+@final
+class ClaimFiles:
+    """The files of one driver's claims."""
+
+    def __init__(self, disk: Disk, *, driver: str, cdi_dir: str, plugin_dir: str) -> None:
+        """`plugin_dir` is the driver's directory below kubelet's `plugins`, at the host's own path: the container
+        runtime mounts files from it."""
+        self._disk = disk
+        self._driver = driver
+        self._cdi_dir = cdi_dir
+        self._metadata_dir = os.path.join(plugin_dir, "metadata")
+
+    # --- paths --------------------------------------------------------------------------------------------------------
+
+    def _devices_path(self, uid: ClaimUid) -> str:
+        return os.path.join(self._cdi_dir, f"k8s.{self._driver}-claim_{uid}{_JSON}")
+
+    def _mounts_path(self, uid: ClaimUid) -> str:
+        return os.path.join(self._cdi_dir, f"{self._driver}-metadata_{uid}{_JSON}")
+
+    def _claim_dir(self, uid: ClaimUid) -> str:
+        return os.path.join(self._metadata_dir, uid)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, contents: ClaimContents) -> None:
+        """The files of a claim are there, of this content and durable, when this returns. Raises `FilesError`, also for
+        a UID or a request that is no part of a path.
+        """
+        uid = contents.claim.uid
+        if not is_uid(uid) or not all(is_label(file.request) for file in contents.metadata):
+            raise FilesError(
+                f"claim {contents.claim} has the UID {uid!r} or a request that is no part of a path"
+            )
+        directory = self._claim_dir(uid)
+        try:
+            mounts = []
+            if contents.metadata:
+                ensure_directory(self._disk, self._metadata_dir)
+                ensure_directory(self._disk, directory)
+            for file in contents.metadata:
+                path = os.path.join(directory, f"{file.request}{_JSON}")
+                self._put_in_place(path, _stream(file.documents))
+                mounts.append((file.request, path, file.container_path))
+            ensure_directory(self._disk, self._cdi_dir)
+            if mounts:
+                self._put(
+                    self._mounts_path(uid), _text(cdi.metadata_file(self._driver, contents.claim, mounts))
+                )
+            self._put(self._devices_path(uid), _text(contents.devices))
+        except OSError as error:
+            raise self._error("written", contents.claim.uid, error) from None
+
+    def _put(self, path: str, content: bytes) -> None:
+        """CDI's readers watch the directory and read it anew at each change: what is right is left alone."""
+        if self._content(path) != content:
+            replace(self._disk, path, content)
+        else:
+            # A daemon that was killed may have renamed it and not synced the directory.
+            self._disk.sync_directory(os.path.dirname(path))
+
+    def _put_in_place(self, path: str, content: bytes) -> None:
+        there = self._content(path)
+        if there is None:
+            replace(self._disk, path, content)
+            return
+        if there != content:
+            self._disk.write(path, content)
+        self._disk.sync(path)
+        self._disk.sync_directory(os.path.dirname(path))
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
+        except FileNotFoundError:
+            return None
+
+    # --- removing -----------------------------------------------------------------------------------------------------
+
+    def remove(self, uid: ClaimUid) -> None:
+        """No file of the claim is there when this returns, nor after a power cut. Raises `FilesError`."""
+        if not is_uid(uid):  # so none was written
+            return
+        try:
+            # First what a new container would be started with.
+            unlink_if_there(self._disk, self._devices_path(uid))
+            unlink_if_there(self._disk, self._mounts_path(uid))
+            self._sync(self._cdi_dir)
+            directory = self._claim_dir(uid)
+            for name in self._names(directory):
+                unlink_if_there(self._disk, os.path.join(directory, name))
+            with suppress(FileNotFoundError):
+                self._disk.remove_directory(directory)
+            self._sync(self._metadata_dir)
+        except OSError as error:
+            raise self._error("removed", uid, error) from None
+
+    def _sync(self, directory: str) -> None:
+        """Also where nothing was removed now: a daemon that was killed may have removed it and not synced."""
+        with suppress(FileNotFoundError):
+            self._disk.sync_directory(directory)
+
+    def sweep(self) -> None:
+        """Removes temporary files that a killed daemon left, and makes its removals durable. Raises `FilesError`."""
+        try:
+            for directory in (self._cdi_dir, *self._claim_dirs()):
+                for name in self._names(directory):
+                    if is_temporary(name) and (directory != self._cdi_dir or self._is_ours(name)):
+                        unlink_if_there(self._disk, os.path.join(directory, name))
+            self._sync(self._cdi_dir)
+            self._sync(self._metadata_dir)
+        except OSError as error:
+            raise self._error("removed", ClaimUid("*"), error) from None
+
+    # --- what is there ------------------------------------------------------------------------------------------------
+
+    def found(self) -> Mapping[ClaimUid, FoundFiles]:
+        """What is there of each claim, half or whole; other drivers' files are left out. Raises `FilesError`."""
+        try:
+            return self._found()
+        except OSError as error:
+            raise self._error("read", ClaimUid("*"), error) from None
+
+    def _found(self) -> Mapping[ClaimUid, FoundFiles]:
+        seen: dict[ClaimUid, _Seen] = {}
+        for name in self._names(self._cdi_dir):
+            if uid := self._uid(name, f"k8s.{self._driver}-claim_"):
+                seen.setdefault(uid, _Seen()).devices = True
+            elif uid := self._uid(name, f"{self._driver}-metadata_"):
+                seen.setdefault(uid, _Seen()).mounts = True
+        for directory in self._claim_dirs():
+            uid = ClaimUid(os.path.basename(directory))
+            requests = (name.removesuffix(_JSON) for name in self._names(directory) if name.endswith(_JSON))
+            seen.setdefault(uid, _Seen()).metadata = tuple(sorted(filter(is_label, requests)))
+        return {uid: self._found_of(uid, seen[uid]) for uid in sorted(seen)}
+
+    def _found_of(self, uid: ClaimUid, seen: _Seen) -> FoundFiles:
+        documents: list[Json] = []
+        for request in seen.metadata:
+            documents += _documents(self._content(os.path.join(self._claim_dir(uid), f"{request}{_JSON}")))
+        devices = _documents(self._content(self._devices_path(uid))) if seen.devices else None
+        return FoundFiles.of(uid, seen.mounts, seen.metadata, devices, documents)
+
+    def _claim_dirs(self) -> Iterable[str]:
+        return [
+            os.path.join(self._metadata_dir, name) for name in self._names(self._metadata_dir) if is_uid(name)
+        ]
+
+    def _uid(self, name: str, prefix: str) -> ClaimUid | None:
+        middle = name.removeprefix(prefix).removesuffix(_JSON)
+        return ClaimUid(middle) if name == f"{prefix}{middle}{_JSON}" and is_uid(middle) else None
+
+    def _is_ours(self, temporary: str) -> bool:
+        name = temporary.removeprefix(".").removesuffix(".new")
+        return any(self._uid(name, p) for p in (f"k8s.{self._driver}-claim_", f"{self._driver}-metadata_"))
+
+    def _names(self, directory: str) -> tuple[str, ...]:
+        try:
+            return self._disk.names(directory)
+        except FileNotFoundError:
+            return ()
+
+    def _error(self, what: str, uid: ClaimUid, error: OSError) -> FilesError:
+        return FilesError(
+            f"the files of claim {uid} in {self._cdi_dir} and {self._metadata_dir} cannot be {what} "
+            f"({error.strerror}): check the disk and the mounts of this pod; it is tried again"
+        )
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _text(content: Json) -> bytes:
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def _stream(documents: Iterable[Json]) -> bytes:
+    """Objects one after the other, as Kubernetes' decoder of streams and KubeVirt's read them."""
+    return b"".join(json.dumps(document).encode() + b"\n" for document in documents)
+
+
+_BLANK: Final = re.compile(r"\s*")
+
+
+def _documents(stored: bytes | None) -> list[Json]:
+    """The objects of a stream, as far as it can be read."""
+    found: list[Json] = []
+    try:
+        text = (stored or b"").decode()
+        decoder, at = json.JSONDecoder(), 0
+        while (at := _end(text, at)) < len(text):
+            value, at = decoder.raw_decode(text, at)
+            found.append(value)
+    except (ValueError, RecursionError):
+        pass
+    return found
+
+
+def _end(text: str, at: int) -> int:
+    """The index of the next character that is not blank."""
+    match = _BLANK.match(text, at)
+    return match.end() if match is not None else at

@@ -1,0 +1,244 @@
+"""The files of a claim: by UID, in place where they are mounted, healed, and killed at every operation."""
+
+from __future__ import annotations
+
+import errno
+import json
+from itertools import product
+from typing import Any
+
+import pytest
+
+from gpuactors.acts.files import ClaimFiles, FilesError
+from gpuactors.core.dra import cdi
+from gpuactors.core.dra.cdi import ClaimDevice
+from gpuactors.core.dra.claim import AllocatedDevice, BoundFunction, Claim, ClaimName, ClaimUid
+from gpuactors.core.dra.files import ClaimContents
+from gpuactors.core.dra.metadata import PCI_BUS_ID, metadata_files
+from gpuactors.core.model import PciAddress
+from gpuactors.simulation.disk.disk import FakeDisk, StoppedError
+
+DRIVER = "gpu.nvidia.com"
+CDI_DIR = "/var/run/cdi"
+PLUGIN_DIR = f"/var/lib/kubelet/plugins/{DRIVER}"
+UID = ClaimUid("0f1e2d3c-0000-4000-8000-000000000001")
+DEVICES = f"{CDI_DIR}/k8s.gpu.nvidia.com-claim_{UID}.json"
+MOUNTS = f"{CDI_DIR}/gpu.nvidia.com-metadata_{UID}.json"
+METADATA = f"{PLUGIN_DIR}/metadata/{UID}/main.json"
+
+
+def contents(
+    uid: ClaimUid = UID, group: int = 51, model: str = "H100", requests: tuple[str, ...] = ("main",)
+) -> ClaimContents:
+    results = tuple(AllocatedDevice(r, "node-1", f"gpu-{n}") for n, r in enumerate(requests))
+    claim = Claim(ClaimName("ns", "gpus", uid), None, 0, results)
+    functions = (BoundFunction(PciAddress("0000:23:00.0"), "vfio-pci", group, None, vfio=True),)
+    attributes = {r.device: {PCI_BUS_ID: "0000:23:00.0", "productName": model} for r in results}
+    return ClaimContents(
+        claim.name,
+        cdi.device_file(DRIVER, claim.name, [ClaimDevice(result, functions) for result in results]),
+        metadata_files(DRIVER, claim, attributes),
+    )
+
+
+def files(disk: FakeDisk) -> ClaimFiles:
+    return ClaimFiles(disk, driver=DRIVER, cdi_dir=CDI_DIR, plugin_dir=PLUGIN_DIR)
+
+
+def written(*all_contents: ClaimContents) -> FakeDisk:
+    disk = FakeDisk()
+    for one in all_contents or (contents(),):
+        files(disk).write(one)
+    return disk
+
+
+def decoded(disk: FakeDisk, path: str) -> Any:
+    return json.loads(disk.files[path])
+
+
+def test_a_claim_has_two_cdi_files_and_a_metadata_file_per_request() -> None:
+    disk = written(contents(requests=("main", "other")))
+    assert sorted(disk.files) == sorted([DEVICES, MOUNTS, METADATA, METADATA.replace("main", "other")])
+    assert decoded(disk, DEVICES)["kind"] == "k8s.gpu.nvidia.com/claim"
+    mount = decoded(disk, MOUNTS)["devices"][0]["containerEdits"]["mounts"][0]
+    assert mount == {
+        "hostPath": METADATA,
+        "containerPath": "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/gpus/main/"
+        "gpu.nvidia.com-metadata.json",
+        "options": ["ro", "bind"],
+    }
+
+
+def test_it_is_durable_when_write_returns_and_what_lies_in_memory_is_written_again_after_a_reboot() -> None:
+    disk = written()
+    before = disk.files
+    disk.power_cut()
+    assert disk.files == {METADATA: before[METADATA]}
+    files(disk).write(contents())
+    assert disk.files == before
+
+
+def test_the_metadata_is_there_before_the_cdi_file_that_mounts_it() -> None:
+    operations = written().operations
+    renames = [o.split()[-1] for o in operations if o.startswith("rename")]
+    assert renames == [METADATA, MOUNTS, DEVICES]
+
+
+def test_a_temporary_file_is_none_that_a_cdi_reader_takes() -> None:
+    for operation in written().operations:
+        if operation.startswith("write"):
+            name = operation.rpartition("/")[2]
+            assert name.startswith(".")
+            assert not name.endswith(".json")
+
+
+def test_a_mounted_metadata_file_is_rewritten_in_place() -> None:
+    disk = written()
+    mounted = disk.inode(METADATA)
+    files(disk).write(contents(model="H200"))
+    assert disk.inode(METADATA) == mounted
+    assert b"H200" in disk.files[METADATA]
+    assert b"H100" not in disk.files[METADATA]
+
+
+def test_a_repeated_write_leaves_what_is_right_alone() -> None:
+    disk = written()
+    before = len(disk.operations)
+    files(disk).write(contents())
+    assert all(operation.startswith("fsync") for operation in disk.operations[before:])
+
+
+def test_a_device_that_has_another_group_after_a_bind_has_another_cdi_file() -> None:
+    disk = written()
+    files(disk).write(contents(group=77))
+    assert decoded(disk, DEVICES)["devices"][0]["containerEdits"]["deviceNodes"][0]["path"] == "/dev/vfio/77"
+
+
+@pytest.mark.parametrize("lost", [DEVICES, MOUNTS, METADATA])
+def test_a_file_that_was_removed_or_emptied_is_healed(lost: str) -> None:
+    disk = written()
+    before = disk.files
+    disk.unlink(lost)
+    files(disk).write(contents())
+    assert disk.files == before
+    disk.write(lost, b"")
+    files(disk).write(contents())
+    assert disk.files == before
+
+
+def test_removing_the_old_claim_leaves_the_new_one_of_the_same_name_alone() -> None:
+    new = ClaimUid("0f1e2d3c-0000-4000-8000-000000000002")
+    disk = written(contents(), contents(new))
+    files(disk).remove(UID)
+    assert disk.files == written(contents(new)).files
+
+
+def test_removing_leaves_nothing_not_even_after_a_power_cut_and_again_is_no_error() -> None:
+    disk = written()
+    files(disk).remove(UID)
+    assert disk.files == {}
+    disk.power_cut()
+    assert disk.files == {}
+    files(disk).remove(UID)
+    files(FakeDisk()).remove(UID)
+    assert files(disk).found() == {}
+
+
+@pytest.mark.parametrize("uid", ["", "..", "../../etc", "a/b", "a\n", "-a", "a" * 64])
+def test_a_uid_that_is_no_part_of_a_path_is_refused_and_removes_nothing(uid: str) -> None:
+    disk = FakeDisk()
+    with pytest.raises(FilesError, match="no part of a path"):
+        files(disk).write(contents(ClaimUid(uid)))
+    files(disk).remove(ClaimUid(uid))
+    assert disk.operations == []
+
+
+def test_what_is_there_is_found_and_other_drivers_files_are_not_ours() -> None:
+    disk = written()
+    disk.put(f"{CDI_DIR}/k8s.gpu.nvidia.com-device_base.json", b"{}")
+    disk.put(f"{CDI_DIR}/k8s.other.example-claim_{UID}.json", b"{}")
+    disk.put(f"{CDI_DIR}/k8s.gpu.nvidia.com-claim_a b.json", b"{}")
+    ((uid, found),) = files(disk).found().items()
+    assert uid == UID
+    assert found.claim == ClaimName("ns", "gpus", UID)
+    assert found.devices == ("gpu-0",)
+    assert (found.mounts, found.metadata) == (True, ("main",))
+
+
+@pytest.mark.parametrize(
+    "left", [{DEVICES: b"\xff{"}, {METADATA: b'{"metadata": 3} ['}, {DEVICES: b'{"devices":[3,{"name":1}]}'}]
+)
+def test_half_of_a_claims_files_is_found_as_well(left: dict[str, bytes]) -> None:
+    disk = FakeDisk()
+    for path, content in left.items():
+        disk.put(path, content)
+    ((uid, found),) = files(disk).found().items()
+    assert (uid, found.claim) == (UID, None)
+    assert found.devices == (() if DEVICES in left else None)
+    files(disk).remove(UID)
+    assert disk.files == {}
+
+
+def test_temporary_files_that_a_killed_daemon_left_are_swept_and_others_are_not() -> None:
+    disk = written()
+    whole = disk.files
+    disk.put(f"{CDI_DIR}/.k8s.gpu.nvidia.com-claim_{UID}.json.new", b"x")
+    disk.put(f"{PLUGIN_DIR}/metadata/{UID}/.main.json.new", b"x")
+    disk.put(f"{CDI_DIR}/.other.json.new", b"x")
+    files(disk).sweep()
+    assert disk.files == {**whole, f"{CDI_DIR}/.other.json.new": b"x"}
+
+
+def test_an_error_names_the_claim_and_the_directory() -> None:
+    disk = written()
+    disk.failures[len(disk.operations) + 2] = errno.EROFS
+    with pytest.raises(
+        FilesError, match=rf"the files of claim {UID} in {CDI_DIR} .* cannot be written \(Read"
+    ):
+        files(disk).write(contents(model="H200"))
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("step", ["write", "rewrite", "remove"])
+def test_killed_at_every_operation_a_next_start_completes_it_or_removes_it(step: str, power: bool) -> None:
+    def begin() -> FakeDisk:
+        return FakeDisk() if step == "write" else written()
+
+    def go(disk: FakeDisk) -> None:
+        match step:
+            case "write":
+                files(disk).write(contents())
+            case "rewrite":
+                files(disk).write(contents(group=77, model="H200"))
+            case _:
+                files(disk).remove(UID)
+
+    clean = begin()
+    first = len(clean.operations)
+    go(clean)
+    points = 0
+    for stop, torn, (name, content) in product(
+        range(first, len(clean.operations)), (False, True), product((False, True), repeat=2)
+    ):
+        for finish in (contents(group=77, model="H200"), None):
+            disk = begin()
+            disk.stop_at, disk.torn = stop, torn
+            with pytest.raises(StoppedError):
+                go(disk)
+            if power:
+                disk.power_cut(keep=lambda what, n=name, c=content: c if " " in what else n)  # type: ignore[misc]
+            else:
+                disk.restart()
+            if finish is not None:
+                files(disk).write(finish)
+                files(disk).sweep()
+                assert disk.files == written(finish).files
+            else:
+                for uid in files(disk).found():
+                    files(disk).remove(uid)
+                files(disk).sweep()
+                assert disk.files == {}
+                disk.power_cut()
+                assert disk.files == {}
+            points += 1
+    assert points > 30

@@ -13,6 +13,11 @@ from gpuactors.control.pb.control import v1 as control
 from gpuactors.grpc_trio.limits import GRPC_REQUEST_FIELDS_MAX
 from gpuactors.grpc_trio.protobuf import DECODABLE, decode
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin
+from gpuactors.kubelet.pb.dra_health_v1 import v1 as health
+from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1 as old_health
+from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as old_dra
+from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
 from gpuactors.kubelet.pb.podresources import v1 as pods
 from gpuactors.limits import CALL_IDS_MAX
 from tests.support.grpcio_proto import ProtoFile
@@ -21,6 +26,11 @@ FILES = {
     plugin: ProtoFile("deviceplugin.proto", "v1beta1"),
     pods: ProtoFile("podresources.proto", "v1"),
     control: ProtoFile("control.proto", "v1"),
+    registration: ProtoFile("pluginregistration.proto", "pluginregistration"),
+    dra: ProtoFile("dra_v1.proto", "k8s.io.kubelet.pkg.apis.dra.v1"),
+    old_dra: ProtoFile("dra_v1beta1.proto", "k8s.io.kubelet.pkg.apis.dra.v1beta1"),
+    health: ProtoFile("dra_health_v1.proto", "v1"),
+    old_health: ProtoFile("dra_health_v1alpha1.proto", "v1alpha1"),
 }
 
 MESSAGES: list[betterproto2.Message] = [
@@ -61,6 +71,30 @@ MESSAGES: list[betterproto2.Message] = [
                     )
                 ],
             )
+        ]
+    ),
+    registration.PluginInfo(type="DRAPlugin", name="a", endpoint="/b", supported_versions=["v1.DRAPlugin", ""]),
+    dra.NodePrepareResourcesRequest(claims=[dra.Claim(namespace="n", uid="u", name="c"), dra.Claim()]),
+    dra.NodePrepareResourcesResponse(
+        claims={
+            "u": dra.NodePrepareResourceResponse(
+                devices=[
+                    dra.Device(request_names=["a"], device_name="gpu", cdi_device_ids=["k/c=d"], share_id=""),
+                    dra.Device(pool_name="node"),
+                ]
+            ),
+            "": dra.NodePrepareResourceResponse(error="held"),
+        }
+    ),
+    health.NodeWatchResourcesResponse(
+        devices=[
+            health.DeviceHealth(
+                device=health.DeviceIdentifier(pool_name="node", device_name="gpu"),
+                health=health.HealthStatus.UNHEALTHY,
+                last_updated_time=-1,
+                message="é",
+            ),
+            health.DeviceHealth(health=health.HealthStatus(77)),
         ]
     ),
     control.StatusResponse(

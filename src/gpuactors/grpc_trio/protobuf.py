@@ -53,7 +53,7 @@ _NESTED: Final = frozenset({betterproto2.TYPE_MESSAGE, betterproto2.TYPE_MAP})
 _NESTED_FIELDS: Final = 8
 """A nested message counts as so many fields more: making one takes as long."""
 
-DECODABLE: Final = _NESTED | _SCALARS.keys()
+DECODABLE: Final = _NESTED | _SCALARS.keys() | {betterproto2.TYPE_ENUM}
 """The types of fields that `decode` knows; a field of any other one is a `KeyError`."""
 
 
@@ -96,16 +96,21 @@ class _Fields:
             yield tag >> 3, tag & 7, value
 
 
-def _merge(payload: bytes, message: betterproto2.Message, fields: _Fields) -> None:
-    """Takes the fields over: repeated ones are appended, a nested message that is there already is merged into."""
+def _merge(payload: bytes, message: betterproto2.Message, fields: _Fields, *, is_entry: bool = False) -> None:
+    """Takes the fields over: repeated ones are appended, a nested message that is there already is merged into. The
+    entry of a map has a key and a value for ever: no peer has a reason for a third field."""
     known = message._betterproto  # type: ignore[arg-type]  # their annotation of a class property
     for number, wire_type, value in fields.of(payload):
         name = known.field_name_by_number.get(number)
         if name is None:
+            if is_entry:
+                raise ValueError(f"an entry of a map has a field {number}")
             continue
         meta = known.meta_by_field_name[name]
         if meta.proto_type in _NESTED:
             expected, converted = _BYTES, None
+        elif meta.proto_type == betterproto2.TYPE_ENUM:
+            expected, converted = _VARINT, _of_enum(known.cls_by_field[name])
         else:
             expected, converted = _SCALARS[meta.proto_type]
         if converted is not None and meta.repeated and wire_type == _BYTES != expected:
@@ -121,6 +126,11 @@ def _merge(payload: bytes, message: betterproto2.Message, fields: _Fields) -> No
             setattr(message, name, converted(value))
 
 
+def _of_enum(enum: Callable[[int], object]) -> Callable[[Any], object]:
+    """Proto3's enums are open: a number that a newer peer knows is a nameless member."""
+    return lambda value: enum(_signed(value, 32))
+
+
 def _merge_nested(
     payload: bytes, message: betterproto2.Message, fields: _Fields, of: type, meta: betterproto2.FieldMetadata
 ) -> None:
@@ -129,8 +139,9 @@ def _merge_nested(
     there = getattr(message, name)
     if meta.proto_type == betterproto2.TYPE_MAP:
         entry = of()
-        _merge(payload, entry, fields)
-        there[entry.key] = entry.value
+        _merge(payload, entry, fields, is_entry=True)
+        # An absent message reads as None; in a map it is an empty one (protobuf.dev, Language Guide, Maps).
+        there[entry.key] = entry._betterproto.cls_by_field["value"]() if entry.value is None else entry.value
     elif meta.repeated:
         nested = of()
         _merge(payload, nested, fields)

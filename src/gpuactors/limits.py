@@ -424,3 +424,18 @@ MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
 
 HOLDERS_NAMED_MAX: Final = 4
 """Processes named in one refusal to take a GPU; the others are counted."""
+CLAIM_TOMBSTONE_S: Final = 90.0
+"""90 s. How long an unprepared claim is remembered: kubelet repeats a prepare that was under way after 60 to 90 s."""
+
+CLAIM_READ_RETRY_S: Final = 2.0
+"""2 s. After a failed read of a claim from the API server while its prepare waits."""
+
+CLAIM_RETRY_S: Final = 5.0
+"""5 s. After a failed act that is tried again by itself: a release, or files that must be there."""
+
+CLAIM_COLLECT_S: Final = 60.0
+"""60 s. A prepared claim that kubelet lists for no pod is looked for at the API server after this time, and again after
+it; after two answers that it does not exist it is released (kubernetes issues 139845, 139876)."""
+
+CLAIM_FOUND_S: Final = 600.0
+"""10 min. The same after an answer that it exists: kubelet lists no claim that no container uses."""

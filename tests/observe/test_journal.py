@@ -17,6 +17,18 @@ import trio.testing
 from gpuactors import limits
 from gpuactors.core import effects, events
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.dra.claim import (
+    ActFault,
+    AllocatedDevice,
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimUid,
+    FirstDriver,
+    OpaqueConfig,
+)
+from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -55,6 +67,22 @@ ID = DeviceId("0000:23:00.0")
 POD = Pod("default", "vm-1", "6f1a")
 USE = GroupUse(
     35, {GPU: 1}, frozenset({GPU}), (Holder(4711, 'qemu \N{RADIOACTIVE SIGN} \\ "x"', None),), None
+)
+
+CLAIM = Claim(
+    ClaimName("default", "one", ClaimUid("8d0e")),
+    "gpu",
+    1,
+    (AllocatedDevice("gpu/any", "node-1", "gpu-0000-23-00-0", share_id="s", admin_access=True),),
+    (OpaqueConfig(True, ("gpu",), {"kind": "VfioDeviceConfig", "iommu": {"enableAPIDevice": False}}),),
+)
+NVIDIA = FirstDriver(GPU, "nvidia")
+ENTRY = StoredEntry(
+    CLAIM.name,
+    ClaimState.PREPARED,
+    CLAIM,
+    (ClaimedGpu(GPU, (NVIDIA,), stays="it was first seen on vfio-pci"),),
+    {GPU: BoundFunction(GPU, "vfio-pci", 35, None, vfio=True)},
 )
 
 EVENTS: tuple[events.Event, ...] = (
@@ -98,6 +126,17 @@ EVENTS: tuple[events.Event, ...] = (
     events.PreStartAsked(Token(2), H100, (ID,)),
     events.PreferenceAsked(Token(3), H100, (events.PreferenceRequest((ID,), (), 1),)),
     events.CallAbandoned(Token(3)),
+    events.PrepareAsked(Token(4), CLAIM.name),
+    events.UnprepareAsked(Token(5), CLAIM.name),
+    events.ClaimRead(1, CLAIM),
+    events.ClaimMissing(2, "gone"),
+    events.ClaimUnreadable(3, "refused"),
+    events.CheckpointRead((ENTRY,), (NVIDIA,), "one part is damaged"),
+    events.CheckpointRefused("written by version 9"),
+    events.CheckpointWritten(4),
+    events.CheckpointUnwritten(5, "disk full"),
+    events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),)),
+    events.ActFailed(7, "hangs", ActFault.HANGS),
     events.Ticked(),
     events.PredecessorGone("none"),
     events.HandOverRequested(),

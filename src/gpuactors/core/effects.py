@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Given
+from gpuactors.core.dra.claim import Prepared, Unprepared
 from gpuactors.core.model import DeviceId, Token
 
 
@@ -64,7 +65,7 @@ class Refused:
     """The owners of the devices in the way, as far as the call is refused for that."""
 
 
-Answer = Granted | Preferred | Ready | Refused
+Answer = Granted | Preferred | Ready | Prepared | Unprepared | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, FirstDriver
+from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -302,6 +304,102 @@ class ShutdownRequested:
     """A signal asks the daemon to stop."""
 
 
+# --- claims (DRA) -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareAsked:
+    """NodePrepareResources for one claim: a call may name several, and each is an event of its own."""
+
+    token: Token
+    claim: ClaimName
+
+
+@dataclass(frozen=True, slots=True)
+class UnprepareAsked:
+    """NodeUnprepareResources for one claim."""
+
+    token: Token
+    claim: ClaimName
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRead:
+    """The API server has the claim, by the UID that was asked for."""
+
+    number: int
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimMissing:
+    """The API server has no claim of that name, or one with another UID."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimUnreadable:
+    """The API server did not answer, or refused to: nothing is known of the claim."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRead:
+    """The checkpoint of this boot was read; empty if there is none, or if it is of another boot."""
+
+    entries: tuple[StoredEntry, ...] = ()
+    """Those that own devices, in the order of their arrival."""
+    first_drivers: tuple[FirstDriver, ...] = ()
+    """Of the functions for which an intent of ours stands or stood in this boot."""
+    warning: str = ""
+    """What is missing of it, as a sentence: it was damaged, and has been set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRefused:
+    """It may not be used: a newer version has written it, for instance. Nothing may be touched."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """Every checkpoint up to this number is on disk, and stays there when the power is cut."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointUnwritten:
+    """The checkpoint with this number could not be written. It is tried again."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActDone:
+    """The act with this number reached its goal."""
+
+    number: int
+    bound: tuple[BoundFunction, ...] = ()
+    """What the functions of a device are bound to now; of an act on files none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActFailed:
+    """The act with this number did not reach its goal. What it touched stays as it is."""
+
+    number: int
+    reason: str
+    fault: ActFault | None = None
+    """Of an act on a device."""
+
+
 HostEvent = (
     HostChanged
     | UeventsOpened
@@ -326,5 +424,18 @@ KubeletEvent = (
     | StreamEnded
 )
 CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
+ClaimEvent = (
+    PrepareAsked
+    | UnprepareAsked
+    | ClaimRead
+    | ClaimMissing
+    | ClaimUnreadable
+    | CheckpointRead
+    | CheckpointRefused
+    | CheckpointWritten
+    | CheckpointUnwritten
+    | ActDone
+    | ActFailed
+)
 DaemonEvent = PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested
-Event = HostEvent | UsageEvent | LedgerEvent | KubeletEvent | CallEvent | DaemonEvent | Ticked
+Event = HostEvent | UsageEvent | LedgerEvent | KubeletEvent | CallEvent | ClaimEvent | DaemonEvent | Ticked

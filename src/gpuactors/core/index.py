@@ -51,6 +51,9 @@ class Index:
     resolved: Mapping[Named, Resolved]
     entries: Mapping[Named, Pod]
     claims: Mapping[PciAddress, ClaimedDevice]
+    """As kubelet lists them."""
+    reserved: Mapping[PciAddress, ClaimedDevice]
+    """As `Claims.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
     served: frozenset[ResourceName]
     """Without their models."""
     device_lists: Mapping[ResourceName, DeviceList]
@@ -118,6 +121,7 @@ NO_INDEX: Final = Index(
     resolved=_NOTHING,
     entries=_NOTHING,
     claims=_NOTHING,
+    reserved=_NOTHING,
     served=_EMPTY,
     device_lists=_NOTHING,
     leaving=_EMPTY,
@@ -159,6 +163,7 @@ def index_of(state: NodeState) -> Index:
         and index.resolved is state.kubelet.resolved
         and index.entries is ledger.entries
         and index.claims is ledger.claims
+        and index.reserved is state.claims.reserved
         and index.served == state.published.served.keys()
         and index.leaving == state.host.polls.leaving
         and index.device_lists is state.published.device_lists
@@ -191,7 +196,12 @@ def _refreshed(before: Index, state: NodeState) -> Index:
     if index.resolved is not state.kubelet.resolved:
         index = _with_names(index, state, names) if names else replace(index, resolved=state.kubelet.resolved)
     touched = names | changed_keys(index.entries, ledger.entries)
-    if touched or index.entries is not ledger.entries or index.claims is not ledger.claims:
+    if (
+        touched
+        or index.entries is not ledger.entries
+        or index.claims is not ledger.claims
+        or index.reserved is not state.claims.reserved
+    ):
         index = _with_ledger(before, index, state, touched)
     if (
         index.functions is not before.functions
@@ -400,6 +410,7 @@ def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named
         index,
         entries=entries,
         claims=claims,
+        reserved=state.claims.reserved,
         owners=_owners(before, index, state, names),
         given=_given(index, entries, names),
         unlisted=(index.unlisted - names) | unlisted,
@@ -435,7 +446,8 @@ def _given(
 def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Mapping[PciAddress, Owner]:
     """The owners, derived again only for the devices of changed entries and claims."""
     claims, entries = state.kubelet.ledger.claims, state.kubelet.ledger.entries
-    touched = changed_keys(index.claims, claims)
+    reserved = state.claims.reserved
+    touched = changed_keys(index.claims, claims) | changed_keys(index.reserved, reserved)
     touched |= {
         m.address
         for r in (before.resolved, state.kubelet.resolved)
@@ -447,7 +459,8 @@ def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) ->
     owners = dict(index.owners)
     for address in touched:
         owners.pop(address, None)
-        owner = owner_of(claims.get(address), index.resolved_by.get(address, ()), entries)
+        claim = reserved.get(address) or claims.get(address)
+        owner = owner_of(claim, index.resolved_by.get(address, ()), entries)
         if owner is not None:
             owners[address] = owner
     return owners

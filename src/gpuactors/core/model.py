@@ -318,7 +318,8 @@ class ClaimedDevice:
     """The device's name in its ResourceSlice: `gpu-0000-23-00-0`."""
     claim: str
     """Namespace and name of the claim."""
-    pod: Pod
+    pod: Pod | None
+    """None: a claim of our own, which is known before kubelet names its pods."""
 
 
 class LedgerSource(StrEnum):

@@ -1,4 +1,4 @@
-"""The state of the node, as one frozen value of five parts, and the values derived from it.
+"""The state of the node, as one frozen value of six parts, and the values derived from it.
 
 Changed only by `step`. A part, and each value in it, stays the same object until it changes: then the values derived
 from it are derived once, at a cost of what has changed, and carried along (`index.py`, `assessment/`, `entries.py`).
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments
+from gpuactors.core.dra.entries import NO_CLAIMS, Claims
 from gpuactors.core.entries import NO_ENTRIES, Entries
 from gpuactors.core.index import NO_INDEX, Index
 from gpuactors.core.model import (
@@ -108,6 +109,8 @@ class NodeState:
     calls: Calls
     published: Published
     daemon: Daemon
+    claims: Claims = NO_CLAIMS
+    """The claims of this node, if DRA is on."""
     index: Index = field(default=NO_INDEX, compare=False, repr=False)
     """Derived from the rest; see `index.py`."""
     assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)

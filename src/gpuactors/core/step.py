@@ -32,6 +32,8 @@ from gpuactors.core import (
 from gpuactors.core.assessment.assessments import assessed, check_assessments
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.device_lists import publish
+from gpuactors.core.dra import claims, progress
+from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
@@ -51,10 +53,12 @@ Stepped = tuple[NodeState, list[Effect]]
 
 
 def initial_state(
-    settings: Settings, served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({})
+    settings: Settings,
+    served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({}),
+    claim_settings: ClaimSettings | None = None,
 ) -> NodeState:
     """The state at start: only the resources that an earlier daemon `served`, with their models, are known; a full scan
-    and a read of kubelet's ledger are wanted."""
+    and a read of kubelet's ledger are wanted, and one of the checkpoint if claims are served."""
     wanted = inspections.first_inspections()
     return NodeState(
         host=Host(
@@ -79,6 +83,7 @@ def initial_state(
             role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
             stopping=False,
         ),
+        claims=Claims(claim_settings) if claim_settings is not None else NO_CLAIMS,
     )
 
 
@@ -116,6 +121,20 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.CallAbandoned()
         ):
             after, effects = _call(state, event, at)
+        case (
+            events.PrepareAsked()
+            | events.UnprepareAsked()
+            | events.ClaimRead()
+            | events.ClaimMissing()
+            | events.ClaimUnreadable()
+            | events.CheckpointRead()
+            | events.CheckpointRefused()
+            | events.CheckpointWritten()
+            | events.CheckpointUnwritten()
+            | events.ActDone()
+            | events.ActFailed()
+        ):
+            after, effects = _claim(state, event, at)
         case events.Ticked():
             after, effects = _ticked(state, at)
         case events.GroupsObserved() | events.SomeGroupsObserved():
@@ -131,7 +150,8 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             after, effects = _daemon(state, event, at)
         case _:
             assert_never(event)
-    after = resolved(state, indexed(after))
+    after, claimed = progress.advanced(state, resolved(state, indexed(after)), at)
+    after = indexed(after)
     after, answered = calls.completed(assessed(schedule.poll_brought_forward(state, after, at)), at)
     after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
@@ -142,7 +162,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             check_index(after)
         if after.assessments is not state.assessments:
             check_assessments(after)
-    return after, [*effects, *answered, *published]
+    return after, [*effects, *claimed, *answered, *published]
 
 
 def next_deadline(state: NodeState) -> float:
@@ -150,6 +170,7 @@ def next_deadline(state: NodeState) -> float:
     return min(
         inspections.deadline(state.host.inspections),
         schedule.deadline(state),
+        progress.deadline(state.claims),
         min(
             (p.retry_at for p in state.published.plugins.values() if p.retry_at is not None), default=math.inf
         ),
@@ -222,6 +243,7 @@ def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
             before = state.kubelet.ledger
             if event.read == before.outstanding:
                 after, contested = listing.compared(after, event.read, event.healthy, at)
+                after = claims.ledger_read(after, at)
             same = after.kubelet.ledger.entries is before.entries and before.problem is None
             level = Level.DEBUG if same and before.read else Level.INFO
             fields: dict[str, Field] = {
@@ -263,6 +285,8 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
                 daemon=replace(state.daemon, role=Role.SERVING),
                 kubelet=replace(state.kubelet, ledger=unread),
                 published=replace(state.published, served=served),
+                # The predecessor wrote the checkpoint until now: it is read again.
+                claims=replace(state.claims, loaded=False),
             ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.HandOverRequested():
             state, refused = calls.handed_over(state)
@@ -388,11 +412,37 @@ def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
             after = replace(state, calls=replace(state.calls, no_removal_until=until))
             return after, [calls.preferred(state, event)]
         case events.CallAbandoned(token):
-            return calls.abandoned(state, token), []
+            return claims.abandoned(calls.abandoned(state, token), token), []
+
+
+def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
+    match event:
+        case events.PrepareAsked():
+            return claims.prepare_asked(state, event, at)
+        case events.UnprepareAsked():
+            return claims.unprepare_asked(state, event, at)
+        case events.ClaimRead():
+            return claims.read(state, event, at)
+        case events.ClaimMissing():
+            return claims.missing(state, event, at)
+        case events.ClaimUnreadable():
+            return claims.unreadable(state, event, at), []
+        case events.CheckpointRead():
+            return claims.checkpoint_read(state, event)
+        case events.CheckpointRefused():
+            return claims.checkpoint_refused(state, event)
+        case events.CheckpointWritten():
+            return claims.checkpoint_written(state, event)
+        case events.CheckpointUnwritten():
+            return claims.checkpoint_unwritten(state, event)
+        case events.ActDone():
+            return claims.act_done(state, event), []
+        case events.ActFailed():
+            return claims.act_failed(state, event, at)
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, answered = calls.expired(schedule.due(inspections.due(state, at), at), at)
+    state, answered = calls.expired(progress.due(schedule.due(inspections.due(state, at), at), at), at)
     plugins = _each(state.published.plugins, lambda p: registration.due(p, at))
     held = {r: until for r, until in state.calls.no_removal_until.items() if until > at}
     return replace(

@@ -290,7 +290,7 @@ def _ordered(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
 
 
 def _claim_order(claim: ClaimedDevice) -> tuple[str, ...]:
-    return claim.driver, claim.pool, claim.device, claim.claim, claim.pod.namespace, claim.pod.name
+    return claim.driver, claim.pool, claim.device, claim.claim, str(claim.pod)
 
 
 def _devices(container: pb.ContainerResources, pod: Pod) -> Iterable[LedgerEntry]:

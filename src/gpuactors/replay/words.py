@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from gpuactors.core import effects, events
+from gpuactors.core.dra.claim import Prepared, Unprepared
 from gpuactors.core.model import GroupUse, LedgerSource, PciFunction
 from gpuactors.observe.journal_format import Header
 
@@ -84,6 +85,30 @@ def event_words(event: events.Event) -> str:
             return f"call {token}: GetPreferredAllocation {resource}: {wanted}"
         case events.CallAbandoned(token):
             return f"call {token} was abandoned by its caller"
+        case events.PrepareAsked(token, claim):
+            return f"call {token}: NodePrepareResources of claim {claim}, UID {claim.uid}"
+        case events.UnprepareAsked(token, claim):
+            return f"call {token}: NodeUnprepareResources of claim {claim}, UID {claim.uid}"
+        case events.ClaimRead(number, found):
+            allocated = ", ".join(r.device for r in found.results or ()) or "nothing"
+            return f"read {number}: claim {found.name} is allocated {allocated}"
+        case events.ClaimMissing(number, reason):
+            return f"read {number}: {reason}"
+        case events.ClaimUnreadable(number, reason):
+            return f"read {number} failed: {reason}"
+        case events.CheckpointRead(entries):
+            return f"checkpoint read: {count(len(entries), 'claim')}"
+        case events.CheckpointRefused(reason):
+            return f"checkpoint refused: {reason}"
+        case events.CheckpointWritten(number):
+            return f"checkpoint {number} is on disk"
+        case events.CheckpointUnwritten(number, reason):
+            return f"checkpoint {number} could not be written: {reason}"
+        case events.ActDone(number, bound):
+            drivers = ", ".join(f"{b.address} on {b.driver or 'no driver'}" for b in bound)
+            return f"act {number} done" + (f": {drivers}" if drivers else "")
+        case events.ActFailed(number, reason):
+            return f"act {number} failed: {reason}"
         case events.Ticked():
             return "tick"
         case events.PredecessorGone(how, _):
@@ -125,6 +150,10 @@ def effect_words(effect: effects.Effect) -> str:
                     return f"answer  call {token}: preferred {_ids(containers)}"
                 case effects.Ready():
                     return f"answer  call {token}: ready"
+                case Prepared(prepared):
+                    return f"answer  call {token}: prepared {', '.join(d.device for d in prepared)}"
+                case Unprepared():
+                    return f"answer  call {token}: unprepared"
                 case effects.Refused(status, reason):
                     return f"answer  call {token}: refused, {status}: {reason}"
                 case _:

@@ -39,7 +39,8 @@ class Given:
             case Pod():
                 return f"allocated to pod {self.to}"
             case ClaimedDevice():
-                return f"in use by the claim {quoted_name(self.to.claim)} of pod {self.to.pod}"
+                of_pod = f" of pod {self.to.pod}" if self.to.pod is not None else ""
+                return f"in use by the claim {quoted_name(self.to.claim)}{of_pod}"
 
 
 @dataclass(frozen=True, slots=True)

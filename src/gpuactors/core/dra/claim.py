@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 from gpuactors.core.model import PciAddress
 
 ClaimUid = NewType("ClaimUid", str)
 """The UID of a ResourceClaim object. Two claims of one name in succession have two UIDs."""
 
-Json = None | bool | int | float | str | tuple["Json", ...] | Mapping[str, "Json"]
+if TYPE_CHECKING:
+    Json = None | bool | int | float | str | tuple["Json", ...] | Mapping[str, "Json"]
+else:
+    Json = Any  # the journal's reader takes no type that contains itself
 """A decoded JSON value. Arrays are tuples."""
 
 

@@ -1,0 +1,314 @@
+"""The claims of this node: what each event means for them.
+
+What follows from the state by itself after each event, the answers included, is in `progress.py`; what a transition
+requests in `transitions.py`; the transitions themselves in `table.py`. Must not touch anything: the actors do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core import inspections, schedule
+from gpuactors.core.dra import config
+from gpuactors.core.dra.claim import (
+    ActFault,
+    BoundFunction,
+    Claim,
+    ClaimName,
+)
+from gpuactors.core.dra.entries import (
+    ClaimCall,
+    Claims,
+    Entry,
+    with_entry,
+)
+from gpuactors.core.dra.exclusion import (
+    exclusive_devices,
+    not_given,
+    with_companions,
+)
+from gpuactors.core.dra.names import is_subdomain, is_uid
+from gpuactors.core.dra.progress import not_prepared
+from gpuactors.core.dra.table import ClaimState, On
+from gpuactors.core.dra.transitions import moved, read_over, refusal, with_claims, with_reserved
+from gpuactors.core.effects import Effect, Field, Level, Log, Refused, Reply
+from gpuactors.core.events import (
+    ActDone,
+    ActFailed,
+    CheckpointRead,
+    CheckpointRefused,
+    CheckpointUnwritten,
+    CheckpointWritten,
+    ClaimMissing,
+    ClaimRead,
+    ClaimUnreadable,
+    PrepareAsked,
+    UnprepareAsked,
+)
+from gpuactors.core.identity import claimed_address
+from gpuactors.core.model import Role, Token
+from gpuactors.core.quote import quoted_id
+from gpuactors.core.state import NodeState, with_inspections
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
+    """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
+    known how far its act came: it is requested again, and goes on from what it finds."""
+    if state.claims.settings is None:
+        return state, []
+    claims = replace(
+        state.claims,
+        loaded=True,
+        unserved="",
+        entries={},
+        reads={},
+        first_drivers={f.address: f for f in event.first_drivers},
+        acted=frozenset(f.address for f in event.first_drivers),
+    )
+    for stored in event.entries:
+        claims = replace(claims, last=claims.last + 1)
+        entry = Entry(
+            stored.name,
+            stored.state,
+            order=claims.last,
+            claim=stored.claim,
+            gpus=stored.gpus,
+            bound=stored.bound,
+        )
+        claims = moved(claims, entry, On.RESTORED)
+    level = Level.WARNING if event.warning else Level.INFO
+    fields: dict[str, Field] = {"claims": len(event.entries)}
+    if event.warning:
+        fields["reason"] = event.warning
+    return with_claims(state, with_reserved(claims)), [Log(level, "checkpoint.read", fields)]
+
+
+def checkpoint_refused(state: NodeState, event: CheckpointRefused) -> Stepped:
+    """No claim is served, and nothing is touched. Other claims' devices are known from kubelet's ledger only."""
+    level = Level.DEBUG if state.claims.unserved == event.reason else Level.ERROR
+    claims = replace(state.claims, loaded=True, unserved=event.reason)
+    return with_claims(state, claims), [Log(level, "claims.unserved", {"reason": event.reason})]
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+def prepare_asked(state: NodeState, event: PrepareAsked, at: float) -> Stepped:
+    """Kubelet wants a claim prepared. A repeated call joins what is under way."""
+    if (refused := _refused_at_once(state, event.claim)) is not None:
+        return state, [Reply(event.token, refused)]
+    claims = _with_call(
+        state.claims, event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
+    )
+    return with_claims(state, moved(claims, _entry_of(claims, event.claim), On.PREPARE)), []
+
+
+def unprepare_asked(state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
+    """Kubelet wants nothing to be left of a claim. It ends the prepares of this claim that came before it."""
+    if (refused := _refused_at_once(state, event.claim)) is not None:
+        return state, [Reply(event.token, refused)]
+    over = refusal("it was unprepared while it was being prepared")
+    waiting = {t: c for t, c in state.claims.calls.items() if c.uid == event.claim.uid and c.prepares}
+    claims = replace(state.claims, calls={t: c for t, c in state.claims.calls.items() if t not in waiting})
+    claims = _with_call(claims, event.token, ClaimCall(event.claim.uid, False, at + limits.CLAIM_ANSWER_S))
+    claims = moved(claims, _entry_of(claims, event.claim), On.UNPREPARE, at)
+    return with_claims(state, claims), [Reply(token, over) for token in waiting]
+
+
+def abandoned(state: NodeState, token: Token) -> NodeState:
+    """No caller waits for this answer any more. What is under way goes on."""
+    if token not in state.claims.calls:
+        return state
+    calls = {t: c for t, c in state.claims.calls.items() if t != token}
+    return with_claims(state, replace(state.claims, calls=calls))
+
+
+def _refused_at_once(state: NodeState, claim: ClaimName) -> Refused | None:
+    if state.claims.settings is None:
+        return refusal("this daemon serves no claims (--dra off)")
+    if state.claims.unserved:
+        return refusal(state.claims.unserved)
+    if state.daemon.stopping or state.daemon.role is not Role.SERVING:
+        return refusal("gpuactors is stopping: ask again")
+    if not (is_uid(claim.uid) and is_subdomain(claim.name) and is_subdomain(claim.namespace)):
+        return refusal(
+            f"no claim is named {quoted_id(claim.namespace)}/{quoted_id(claim.name)}, UID {quoted_id(claim.uid)}: "
+            "no path can be made of that"
+        )
+    return None
+
+
+def _entry_of(claims: Claims, name: ClaimName) -> Entry:
+    known = claims.entries.get(name.uid)
+    return known if known is not None else Entry(name, ClaimState.ABSENT, order=claims.last + 1)
+
+
+def _with_call(claims: Claims, token: Token, call: ClaimCall) -> Claims:
+    return replace(claims, calls={**claims.calls, token: call})
+
+
+# --- what the API server says -------------------------------------------------------------------------------
+
+
+def read(state: NodeState, event: ClaimRead, at: float) -> Stepped:
+    """The API server has the claim, by the UID that was asked for."""
+    if (entry := _of_read(state.claims, event.number)) is None:
+        return state, []
+    claims = read_over(state.claims, entry.name.uid)
+    if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
+        again = replace(entry, missing=0, retry_at=at + limits.CLAIM_FOUND_S)
+        return with_claims(state, with_entry(claims, again)), []
+    wanted = _refused_by_content(state, event.claim)
+    if wanted:
+        return not_prepared(with_claims(state, claims), entry, wanted)
+    since = state.host.inspections.last
+    claims = moved(claims, replace(entry, claim=event.claim, since=since, problem=""), On.FETCHED)
+    return _looked_at(with_claims(state, claims), event.claim, at), []
+
+
+def missing(state: NodeState, event: ClaimMissing, at: float) -> Stepped:
+    """The API server has no such claim, or another one of that name."""
+    if (entry := _of_read(state.claims, event.number)) is None:
+        return state, []
+    claims = read_over(state.claims, entry.name.uid)
+    if entry.state is ClaimState.FETCHING:
+        return not_prepared(with_claims(state, claims), entry, event.reason)
+    if entry.state is not ClaimState.PREPARED:
+        return with_claims(state, claims), []
+    if entry.missing == 0:
+        again = replace(entry, missing=1, retry_at=at + limits.CLAIM_COLLECT_S)
+        return with_claims(state, with_entry(claims, again)), []
+    line = Log(
+        Level.WARNING,
+        "claim.collected",
+        {
+            "claim": str(entry.name),
+            "uid": entry.name.uid,
+            "reason": f"{event.reason}, twice, and kubelet lists it for no pod; its unprepare never came",
+        },
+    )
+    return with_claims(state, moved(claims, entry, On.UNPREPARE, at)), [line]
+
+
+def unreadable(state: NodeState, event: ClaimUnreadable, at: float) -> NodeState:
+    """The API server did not answer, or not with the claim: nothing follows from that but another try."""
+    if (entry := _of_read(state.claims, event.number)) is None:
+        return state
+    if entry.state is ClaimState.FETCHING:
+        entry = replace(entry, problem=event.reason, retry_at=at + limits.CLAIM_READ_RETRY_S)
+    else:
+        entry = replace(entry, retry_at=at + limits.CLAIM_COLLECT_S)
+    return with_claims(state, with_entry(read_over(state.claims, entry.name.uid), entry))
+
+
+def _of_read(claims: Claims, number: int) -> Entry | None:
+    uid = next((u for u, n in claims.reads.items() if n == number), None)
+    return claims.entries.get(uid) if uid is not None else None
+
+
+def _refused_by_content(state: NodeState, claim: Claim) -> str:
+    """Why a claim cannot be prepared whatever else happens, as a sentence; empty if it can."""
+    if claim.results is None:
+        return "the claim is not allocated"
+    if not claim.results:
+        return "the claim has no device of this driver on this node"
+    found = config.chosen(claim)
+    if isinstance(found, config.ConfigFault):
+        return found.sentence
+    return not_given(state, exclusive_devices(claim)) if state.host.scanned else ""
+
+
+def _looked_at(state: NodeState, claim: Claim, at: float) -> NodeState:
+    """`state` with fresh inspections, polls and a read of the ledger requested for the claim's devices."""
+    addresses = [a for name in exclusive_devices(claim) if (a := claimed_address(name)) is not None]
+    if not addresses:
+        return state
+    functions = [f for a in addresses for f in with_companions(state, a)]
+    wanted = inspections.ask_inspections(state.host.inspections, sorted(f.address for f in functions))
+    state = with_inspections(state, wanted)
+    groups = frozenset(f.iommu_group for f in functions if f.iommu_group is not None)
+    return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at)
+
+
+# --- the disk and the acts ----------------------------------------------------------------------------------
+
+
+def checkpoint_written(state: NodeState, event: CheckpointWritten) -> Stepped:
+    """Every checkpoint up to this number is on disk."""
+    claims = state.claims
+    if event.number <= claims.durable:
+        return state, []
+    lines: list[Effect] = [Log(Level.INFO, "checkpoint.written", {})] if claims.unwritten else []
+    return with_claims(state, replace(claims, durable=event.number, unwritten="")), lines
+
+
+def checkpoint_unwritten(state: NodeState, event: CheckpointUnwritten) -> Stepped:
+    """It could not be written: nothing that follows from it happens, and the actor tries again."""
+    level = Level.DEBUG if event.reason == state.claims.unwritten else Level.ERROR
+    line = Log(level, "checkpoint.unwritten", {"reason": event.reason})
+    return with_claims(state, replace(state.claims, unwritten=event.reason)), [line]
+
+
+def act_done(state: NodeState, event: ActDone) -> NodeState:
+    """An act reached its goal."""
+    entry = _of_act(state.claims, event.number)
+    if entry is None:  # another one has been requested since
+        return state
+    return _act_over(state, entry, event.number, event.bound)
+
+
+def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
+    """An act did not reach its goal. The devices stay as they are."""
+    entry = _of_act(state.claims, event.number)
+    if entry is None:
+        return state, []
+    if entry.state is ClaimState.RELEASING and event.fault is ActFault.GONE:
+        return _act_over(state, entry, event.number, ()), []  # nothing is left to be returned
+    by_itself = entry.state in (ClaimState.RELEASING, ClaimState.PREPARED)
+    again_at = at + limits.CLAIM_RETRY_S if by_itself else math.inf
+    level = Level.DEBUG if entry.problem == event.reason else Level.WARNING
+    line = Log(
+        level,
+        "claim.act_failed",
+        {"claim": str(entry.name), "uid": entry.name.uid, "state": str(entry.state), "reason": event.reason},
+    )
+    stopped = replace(entry, acts={}, problem=event.reason, retry_at=again_at)
+    return with_claims(state, moved(state.claims, stopped, On.FAILED)), [line]
+
+
+def _of_act(claims: Claims, number: int) -> Entry | None:
+    return next((e for e in claims.entries.values() if number in e.acts.values()), None)
+
+
+def _act_over(state: NodeState, entry: Entry, number: int, bound: Iterable[BoundFunction]) -> NodeState:
+    left = {key: n for key, n in entry.acts.items() if n != number}
+    known = {**entry.bound, **{b.address: b for b in bound}}
+    entry = replace(entry, acts=left, bound=known)
+    claims = state.claims
+    return with_claims(state, with_entry(claims, entry) if left else moved(claims, entry, On.DONE))
+
+
+def ledger_read(state: NodeState, at: float) -> NodeState:
+    """After a read of kubelet's ledger: a prepared claim that kubelet lists for no pod may have lost its unprepare. The
+    API server is asked some time later (kubernetes issues 139845, 139876)."""
+    claims, settings = state.claims, state.claims.settings
+    if settings is None or not any(e.state is ClaimState.PREPARED for e in claims.entries.values()):
+        return state
+    listed = {c.claim for c in state.kubelet.ledger.claims.values() if c.driver == settings.driver}
+    for entry in claims.entries.values():
+        if entry.state is not ClaimState.PREPARED or entry.problem:
+            continue
+        is_listed = str(entry.name) in listed
+        if is_listed and (entry.missing or entry.retry_at < math.inf):
+            claims = with_entry(claims, replace(entry, missing=0, retry_at=math.inf))
+        elif not is_listed and entry.retry_at == math.inf and entry.name.uid not in claims.reads:
+            claims = with_entry(claims, replace(entry, retry_at=at + limits.CLAIM_COLLECT_S))
+    return with_claims(state, claims)
+
+
+# --- answers ------------------------------------------------------------------------------------------------

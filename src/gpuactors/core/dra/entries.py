@@ -1,0 +1,138 @@
+"""The claims part of the node's state: an entry per claim, the calls that wait for one, and what is on disk of it.
+
+Frozen values. Changed by `claims.py` only, and an entry's state by `table.py` only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver
+from gpuactors.core.dra.prebound import KernelId, OperatorsList
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.model import ClaimedDevice, PciAddress, Token
+
+NOBODY: Final = OperatorsList()
+"""The operator names no address."""
+
+FILES: Final = "files"
+"""The key of the act on a claim's files, beside the addresses of its devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedGpu:
+    """One device that a claim has for itself, as it was when it was reserved."""
+
+    address: PciAddress
+    functions: tuple[FirstDriver, ...]
+    """It and its companions, sorted by address, each with the driver that it is returned to."""
+    stays: str = ""
+    """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A claim on this node."""
+
+    name: ClaimName
+    state: ClaimState
+    order: int
+    """Of two claims that wait for a device the smaller one came first."""
+    since: int = 0
+    """The last number that had been issued when the claim was read: only later inspections and polls count."""
+    claim: Claim | None = None
+    """As the API server had it when it was read; None before."""
+    gpus: tuple[ClaimedGpu, ...] = ()
+    """Those that it has for itself: none with admin access. Set when they are reserved."""
+    intent: int = 0
+    """Number of the checkpoint that has the present state."""
+    acts: Mapping[str, int] = field(default_factory=dict)
+    """The acts that are requested, with their numbers: by a device's address, or FILES."""
+    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
+    """What its devices are bound to, as last seen by an act."""
+    problem: str = ""
+    """Why it is not further, as a sentence: the last act or read that failed, or whom it waits for."""
+    retry_at: float = math.inf
+    """When a failed act or read is tried again, or a tombstone is forgotten."""
+    missing: int = 0
+    """How many reads in a row found no claim of this UID at the API server any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """The part of an entry that is on disk: how far an act came is not known to the daemon that reads it."""
+
+    name: ClaimName
+    state: ClaimState
+    """RESERVED, PREPARED or RELEASING."""
+    claim: Claim | None
+    gpus: tuple[ClaimedGpu, ...]
+    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCall:
+    """A prepare or unprepare of one claim that waits for its answer."""
+
+    uid: ClaimUid
+    prepares: bool
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSettings:
+    """What the claims' part of the core needs of the settings and of this boot."""
+
+    driver: str
+    """The name of the DRA driver: `gpu.nvidia.com`."""
+    pool: str
+    """The pool of its devices: the node's name."""
+    operator: OperatorsList = NOBODY
+    hints: tuple[KernelId, ...] = ()
+    """The ids that the kernel command line gives to vfio-pci."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The claims of this node. Numbers of reads, acts and checkpoints come from one counter and only grow."""
+
+    settings: ClaimSettings | None = None
+    """None: DRA is off."""
+    loaded: bool = False
+    """The checkpoint has been read: until then it is not known which devices belong to claims."""
+    unserved: str = ""
+    """Why no claim is served, as a sentence; empty if they are."""
+    entries: Mapping[ClaimUid, Entry] = field(default_factory=dict)
+    """In the order in which they came."""
+    calls: Mapping[Token, ClaimCall] = field(default_factory=dict)
+    last: int = 0
+    """The last issued number."""
+    checkpoint: int = 0
+    """Number of the wanted contents of the checkpoint; 0 before the first."""
+    durable: int = 0
+    """Every checkpoint up to this number is on disk."""
+    unwritten: str = ""
+    """Why the checkpoint cannot be written, as a sentence; empty while it can."""
+    reads: Mapping[ClaimUid, int] = field(default_factory=dict)
+    """The outstanding reads from the API server, by number."""
+    first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
+    """As `prebound.noted`, of the functions that are there."""
+    acted: frozenset[PciAddress] = frozenset()
+    """The functions for which an intent of ours stands or stood in this boot."""
+    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
+    """The devices that claims have for themselves, with those. The same object until it changes."""
+
+
+NO_CLAIMS: Final = Claims()
+"""Of a node without claims."""
+
+
+def with_entry(claims: Claims, entry: Entry) -> Claims:
+    """`claims` with this entry in place of the one of its UID; without it where it is absent."""
+    uid = entry.name.uid
+    if entry.state is ClaimState.ABSENT:
+        return replace(claims, entries={u: e for u, e in claims.entries.items() if u != uid})
+    return replace(claims, entries={**claims.entries, uid: entry})

@@ -1,0 +1,173 @@
+"""Who stands in the way of a claim: another claim, a pod by the device plugin API, or a process.
+
+Every entry that owns a device counts, whatever it is doing, by PCI address and by IOMMU group, together with kubelet's
+ledger, the pending allocations and the use of the groups as last polled. The other direction is `Claims.reserved`,
+which `index.py` makes an owner for the device plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.presence import function_at
+from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.identity import claimed_address
+from gpuactors.core.index import index_of
+from gpuactors.core.model import ClaimedDevice, PciAddress, PciFunction
+from gpuactors.core.quote import quoted_id
+
+if TYPE_CHECKING:
+    from gpuactors.core.assessment.owner import Given
+    from gpuactors.core.dra.claim import Claim
+    from gpuactors.core.dra.entries import Entry
+    from gpuactors.core.state import NodeState
+
+_BRIDGES = "06"
+"""The base class of bridges, which are never bound to vfio (drivers/vfio/pci/vfio_pci_core.c takes type 0 headers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class InTheWay:
+    """Why a claim cannot have its devices now."""
+
+    sentence: str
+    is_final: bool = False
+    """It will not pass by waiting: the claim asks for what this node cannot give."""
+
+
+def exclusive_devices(claim: Claim) -> tuple[str, ...]:
+    """The names of the devices that a claim is to have for itself, each once, in the order of its results."""
+    return tuple(dict.fromkeys(r.device for r in claim.results or () if not r.admin_access))
+
+
+def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction, ...]:
+    """The function and the others of its IOMMU group that a virtual machine gets with it: all but bridges, sorted by
+    address. Empty if it is not there."""
+    function = function_at(state, address)
+    if function is None:
+        return ()
+    members = index_of(state).groups.get(function.iommu_group or -1, (function,))
+    return tuple(
+        m
+        for m in members
+        if m.address == address or not (m.class_code.startswith(_BRIDGES) or m.driver in HARMLESS_DRIVERS)
+    )
+
+
+def not_given(state: NodeState, names: Iterable[str]) -> str:
+    """Why this node cannot give one of these devices, as a sentence; empty if it can give all."""
+    index = index_of(state)
+    for name in names:
+        address = claimed_address(name)
+        if address is None:
+            return f"{quoted_id(name)} is no device of this driver"
+        if (function := function_at(state, address)) is None:
+            return f"{address} is gone from this node"
+        if address not in index.devices:
+            return f"{address} is no device that is offered here: no selector matches it (--select)"
+        if function.iommu_group is None or function.without_iommu:
+            return f"{address} is in no IOMMU group of the hardware: switch the IOMMU on"
+    return ""
+
+
+def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
+    """The first reason why the claim cannot reserve its devices now; None if it can."""
+    assert entry.claim is not None
+    names = exclusive_devices(entry.claim)
+    if not state.host.scanned or not state.kubelet.ledger.tried:
+        return InTheWay("the node has not been read yet")
+    if missing := not_given(state, names):
+        return InTheWay(missing, is_final=True)
+    addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
+    for address in addresses:
+        functions = with_companions(state, address)
+        reason = (
+            _unseen(state, entry, functions)
+            or _by_another_claim(state, entry, functions)
+            or _by_ledger(state, entry, functions)
+            or _by_use(state, address)
+        )
+        if reason:
+            return InTheWay(f"{address}: {reason}")
+    return None
+
+
+def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> str:
+    """Why a claim that ends must not touch a device, as a sentence; empty if nobody else has it."""
+    functions = with_companions(state, address)
+    return _by_another_claim(state, entry, functions) or _by_ledger(state, entry, functions)
+
+
+def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> str:
+    """What has not been read since the claim came: an older view is no fact."""
+    index, ledger = index_of(state), state.kubelet.ledger
+    for function in functions:
+        fact = state.host.facts.get(function.address)
+        if function.address in state.host.inspections.functions and (
+            fact is None or fact.inspection <= entry.since
+        ):
+            return f"sysfs has not answered yet for {function.address}"
+        group = function.iommu_group
+        if group is None or function.address not in index.polled.get(group, ()):
+            continue
+        use = state.host.polls.groups.get(group)
+        if use is None or use.poll <= entry.since:
+            return f"the users of IOMMU group {group} have not been determined yet"
+    return "kubelet has not returned its ledger yet" if ledger.done <= entry.since else ""
+
+
+def _by_another_claim(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> str:
+    wanted, index = {f.address: f.iommu_group for f in functions}, index_of(state)
+    groups = set(wanted.values()) - {None}
+    for other in state.claims.entries.values():
+        if other.name.uid == entry.name.uid or other.state not in OWNING:
+            continue
+        for gpu in other.gpus:
+            owned = {f.address for f in gpu.functions}
+            numbers = {f.iommu_group for a in owned if (f := index.functions.get(a)) is not None}
+            if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):
+                doing = "is being released from" if other.state is ClaimState.RELEASING else "belongs to"
+                why = f" ({other.problem})" if other.problem else ""
+                return f"it {doing} the claim {other.name}{why}"
+    return ""
+
+
+def _by_ledger(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> str:
+    owners = index_of(state).owners
+    for function in functions:
+        owner = owners.get(function.address)
+        for given in owner.entries if owner is not None else ():
+            if not _is_own(state, entry, given):
+                return f"{function.address} is {given.message}" if given.resource is None else given.message
+    return ""
+
+
+def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
+    """The owner is this claim itself, or one of which our own state knows better than kubelet's list: kubelet lists a
+    claim until its pod has ended, and was read some seconds ago."""
+    claimed = given.to
+    if not isinstance(claimed, ClaimedDevice):
+        return False
+    settings = state.claims.settings
+    if settings is None or claimed.driver != settings.driver:
+        return False
+    return any(str(e.name) == claimed.claim for e in state.claims.entries.values() if _has_ended(e, entry))
+
+
+def _has_ended(other: Entry, entry: Entry) -> bool:
+    return other.state is ClaimState.TOMBSTONE or other.name.uid == entry.name.uid
+
+
+def _by_use(state: NodeState, address: PciAddress) -> str:
+    """A process has its group open: of a pod that has just left, or of nobody that kubelet knows."""
+    assessment = assessments_of(state).of.get(address)
+    if assessment is None:
+        return ""
+    ownership = assessment.ownership
+    held = (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN)
+    return ownership.message if ownership.cause in held else ""

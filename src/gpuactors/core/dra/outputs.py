@@ -1,0 +1,152 @@
+"""What the claims' actors are to do, as it follows from the state. Derived each time, never kept.
+
+Standing orders with numbers: each actor does the newest number of each kind once, and a skipped one is never missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuactors.core.dra import config
+from gpuactors.core.dra.cdi import ClaimDevice
+from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver, Target
+from gpuactors.core.dra.config import VfioConfig
+from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, StoredEntry
+from gpuactors.core.dra.progress import returned
+from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.identity import claimed_address
+from gpuactors.core.model import PciAddress, Role
+from gpuactors.core.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWanted:
+    """A claim to be read from the API server."""
+
+    number: int
+    claim: ClaimName
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAct:
+    """What a device and its companions are to be bound to."""
+
+    number: int
+    target: Target
+    functions: tuple[FirstDriver, ...]
+    """Those that are to be touched, sorted by address."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesAct:
+    """The CDI and metadata files of a claim."""
+
+    number: int
+    name: ClaimName
+    claim: Claim | None
+    """None: its files are to be removed."""
+    devices: tuple[ClaimDevice, ...] = ()
+    """One for each result of the claim, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWanted:
+    """The contents of the checkpoint."""
+
+    number: int
+    entries: tuple[StoredEntry, ...]
+    """Those that own devices, in the order of their arrival."""
+    first_drivers: tuple[FirstDriver, ...]
+    """Of the functions for which an intent of ours stands or stood in this boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsWanted:
+    """The input of the claims' actors."""
+
+    load: int = 0
+    """How often the checkpoint is to have been read by now: again when a predecessor has handed over. 0: not at all."""
+    is_serving: bool = False
+    """Kubelet may send claims to this daemon."""
+    reads: tuple[ReadWanted, ...] = ()
+    checkpoint: CheckpointWanted | None = None
+    devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
+    files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
+
+
+NO_CLAIMS_WANTED = ClaimsWanted()
+"""DRA is off."""
+
+
+def claims_wanted(state: NodeState) -> ClaimsWanted:
+    """The orders that stand. A daemon that has handed over gives none: its successor has read the checkpoint."""
+    claims, role = state.claims, state.daemon.role
+    if claims.settings is None or role is Role.HANDED_OVER:
+        return NO_CLAIMS_WANTED
+    load = 1 if role is Role.TAKING_OVER else 2
+    if not claims.loaded or claims.unserved or role is not Role.SERVING:
+        return ClaimsWanted(load)
+    acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]
+    return ClaimsWanted(
+        load=load,
+        is_serving=not state.daemon.stopping,
+        reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
+        checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
+        devices={g.address: _device_act(e, g) for e in acting for g in e.gpus if g.address in e.acts},
+        files={e.name.uid: _files_act(e) for e in acting if FILES in e.acts},
+    )
+
+
+def _checkpoint(claims: Claims) -> CheckpointWanted:
+    return CheckpointWanted(
+        claims.checkpoint,
+        tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING),
+        tuple(f for a, f in sorted(claims.first_drivers.items()) if a in claims.acted),
+    )
+
+
+def _on_disk(entry: Entry) -> StoredEntry:
+    match entry.state:
+        case ClaimState.RELEASING:
+            state = ClaimState.RELEASING
+        case ClaimState.COMMITTING | ClaimState.PREPARED:
+            state = ClaimState.PREPARED
+        case _:
+            state = ClaimState.RESERVED
+    return StoredEntry(entry.name, state, entry.claim, entry.gpus, entry.bound)
+
+
+def _device_act(entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
+    number = entry.acts[gpu.address]
+    if entry.state is ClaimState.RELEASING:
+        return DeviceAct(number, Target.FIRST_DRIVER, returned(gpu))
+    return DeviceAct(number, Target.VFIO, gpu.functions)
+
+
+def _files_act(entry: Entry) -> FilesAct:
+    number = entry.acts[FILES]
+    if entry.state is ClaimState.RELEASING:
+        return FilesAct(number, entry.name, None)
+    assert entry.claim is not None, "files are written for an allocated claim"
+    return FilesAct(number, entry.name, entry.claim, _devices(entry, entry.claim))
+
+
+def _devices(entry: Entry, claim: Claim) -> tuple[ClaimDevice, ...]:
+    configs = config.chosen(claim)
+    gpus = {gpu.address: gpu for gpu in entry.gpus}
+    found = []
+    for result in claim.results or ():
+        chosen = VfioConfig() if isinstance(configs, config.ConfigFault) else configs[result.request]
+        gpu = gpus.get(claimed_address(result.device) or PciAddress(""))
+        # With admin access there is no node: an open would make the group busy for whoever has it.
+        functions = () if gpu is None or result.admin_access else _bound(entry, gpu)
+        found.append(ClaimDevice(result, functions, chosen))
+    return tuple(found)
+
+
+def _bound(entry: Entry, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
+    """The device itself first, then its companions on vfio."""
+    order = sorted(gpu.functions, key=lambda f: (f.address != gpu.address, f.address))
+    known = (entry.bound.get(f.address) for f in order)
+    return tuple(b for b in known if b is not None and (b.vfio or b.address == gpu.address))

@@ -1,0 +1,221 @@
+"""How claims go on: after each event every transition that nothing stands in the way of any more; by the clock what is
+tried again, asked for, or forgotten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core import schedule
+from gpuactors.core.dra import prebound
+from gpuactors.core.dra.answers import answer_of, answered
+from gpuactors.core.dra.claim import ClaimUid, FirstDriver
+from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, with_entry
+from gpuactors.core.dra.exclusion import exclusive_devices, has_another_owner, in_the_way, with_companions
+from gpuactors.core.dra.table import ClaimState, On
+from gpuactors.core.dra.transitions import (
+    blank,
+    moved,
+    read_over,
+    refusal,
+    with_acts,
+    with_claims,
+    with_read,
+    with_reserved,
+)
+from gpuactors.core.effects import Effect, Level, Log
+from gpuactors.core.identity import claimed_address
+from gpuactors.core.index import index_of
+from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.core.state import NodeState
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+def advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
+    """After each event: every transition that nothing stands in the way of any more, and the answers."""
+    if state.claims.settings is None:
+        return state, []
+    if index_of(before).functions is not index_of(state).functions or (
+        before.claims.first_drivers is not state.claims.first_drivers
+    ):
+        state = with_claims(state, _first_drivers_noted(state))
+    effects: list[Effect] = []
+    while (further := _one_further(state, at) or _all_answered(state, at)) is not None:
+        state, lines = further
+        effects += lines
+    return with_claims(state, with_reserved(state.claims)), effects
+
+
+def _all_answered(state: NodeState, at: float) -> Stepped | None:
+    """Every call that can be answered now; None if there is none."""
+    claims = state.claims
+    answers = {t: a for t, c in claims.calls.items() if (a := answer_of(claims, c, at)) is not None}
+    if not answers:
+        return None
+    claims, replies = answered(claims, answers)
+    return with_claims(state, claims), replies
+
+
+def due(state: NodeState, at: float) -> NodeState:
+    """What is tried again, asked, or forgotten at this time."""
+    for waiting in state.claims.entries.values():
+        if waiting.retry_at > at:
+            continue
+        claims, entry = state.claims, replace(waiting, retry_at=math.inf)
+        match entry.state:
+            case ClaimState.TOMBSTONE:
+                claims = moved(claims, entry, On.FORGOTTEN)
+            case ClaimState.FETCHING:
+                claims = with_read(with_entry(claims, entry), entry.name.uid)
+            case ClaimState.PREPARED if entry.problem:
+                claims = moved(claims, replace(entry, problem=""), On.RETRY)
+            case ClaimState.PREPARED:
+                claims = with_read(with_entry(claims, entry), entry.name.uid)
+            case _:
+                claims = with_entry(claims, entry)
+        state = with_claims(state, claims)
+    return state
+
+
+def deadline(claims: Claims) -> float:
+    """When `due` or an answer is next due; infinite if never."""
+    return min(
+        min((e.retry_at for e in claims.entries.values()), default=math.inf),
+        min((c.deadline for c in claims.calls.values()), default=math.inf),
+    )
+
+
+def _first_drivers_noted(state: NodeState) -> Claims:
+    claims, functions = state.claims, index_of(state).functions
+    found = prebound.noted(claims.first_drivers, functions.values(), claims.acted)
+    return replace(claims, first_drivers=found) if found is not claims.first_drivers else claims
+
+
+def _one_further(state: NodeState, at: float) -> Stepped | None:
+    """The first transition that an entry can make by itself; None if there is none."""
+    steps = (_further(state, entry, at) for entry in state.claims.entries.values())
+    return next((step for step in steps if step is not None), None)
+
+
+def _further(state: NodeState, entry: Entry, at: float) -> Stepped | None:
+    claims, uid = state.claims, entry.name.uid
+    calls = [c for c in claims.calls.values() if c.uid == uid]
+    match entry.state:
+        case ClaimState.FETCHING if not calls:
+            return with_claims(state, moved(read_over(claims, uid), entry, On.ABANDONED)), []
+        case ClaimState.WAITING if not calls:
+            return with_claims(state, moved(claims, entry, On.ABANDONED)), []
+        case ClaimState.WAITING:
+            return _waited(state, entry)
+        case ClaimState.RESERVED if claims.durable >= entry.intent:
+            return with_claims(state, moved(claims, entry, On.DURABLE)), []
+        case ClaimState.COMMITTING if claims.durable >= entry.intent:
+            return with_claims(state, moved(claims, entry, On.DURABLE)), _logged("claim.prepared", entry)
+        case ClaimState.RELEASING if _is_to_be_undone(state, entry):
+            undoing = moved(claims, entry, On.DURABLE)
+            return with_claims(state, _undone(state, undoing, uid)), []
+        case ClaimState.TOMBSTONE if entry.retry_at == math.inf:
+            remembered = replace(entry, retry_at=at + limits.CLAIM_TOMBSTONE_S)
+            after = with_claims(state, with_entry(claims, remembered))
+            return schedule.ask_ledger(after, at), _logged("claim.unprepared", entry)
+        case ClaimState.TOMBSTONE if any(call.prepares for call in calls):
+            return with_claims(state, moved(claims, blank(entry), On.PREPARE)), []
+    return None
+
+
+def _is_to_be_undone(state: NodeState, entry: Entry) -> bool:
+    """Its intent is on disk, no act is under way or waits for its next try, and who else has its devices is known."""
+    return (
+        state.claims.durable >= entry.intent
+        and not entry.acts
+        and entry.retry_at == math.inf
+        and state.host.scanned
+        and state.kubelet.ledger.tried
+    )
+
+
+def _waited(state: NodeState, entry: Entry) -> Stepped | None:
+    """A claim that waits gets its devices, or is refused for good; None if it waits on. A changed reason is kept, as it
+    is the error if the wait lasts too long."""
+    obstacle = in_the_way(state, entry)
+    if obstacle is None:
+        return with_claims(state, _reserved(state, entry)), _logged("claim.reserved", entry)
+    if obstacle.is_final:
+        return not_prepared(state, entry, obstacle.sentence)
+    if obstacle.sentence != entry.problem:
+        waits = replace(entry, problem=obstacle.sentence)
+        return with_claims(state, with_entry(state.claims, waits)), _logged(
+            "claim.waiting", entry, reason=obstacle.sentence, level=Level.DEBUG
+        )
+    return None
+
+
+def _logged(name: str, entry: Entry, *, reason: str = "", level: Level = Level.INFO) -> list[Effect]:
+    fields: dict[str, str | tuple[str, ...]] = {"claim": str(entry.name), "uid": entry.name.uid}
+    if entry.gpus:
+        fields["devices"] = tuple(gpu.address for gpu in entry.gpus)
+    if reason:
+        fields["reason"] = reason
+    return [Log(level, name, {**fields})]
+
+
+def _reserved(state: NodeState, entry: Entry) -> Claims:
+    """The claim owns its devices from now on. Their first drivers are in the same checkpoint."""
+    assert entry.claim is not None
+    addresses = [a for n in exclusive_devices(entry.claim) if (a := claimed_address(n)) is not None]
+    gpus = tuple(_claimed_gpu(state, address) for address in addresses)
+    acted = state.claims.acted | {f.address for gpu in gpus for f in gpu.functions}
+    claims = replace(state.claims, acted=acted)
+    return moved(claims, replace(entry, gpus=gpus, problem=""), On.FREE)
+
+
+def _claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
+    settings, known = state.claims.settings, state.claims.first_drivers
+    assert settings is not None
+    functions = with_companions(state, address)
+    gpu = next(f for f in functions if f.address == address)
+    decided = prebound.decide(
+        address, known.get(address), operator=settings.operator, hints=settings.hints, function=gpu
+    )
+    return ClaimedGpu(
+        address,
+        tuple(_first_driver(known, f) for f in functions),
+        stays=decided.sentence if decided.is_prebound else "",
+    )
+
+
+def _first_driver(known: Mapping[PciAddress, FirstDriver], function: PciFunction) -> FirstDriver:
+    present = FirstDriver(function.address, function.driver, vfio=function.vfio_bound)
+    return known.get(function.address, present)
+
+
+def _undone(state: NodeState, claims: Claims, uid: ClaimUid) -> Claims:
+    """The acts of a release: the files are removed, and each device is returned that is to be, and that nobody else
+    has."""
+    entry = claims.entries[uid]
+    keys = [
+        FILES,
+        *(
+            str(g.address)
+            for g in entry.gpus
+            if returned(g) and not has_another_owner(state, entry, g.address)
+        ),
+    ]
+    return with_acts(claims, entry, keys)
+
+
+def returned(gpu: ClaimedGpu) -> tuple[FirstDriver, ...]:
+    """The functions that are returned to their first drivers when the claim ends: companions of a pre-bound GPU as well
+    that were not on vfio."""
+    return tuple(f for f in gpu.functions if not f.vfio and not (gpu.stays and f.address == gpu.address))
+
+
+def not_prepared(state: NodeState, entry: Entry, reason: str) -> Stepped:
+    """The claim is refused: its calls are answered, and nothing of it is kept."""
+    claims = moved(state.claims, entry, On.REFUSED)
+    refused = {t: refusal(reason) for t, c in claims.calls.items() if c.uid == entry.name.uid}
+    claims, effects = answered(claims, refused)
+    return with_claims(state, claims), effects

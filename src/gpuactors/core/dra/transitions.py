@@ -1,0 +1,94 @@
+"""What a transition of a claim requests: the number of a read, of a checkpoint, or of acts.
+
+Every change of an entry's state goes through `moved`, and so through the table. An act gets its number only in a
+transition that follows the checkpoint with its intent (ADR 0009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import count
+
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.entries import FILES, Claims, Entry, with_entry
+from gpuactors.core.dra.table import OWNING, ClaimState, On, Request, follow
+from gpuactors.core.effects import Refusal, Refused
+from gpuactors.core.model import ClaimedDevice, PciAddress
+from gpuactors.core.state import NodeState
+
+
+def with_claims(state: NodeState, claims: Claims) -> NodeState:
+    return replace(state, claims=claims) if claims is not state.claims else state
+
+
+def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
+    """`claims` after a transition of one entry, with what that requests."""
+    after, request = follow(entry.state, on)
+    if after is ClaimState.TOMBSTONE:
+        entry = replace(blank(entry), retry_at=math.inf)
+    entry = replace(entry, state=after)
+    match request:
+        case Request.NOTHING:
+            return with_entry(claims, entry)
+        case Request.FETCH:
+            entry = replace(blank(entry), retry_at=math.inf)
+            return with_read(with_entry(claims, entry), entry.name.uid)
+        case Request.CHECKPOINT | Request.FORGET:
+            number = claims.last + 1
+            entry = replace(entry, intent=number, acts={}, retry_at=math.inf, problem="")
+            claims = read_over(claims, entry.name.uid)
+            return with_entry(replace(claims, last=number, checkpoint=number), entry)
+        case Request.BIND:
+            acts = [str(gpu.address) for gpu in entry.gpus]
+            entry = replace(entry, problem="", retry_at=math.inf)
+            return with_acts(claims, entry, acts) if acts else moved(claims, entry, On.DONE)
+        case Request.WRITE:
+            return with_acts(claims, replace(entry, problem="", retry_at=math.inf), [FILES])
+        case Request.UNDO:  # which devices are returned follows from the whole state: `_undone`
+            return with_entry(claims, entry)
+
+
+def blank(entry: Entry) -> Entry:
+    """The entry of a claim that has nothing here (any more)."""
+    return Entry(entry.name, entry.state, entry.order)
+
+
+def with_read(claims: Claims, uid: ClaimUid) -> Claims:
+    number = claims.last + 1
+    return replace(claims, last=number, reads={**claims.reads, uid: number})
+
+
+def read_over(claims: Claims, uid: ClaimUid) -> Claims:
+    return replace(claims, reads={u: n for u, n in claims.reads.items() if u != uid})
+
+
+def with_acts(claims: Claims, entry: Entry, keys: Iterable[str]) -> Claims:
+    acts = dict(zip(keys, count(claims.last + 1), strict=False))
+    return with_entry(replace(claims, last=claims.last + len(acts)), replace(entry, acts=acts))
+
+
+def with_reserved(claims: Claims) -> Claims:
+    """`claims` with the devices that belong to claims; the same object while these are the same."""
+    settings, reserved = claims.settings, dict[PciAddress, ClaimedDevice]()
+    if settings is None:
+        return claims
+    for entry in claims.entries.values():
+        if entry.state in OWNING:
+            for gpu in entry.gpus:
+                device = device_name(gpu.address)
+                known = claims.reserved.get(gpu.address)
+                now = ClaimedDevice(settings.driver, settings.pool, device, str(entry.name), None)
+                reserved[gpu.address] = known if known == now and known is not None else now
+    return replace(claims, reserved=reserved) if reserved != claims.reserved else claims
+
+
+def device_name(address: PciAddress) -> str:
+    """The name of a device in its ResourceSlice: a DNS label."""
+    return f"gpu-{address.replace(':', '-').replace('.', '-')}"
+
+
+def refusal(reason: str) -> Refused:
+    return Refused(Refusal.FAILED_PRECONDITION, reason, (Cause.CLAIMED_ELSEWHERE,))

@@ -1,0 +1,52 @@
+"""A claim from its prepare to its unprepare, and what may come in between."""
+
+from __future__ import annotations
+
+from gpuactors import limits
+from gpuactors.core.dra.claim import Prepared, Target, Unprepared
+from gpuactors.core.dra.table import ClaimState
+from tests.core.builders import gpu
+from tests.core.dra.claim_core import ClaimCore, allocated, name
+
+A, B = "0000:01:00.0", "0000:02:00.0"
+ON_HOST = gpu(A, group=1, driver="nvidia")
+PRE_BOUND = gpu(A, group=1)
+
+
+def core_with(*functions: object, **claims: tuple[str, ...]) -> ClaimCore:
+    core = ClaimCore(*functions)  # type: ignore[arg-type]
+    for claim, addresses in claims.items():
+        core.api[str(name(claim))] = allocated(name(claim), *addresses)
+    return core
+
+
+def test_a_gpu_on_its_host_driver_is_bound_prepared_and_returned() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    answer = core.answer(core.prepare(name("one")))
+    assert isinstance(answer, Prepared)
+    assert answer.devices[0].device == "gpu-0000-01-00-0"
+    assert core.driver(A) == "vfio-pci"
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+    assert core.driver(A) == "nvidia"
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    core.pass_time(limits.CLAIM_TOMBSTONE_S + 1)
+    assert core.claim_state(name("one")) is ClaimState.ABSENT
+
+
+def test_a_pre_bound_gpu_stays_on_vfio() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    core.unprepare(name("one"))
+    assert core.driver(A) == "vfio-pci"
+    assert (Target.FIRST_DRIVER, A) not in core.acts
+
+
+def test_no_act_before_its_intent_is_on_disk() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"checkpoint"}
+    core.prepare(name("one"))
+    assert core.claim_state(name("one")) is ClaimState.RESERVED
+    assert core.wanted.devices == {}
+    assert core.driver(A) == "nvidia"
+    core.release("checkpoint")
+    assert core.driver(A) == "vfio-pci"

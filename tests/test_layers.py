@@ -26,6 +26,12 @@ PLANTED = (
     ("grpc_trio.server", "concurrency.latest"),
     ("grpc_trio.unix", "kubelet.translate"),
     ("ports", "host.root"),
+    ("ports", "ports_kube"),
+    ("ports_kube", "actors.caller"),
+    ("core.dra.slices", "ports_kube"),
+    ("core.dra.pool", "httpcore"),
+    ("kube.client", "kubelet.translate"),
+    ("host.reader", "httpcore"),
     ("ports", "config"),
     ("actors.caller", "kubelet.translate"),
     ("actors.plugin", "grpc_trio.unix"),
@@ -65,7 +71,7 @@ def test_an_import_against_the_rules_is_found_and_so_is_a_package_without_a_plac
     (tmp_path / "gpuactors/newcomer.py").touch()
     wanted = set()
     for importer, imported in PLANTED:
-        full = imported if imported in {"trio", "yaml"} else f"gpuactors.{imported}"
+        full = imported if imported in {"trio", "yaml", "httpcore"} else f"gpuactors.{imported}"
         module = tmp_path / "gpuactors" / f"{importer.replace('.', '/')}.py"
         module.write_text(f"{module.read_text()}\n\nimport {full}\n")  # a module that has moved fails here
         wanted.add((f"gpuactors.{importer}", full))

@@ -288,6 +288,82 @@ supervisor."""
 KUBELET_DIR_RETRY_S: Final = 1.0
 """How often to check for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
 
+# --- the API server ---------------------------------------------------------------------------------------
+
+API_REQUEST_S: Final = 10.0
+"""One request to the API server, from the connection to the last byte. A prepare reads each of its claims and answers
+within 35 s; a server that is well takes milliseconds."""
+
+API_CONNECT_S: Final = 5.0
+"""The connection's part of it, with TLS."""
+
+API_BODY_MAX_BYTES: Final = 16 * 1024 * 1024
+"""One answer of the API server. A slice with 128 devices has 60 KB; etcd stores no object above 1.5 MiB."""
+
+API_LINE_MAX_BYTES: Final = 4 * 1024 * 1024
+"""One event of a watch: one object, as above."""
+
+API_KEEPALIVE_IDLE_S: Final = 30
+API_KEEPALIVE_INTERVAL_S: Final = 10
+API_KEEPALIVE_PROBES: Final = 3
+"""TCP's own probes of a silent connection: a watch whose server or path is gone without a word ends after a minute, and
+the process is not woken for it."""
+
+API_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+"""Waits after requests that failed in a row; the last one repeats. An API server that restarts is away for some
+seconds, and all nodes of a cluster come back to it at once: hence API_BACKOFF_JITTER."""
+
+API_BACKOFF_JITTER: Final = 0.3
+"""The share of such a wait that is random."""
+
+WATCH_S: Final = 3600.0
+"""How long the server is asked to keep a watch; then it is renewed from its last version: one request an hour. The
+server's own choice would be 30 to 60 minutes (kube-apiserver --min-request-timeout)."""
+
+WATCH_LATE_S: Final = 30.0
+"""So much later we end it ourselves."""
+
+WATCH_SILENT_S: Final = 300.0
+"""A watch that says nothing for so long is ended, and all is listed anew: the server sends a bookmark every minute,
+also when nothing has happened."""
+
+WATCH_AGAIN_S: Final = (0.1, 1.0, 5.0, 30.0)
+"""Before a watch is renewed, by how many before it ended in a row before WATCH_SHORT_S; the last one repeats. The first
+is also the wait of every renewal: a proxy that ends each watch at once must not be asked without pause."""
+
+WATCH_SHORT_S: Final = 10.0
+"""A watch that lasted less was cut short."""
+
+SLICE_DEVICES_MAX: Final = 128
+"""Devices in one ResourceSlice (resource.k8s.io/v1, ResourceSliceMaxDevices)."""
+
+SLICE_TAINTED_DEVICES_MAX: Final = 64
+"""The same where any device of it has a taint (ResourceSliceMaxDevicesWithTaintsOrConsumesCounters)."""
+
+SLICE_ATTRIBUTES_MAX: Final = 32
+"""Attributes and capacities of one device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
+
+SLICE_STRING_MAX_BYTES: Final = 64
+"""A string attribute of a device (DeviceAttributeMaxValueLength)."""
+
+TAINT_VALUE_MAX_CHARS: Final = 63
+"""The value of a taint has the rules of a label's."""
+
+TAINTS_ASKED_S: Final = 3600.0
+"""How often the API server is asked whether it keeps taints, besides at the start, after each connection that was lost
+and after a write with taints: its gate may be switched while it restarts one replica after the other."""
+
+WRITE_SEEN_S: Final = 30.0
+"""A write of ours that the watch has not shown after so long: all is listed anew."""
+
+RESTORE_BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Before slices that others have deleted or edited are restored, by how often that was done within RESTORE_CALM_S; the
+last one repeats. Kubelet deletes them at its start, and perhaps once more in the background; somebody who answers each
+restoration with an edit must not cost the API server a write per second for ever."""
+
+RESTORE_CALM_S: Final = 600.0
+"""Restorations before that do not count any more: kubelet repeats a deletion after at most five minutes."""
+
 # --- quotations in our sentences --------------------------------------------------------------------------
 
 QUOTED_ITEMS_MAX: Final = 16

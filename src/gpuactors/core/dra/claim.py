@@ -78,6 +78,23 @@ class Claim:
     configs: tuple[OpaqueConfig, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimAbsent:
+    """The API server has no claim of this name. (That it does not serve claims at all is another error.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReplaced:
+    """The claim of this name is another one."""
+
+    uid: ClaimUid
+    """The UID of the one that is there."""
+
+
+ClaimAnswer = Claim | ClaimAbsent | ClaimReplaced
+"""The API server's answer about one claim. Of an unallocated one `results` is None."""
+
+
 class Target(StrEnum):
     """What a device is to be bound to."""
 

@@ -1,0 +1,1 @@
+"""The Kubernetes API server: reads claims and our node, and keeps ResourceSlices. Only `--dra on` imports it."""

@@ -1,0 +1,125 @@
+"""The actors' interface to the Kubernetes API server, as protocols, and the errors of its adaptor (`kube/`).
+
+A file of its own, so that a daemon without DRA (`--dra off`) imports nothing for it. Must not import anything but the
+core's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuactors.core.dra.claim import ClaimAnswer, ClaimName
+from gpuactors.core.dra.slices import SliceSpec, StoredSlice
+from gpuactors.ports import PortError
+
+
+class ApiError(PortError):
+    """A request to the API server was in vain; the text names what was asked, of which server, why, and the remedy."""
+
+
+class ApiAway(ApiError):
+    """No answer: the server cannot be reached, broke the connection off, or did not answer in time. A write may have
+    been carried out."""
+
+
+class ApiRefused(ApiError):
+    """The server answered with an error."""
+
+    def __init__(
+        self, text: str, code: int, reason: str = "", message: str = "", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(text)
+        self.code = code
+        """The HTTP status; in a watch that of the ERROR event."""
+        self.reason = reason
+        """The machine's word of the `Status` object: `NotFound`, `Conflict`; empty if the answer was none."""
+        self.message = message
+        """The server's own words."""
+        self.retry_after_s = retry_after_s
+        """The server asked to wait for so long (429, 503)."""
+
+
+class ApiMalformed(ApiError):
+    """The server answered with success, and with something that is not the object that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetadata:
+    """The metadata of our Node object."""
+
+    uid: str
+    version: str
+    labels: Mapping[str, str]
+
+
+class ClaimApi(Protocol):
+    """Reads ResourceClaims, one by one."""
+
+    async def read(self, claim: ClaimName) -> ClaimAnswer:
+        """The claim; that there is none, or another one by this name, is an answer and no error. Raises `ApiError`."""
+        ...
+
+
+class NodeApi(Protocol):
+    """Our Node object."""
+
+    async def read(self) -> NodeMetadata:
+        """Raises `ApiError`; `ApiRefused` with code 404 if there is no such node."""
+        ...
+
+    async def set_label(self, label: str, *, expected: str | None, value: str | None) -> NodeMetadata:
+        """Gives the label `value` (None: removes it) if it is `expected` now (None: absent), in one request.
+
+        Raises `ApiRefused` with code 422 if it is not as expected, else `ApiError`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesListed:
+    """All slices there are; nothing that was known before counts any more."""
+
+    slices: tuple[StoredSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceStored:
+    """A slice was created or changed, by whomever."""
+
+    slice: StoredSlice
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDeleted:
+    """A slice was deleted, by whomever."""
+
+    name: str
+
+
+SliceEvent = SlicesListed | SliceStored | SliceDeleted
+
+
+class SliceApi(Protocol):
+    """The ResourceSlices of our driver on our node."""
+
+    def follow(self) -> AbstractAsyncContextManager[AsyncIterator[SliceEvent]]:
+        """The slices as they are now, then every change, for ever, in the server's order. A watch that ends in the
+        usual way is renewed; if its version is too old (410), all are listed anew. The iteration raises `ApiError`."""
+        ...
+
+    async def create(self, spec: SliceSpec, index: int, owner: str, *, dry_run: bool = False) -> StoredSlice:
+        """A new slice, the number `index` of the pool, owned by the Node with the UID `owner`; as the server stored it.
+        Raises `ApiError`."""
+        ...
+
+    async def update(self, stored: StoredSlice, spec: SliceSpec, owner: str) -> StoredSlice:
+        """Gives the slice another content; as the server stored it. Raises `ApiRefused` with code 409 if it is not
+        `stored` any more, 404 if it is gone, else `ApiError`."""
+        ...
+
+    async def delete(self, stored: StoredSlice) -> None:
+        """Deletes the slice if it is `stored` still; a slice that is gone is no error. Raises `ApiError`."""
+        ...

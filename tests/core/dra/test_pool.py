@@ -1,0 +1,166 @@
+"""The pool that is offered: names, order, attributes, slices, taints and withdrawal (contract: ResourceSlices)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.dra.pool import Pool, device_name, probe_spec, wanted_pool
+from gpuactors.core.dra.slices import (
+    Attribute,
+    Blocked,
+    BlockKind,
+    Offer,
+    OfferedDevice,
+    ServerKeepsTaints,
+    Taint,
+)
+from gpuactors.core.model import PciAddress, pci_address
+
+DRIVER, NODE = "gpu.nvidia.com", "node-1"
+YES, NO, UNKNOWN = ServerKeepsTaints.YES, ServerKeepsTaints.NO, ServerKeepsTaints.UNKNOWN
+HELD = Blocked(BlockKind.HELD, "HeldByOther")
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def offered(address: str = "0000:23:00.0") -> OfferedDevice:
+    return OfferedDevice(
+        pci_address(address), "10de", "2330", "GH100 [H100 SXM5 80GB]", 1, "pci0000:20", 51, iommufd=True
+    )
+
+
+def many(count: int) -> tuple[OfferedDevice, ...]:
+    return tuple(offered(f"0000:{n // 8:02x}:00.{n % 8}") for n in range(count))
+
+
+def pool(*devices: OfferedDevice, keeps: ServerKeepsTaints = YES) -> Pool:
+    return wanted_pool(Offer(DRIVER, NODE, devices), keeps)
+
+
+def names(found: Pool) -> list[str]:
+    return [device.name for device in found.devices]
+
+
+def test_a_device_has_the_attributes_of_the_contract() -> None:
+    (device,) = pool(offered()).devices
+    assert device.name == "gpu-0000-23-00-0"
+    assert device.attributes == {
+        "resource.kubernetes.io/pciBusID": Attribute("string", "0000:23:00.0"),
+        "resource.kubernetes.io/pcieRoot": Attribute("string", "pci0000:20"),
+        "resource.kubernetes.io/numaNode": Attribute("int", 1),
+        "type": Attribute("string", "vfio"),
+        "vendorID": Attribute("string", "0x10de"),
+        "deviceID": Attribute("string", "0x2330"),
+        "productName": Attribute("string", "GH100 [H100 SXM5 80GB]"),
+        "iommuGroup": Attribute("int", 51),
+        "iommuFDEnabled": Attribute("bool", True),
+    }
+    assert len(device.attributes) <= limits.SLICE_ATTRIBUTES_MAX
+
+
+def test_what_is_not_known_of_a_device_is_no_attribute_of_it() -> None:
+    bare = replace(offered(), model=None, numa_node=None, pcie_root=None, iommu_group=None, vendor="")
+    (device,) = pool(bare).devices
+    assert set(device.attributes) == {
+        "resource.kubernetes.io/pciBusID", "type", "deviceID", "iommuFDEnabled",
+    }  # fmt: skip
+
+
+def test_numa_node_0_is_an_attribute() -> None:
+    (device,) = pool(replace(offered(), numa_node=0, iommu_group=0)).devices
+    assert device.attributes["resource.kubernetes.io/numaNode"] == Attribute("int", 0)
+    assert device.attributes["iommuGroup"] == Attribute("int", 0)
+
+
+@pytest.mark.parametrize("model", ["x" * 65, "é" * 33, "x" + "é" * 32])
+def test_a_string_has_at_most_64_bytes(model: str) -> None:
+    """slice-create-string-of-65: the server counts bytes, and refuses the whole slice."""
+    (device,) = pool(replace(offered(), model=model)).devices
+    value = device.attributes["productName"].value
+    assert isinstance(value, str)
+    assert 62 < len(value.encode()) <= 64
+    assert model.startswith(value)
+
+
+@pytest.mark.parametrize("address", ["0000:00:00.0", "0000:ff:1f.7", "abcd:ab:0c.3"])
+def test_a_device_name_is_a_dns_label(address: str) -> None:
+    """slice-create-bad-device-name."""
+    assert DNS_LABEL.fullmatch(device_name(PciAddress(address)))
+
+
+def test_devices_are_sorted_by_address_whatever_their_order() -> None:
+    """The scheduler takes the first that fits: the order of the devices is its preference."""
+    one, two, three = offered("0000:03:00.0"), offered("0000:23:00.0"), offered("0001:01:00.0")
+    wanted = ["gpu-0000-03-00-0", "gpu-0000-23-00-0", "gpu-0001-01-00-0"]
+    assert names(pool(three, one, two)) == names(pool(two, three, one)) == wanted
+
+
+def test_a_five_digit_domain_is_left_out_with_its_reason() -> None:
+    found = pool(offered("10000:01:00.0"), offered())
+    assert names(found) == ["gpu-0000-23-00-0"]
+    assert set(found.left_out) == {"10000:01:00.0"}
+    assert "VMD" in found.left_out[PciAddress("10000:01:00.0")]
+
+
+def test_no_device_is_an_empty_slice_and_not_none() -> None:
+    assert pool().slices == ((),)
+
+
+@pytest.mark.parametrize(
+    ("count", "slices"), [(1, [1]), (128, [128]), (129, [128, 1]), (300, [128, 128, 44])]
+)
+def test_a_slice_has_at_most_128_devices(count: int, slices: list[int]) -> None:
+    """slice-create-129-devices."""
+    assert [len(s) for s in pool(*many(count)).slices] == slices
+
+
+@pytest.mark.parametrize(("count", "slices"), [(64, [64]), (65, [64, 1]), (128, [64, 64])])
+def test_a_slice_has_at_most_64_devices_if_any_has_a_taint(count: int, slices: list[int]) -> None:
+    """gate-on-slice-create-65-devices-one-taint."""
+    first, *others = many(count)
+    assert [len(s) for s in pool(replace(first, blocked=HELD), *others).slices] == slices
+
+
+def test_a_blocked_device_has_a_taint_where_the_server_keeps_taints() -> None:
+    held = replace(offered(), blocked=HELD)
+    broken = replace(offered("0000:24:00.0"), blocked=Blocked(BlockKind.UNHEALTHY, "GroupNotViable"))
+    found = pool(held, broken, offered("0000:25:00.0"))
+    assert [d.taints for d in found.devices] == [
+        (Taint("gpu.nvidia.com/held", "HeldByOther", "NoSchedule"),),
+        (Taint("gpu.nvidia.com/unhealthy", "GroupNotViable", "NoSchedule"),),
+        (),
+    ]
+    assert not found.withdrawn
+
+
+@pytest.mark.parametrize("keeps", [NO, UNKNOWN])
+def test_a_blocked_device_is_withdrawn_where_the_server_drops_taints(keeps: ServerKeepsTaints) -> None:
+    """slice-create-tainted-dry-run-gate-off: the taint is dropped, and a pod would run on the device. As long as it is
+    not known whether it is, neither may be offered."""
+    found = pool(replace(offered(), blocked=HELD), offered("0000:24:00.0"), keeps=keeps)
+    assert names(found) == ["gpu-0000-24-00-0"]
+    assert found.withdrawn == ("gpu-0000-23-00-0",)
+
+
+@pytest.mark.parametrize("keeps", [NO, UNKNOWN])
+def test_withdrawal_never_takes_the_device_of_a_live_claim(keeps: ServerKeepsTaints) -> None:
+    found = pool(replace(offered(), blocked=HELD, claimed=True), keeps=keeps)
+    assert names(found) == ["gpu-0000-23-00-0"]
+    assert not found.devices[0].taints
+    assert not found.withdrawn
+
+
+@pytest.mark.parametrize("cause", ["x" * 80, "-odd/one: é ", "", "_"])
+def test_the_value_of_a_taint_is_a_label_value(cause: str) -> None:
+    (device,) = pool(replace(offered(), blocked=Blocked(BlockKind.HELD, cause))).devices
+    assert re.fullmatch(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", device.taints[0].value)
+    assert len(device.taints[0].value) <= 63
+
+
+def test_the_probe_has_one_device_with_a_taint() -> None:
+    spec = probe_spec(DRIVER, NODE)
+    assert (spec.driver, spec.node, spec.pool, spec.slice_count) == (DRIVER, NODE, NODE, 1)
+    assert [len(d.taints) for d in spec.devices] == [1]

@@ -303,6 +303,12 @@ API_BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 API_LINE_MAX_BYTES: Final = 4 * 1024 * 1024
 """One event of a watch: one object, as above."""
 
+CREDENTIAL_MAX_BYTES: Final = 1024 * 1024
+"""A token, a certificate or a bundle of them; something else by that name must not be read for ever."""
+
+KUBECONFIG_MAX_BYTES: Final = 1024 * 1024
+"""A kubeconfig file; a few kilobytes for each cluster."""
+
 API_KEEPALIVE_IDLE_S: Final = 30
 API_KEEPALIVE_INTERVAL_S: Final = 10
 API_KEEPALIVE_PROBES: Final = 3

@@ -25,21 +25,34 @@ class ApiAway(ApiError):
     been carried out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The server's error: the HTTP status, and what its `Status` object says, if the answer was one."""
+
+    code: int
+    reason: str = ""
+    """One word for programs: `NotFound`, `Conflict`."""
+    message: str = ""
+    """The server's own words."""
+    kind: str = ""
+    """The resource that it is about, in the plural: `resourceclaims`."""
+    name: str = ""
+    """The object that it is about."""
+    retry_after_s: float | None = None
+    """The server asked to wait for so long (429, 503)."""
+
+
 class ApiRefused(ApiError):
     """The server answered with an error."""
 
-    def __init__(
-        self, text: str, code: int, reason: str = "", message: str = "", retry_after_s: float | None = None
-    ) -> None:
+    def __init__(self, text: str, refusal: Refusal) -> None:
         super().__init__(text)
-        self.code = code
+        self.refusal = refusal
+
+    @property
+    def code(self) -> int:
         """The HTTP status; in a watch that of the ERROR event."""
-        self.reason = reason
-        """The machine's word of the `Status` object: `NotFound`, `Conflict`; empty if the answer was none."""
-        self.message = message
-        """The server's own words."""
-        self.retry_after_s = retry_after_s
-        """The server asked to wait for so long (429, 503)."""
+        return self.refusal.code
 
 
 class ApiMalformed(ApiError):

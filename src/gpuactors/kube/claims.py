@@ -1,0 +1,59 @@
+"""Reads ResourceClaims. Implements `ports_kube.ClaimApi`."""
+
+from __future__ import annotations
+
+from typing import final
+from urllib.parse import quote
+
+import msgspec
+
+from gpuactors.core.dra.claim import ClaimAbsent, ClaimAnswer, ClaimName, ClaimReplaced, ClaimUid
+from gpuactors.core.quote import quoted_name
+from gpuactors.kube import errors, objects
+from gpuactors.kube.client import ApiClient, Call
+from gpuactors.ports_kube import ApiRefused
+
+
+@final
+class KubeClaims:
+    """The claims, as far as they are allocated to one driver's devices of one node."""
+
+    def __init__(self, client: ApiClient, driver: str, node: str) -> None:
+        self._client = client
+        self._driver = driver
+        self._node = node
+
+    async def read(self, claim: ClaimName) -> ClaimAnswer:
+        """As `ClaimApi.read`."""
+        what = f"read the claim {quoted_name(claim.namespace)}/{quoted_name(claim.name)}"
+        # The names are kubelet's: whatever they are, they stay one part of the path each.
+        namespace, name = quote(claim.namespace, safe=""), quote(claim.name, safe="")
+        path = f"/apis/{objects.API}/namespaces/{namespace}/resourceclaims/{name}"
+        try:
+            body = await self._client.ask(Call(what, "GET", path))
+        except ApiRefused as exc:
+            if _is_absence(exc, claim):
+                return ClaimAbsent()
+            raise
+        try:
+            found = objects.claim(
+                msgspec.json.decode(body, type=objects.ClaimObject), self._driver, self._node
+            )
+        except msgspec.MsgspecError as exc:
+            raise errors.malformed(what, self._client.server, str(exc)) from exc
+        if (found.name.namespace, found.name.name) != (claim.namespace, claim.name):
+            raise errors.malformed(what, self._client.server, "it is about another object")
+        if found.name.uid != claim.uid:
+            return ClaimReplaced(ClaimUid(found.name.uid))
+        return found
+
+
+def _is_absence(refused: ApiRefused, claim: ClaimName) -> bool:
+    """The server says of this very claim that it is not there. A server or proxy that does not serve claims answers 404
+    as well, and what is prepared must not be released for that."""
+    said = refused.refusal
+    return (
+        said.code == 404
+        and said.reason == "NotFound"
+        and (said.kind, said.name) == ("resourceclaims", claim.name)
+    )

@@ -1,0 +1,211 @@
+"""One request to the API server, or one stream of lines from it, over httpcore.
+
+Each request has a connection of its own: they are minutes apart, a watch has its connection for an hour anyway, and a
+connection that was closed while it was idle cannot fail a request. Must not try anything twice, and must not know what
+the objects are.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from typing import Final, final
+from urllib.parse import urlencode
+
+import httpcore
+import trio
+
+from gpuactors import limits
+from gpuactors.kube import errors
+from gpuactors.kube.config import Access, Credentials
+from gpuactors.kube.tls import tls_context
+
+JSON: Final = "application/json"
+JSON_PATCH: Final = "application/json-patch+json"
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""The server leaves spec and status out: a Node's status is tens of kilobytes."""
+
+_AGENT: Final = f"gpuactors/{metadata.version('gpuactors')}"
+
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.API_KEEPALIVE_IDLE_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.API_KEEPALIVE_INTERVAL_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.API_KEEPALIVE_PROBES),
+)
+
+
+_FAILURES: Final = (
+    httpcore.TimeoutException,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.UnsupportedProtocol,
+    OSError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+"""How a connection fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request."""
+
+    what: str
+    """For the sentence of an error: `read the claim default/vm`."""
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    content_type: str = JSON
+    accept: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    chunks: AsyncIterator[bytes]
+
+
+@final
+class ApiClient:
+    """The client of one API server."""
+
+    def __init__(self, access: Access, backend: httpcore.AsyncNetworkBackend | None = None) -> None:
+        """`backend` makes the connections; the simulation brings its own."""
+        self._access = access
+        self._backend = backend or httpcore.TrioBackend()
+        self._tls: tuple[Credentials, ssl.SSLContext] | None = None
+
+    @property
+    def server(self) -> str:
+        """The server's address, for sentences."""
+        return str(self._access.server)
+
+    async def ask(self, call: Call) -> bytes:
+        """The body of the answer. Raises `ApiError`, and `AccessError` if our credentials cannot be read."""
+        try:
+            with trio.fail_after(limits.API_REQUEST_S):
+                async with self._answer(call, limits.API_REQUEST_S) as answer:
+                    body = await self._whole(answer, call)
+        except trio.TooSlowError as exc:
+            raise errors.late(call.what, self.server, limits.API_REQUEST_S) from exc
+        if answer.status >= 300:
+            raise errors.refused(call.what, self.server, errors.refusal(answer.status, body))
+        return body
+
+    @asynccontextmanager
+    async def lines(self, call: Call, silent_s: float) -> AsyncIterator[AsyncGenerator[bytes]]:
+        """The lines of an answer that goes on: a watch. The iteration ends when the server ends it, and raises
+        `ApiAway` if the connection breaks or says nothing for `silent_s`; else as `ask`."""
+        async with self._answer(call, silent_s) as answer:
+            if answer.status >= 300:
+                body = await self._whole(answer, call)
+                raise errors.refused(call.what, self.server, errors.refusal(answer.status, body))
+            async with aclosing(self._split(answer, call)) as lines:
+                yield lines
+
+    @asynccontextmanager
+    async def _answer(self, call: Call, silent_s: float) -> AsyncIterator[_Answer]:
+        """The beginning of the answer, within API_REQUEST_S; the connection is closed with the context."""
+        connection: httpcore.AsyncHTTPConnection | None = None
+        chunks: AsyncIterator[bytes] | None = None
+        try:
+            try:
+                with trio.fail_after(limits.API_REQUEST_S):
+                    credentials = await self._access.credentials()
+                    request = self._request(call, credentials, silent_s)
+                    connection = self._connection(request, credentials)
+                    response = await connection.handle_async_request(request)
+            except trio.TooSlowError as exc:
+                raise errors.late(call.what, self.server, limits.API_REQUEST_S) from exc
+            except _FAILURES as exc:
+                raise errors.away(call.what, self.server, exc) from exc
+            chunks = aiter(response.stream)  # type: ignore[arg-type]  # an asynchronous one, as the connection is
+            yield _Answer(response.status, chunks)
+        finally:
+            if connection is not None:
+                with trio.CancelScope(shield=True):
+                    await connection.aclose()
+            if chunks is not None:
+                # httpcore's generators end by an error of the closed connection, and not at some time by themselves.
+                with suppress(Exception):
+                    async for _ in chunks:
+                        pass
+
+    def _request(self, call: Call, credentials: Credentials, silent_s: float) -> httpcore.Request:
+        server = self._access.server
+        query = f"?{urlencode(call.query)}" if call.query else ""
+        url = httpcore.URL(
+            scheme=server.scheme,
+            host=server.host,
+            port=server.port,
+            target=f"{server.base}{call.path}{query}",
+        )
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        headers = [("Host", f"{host}:{server.port}"), ("Accept", call.accept), ("User-Agent", _AGENT)]
+        if call.body is not None:
+            headers += [("Content-Type", call.content_type), ("Content-Length", str(len(call.body)))]
+        if credentials.token is not None:
+            headers.append(("Authorization", f"Bearer {credentials.token}"))
+        extensions: dict[str, object] = {
+            "timeout": {"connect": limits.API_CONNECT_S, "write": limits.API_REQUEST_S, "read": silent_s}
+        }
+        if server.tls_name is not None:
+            extensions["sni_hostname"] = server.tls_name
+        return httpcore.Request(call.method, url, headers=headers, content=call.body, extensions=extensions)
+
+    def _connection(
+        self, request: httpcore.Request, credentials: Credentials
+    ) -> httpcore.AsyncHTTPConnection:
+        context = None
+        if self._access.server.scheme == "https":
+            context = self._context(credentials)
+        return httpcore.AsyncHTTPConnection(
+            request.url.origin,
+            ssl_context=context,
+            network_backend=self._backend,
+            socket_options=_KEEPALIVE,
+        )
+
+    def _context(self, credentials: Credentials) -> ssl.SSLContext:
+        """The TLS context, made anew when a certificate or key has changed."""
+        trusted = replace(credentials, token=None)
+        if self._tls is None or self._tls[0] != trusted:
+            self._tls = trusted, tls_context(trusted)
+        return self._tls[1]
+
+    async def _whole(self, answer: _Answer, call: Call) -> bytes:
+        body = bytearray()
+        try:
+            async for chunk in answer.chunks:
+                body += chunk
+                if len(body) > limits.API_BODY_MAX_BYTES:
+                    raise errors.malformed(
+                        call.what, self.server, f"it has more than {limits.API_BODY_MAX_BYTES} bytes"
+                    )
+        except _FAILURES as exc:
+            raise errors.away(call.what, self.server, exc) from exc
+        return bytes(body)
+
+    async def _split(self, answer: _Answer, call: Call) -> AsyncGenerator[bytes]:
+        rest = bytearray()
+        try:
+            async for chunk in answer.chunks:
+                rest += chunk
+                *lines, last = rest.split(b"\n")
+                rest = bytearray(last)
+                for line in filter(None, lines):
+                    yield bytes(line)
+                if len(rest) > limits.API_LINE_MAX_BYTES:
+                    raise errors.malformed(
+                        call.what,
+                        self.server,
+                        f"a line of it has more than {limits.API_LINE_MAX_BYTES} bytes",
+                    )
+        except _FAILURES as exc:
+            raise errors.away(call.what, self.server, exc) from exc

@@ -1,0 +1,294 @@
+"""Where the API server is and how we prove who we are: from the pod's service account, or from a kubeconfig file.
+
+Files are read anew for each request, in a thread: kubelet renews a pod's token every hour, and a cluster its CA. Must
+not run another program: a kubeconfig with an exec plugin is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeVar, final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from gpuactors import limits
+from gpuactors.core.quote import quoted
+from gpuactors.ports import PortError
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where kubelet puts a pod's token and the CA (plugin/pkg/admission/serviceaccount)."""
+
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+class AccessError(PortError):
+    """The API server's address or our credentials cannot be had; the text names the file, why, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The address of an API server."""
+
+    scheme: str
+    """`https`, or `http`."""
+    host: str
+    port: int
+    base: str = ""
+    """The path before `/api`: some proxies have one."""
+    tls_name: str | None = None
+    """The name in its certificate, if it is not the host."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.base}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Credentials:
+    """Who we are, and whom we trust; as text and PEM."""
+
+    token: str | None = None
+    ca: str | None = None
+    """None: the system's."""
+    certificate: str | None = None
+    key: str | None = None
+
+
+class Access(Protocol):
+    """An API server, and what is needed for a request to it."""
+
+    @property
+    def server(self) -> Server: ...
+
+    async def credentials(self) -> Credentials:
+        """The credentials of now. Raises `AccessError`."""
+        ...
+
+
+Source = str | Path
+"""A text, or the file that has it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, repr=False)
+class FileAccess:
+    """Credentials that are in files, or given as text. Implements `Access`."""
+
+    server: Server
+    token: Source | None = None
+    ca: Source | None = None
+    certificate: Source | None = None
+    key: Source | None = None
+
+    async def credentials(self) -> Credentials:
+        sources = (self.token, self.ca, self.certificate, self.key)
+        if not any(isinstance(source, Path) for source in sources):
+            return self.read()
+        # A file system may hang; the request has a deadline.
+        return await trio.to_thread.run_sync(self.read, abandon_on_cancel=True)
+
+    def read(self) -> Credentials:
+        """The credentials, read in this thread. Raises `AccessError`."""
+        token = _content(self.token, "token")
+        return Credentials(
+            token=token.strip() if token is not None else None,
+            ca=_content(self.ca, "CA"),
+            certificate=_content(self.certificate, "client certificate"),
+            key=_content(self.key, "client key"),
+        )
+
+
+def in_cluster(environment: Mapping[str, str], directory: Path = SERVICE_ACCOUNT) -> FileAccess:
+    """The access of a pod. Raises `AccessError` if this process is in none, or has no service account."""
+    host, port = (
+        environment.get("KUBERNETES_SERVICE_HOST", ""),
+        environment.get("KUBERNETES_SERVICE_PORT", ""),
+    )
+    if not host or not port.isdecimal():
+        raise AccessError(
+            "the API server's address is not known: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, "
+            "so this is no pod; name a kubeconfig file with --kubeconfig"
+        )
+    access = FileAccess(Server("https", host, int(port)), token=directory / "token", ca=directory / "ca.crt")
+    access.read()
+    return access
+
+
+def _content(source: Source | None, what: str) -> str | None:
+    if not isinstance(source, Path):
+        return source
+    try:
+        with source.open("rb") as file:
+            return file.read(limits.CREDENTIAL_MAX_BYTES).decode("ascii")
+    except OSError as exc:
+        raise AccessError(
+            f"the {what} of the API server cannot be read from {source}: {exc.strerror}; mount or correct it (a pod "
+            "has it where automountServiceAccountToken is not false)"
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise AccessError(f"{source} is not the {what} of the API server: it is no PEM and no token") from exc
+
+
+# --- kubeconfig -------------------------------------------------------------------------------------------
+
+
+_USER_KEYS: Final = {"token_file": "tokenFile", "as_": "as"}
+"""The others are in kebab case."""
+
+
+class _Cluster(msgspec.Struct, rename="kebab"):
+    server: str = ""
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+    proxy_url: str = ""
+
+
+class _User(msgspec.Struct, rename=lambda name: _USER_KEYS.get(name, name.replace("_", "-"))):
+    token: str = ""
+    token_file: str = ""
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    exec: object = None
+    auth_provider: object = None
+    username: str = ""
+    as_: str = ""
+
+
+class _Context(msgspec.Struct):
+    cluster: str = ""
+    user: str = ""
+
+
+class _NamedCluster(msgspec.Struct):
+    name: str
+    cluster: _Cluster
+
+
+class _NamedUser(msgspec.Struct):
+    name: str
+    user: _User | None = None
+
+
+class _NamedContext(msgspec.Struct):
+    name: str
+    context: _Context
+
+
+class _KubeConfig(msgspec.Struct):
+    current_context: str = msgspec.field(name="current-context", default="")
+    clusters: list[_NamedCluster] = []
+    users: list[_NamedUser] = []
+    contexts: list[_NamedContext] = []
+
+
+def from_kubeconfig(path: Path) -> FileAccess:
+    """The access of the current context of a kubeconfig file; paths in it are relative to its directory. Raises
+    `AccessError`, also for what a daemon should not do: run a plugin, skip the server's certificate."""
+    try:
+        with path.open("rb") as file:
+            found = msgspec.yaml.decode(file.read(limits.KUBECONFIG_MAX_BYTES), type=_KubeConfig)
+    except OSError as exc:
+        raise AccessError(
+            f"the kubeconfig file {path} cannot be read: {exc.strerror}; correct --kubeconfig"
+        ) from exc
+    except (msgspec.MsgspecError, ValueError) as exc:
+        raise AccessError(f"{path} is no kubeconfig file: {quoted(str(exc))}; correct --kubeconfig") from exc
+    context = _named(path, "context", found.current_context, {c.name: c.context for c in found.contexts})
+    cluster = _named(path, "cluster", context.cluster, {c.name: c.cluster for c in found.clusters})
+    user = _named(path, "user", context.user, {u.name: u.user or _User() for u in found.users})
+    server = _server(path, cluster)
+    _refuse_what_is_not_done(path, context, cluster, user)
+    access = FileAccess(
+        server,
+        token=_file(path, user.token_file)
+        or user.token
+        or None,  # here the file overrides (transport/config.go)
+        ca=_pem(path, cluster.certificate_authority, cluster.certificate_authority_data),
+        certificate=_pem(path, user.client_certificate, user.client_certificate_data),
+        key=_pem(path, user.client_key, user.client_key_data),
+    )
+    if access.token is not None and server.scheme == "http" and server.host not in _LOOPBACK:
+        raise AccessError(f"{path} would send a token to {server} in the clear: give the server as https://")
+    access.read()
+    return access
+
+
+_Named = TypeVar("_Named")
+
+
+def _named(path: Path, what: str, name: str, of: Mapping[str, _Named]) -> _Named:
+    if name not in of:
+        raise AccessError(f"{path} has no {what} {quoted(name)!r}: set current-context to one that is whole")
+    return of[name]
+
+
+def _server(path: Path, cluster: _Cluster) -> Server:
+    try:
+        url = urlsplit(cluster.server)
+        port = url.port
+    except ValueError:
+        url, port = urlsplit(""), None
+    if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
+        raise AccessError(
+            f"the server {quoted(cluster.server)!r} in {path} is no address of an API server (https://HOST:PORT)"
+        )
+    default = 443 if url.scheme == "https" else 80
+    base, name = url.path.rstrip("/"), cluster.tls_server_name or None
+    return Server(url.scheme, url.hostname, port or default, base, name)
+
+
+def _refuse_what_is_not_done(path: Path, context: _Context, cluster: _Cluster, user: _User) -> None:
+    who = f"the user {quoted(context.user)!r} in {path}"
+    instead = "give a token, a tokenFile or a client certificate"
+    refused = (
+        (
+            user.exec is not None,
+            f"{who} has an exec plugin, and this daemon runs no other program: {instead}",
+        ),
+        (
+            user.auth_provider is not None,
+            f"{who} has an auth-provider, which Kubernetes has removed: {instead}",
+        ),
+        (bool(user.username), f"{who} has a user name and password, which Kubernetes has removed: {instead}"),
+        (bool(user.as_), f"{who} acts as somebody else (`as`), which this daemon does not do: {instead}"),
+        (
+            cluster.insecure_skip_tls_verify,
+            f"the cluster in {path} has insecure-skip-tls-verify: give its CA as certificate-authority",
+        ),
+        (
+            bool(cluster.proxy_url),
+            f"the cluster in {path} has a proxy-url, which this daemon does not use: give an address it can reach",
+        ),
+    )
+    for applies, sentence in refused:
+        if applies:
+            raise AccessError(sentence)
+
+
+def _pem(path: Path, file: str, data: str) -> Source | None:
+    """Data overrides a file (client-go tools/clientcmd/api/v1/types.go)."""
+    return _decoded(path, data) or _file(path, file)
+
+
+def _file(path: Path, file: str) -> Path | None:
+    return path.parent / os.path.expanduser(file) if file else None
+
+
+def _decoded(path: Path, data: str) -> str:
+    try:
+        return base64.b64decode(data, validate=True).decode("ascii")
+    except (binascii.Error, UnicodeDecodeError) as exc:
+        raise AccessError(
+            f"a certificate or key in {path} is not base64 of a PEM file: renew the file"
+        ) from exc

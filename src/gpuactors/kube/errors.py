@@ -1,0 +1,110 @@
+"""From the server's status and `Status` body, or from a failed connection, to the errors of `ports_kube.py`.
+
+The only place that writes their sentences: what was asked, of which server, what went wrong, and what to do. Must not
+decide whether anything is tried again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import ssl
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from gpuactors.core.quote import quoted
+from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused, Refusal
+
+
+class _Details(msgspec.Struct):
+    name: str = ""
+    kind: str = ""
+    retry_after_s: int | None = msgspec.field(name="retryAfterSeconds", default=None)
+
+
+class _Status(msgspec.Struct):
+    """`Status` (meta/v1); all of it is optional."""
+
+    kind: str = ""
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: _Details = msgspec.field(default_factory=_Details)
+
+
+_REMEDIES: Final = {
+    401: "The server does not know this client: check that the token or client certificate is valid",
+    403: "Grant its service account this verb on this resource (RBAC; the overlay `dra` has the rules)",
+    404: "Check that the server has what is named; ResourceSlices and ResourceClaims of v1 are there from 1.34 on",
+    409: "Somebody else has changed it: it is read again and decided anew",
+    410: "It is listed anew",
+    422: "The server does not accept this object: an admission policy may forbid it; otherwise report this",
+    429: "The server is overloaded: it is asked again later",
+}
+
+
+def refusal(status: int, body: bytes) -> Refusal:
+    """What the server said. A body that is no `Status` (a proxy's page) is its own message."""
+    try:
+        found = msgspec.json.decode(body, type=_Status)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Refusal(status, message=body.decode(errors="replace"))
+    details = found.details
+    return Refusal(
+        found.code or status, found.reason, found.message, details.kind, details.name, details.retry_after_s
+    )
+
+
+def refused(what: str, server: str, said: Refusal) -> ApiRefused:
+    """The error for an answer that was none of success."""
+    words = ": ".join(filter(None, [f"{said.code} {said.reason}".strip(), quoted(said.message)]))
+    remedy = _REMEDIES.get(said.code, "It is tried again; see the API server's log")
+    return ApiRefused(f"could not {what}: the API server {server} answers {words}. {remedy}.", said)
+
+
+def away(what: str, server: str, error: BaseException) -> ApiAway:
+    """The error for a request that was not answered."""
+    return ApiAway(f"could not {what}: the API server {server} {_why(error)}. It is tried again.")
+
+
+def late(what: str, server: str, within_s: float) -> ApiAway:
+    """The error for a request that was not answered in time."""
+    return ApiAway(
+        f"could not {what}: the API server {server} did not answer in {within_s:g} s. It is tried again."
+    )
+
+
+def malformed(what: str, server: str, problem: str) -> ApiMalformed:
+    """The error for an answer that makes no sense."""
+    return ApiMalformed(
+        f"could not {what}: the answer of the API server {server} cannot be read: {quoted(problem)}. "
+        "Check that this address is a Kubernetes API server's of 1.34 or newer."
+    )
+
+
+def _why(error: BaseException) -> str:
+    """The cause that says most: the innermost of the kernel's or of TLS."""
+    said = f"cannot be reached ({error})" if str(error) else f"cannot be reached ({type(error).__name__})"
+    for cause in _causes(error):
+        match cause:
+            case ssl.SSLCertVerificationError():
+                return (
+                    f"has a certificate that is not valid for us: {cause.verify_message or cause}; check the CA and "
+                    "the server's name"
+                )
+            case ssl.SSLError():
+                said = f"does not complete TLS: {cause}"
+            case OSError(errno=int(number)) if number in errno.errorcode:
+                said = f"cannot be reached: {os.strerror(number)} ({errno.errorcode[number]})"
+            case _:
+                pass
+    return quoted(said)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = inner or error.__cause__ or error.__context__

@@ -1,0 +1,261 @@
+"""The objects of the API as far as we use them, and their translation from and to the core's values.
+
+Unknown fields are ignored, with one exception: of a slice's spec they are named (`SliceSpec.foreign`), as an edit that
+adds one is to be undone. Must not decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
+from gpuactors.core.dra.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
+from gpuactors.core.text import encodable
+
+API: Final = "resource.k8s.io/v1"
+
+POD_CLAIM_NAME: Final = "resource.kubernetes.io/pod-claim-name"
+"""On a claim that was made from a template: its name in the pod (k8s.io/api/resource/v1,
+PodResourceClaimAnnotation)."""
+
+_FOREIGN_MAX: Final = 16
+"""Unknown fields of a slice that are named."""
+
+
+class OwnerReference(msgspec.Struct, rename="camel", omit_defaults=True):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class Meta(msgspec.Struct, rename="camel", omit_defaults=True):
+    """`ObjectMeta`."""
+
+    name: str = ""
+    namespace: str = ""
+    generate_name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+
+
+class PartialObject(msgspec.Struct):
+    """An object of which only the metadata was asked for, or is of interest."""
+
+    metadata: Meta
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(name="shareID", default=None)
+    admin_access: bool | None = None
+
+
+class _Opaque(msgspec.Struct):
+    driver: str
+    parameters: Any = None
+
+
+class _Config(msgspec.Struct):
+    source: str = ""
+    requests: list[str] | None = None
+    opaque: _Opaque | None = None
+
+
+class _Devices(msgspec.Struct):
+    results: list[_Result] | None = None
+    config: list[_Config] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Devices = msgspec.field(default_factory=_Devices)
+
+
+class _ClaimStatus(msgspec.Struct):
+    allocation: _Allocation | None = None
+
+
+class ClaimObject(msgspec.Struct):
+    """A ResourceClaim."""
+
+    metadata: Meta
+    status: _ClaimStatus = msgspec.field(default_factory=_ClaimStatus)
+
+
+def claim(found: ClaimObject, driver: str, pool: str) -> Claim:
+    """The claim's part for one driver and pool."""
+    meta, allocation = found.metadata, found.status.allocation
+    return Claim(
+        name=ClaimName(meta.namespace, meta.name, ClaimUid(meta.uid)),
+        pod_claim_name=meta.annotations.get(POD_CLAIM_NAME),
+        generation=meta.generation,
+        results=None if allocation is None else tuple(_results(allocation.devices, driver, pool)),
+        configs=() if allocation is None else tuple(_configs(allocation.devices, driver)),
+    )
+
+
+def _results(devices: _Devices, driver: str, pool: str) -> Iterator[AllocatedDevice]:
+    for result in devices.results or ():
+        if (result.driver, result.pool) == (driver, pool):
+            admin = bool(result.admin_access)
+            yield AllocatedDevice(result.request, result.pool, result.device, result.share_id, admin)
+
+
+def _configs(devices: _Devices, driver: str) -> Iterator[OpaqueConfig]:
+    for config in devices.config or ():
+        if config.opaque is not None and config.opaque.driver == driver:
+            requests = tuple(config.requests or ())
+            yield OpaqueConfig(config.source == "FromClass", requests, _frozen(config.opaque.parameters))
+
+
+def _frozen(value: Any) -> Json:
+    match value:
+        case list():
+            return tuple(map(_frozen, value))
+        case dict():
+            return {encodable(key): _frozen(inner) for key, inner in value.items()}
+        case str():
+            return encodable(value)
+        case None | bool() | int() | float():
+            return value
+        case _:
+            raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+# --- slices -----------------------------------------------------------------------------------------------
+
+
+class _Pool(msgspec.Struct, rename="camel"):
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class _Attribute(msgspec.Struct, omit_defaults=True):
+    string: str | None = None
+    integer: int | None = msgspec.field(name="int", default=None)
+    boolean: bool | None = msgspec.field(name="bool", default=None)
+    version: str | None = None
+
+
+_FIELDS: Final = {"string": "string", "int": "integer", "bool": "boolean", "version": "version"}
+"""By the type of an attribute, the field that has its value."""
+
+
+class _Taint(msgspec.Struct, rename="camel", omit_defaults=True):
+    key: str
+    effect: str = ""
+    value: str = ""
+    time_added: str | None = None
+
+
+class _Device(msgspec.Struct, omit_defaults=True):
+    name: str
+    attributes: dict[str, _Attribute] = {}
+    taints: list[_Taint] = []
+
+
+class _Spec(msgspec.Struct, rename="camel", omit_defaults=True):
+    driver: str = ""
+    node_name: str = ""
+    pool: _Pool = msgspec.field(default_factory=_Pool)
+    devices: list[_Device] = []
+
+
+class SliceObject(msgspec.Struct, rename="camel"):
+    """A ResourceSlice; its spec as it came."""
+
+    metadata: Meta
+    spec: dict[str, Any]
+
+
+class _WrittenSlice(msgspec.Struct, rename="camel"):
+    metadata: Meta
+    spec: _Spec
+    api_version: str = API
+    kind: str = "ResourceSlice"
+
+
+def stored_slice(found: SliceObject) -> StoredSlice:
+    """The slice as the server has it. Raises `msgspec.ValidationError`."""
+    known = {key: value for key, value in found.spec.items() if value is not None}
+    spec = msgspec.convert(known, _Spec)
+    owners = [o.uid for o in found.metadata.owner_references if o.kind == "Node" and o.controller]
+    foreign: list[str] = []
+    for path in _unknown(known, msgspec.to_builtins(spec), ""):
+        foreign.append(path)
+        if len(foreign) == _FOREIGN_MAX:
+            break
+    return StoredSlice(
+        name=found.metadata.name,
+        uid=found.metadata.uid,
+        version=found.metadata.resource_version,
+        owner=owners[0] if owners else None,
+        spec=SliceSpec(
+            driver=spec.driver,
+            node=spec.node_name,
+            pool=spec.pool.name,
+            generation=spec.pool.generation,
+            slice_count=spec.pool.resource_slice_count,
+            devices=tuple(map(_core_device, spec.devices)),
+            foreign=tuple(foreign),
+        ),
+    )
+
+
+def written_slice(spec: SliceSpec, metadata: Meta) -> bytes:
+    """The slice as it is sent."""
+    devices = [_api_device(device) for device in spec.devices]
+    pool = _Pool(spec.pool, spec.generation, spec.slice_count)
+    return msgspec.json.encode(_WrittenSlice(metadata, _Spec(spec.driver, spec.node, pool, devices)))
+
+
+def _core_device(device: _Device) -> SliceDevice:
+    attributes = {name: _core_attribute(value) for name, value in device.attributes.items()}
+    taints = tuple(Taint(t.key, t.value, t.effect, t.time_added) for t in device.taints)
+    return SliceDevice(device.name, attributes, taints)
+
+
+def _core_attribute(attribute: _Attribute) -> Attribute:
+    for kind, name in _FIELDS.items():
+        if (value := getattr(attribute, name)) is not None:
+            return Attribute(kind, value)
+    return Attribute("", "")  # a list, of a newer server; its field is foreign
+
+
+def _api_device(device: SliceDevice) -> _Device:
+    attributes = {name: _Attribute(**{_FIELDS[a.type]: a.value}) for name, a in device.attributes.items()}  # type: ignore[arg-type]
+    return _Device(
+        device.name, attributes, [_Taint(t.key, t.effect, t.value, t.time_added) for t in device.taints]
+    )
+
+
+def _unknown(raw: object, known: object, path: str) -> Iterator[str]:
+    """The paths of `raw` that are not in `known`."""
+    match raw, known:
+        case dict(), Mapping():
+            for key, value in raw.items():
+                below = f"{path}.{key}" if path else str(key)
+                if key in known:
+                    yield from _unknown(value, known[key], below)
+                elif value not in (None, [], {}, "", 0, False):
+                    yield below
+        case list(), list():
+            for index, (value, understood) in enumerate(zip(raw, known, strict=True)):
+                yield from _unknown(value, understood, f"{path}[{index}]")
+        case _:
+            return

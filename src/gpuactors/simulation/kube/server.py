@@ -1,0 +1,474 @@
+"""The API server: a request in, an answer out, whatever carries them.
+
+`http.py` serves it on sockets and `memory/kube.py` in memory. A test changes the objects by `store`, or by the methods
+that stand for kubelet, an operator or the scheduler; the daemon by requests only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import trio
+
+from gpuactors.simulation.kube import patch, rules, status
+from gpuactors.simulation.kube.status import CLAIMS, KINDS, NODES, SLICES, Failure, Kind, Object
+from gpuactors.simulation.kube.store import ADDED, Store
+
+BOOKMARK_S: Final = 60.0
+"""How often a watch gets a bookmark (apiserver/pkg/storage/cacher, defaultBookmarkFrequency)."""
+
+BOOKMARK_LAST_S: Final = 2.0
+"""How long before its end it gets the last one."""
+
+WATCH_DEFAULT_S: Final = 1800.0
+"""How long a watch lasts if the client does not say (--min-request-timeout)."""
+
+SLOW_S: Final = 2.0
+"""How long a slow answer takes: much longer than a healthy one, well within a client's deadline."""
+
+_REQUESTS_MAX: Final = 10_000
+_SELECTABLE: Final = {
+    SLICES: {"metadata.name", "spec.driver", "spec.nodeName"},
+    CLAIMS: {"metadata.name", "metadata.namespace"},
+    NODES: {"metadata.name"},
+}
+_METADATA_ONLY: Final = "as=PartialObjectMetadata"
+
+
+class ApiFault(StrEnum):
+    """What goes wrong with a request."""
+
+    FORBIDDEN = "it is forbidden (403)"
+    CONFLICT = "somebody was quicker (409)"
+    OVERLOADED = "the server is overloaded (429)"
+    BROKEN = "the server fails (500)"
+    UNAVAILABLE = "a proxy answers for it, and not in JSON (503)"
+    SLOW = "it takes long"
+    HANGS = "it is never answered"
+    ANSWER_LOST = "it is carried out, and the connection breaks before the answer"
+
+
+class ConnectionLost(Exception):
+    """The connection is to be broken instead of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """A request."""
+
+    method: str
+    target: str
+    """The path and the query."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Names in lower case."""
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """An answer: one object, or the events of a watch."""
+
+    status: int
+    body: bytes = b""
+    lines: AsyncIterator[Object] | None = None
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a request is about."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    query: Mapping[str, str]
+    metadata_only: bool
+
+
+@final
+class FakeApiServer:
+    """The API server of one cluster."""
+
+    def __init__(
+        self, *, device_taints: bool = True, tokens: frozenset[str] | None = None, seed: int = 0
+    ) -> None:
+        """`device_taints`: the gate DRADeviceTaints. `tokens`: who may do everything; nobody else anything. None: all
+        may."""
+        self.store = Store(seed)
+        self.device_taints = device_taints
+        self.tokens = tokens
+        self.requests: deque[tuple[str, str]] = deque(maxlen=_REQUESTS_MAX)
+        """Method and target of each request, watches among them."""
+        self.kinds: Sequence[Kind] = KINDS
+        """What it serves."""
+        self.away = False
+        """It accepts no connection; `go_away` breaks those there are as well."""
+        self._faults: Counter[tuple[ApiFault, str]] = Counter()
+        self._on_break: list[Callable[[], None]] = []
+
+    # --- what others do -----------------------------------------------------------------------------------
+
+    def add_node(self, name: str, labels: Mapping[str, str] | None = None) -> Object:
+        """A node joins."""
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
+        return self.store.put(NODES, self.store.named(NODES, {"metadata": metadata, "spec": {}}))
+
+    def add_claim(self, claim: Object) -> Object:
+        """Somebody, or the controller of a pod, makes a claim."""
+        return self.store.put(CLAIMS, self.store.named(CLAIMS, rules.defaulted_claim(deepcopy(claim))))
+
+    def set_claim_status(self, namespace: str, name: str, new: Object) -> Object:
+        """The scheduler allocates the claim, or its controller takes the allocation back."""
+        found = self.store.get(CLAIMS, namespace, name)
+        return self.store.put(CLAIMS, found | {"status": deepcopy(new)})
+
+    def delete_claim(self, namespace: str, name: str) -> None:
+        """The claim goes, whatever became of its pod."""
+        self.store.delete(CLAIMS, namespace, name)
+
+    def slices(self, driver: str | None = None) -> list[Object]:
+        """The ResourceSlices, by name."""
+        return [s for s in self.store.objects(SLICES) if driver in (None, s["spec"]["driver"])]
+
+    def edit_slice(self, name: str, change: Callable[[Object], None]) -> Object:
+        """An operator edits a slice."""
+        found = self.store.get(SLICES, "", name)
+        change(found)
+        return self.store.put(SLICES, found)
+
+    def delete_slices(self, driver: str | None = None) -> None:
+        """Kubelet wipes the node's slices at its start, or those of one driver 30 s after that is gone."""
+        for found in self.slices(driver):
+            self.store.delete(SLICES, "", found["metadata"]["name"])
+
+    # --- what goes wrong ----------------------------------------------------------------------------------
+
+    def order(self, fault: ApiFault, times: int = 1, method: str = "") -> None:
+        """The fault strikes the next `times` requests of this method, or of any."""
+        self._faults[fault, method] = times
+
+    def end_faults(self) -> None:
+        """No ordered fault strikes any more."""
+        self._faults.clear()
+
+    def go_away(self) -> None:
+        """Every connection breaks, and none is accepted until `away` is False again."""
+        self.away = True
+        self.break_connections()
+
+    def break_connections(self) -> None:
+        """Every connection breaks."""
+        for break_one in tuple(self._on_break):
+            break_one()
+
+    def on_break(self, break_one: Callable[[], None]) -> Callable[[], None]:
+        """A transport has a connection, to be broken by `break_one`; returns what it calls when that has ended."""
+        self._on_break.append(break_one)
+
+        def ended() -> None:
+            with suppress(ValueError):
+                self._on_break.remove(break_one)
+
+        return ended
+
+    async def _strike(self, request: ApiRequest) -> Failure | None:
+        """Raises, waits or answers as the next ordered fault wants; a lost answer is for later."""
+        for fault in ApiFault:
+            if fault is ApiFault.ANSWER_LOST or not self._strikes(fault, request.method):
+                continue
+            match fault:
+                case ApiFault.FORBIDDEN:
+                    return status.forbidden(SLICES, request.method.lower(), "system:serviceaccount:test")
+                case ApiFault.CONFLICT:
+                    return status.modified(SLICES, "planned")
+                case ApiFault.OVERLOADED:
+                    details = {"retryAfterSeconds": 1}
+                    return Failure(
+                        429, "TooManyRequests", "too many requests, please try again later", details
+                    )
+                case ApiFault.BROKEN:
+                    return Failure(
+                        500, "InternalError", "an error on the server has prevented the request", {}
+                    )
+                case ApiFault.SLOW:
+                    await trio.sleep(SLOW_S)
+                case ApiFault.HANGS:
+                    await trio.sleep_forever()
+                case _:
+                    pass
+        return None
+
+    def _strikes(self, fault: ApiFault, method: str) -> bool:
+        for key in ((fault, method), (fault, "")):
+            if self._faults[key] > 0:
+                self._faults[key] -= 1
+                return True
+        return False
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    async def answer(self, request: ApiRequest) -> ApiAnswer:
+        """Answers. Raises `ConnectionLost` if the connection is to break."""
+        self.requests.append((request.method, request.target))
+        if self._strikes(ApiFault.UNAVAILABLE, request.method):
+            return ApiAnswer(503, b"<html>upstream connect error</html>", content_type="text/html")
+        try:
+            if (failure := await self._strike(request)) is not None:
+                raise failure
+            answer = self._carried_out(request)
+        except Failure as exc:
+            answer = _object(exc.code, exc.status)
+        if self._strikes(ApiFault.ANSWER_LOST, request.method):
+            raise ConnectionLost
+        return answer
+
+    def _carried_out(self, request: ApiRequest) -> ApiAnswer:
+        if self.tokens is not None:
+            self._authenticate(request)
+        if urlsplit(request.target).path == f"/apis/{SLICES.group}":
+            return _object(200, _group())
+        target = _target(request, self.kinds)
+        match request.method, bool(target.name):
+            case "GET", True:
+                found = self.store.get(target.kind, target.namespace, target.name)
+                return _object(200, _shown(found, target))
+            case "GET", False if target.query.get("watch") == "true":
+                return ApiAnswer(200, lines=self._watch(target, _selector(target)))
+            case "GET", False:
+                return _object(200, self._list(target, _selector(target)))
+            case "POST", False:
+                return _object(201, self._create(target, request.body))
+            case "PUT", True:
+                return _object(200, self._update(target, request.body))
+            case "PATCH", True:
+                return _object(200, self._patch(target, request))
+            case "DELETE", True:
+                return _object(200, self._delete(target, request.body))
+            case _:
+                raise Failure(405, "MethodNotAllowed", "the server does not allow this method", {})
+
+    def _authenticate(self, request: ApiRequest) -> None:
+        given = request.headers.get("authorization")
+        if given is None:
+            verb = {"GET": "list", "POST": "create", "PUT": "update"}.get(
+                request.method, request.method.lower()
+            )
+            raise status.forbidden(_target(request, self.kinds).kind, verb)
+        if given.removeprefix("Bearer ") not in (self.tokens or ()):
+            raise status.unauthorized()
+
+    def _list(self, target: _Target, wanted: Callable[[Object], bool]) -> Object:
+        items = [
+            found for found in self.store.objects(target.kind, target.namespace or None) if wanted(found)
+        ]
+        for item in items:
+            del item["apiVersion"], item["kind"]
+        return {
+            "kind": f"{target.kind.kind}List",
+            "apiVersion": target.kind.api_version,
+            "metadata": {"resourceVersion": str(self.store.version)},
+            "items": items,
+        }
+
+    def _create(self, target: _Target, body: bytes) -> Object:
+        given = _decoded(target, body)
+        if target.kind.namespaced:
+            given.setdefault("metadata", {})["namespace"] = target.namespace
+        new = self.store.named(target.kind, given)
+        if target.kind is SLICES:
+            self._prepare_slice(new, None)
+        elif target.kind is CLAIMS:
+            rules.defaulted_claim(new)
+        if target.query.get("dryRun") == "All":
+            return new
+        return self.store.put(target.kind, new)
+
+    def _update(self, target: _Target, body: bytes) -> Object:
+        given = _decoded(target, body)
+        old = self.store.get(target.kind, target.namespace, target.name)
+        meta = given.setdefault("metadata", {})
+        if meta.get("resourceVersion") not in (None, "", old["metadata"]["resourceVersion"]):
+            raise status.modified(target.kind, target.name)
+        if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
+            raise status.modified(target.kind, target.name)
+        kept = (
+            "name",
+            "namespace",
+            "uid",
+            "creationTimestamp",
+            "generation",
+            "generateName",
+            "resourceVersion",
+        )
+        meta |= {key: old["metadata"][key] for key in kept if key in old["metadata"]}
+        new = {"apiVersion": target.kind.api_version, "kind": target.kind.kind} | given
+        if target.kind is SLICES:
+            self._prepare_slice(new, old)
+        if target.query.get("dryRun") == "All":
+            return new
+        return self.store.put(target.kind, new)
+
+    def _prepare_slice(self, new: Object, old: Object | None) -> None:
+        if not self.device_taints:
+            rules.without_taints(new, old)
+        rules.with_times(new, self.store.now())
+        rules.check_slice(new, old)
+
+    def _patch(self, target: _Target, request: ApiRequest) -> Object:
+        old = self.store.get(target.kind, target.namespace, target.name)
+        given = json.loads(request.body)
+        if request.headers.get("content-type") == "application/json-patch+json":
+            new = patch.json_patch(old, given)
+        else:
+            new = patch.merge_patch(old, given)
+        if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
+            raise status.modified(target.kind, target.name)
+        return _shown(self.store.put(target.kind, new), target)
+
+    def _delete(self, target: _Target, body: bytes) -> Object:
+        old = self.store.get(target.kind, target.namespace, target.name)
+        conditions = json.loads(body).get("preconditions", {}) if body else {}
+        for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+            given, found = conditions.get(key), old["metadata"][key]
+            if given not in (None, found):
+                raise status.precondition(target.kind, target.name, what, given, found)
+        return self.store.delete(target.kind, target.namespace, target.name)
+
+    # --- watches ------------------------------------------------------------------------------------------
+
+    async def _watch(self, target: _Target, wanted: Callable[[Object], bool]) -> AsyncIterator[Object]:
+        query = target.query
+        ends_at = trio.current_time() + float(query.get("timeoutSeconds", WATCH_DEFAULT_S))
+        bookmarks = query.get("allowWatchBookmarks") == "true"
+        bookmark_at = (
+            min(trio.current_time() + BOOKMARK_S, ends_at - BOOKMARK_LAST_S) if bookmarks else ends_at
+        )
+        version = int(query.get("resourceVersion") or 0)
+        if version == 0:
+            version = self.store.version
+            for found in filter(wanted, self.store.objects(target.kind, target.namespace or None)):
+                yield {"type": ADDED, "object": _shown(found, target)}
+            if bookmarks:
+                yield _bookmark(target.kind, version, initial=True)
+                bookmark_at = max(bookmark_at, trio.current_time() + BOOKMARK_LAST_S)
+        while True:
+            changed = self.store.changed
+            try:
+                changes = self.store.since(version)
+            except Failure as exc:
+                yield {"type": "ERROR", "object": exc.status}
+                return
+            for change in changes:
+                version = change.version
+                if change.kind is target.kind and wanted(change.object):
+                    yield {"type": change.type, "object": _shown(change.object, target)}
+            if trio.current_time() >= ends_at:
+                return
+            if bookmarks and trio.current_time() >= bookmark_at:
+                version = max(version, self.store.version)
+                yield _bookmark(target.kind, version, initial=False)
+                last_at = ends_at - BOOKMARK_LAST_S
+                bookmark_at = (
+                    min(bookmark_at + BOOKMARK_S, last_at) if bookmark_at < last_at else ends_at + 1.0
+                )
+            with trio.move_on_at(min(ends_at, bookmark_at)):
+                await changed.wait()
+
+
+def _bookmark(kind: Kind, version: int, *, initial: bool) -> Object:
+    metadata: Object = {"resourceVersion": str(version)}
+    if initial:
+        metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
+    empty: Object = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+    if kind is SLICES:
+        empty["spec"] = {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}
+    return {"type": "BOOKMARK", "object": empty}
+
+
+def _target(request: ApiRequest, kinds: Sequence[Kind]) -> _Target:
+    """What the request is about. Raises `Failure` 404 for a path that is not served."""
+    url = urlsplit(request.target)
+    query = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
+    parts = [unquote(part) for part in url.path.split("/")[1:]]
+    metadata_only = _METADATA_ONLY in request.headers.get("accept", "")
+    for kind in kinds:
+        prefix = ["apis", kind.group, kind.version] if kind.group else ["api", kind.version]
+        if parts[: len(prefix)] != prefix:
+            continue
+        rest, namespace = parts[len(prefix) :], ""
+        if kind.namespaced and rest[:1] == ["namespaces"]:
+            namespace, rest = (rest[1] if len(rest) > 1 else ""), rest[2:]
+        if rest[:1] == [kind.plural] and len(rest) <= 2:
+            return _Target(kind, namespace, rest[1] if len(rest) == 2 else "", query, metadata_only)
+    raise status.not_served()
+
+
+def _selector(target: _Target) -> Callable[[Object], bool]:
+    """Whether an object is selected. Raises `Failure` 400 for a field that cannot be selected by."""
+    wanted: dict[str, str] = {}
+    for term in filter(None, target.query.get("fieldSelector", "").split(",")):
+        path, _, value = term.partition("=")
+        if path not in _SELECTABLE[target.kind]:
+            raise status.bad_request(
+                f"field label not supported for {target.kind.api_version}, Kind={target.kind.kind}: {path}"
+            )
+        wanted[path] = value.removeprefix("=")
+    return lambda found: all(_at(found, path) == value for path, value in wanted.items())
+
+
+def _at(found: Any, path: str) -> Any:
+    for part in path.split("."):
+        found = found.get(part, {})
+    return found
+
+
+def _decoded(target: _Target, body: bytes) -> Object:
+    """The object in a body. Raises `Failure` 400 if it is none."""
+    try:
+        given = json.loads(body)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise status.bad_request(
+            f"the object provided is unrecognized (must be of type {target.kind.kind}): couldn't get version/kind"
+        )
+    spare = rules.unknown_field(target.kind, given)
+    if spare is not None and target.query.get("fieldValidation") == "Strict":
+        raise status.bad_request(
+            f'{target.kind.kind} in version "{target.kind.version}" cannot be handled as a {target.kind.kind}: strict '
+            f'decoding error: unknown field "{spare}"'
+        )
+    return rules.pruned(target.kind, given)
+
+
+def _shown(found: Object, target: _Target) -> Object:
+    if not target.metadata_only:
+        return found
+    return {
+        "kind": "PartialObjectMetadata",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": found["metadata"],
+    }
+
+
+def _group() -> Object:
+    version = {"groupVersion": SLICES.api_version, "version": SLICES.version}
+    return {
+        "kind": "APIGroup",
+        "apiVersion": "v1",
+        "name": SLICES.group,
+        "versions": [version],
+        "preferredVersion": version,
+    }
+
+
+def _object(code: int, found: Object) -> ApiAnswer:
+    return ApiAnswer(code, json.dumps(found).encode())

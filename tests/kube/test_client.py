@@ -1,0 +1,263 @@
+"""The client of the API server: what it asks, how it fails, and with which sentence."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from gpuactors import limits
+from gpuactors.core.dra.claim import (
+    AllocatedDevice,
+    Claim,
+    ClaimAbsent,
+    ClaimName,
+    ClaimReplaced,
+    ClaimUid,
+    OpaqueConfig,
+)
+from gpuactors.kube.client import ApiClient, Call
+from gpuactors.kube.config import FileAccess, Server
+from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused
+from gpuactors.simulation.kube.http import serve_loopback
+from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors.simulation.kube.status import NODES, SLICES, Object
+from tests.kube.cluster import DRIVER, NODE, Cluster, cluster
+from tests.support.patience import patient
+
+WITHIN_S = patient(10.0)
+LABEL = "resource.nvidia.com/computeDomain"
+
+ALLOCATION = {
+    "devices": {
+        "results": [
+            {"request": "gpu/any", "driver": DRIVER, "pool": NODE, "device": "gpu-0000-23-00-0", "new": [1]},
+            {"request": "gpu", "driver": DRIVER, "pool": "node-2", "device": "gpu-0000-23-00-0"},
+            {"request": "nic", "driver": "nic.example.com", "pool": NODE, "device": "nic-0"},
+            {
+                "request": "look", "driver": DRIVER, "pool": NODE, "device": "gpu-0000-24-00-0",
+                "adminAccess": True, "shareID": "s-1",
+            },
+        ],
+        "config": [
+            {"source": "FromClass", "opaque": {"driver": DRIVER, "parameters": {"kind": "A", "x": [1, {"y": None}]}}},
+            {"source": "FromClaim", "requests": ["nic"], "opaque": {"driver": "nic.example.com", "parameters": {}}},
+            {"source": "FromClaim", "requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": {"kind": "B"}}},
+        ],
+    }
+}  # fmt: skip
+
+
+def claim_object(name: str = "vm", annotations: dict[str, str] | None = None) -> Object:
+    return {"metadata": {"name": name, "namespace": "default", "annotations": annotations or {}}, "spec": {}}
+
+
+def claim_name(found: Object, uid: str | None = None) -> ClaimName:
+    meta = found["metadata"]
+    return ClaimName(meta["namespace"], meta["name"], ClaimUid(uid or meta["uid"]))
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[Cluster]:
+    async with cluster() as found:
+        yield found
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+async def test_an_allocated_claim_has_our_part_of_its_allocation(at: Cluster) -> None:
+    found = at.server.add_claim(claim_object(annotations={"resource.kubernetes.io/pod-claim-name": "c"}))
+    at.server.set_claim_status("default", "vm", {"allocation": ALLOCATION})
+    assert await at.claims.read(claim_name(found)) == Claim(
+        claim_name(found),
+        pod_claim_name="c",
+        generation=0,
+        results=(
+            AllocatedDevice("gpu/any", NODE, "gpu-0000-23-00-0"),
+            AllocatedDevice("look", NODE, "gpu-0000-24-00-0", "s-1", admin_access=True),
+        ),
+        configs=(
+            OpaqueConfig(True, (), {"kind": "A", "x": (1, {"y": None})}),
+            OpaqueConfig(False, ("gpu",), {"kind": "B"}),
+        ),
+    )
+
+
+async def test_an_unallocated_claim_is_an_answer(at: Cluster) -> None:
+    """So it is again when its pod has gone (claim-after-its-pod)."""
+    found = at.server.add_claim(claim_object())
+    answer = await at.claims.read(claim_name(found))
+    assert isinstance(answer, Claim)
+    assert answer.results is None
+
+
+async def test_a_claim_that_is_allocated_elsewhere_has_no_result_of_ours(at: Cluster) -> None:
+    found = at.server.add_claim(claim_object())
+    at.server.set_claim_status("default", "vm", {"allocation": {}})
+    answer = await at.claims.read(claim_name(found))
+    assert isinstance(answer, Claim)
+    assert answer.results == ()
+
+
+async def test_a_claim_of_another_uid_is_an_answer(at: Cluster) -> None:
+    found = at.server.add_claim(claim_object())
+    replaced = ClaimReplaced(ClaimUid(found["metadata"]["uid"]))
+    assert await at.claims.read(claim_name(found, uid="another")) == replaced
+
+
+async def test_a_claim_that_is_absent_is_an_answer(at: Cluster) -> None:
+    assert await at.claims.read(ClaimName("default", "nope", ClaimUid("x"))) == ClaimAbsent()
+
+
+async def test_a_404_that_is_not_of_the_claim_is_no_absence(at: Cluster) -> None:
+    """A server that does not serve claims answers 404 (not-served-version); nothing is released for that."""
+    at.server.kinds = (NODES, SLICES)
+    with pytest.raises(ApiRefused) as refused:
+        await at.claims.read(ClaimName("default", "vm", ClaimUid("x")))
+    assert refused.value.code == 404
+
+
+async def test_an_answer_about_another_object_is_no_answer(at: Cluster) -> None:
+    """A claim without a name: the server lists all."""
+    at.server.add_claim(claim_object())
+    with pytest.raises(ApiMalformed, match="another object"):
+        await at.claims.read(ClaimName("default", "", ClaimUid("x")))
+
+
+@pytest.mark.parametrize("namespace", ["default/resourceclaims/vm?x=", "..", "a b", "ä"])
+async def test_a_name_of_kubelet_is_one_part_of_the_path(at: Cluster, namespace: str) -> None:
+    at.server.add_claim(claim_object())
+    assert await at.claims.read(ClaimName(namespace, "vm", ClaimUid("x"))) == ClaimAbsent()
+
+
+# --- the node ---------------------------------------------------------------------------------------------
+
+
+async def test_the_node_is_read_without_its_status(at: Cluster) -> None:
+    found = await at.node.read()
+    assert found.uid == at.node_uid
+    assert found.labels == {"kubernetes.io/hostname": NODE}
+
+
+async def test_a_label_is_set_and_removed_if_it_is_as_expected(at: Cluster) -> None:
+    assert (await at.node.set_label(LABEL, expected=None, value="a")).labels[LABEL] == "a"
+    assert (await at.node.set_label(LABEL, expected="a", value="b")).labels[LABEL] == "b"
+    assert LABEL not in (await at.node.set_label(LABEL, expected="b", value=None)).labels
+
+
+@pytest.mark.parametrize(("expected", "value"), [(None, "other"), ("other", None), ("other", "x")])
+async def test_a_label_that_is_not_as_expected_stays(
+    at: Cluster, expected: str | None, value: str | None
+) -> None:
+    """A failed test of a JSON patch is 422, never 409."""
+    await at.node.set_label(LABEL, expected=None, value="mine")
+    with pytest.raises(ApiRefused) as refused:
+        await at.node.set_label(LABEL, expected=expected, value=value)
+    assert refused.value.code == 422
+    assert (await at.node.read()).labels[LABEL] == "mine"
+
+
+# --- failures ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "named"),
+    [
+        (ApiFault.FORBIDDEN, 403, ("cannot get resource", "RBAC")),
+        (ApiFault.OVERLOADED, 429, ("TooManyRequests", "overloaded")),
+        (ApiFault.BROKEN, 500, ("InternalError", "log")),
+        (ApiFault.UNAVAILABLE, 503, ("upstream connect error",)),
+    ],
+)
+async def test_a_refusal_says_what_where_and_the_remedy(
+    at: Cluster, fault: ApiFault, code: int, named: tuple[str, ...]
+) -> None:
+    at.server.order(fault)
+    with pytest.raises(ApiRefused) as refused:
+        await at.claims.read(ClaimName("default", "vm", ClaimUid("x")))
+    assert refused.value.code == code
+    for words in ("could not read the claim default/vm", "http://kube-apiserver:80", str(code), *named):
+        assert words in str(refused.value)
+
+
+async def test_a_wait_that_the_server_asks_for_is_known(at: Cluster) -> None:
+    at.server.order(ApiFault.OVERLOADED)
+    with pytest.raises(ApiRefused) as refused:
+        await at.node.read()
+    assert refused.value.refusal.retry_after_s == 1
+
+
+async def test_a_server_that_is_away_is_named(at: Cluster) -> None:
+    at.server.go_away()
+    with pytest.raises(
+        ApiAway, match="read the node node-1: the API server http://kube-apiserver:80 cannot be"
+    ):
+        await at.node.read()
+
+
+async def test_a_request_that_is_never_answered_ends_at_its_deadline(
+    at: Cluster, autojump_clock: trio.testing.MockClock
+) -> None:
+    at.server.order(ApiFault.HANGS)
+    began = trio.current_time()
+    with pytest.raises(ApiAway, match="did not answer in 10 s"):
+        await at.node.read()
+    assert trio.current_time() - began == limits.API_REQUEST_S
+
+
+async def test_a_connection_that_breaks_before_the_answer_is_told(at: Cluster) -> None:
+    at.server.order(ApiFault.ANSWER_LOST)
+    with pytest.raises(ApiAway):
+        await at.node.read()
+
+
+async def test_a_cancelled_request_leaves_no_connection(
+    at: Cluster, autojump_clock: trio.testing.MockClock
+) -> None:
+    at.server.order(ApiFault.HANGS)
+    with trio.move_on_after(1.0):
+        await at.node.read()
+    await trio.testing.wait_all_tasks_blocked()
+    assert all(connection.is_broken for connection in at.api._open)
+
+
+async def test_an_answer_of_another_shape_is_malformed(at: Cluster) -> None:
+    at.server.add_claim(claim_object())
+    found = at.server.set_claim_status("default", "vm", {"allocation": {"devices": {"results": "none"}}})
+    with pytest.raises(ApiMalformed, match=r"results.*1\.34 or newer"):
+        await at.claims.read(claim_name(found))
+
+
+# --- over a socket ----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def on_loopback(server: FakeApiServer, token: str | None = None) -> AsyncIterator[ApiClient]:
+    with trio.fail_after(WITHIN_S):
+        async with serve_loopback(server) as port:
+            yield ApiClient(FileAccess(Server("http", "127.0.0.1", port), token=token))
+
+
+GROUP = Call("read the group", "GET", "/apis/resource.k8s.io")
+
+
+async def test_over_a_socket_it_is_asked_and_answers() -> None:
+    async with on_loopback(FakeApiServer(tokens=frozenset({"good"})), "good") as client:
+        assert b"APIGroup" in await client.ask(GROUP)
+
+
+async def test_a_bad_token_is_refused_with_its_remedy() -> None:
+    async with on_loopback(FakeApiServer(tokens=frozenset({"good"})), "bad") as client:
+        with pytest.raises(ApiRefused, match=r"401 Unauthorized.*check that the token"):
+            await client.ask(GROUP)
+
+
+async def test_a_port_that_refuses_is_told_in_the_kernels_word() -> None:
+    async with on_loopback(FakeApiServer()) as client:
+        pass
+    with trio.fail_after(WITHIN_S), pytest.raises(ApiAway, match="ECONNREFUSED"):
+        await client.ask(GROUP)

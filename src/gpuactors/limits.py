@@ -322,6 +322,9 @@ seconds, and all nodes of a cluster come back to it at once: hence API_BACKOFF_J
 API_BACKOFF_JITTER: Final = 0.3
 """The share of such a wait that is random."""
 
+API_CALM_S: Final = 60.0
+"""What worked for so long begins with the first of these waits again when it fails."""
+
 WATCH_S: Final = 3600.0
 """How long the server is asked to keep a watch; then it is renewed from its last version: one request an hour. The
 server's own choice would be 30 to 60 minutes (kube-apiserver --min-request-timeout)."""

@@ -20,7 +20,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.quote import quoted
-from gpuactors.ports import PortError
+from gpuactors.ports_kube import ApiError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where kubelet puts a pod's token and the CA (plugin/pkg/admission/serviceaccount)."""
@@ -28,7 +28,7 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
-class AccessError(PortError):
+class AccessError(ApiError):
     """The API server's address or our credentials cannot be had; the text names the file, why, and the remedy."""
 
 

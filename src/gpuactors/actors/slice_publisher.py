@@ -1,0 +1,338 @@
+"""The slice publisher: keeps the ResourceSlices of one driver on this node as the node's offer wants them.
+
+Theory of operation. One task follows the slices that the server has, the other compares and writes. What to write
+follows from the wanted pool and from what the watch has shown (`core/dra/slice_writes.py`), never from what was written
+before: so a deletion by kubelet, an edit by somebody, a lost answer and a restart of ours are all the same. A write of
+ours counts when the watch shows it, and until then nothing else is compared; so no write follows from an older view.
+
+Whether a blocked device gets a taint or is withdrawn depends on whether the server keeps taints, which is asked by a
+dry run. Must not decide what is offered: that is the registry's, which gets a `Publication` of what was learnt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import inf
+from typing import assert_never, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.dra.pool import Pool, has_taints, probe_spec, wanted_pool
+from gpuactors.core.dra.slice_writes import Answered, Create, Delete, Update, Write, writes
+from gpuactors.core.dra.slices import Offer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
+from gpuactors.ports_kube import (
+    ApiError,
+    ApiRefused,
+    NodeApi,
+    SliceApi,
+    SliceDeleted,
+    SliceEvent,
+    SlicesListed,
+    SliceStored,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherPorts:
+    """What a publisher needs."""
+
+    slices: SliceApi
+    node: NodeApi
+    tell: Callable[[Publication], Awaitable[None]]
+    """Called with what was learnt, each time it is something else."""
+
+
+async def run(offers: LatestReader[Offer | None], ports: PublisherPorts) -> None:
+    """Runs for ever. While there is no offer (another daemon serves, or the host has not been read yet) nothing is
+    asked and nothing is written."""
+    async for offer in offers:
+        if offer is None:
+            continue
+        publisher = _Publisher(offer, ports)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publisher.follow)
+            nursery.start_soon(publisher.publish)
+            async for newer in offers:
+                if newer is None:
+                    break
+                publisher.offer(newer)
+            nursery.cancel_scope.cancel()
+
+
+@final
+class _View:
+    """The slices that the server has, as the watch has shown them."""
+
+    def __init__(self) -> None:
+        self.slices: dict[str, StoredSlice] | None = None
+        """None before they are listed, and while they cannot be followed."""
+        self.generation_seen = 0
+        """The highest generation that any of them had."""
+        self._awaited: dict[str, str | None] = {}
+        """By name, the version that a write of ours has made of a slice; None: that it was deleted."""
+        self._awaited_since = 0.0
+        self._shown: set[tuple[str, str | None]] = set()
+        """What was shown since the last write began."""
+
+    def take(self, event: SliceEvent) -> None:
+        """What the server says."""
+        match event:
+            case SlicesListed(slices):
+                self.slices = {s.name: s for s in slices}
+                self._awaited.clear()  # whatever was written is in it
+                self._see(slices)
+            case SliceStored(stored):
+                if self.slices is not None:  # else all are about to be listed anew
+                    self.slices[stored.name] = stored
+                self._show(stored.name, stored.version)
+                self._see((stored,))
+            case SliceDeleted(name):
+                if self.slices is not None:
+                    self.slices.pop(name, None)
+                self._awaited.pop(name, None)
+                self._show(name, None)
+            case other:
+                assert_never(other)
+
+    def write_begins(self) -> None:
+        """The watch may show a write before it is answered."""
+        self._shown.clear()
+
+    def expect(self, name: str, version: str | None) -> None:
+        """A write was answered: the slice has this version now, or is deleted."""
+        known = self.slices.get(name) if self.slices is not None else None
+        if (name, version) in self._shown or (known.version if known is not None else None) == version:
+            return
+        if not self._awaited:
+            self._awaited_since = trio.current_time()
+        self._awaited[name] = version
+
+    @property
+    def waits_s(self) -> float | None:
+        """How long what was written may still take to be shown; None if all is."""
+        if not self._awaited:
+            return None
+        return max(0.0, self._awaited_since + limits.WRITE_SEEN_S - trio.current_time())
+
+    def _show(self, name: str, version: str | None) -> None:
+        self._shown.add((name, version))
+        if self._awaited.get(name) == version:
+            self._awaited.pop(name, None)
+
+    def _see(self, slices: tuple[StoredSlice, ...]) -> None:
+        self.generation_seen = max([self.generation_seen, *(s.spec.generation for s in slices)])
+
+
+@final
+class _Publisher:
+    """One publisher, while there is an offer."""
+
+    def __init__(self, offer: Offer, ports: PublisherPorts) -> None:
+        self._offer = offer
+        self._ports = ports
+        self._view = _View()
+        self._changed = trio.Event()
+        self._watching = trio.CancelScope()
+        self._owner: str | None = None
+        """The UID of our Node object."""
+        self._keeps = ServerKeepsTaints.UNKNOWN
+        self._ask_taints_at = -inf
+        self._answers: dict[str, Answered] = {}
+        self._written: Pool | None = None
+        """The pool that was written last."""
+        self._restored_at: deque[float] = deque()
+        self._unfollowed = ""
+        """Why the slices cannot be followed; the other two: why they cannot be written, why taints cannot be asked."""
+        self._unwritten = ""
+        self._unasked = ""
+        self._told: Publication | None = None
+
+    def offer(self, offer: Offer) -> None:
+        """The offer is another one."""
+        self._offer = offer
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- following ----------------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Follows the slices, for ever."""
+        failures = 0
+        while True:
+            began = trio.current_time()
+            try:
+                with trio.CancelScope() as self._watching:
+                    await self._follow_once()
+            except ApiError as exc:
+                if trio.current_time() - began > limits.API_CALM_S:
+                    failures = 0
+                failures += 1
+                self._view.slices = None
+                # A server that was away may have another setting now.
+                self._ask_taints_at = -inf
+                self._unfollowed = str(exc)
+                await self._tell()
+                await trio.sleep(_backoff_s(failures, exc))
+
+    async def _follow_once(self) -> None:
+        async with self._ports.slices.follow() as events:
+            async for event in events:
+                self._view.take(event)
+                self._unfollowed = ""
+                self._wake()
+
+    # --- writing ------------------------------------------------------------------------------------------
+
+    async def publish(self) -> None:
+        """Writes what is to be written, for ever."""
+        failures = 0
+        while True:
+            changed = self._changed
+            try:
+                wait_s = await self._round()
+                failures = 0
+            except ApiError as exc:
+                failures += 1
+                self._unwritten = str(exc)
+                await self._tell()
+                await trio.sleep(_backoff_s(failures, exc))
+                continue
+            await self._tell()
+            with trio.move_on_after(wait_s):
+                await changed.wait()
+
+    async def _round(self) -> float:
+        """Compares once, and writes; returns after how many seconds to do it again if nothing changes. Raises
+        `ApiError`."""
+        if self._view.slices is None:
+            return inf
+        if (waits_s := self._view.waits_s) is not None:
+            if waits_s == 0.0:
+                self._list_anew()
+            return waits_s or inf
+        if self._owner is None:
+            self._owner = (await self._ports.node.read()).uid
+        if trio.current_time() >= self._ask_taints_at:
+            await self._ask_taints(self._owner)
+        if not (todo := self._to_write(self._owner)):
+            self._unwritten = ""
+            return max(0.0, self._ask_taints_at - trio.current_time())
+        if (pause_s := self._pause_s()) > 0.0:
+            return pause_s
+        if any(isinstance(write, Create) for write in todo):
+            # All may be gone because our node is another object now; then the old one's slices are deleted again.
+            self._owner = (await self._ports.node.read()).uid
+            todo = self._to_write(self._owner)
+        for write in todo:
+            await self._write(write, self._owner)
+        return 0.0
+
+    def _to_write(self, owner: str) -> tuple[Write, ...]:
+        view = self._view
+        if view.slices is None:
+            return ()
+        pool = wanted_pool(self._offer, self._keeps)
+        return writes(pool, owner, view.slices.values(), self._answers, view.generation_seen)
+
+    def _pause_s(self) -> float:
+        """How long to wait before what others have changed is restored. What we have changed is written at once."""
+        now, pool = trio.current_time(), wanted_pool(self._offer, self._keeps)
+        if pool != self._written:
+            self._written = pool
+            return 0.0
+        restored = self._restored_at
+        while restored and restored[0] < now - limits.RESTORE_CALM_S:
+            restored.popleft()
+        if restored:
+            last = len(limits.RESTORE_BACKOFF_S) - 1
+            pause_s = restored[-1] + limits.RESTORE_BACKOFF_S[min(len(restored), last)] - now
+            if pause_s > 0.0:
+                return pause_s
+        restored.append(now)
+        return 0.0
+
+    async def _write(self, write: Write, owner: str) -> None:
+        self._view.write_begins()
+        match write:
+            case Create(index, spec):
+                self._answered(spec, await self._ports.slices.create(spec, index, owner))
+            case Update(stored, spec):
+                self._answered(spec, await self._ports.slices.update(stored, spec, owner))
+            case Delete(stored):
+                await self._ports.slices.delete(stored)
+                self._answers.pop(stored.name, None)
+                self._view.expect(stored.name, None)
+            case other:
+                assert_never(other)
+
+    def _answered(self, asked: SliceSpec, stored: StoredSlice) -> None:
+        self._answers[stored.name] = Answered(asked, stored.spec)
+        self._view.expect(stored.name, stored.version)
+        if has_taints(asked) and not has_taints(stored.spec):
+            self._keeps = ServerKeepsTaints.NO
+            # Not at once: of two replicas of the server one may drop what the other keeps.
+            self._ask_taints_at = trio.current_time() + limits.TAINTS_ASKED_S
+        elif has_taints(asked):
+            # A slice that had taints keeps them also where the gate is off now, and only a new one shows it.
+            self._ask_taints_at = -inf
+
+    async def _ask_taints(self, owner: str) -> None:
+        """Finds out whether the server keeps taints. A refusal leaves it as it was known."""
+        probe = probe_spec(self._offer.driver, self._offer.node)
+        try:
+            stored = await self._ports.slices.create(probe, 0, owner, dry_run=True)
+        except ApiRefused as exc:
+            if exc.code == 429 or exc.code >= 500:
+                raise
+            self._unasked = str(exc)
+        else:
+            self._unasked = ""
+            self._keeps = ServerKeepsTaints.YES if has_taints(stored.spec) else ServerKeepsTaints.NO
+        self._ask_taints_at = trio.current_time() + limits.TAINTS_ASKED_S
+
+    def _list_anew(self) -> None:
+        """The watch has not shown what was written."""
+        self._view.slices = None
+        self._watching.cancel()
+
+    # --- telling ------------------------------------------------------------------------------------------
+
+    async def _tell(self) -> None:
+        pool, slices = wanted_pool(self._offer, self._keeps), self._view.slices or {}
+        problem = self._unfollowed or self._unwritten or self._unasked
+        settled = (
+            self._view.slices is not None
+            and self._view.waits_s is None
+            and self._owner is not None
+            and not self._to_write(self._owner)
+        )
+        told = Publication(
+            driver=self._offer.driver,
+            keeps_taints=self._keeps,
+            settled=settled,
+            generation=max((s.spec.generation for s in slices.values()), default=0),
+            slices=len(slices),
+            tainted=tuple(device.name for device in pool.devices if device.taints),
+            withdrawn=pool.withdrawn,
+            left_out=pool.left_out,
+            problem=problem,
+        )
+        if told != self._told:
+            self._told = told
+            await self._ports.tell(told)
+
+
+def _backoff_s(failures: int, error: ApiError) -> float:
+    """The wait after so many failures in a row (1, 2, …); longer if the server asks for it, within reason."""
+    plain_s = limits.API_BACKOFF_S[min(failures, len(limits.API_BACKOFF_S)) - 1]
+    asked_s = error.refusal.retry_after_s if isinstance(error, ApiRefused) else None
+    longest_s = limits.API_BACKOFF_S[-1]
+    return max(plain_s * (1 - limits.API_BACKOFF_JITTER * random.random()), min(asked_s or 0.0, longest_s))

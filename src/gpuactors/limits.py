@@ -524,3 +524,34 @@ it; after two answers that it does not exist it is released (kubernetes issues 1
 
 CLAIM_FOUND_S: Final = 600.0
 """10 min. The same after an answer that it exists: kubelet lists no claim that no container uses."""
+
+
+CLAIM_CALL_S: Final = 40.0
+"""40 s. An answer that the core owes for so long is answered by the gRPC service itself: below kubelet's 45 s, above
+CLAIM_ANSWER_S with room for a registry that is busy."""
+
+assert CLAIM_ANSWER_S < CLAIM_CALL_S
+
+CALL_CLAIMS_MAX: Final = 256
+"""Claims in one prepare or unprepare: those of one pod that name this driver. More than one for each of a node's GPUs
+are no pod's."""
+
+HEALTH_AGAIN_S: Final = 20.0
+"""20 s. A list of health is sent again after it: kubelet's own default takes a device for Unknown after 30 s."""
+
+HEALTH_TIMEOUT_S: Final = 60
+"""60 s. After it kubelet takes a device for Unknown: a list may be lost and the next one late."""
+
+assert 2 * HEALTH_AGAIN_S < HEALTH_TIMEOUT_S
+
+HEALTH_MESSAGE_MAX_BYTES: Final = 1024
+"""The reason of a device in a list of health. Kubelet's bound is 1024 characters; ours counts their bytes."""
+
+DEREGISTERED_S: Final = 1.5
+"""1.5 s. How long a plugin whose registration socket is gone still answers, unless kubelet disconnects: kubelet sees
+the removal at once and acts on it each second (pluginmanager/reconciler), and a prepare that is refused in between is
+tried again only after 60 s."""
+
+PLUGIN_SOCKETS_CHECK_S: Final = 5.0
+"""5 s. How often the two sockets of the DRA plugin are looked for, besides what inotify reports: it says nothing about
+a directory that another one is mounted over. Kubelet notices a gap of 30 s."""

@@ -18,6 +18,7 @@ from gpuactors.core.dra.claim import (
     BoundFunction,
     ClaimName,
     ClaimUid,
+    DeviceHealth,
     FirstDriver,
     Prepared,
     Target,
@@ -251,6 +252,59 @@ class Kubelet(Protocol):
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
         """Registers the endpoint. Raises `KubeletError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PluginStatus:
+    """Kubelet's verdict about the registration of our DRA plugin (NotifyRegistrationStatus)."""
+
+    registered: bool
+    error: str = ""
+    """Kubelet's text; empty if it is registered."""
+
+
+class ClaimsEndpoint(Protocol):
+    """Both sockets of our DRA plugin, serving."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sockets' paths."""
+        ...
+
+    async def lost(self) -> None:
+        """Returns when the file of a socket is not the one that was made: it was removed, or its directory was."""
+        ...
+
+    async def mend(self) -> None:
+        """Makes the sockets again whose files are gone; calls on open connections go on. Raises `KubeletError`."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Removes the registration socket: kubelet deregisters us. Returns when it has disconnected, at the latest
+        after DEREGISTERED_S; calls are answered until then."""
+        ...
+
+    async def drain(self, grace_s: float) -> None:
+        """As `Endpoint.drain`."""
+        ...
+
+
+class ClaimsKubelet(Protocol):
+    """The node's kubelet, as a DRA plugin sees it: it finds the plugin's registration socket by itself, also after a
+    restart, and calls."""
+
+    def serve_claims(
+        self,
+        caller: ClaimCaller,
+        health: LatestReader[tuple[DeviceHealth, ...]],
+        told: Callable[[PluginStatus], None],
+    ) -> AbstractAsyncContextManager[ClaimsEndpoint]:
+        """Serves the DRA API and then its registration, as long as the context is open; at its end the registration
+        socket goes first. `told` is called at each verdict of kubelet's and must not raise.
+
+        Raises `KubeletError` if a socket cannot be made.
+        """
         ...
 
 

@@ -25,18 +25,16 @@ from gpuactors.grpc_trio import (
     BoundListener,
     Channel,
     Dial,
-    Owner,
     Server,
-    SocketError,
     bind_unix,
     connect_unix,
     open_unix_channel,
 )
+from gpuactors.kubelet.binding import Hanging, bound, short_of
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, DirectoryIo, SocketsWatch, directory_of_the_node
 from gpuactors.ports import Caller, KubeletError, Sockets
-from gpuactors.shortage import shortage
 
 API_VERSION: Final = "v1beta1"
 
@@ -52,15 +50,12 @@ class KubeletIo:
 
 @final
 class UnixKubelet:
-    """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet).
-
-    `hanging`: owners whose sockets may be replaced although the process lives, see `control.unix`.
-    """
+    """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet)."""
 
     def __init__(
         self,
         kubelet_dir: str,
-        hanging: LatestReader[frozenset[Owner]] | None = None,
+        hanging: Hanging | None = None,
         io: KubeletIo | None = None,
     ) -> None:
         self._directory = os.path.join(kubelet_dir, "device-plugins")
@@ -90,11 +85,7 @@ class UnixKubelet:
     ) -> AsyncIterator[UnixEndpoint]:
         """The socket is directly in kubelet's directory, where operators expect it."""
         name = socket_name(resource, self._directory)
-        evict = self._hanging.value if self._hanging is not None else frozenset[Owner]()
-        try:
-            listener = self._io.bind(os.path.join(self._directory, name), evict=evict)
-        except (SocketError, OSError) as exc:
-            raise KubeletError(_short_of(f"the socket {name} cannot be made", exc) or str(exc)) from exc
+        listener = bound(self._io.bind, os.path.join(self._directory, name), self._hanging)
         server = Server(
             [DevicePluginService(resource, device_lists, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
         )
@@ -121,7 +112,7 @@ class UnixKubelet:
             ) from exc
         except Exception as exc:
             problem = f"cannot reach kubelet at {self._socket}"
-            raise KubeletError(_short_of(problem, exc) or f"{problem}: {_cause(exc)}") from exc
+            raise KubeletError(short_of(problem, exc) or f"{problem}: {_cause(exc)}") from exc
 
 
 @final
@@ -164,12 +155,6 @@ def socket_name(resource: ResourceName, directory: str) -> str:
     if len(os.fsencode(os.path.join(directory, name))) <= limits.SOCKET_PATH_MAX_BYTES:
         return name
     return f"{OURS}{hashlib.sha256(resource.encode()).hexdigest()[:12]}.sock"
-
-
-def _short_of(problem: str, exc: BaseException) -> str | None:
-    """`problem` with the shortage; None if that is not the cause."""
-    short = shortage(exc)
-    return f"{problem}: {short}" if short is not None else None
 
 
 def _cause(exc: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""The DRA plugin's side of kubelet: registration, prepare and unprepare of claims, the health stream."""

@@ -1,0 +1,112 @@
+"""The health streams of a DRA plugin, v1 and v1alpha1: kubelet writes what it reads here into the status of pods.
+
+Each message is the complete list. Kubelet takes a device for Unknown when its last update is older than the timeout in
+it (30 s where there is none), and forgets all devices of a driver whose stream has ended. So the list is sent at once
+when it changes, again every HEALTH_AGAIN_S, and the stream stays open to the end of the plugin. Must not decide how a
+device is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.dra.claim import DeviceHealth, DraHealth
+from gpuactors.core.text import encodable
+from gpuactors.grpc_trio import TrioService
+from gpuactors.kubelet.pb.dra_health_v1 import v1
+from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1
+
+HealthReader = LatestReader[tuple[DeviceHealth, ...]]
+
+_V1: Final = {
+    DraHealth.HEALTHY: v1.HealthStatus.HEALTHY,
+    DraHealth.UNHEALTHY: v1.HealthStatus.UNHEALTHY,
+    DraHealth.UNKNOWN: v1.HealthStatus.UNKNOWN,
+}
+_V1ALPHA1: Final = {
+    DraHealth.HEALTHY: v1alpha1.HealthStatus.HEALTHY,
+    DraHealth.UNHEALTHY: v1alpha1.HealthStatus.UNHEALTHY,
+    DraHealth.UNKNOWN: v1alpha1.HealthStatus.UNKNOWN,
+}
+
+
+@final
+class HealthV1(TrioService, v1.DraResourceHealthBase):
+    """`v1.DRAResourceHealth` (kubelet 1.37). `now` is the time of day in seconds since 1970."""
+
+    def __init__(self, health: HealthReader, now: Callable[[], float] = time.time) -> None:
+        self._health = health
+        self._now = now
+
+    async def node_watch_resources(
+        self, message: v1.NodeWatchResourcesRequest
+    ) -> AsyncIterator[v1.NodeWatchResourcesResponse]:
+        async with aclosing(_lists(self._health.subscribe())) as lists:
+            async for devices in lists:
+                yield v1.NodeWatchResourcesResponse(
+                    devices=[
+                        v1.DeviceHealth(
+                            device=v1.DeviceIdentifier(pool_name=d.pool, device_name=d.device),
+                            health=_V1[d.health],
+                            last_updated_time=int(self._now()),
+                            health_check_timeout_seconds=limits.HEALTH_TIMEOUT_S,
+                            message=_message(d.message),
+                        )
+                        for d in devices
+                    ]
+                )
+
+
+@final
+class HealthV1alpha1(TrioService, v1alpha1.DraResourceHealthBase):
+    """`v1alpha1.DRAResourceHealth` (kubelet 1.34 to 1.36): the messages of v1."""
+
+    def __init__(self, health: HealthReader, now: Callable[[], float] = time.time) -> None:
+        self._health = health
+        self._now = now
+
+    async def node_watch_resources(
+        self, message: v1alpha1.NodeWatchResourcesRequest
+    ) -> AsyncIterator[v1alpha1.NodeWatchResourcesResponse]:
+        async with aclosing(_lists(self._health.subscribe())) as lists:
+            async for devices in lists:
+                yield v1alpha1.NodeWatchResourcesResponse(
+                    devices=[
+                        v1alpha1.DeviceHealth(
+                            device=v1alpha1.DeviceIdentifier(pool_name=d.pool, device_name=d.device),
+                            health=_V1ALPHA1[d.health],
+                            last_updated_time=int(self._now()),
+                            health_check_timeout_seconds=limits.HEALTH_TIMEOUT_S,
+                            message=_message(d.message),
+                        )
+                        for d in devices
+                    ]
+                )
+
+
+async def _lists(health: HealthReader) -> AsyncGenerator[Sequence[DeviceHealth], None]:
+    """The list now, after each change, and again where it has not changed for HEALTH_AGAIN_S. Never ends: the last
+    list holds when there will be no other one."""
+    while True:
+        try:
+            with trio.move_on_after(limits.HEALTH_AGAIN_S):
+                await health.receive()
+        except trio.EndOfChannel:
+            await trio.sleep(limits.HEALTH_AGAIN_S)
+        yield health.value
+
+
+def _message(text: str) -> str:
+    """At most HEALTH_MESSAGE_MAX_BYTES in UTF-8, and so no more characters either."""
+    encoded = encodable(text).encode()
+    if len(encoded) <= limits.HEALTH_MESSAGE_MAX_BYTES:
+        return encoded.decode()
+    mark = "…"
+    return encoded[: limits.HEALTH_MESSAGE_MAX_BYTES - len(mark.encode())].decode(errors="ignore") + mark

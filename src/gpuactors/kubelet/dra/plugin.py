@@ -1,0 +1,271 @@
+"""The two sockets of the DRA plugin: one that serves the API, one in `plugins_registry` by which kubelet finds it.
+
+Implements `ports.ClaimsKubelet`. The API's socket is there before the other one and goes after it, so that kubelet
+never dials an endpoint that is not served. Each has a server of its own: what goes on in the API never holds up the
+registration. Kubelet watches the registry and finds the socket again by itself after a restart.
+
+Names for a rolling update: with an `instance` (the pod's UID) both names contain it, as two instances at one path are
+refused; without one they are those of Kubernetes' examples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.dra.claim import DeviceHealth
+from gpuactors.core.text import encodable
+from gpuactors.grpc_trio import Bind, BoundListener, Server, bind_unix
+from gpuactors.kubelet.binding import Hanging, bound
+from gpuactors.kubelet.dra.health import HealthV1, HealthV1alpha1
+from gpuactors.kubelet.dra.registration import RegistrationService
+from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1beta1, OnFailure
+from gpuactors.kubelet.sockets import Changes, directory_of_the_node
+from gpuactors.ports import ClaimCaller, KubeletError, PluginStatus
+
+PLUGINS: Final = "plugins"
+REGISTRY: Final = "plugins_registry"
+"""Kubelet's directories; in the registry it dials every socket whose name does not begin with a dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginIo:
+    """How the plugin's sockets are made and watched: the node's, or a simulation's."""
+
+    bind: Bind
+    make_directory: Callable[[str], None]
+    """With its parents; one that is there is as good. Raises `OSError`."""
+    watch: Callable[[str], AbstractContextManager[Changes]]
+    """As `DirectoryIo.watch`."""
+    now: Callable[[], float] | None = None
+    """The time of day, in seconds since 1970; None: the node's."""
+
+
+def plugin_io_of_the_node() -> PluginIo:
+    """Unix sockets, and inotify."""
+    return PluginIo(bind_unix, _make_directory, directory_of_the_node().watch)
+
+
+def _make_directory(path: str) -> None:
+    os.makedirs(path, mode=0o750, exist_ok=True)
+
+
+@final
+class UnixClaims:
+    """Kubelet as found below `kubelet_dir`; that path is told to kubelet, so it must be the same for both.
+
+    `instance`: the name of this instance among those of one driver, None for the only one. `on_failure` gets an
+    unexpected exception: a bug, to be logged.
+    """
+
+    def __init__(
+        self,
+        kubelet_dir: str,
+        driver: str,
+        instance: str | None,
+        on_failure: OnFailure,
+        hanging: Hanging | None = None,
+        io: PluginIo | None = None,
+    ) -> None:
+        self._driver = driver
+        self._paths = socket_paths(kubelet_dir, driver, instance)
+        self._on_failure = on_failure
+        self._hanging = hanging
+        self._io = io or plugin_io_of_the_node()
+
+    @asynccontextmanager
+    async def serve_claims(
+        self,
+        caller: ClaimCaller,
+        health: LatestReader[tuple[DeviceHealth, ...]],
+        told: Callable[[PluginStatus], None],
+    ) -> AsyncIterator[UnixClaimsEndpoint]:
+        """As `ports.ClaimsKubelet.serve_claims`."""
+        calls = ClaimCalls(caller, self._on_failure)
+        clock = () if self._io.now is None else (self._io.now,)
+        api = Server(
+            [
+                DraPluginV1(calls),
+                DraPluginV1beta1(calls),
+                HealthV1(health, *clock),
+                HealthV1alpha1(health, *clock),
+            ],
+            drain_s=limits.DRAIN_S,
+        )
+        registration = Server(
+            [RegistrationService(self._driver, self._paths.api, told, self._on_failure)],
+            drain_s=limits.DRAIN_S,
+        )
+        failed: KubeletError | None = None  # outside the nursery, which would put it into a group
+        async with trio.open_nursery() as nursery:
+            endpoint = UnixClaimsEndpoint(
+                _Socket(self._paths.api, api, nursery, self._io, self._hanging),
+                _Socket(self._paths.registration, registration, nursery, self._io, self._hanging),
+                self._io,
+            )
+            try:
+                await endpoint.mend()
+                yield endpoint
+            except KubeletError as exc:
+                failed = exc
+            finally:
+                with trio.CancelScope(shield=True):
+                    await endpoint.close()
+        if failed is not None:
+            raise failed
+
+
+@final
+class UnixClaimsEndpoint:
+    """Implements `ports.ClaimsEndpoint`."""
+
+    def __init__(self, api: _Socket, registration: _Socket, io: PluginIo) -> None:
+        self._api = api
+        self._registration = registration
+        self._io = io
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._api.path, self._registration.path
+
+    async def lost(self) -> None:
+        with self._watch() as watches:
+            while self._api.still_there() and self._registration.still_there():
+                with trio.move_on_after(limits.PLUGIN_SOCKETS_CHECK_S):
+                    await _any(watches)
+                for changes in watches:
+                    changes.read()
+
+    async def mend(self) -> None:
+        for one in (self._api, self._registration):
+            if not one.still_there():
+                await one.open()
+
+    async def withdraw(self) -> None:
+        await self._registration.close()
+        with trio.move_on_after(limits.DEREGISTERED_S):
+            await self._api.server.wait_disconnected()
+
+    async def drain(self, grace_s: float) -> None:
+        await self._api.server.drain(grace_s)
+
+    async def close(self) -> None:
+        """Removes both sockets, the registration's first, and ends all calls."""
+        await self._registration.close()
+        await self._api.close()
+
+    @contextmanager
+    def _watch(self) -> Iterator[list[Changes]]:
+        """Where inotify is unavailable, the sockets are looked for periodically."""
+        with ExitStack() as stack:
+            watches = []
+            for one in (self._api, self._registration):
+                try:
+                    watches.append(stack.enter_context(self._io.watch(os.path.dirname(one.path))))
+                except OSError:
+                    continue
+            yield watches
+
+
+@final
+class _Socket:
+    """One of the sockets. Its server outlives the file: who is connected stays so when the file is made again."""
+
+    def __init__(
+        self, path: str, server: Server, nursery: trio.Nursery, io: PluginIo, hanging: Hanging | None
+    ) -> None:
+        self.path: Final = path
+        self.server: Final = server
+        self._nursery = nursery
+        self._io = io
+        self._hanging = hanging
+        self._listener: BoundListener | None = None
+        self._scopes: list[trio.CancelScope] = []
+
+    def still_there(self) -> bool:
+        return self._listener is not None and self._listener.still_there()
+
+    async def open(self) -> None:
+        """Makes the socket, and its directory. Raises `KubeletError`."""
+        directory = os.path.dirname(self.path)
+        try:
+            self._io.make_directory(directory)
+        except OSError as exc:
+            raise KubeletError(
+                f"cannot make the directory {encodable(directory)} for the sockets of the DRA plugin: {exc.strerror}; "
+                "is --kubelet-dir kubelet's directory, and may this process write there?"
+            ) from exc
+        listener = bound(self._io.bind, self.path, self._hanging)
+        before, self._listener = self._listener, listener
+        if before is not None:
+            await before.aclose()
+        await self._nursery.start(self._serve, listener)
+
+    async def close(self) -> None:
+        """Removes the socket's file first."""
+        if self._listener is not None:
+            await self._listener.aclose()
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    async def _serve(self, listener: BoundListener, *, task_status: trio.TaskStatus[None]) -> None:
+        """Until `close`, or until the file was made again and all have gone who came by this one. Shielded: the
+        sockets are closed in their order, also when everything is cancelled at once."""
+        with trio.CancelScope(shield=True) as scope:
+            self._scopes.append(scope)
+            try:
+                await self.server.serve(listener, task_status=task_status)
+            finally:
+                self._scopes.remove(scope)
+
+
+async def _any(watches: list[Changes]) -> None:
+    """Returns when there is a change to read; for ever where nothing is watched."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait(changes: Changes) -> None:
+            await changes.wait()
+            nursery.cancel_scope.cancel()
+
+        for changes in watches:
+            nursery.start_soon(wait, changes)
+        if not watches:
+            await trio.sleep_forever()
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPaths:
+    """Where the two sockets are, absolute."""
+
+    api: str
+    registration: str
+
+
+def socket_paths(kubelet_dir: str, driver: str, instance: str | None) -> SocketPaths:
+    """The paths: readable, or with a digest where the kernel does not take them otherwise. Kubelet takes any name."""
+    root = os.path.abspath(kubelet_dir)
+    suffix = "" if instance is None else f"-{instance}"
+    digest = hashlib.sha256(f"{driver}{suffix}".encode()).hexdigest()[:12]
+    return SocketPaths(
+        api=_fitting(os.path.join(root, PLUGINS, driver), f"dra{suffix}.sock", f"dra-{digest}.sock"),
+        registration=_fitting(
+            os.path.join(root, REGISTRY), f"{driver}{suffix}-reg.sock", f"{digest}-reg.sock"
+        ),
+    )
+
+
+def _fitting(directory: str, name: str, short: str) -> str:
+    path = os.path.join(directory, name)
+    fits = len(os.fsencode(path)) <= limits.SOCKET_PATH_MAX_BYTES
+    return path if fits else os.path.join(directory, short)

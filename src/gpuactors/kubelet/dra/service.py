@@ -1,0 +1,213 @@
+"""The DRAPlugin services, v1 and v1beta1, for kubelet to call: prepare and unprepare the claims of one pod.
+
+Each claim of a call is asked of the core by itself, all at once. Must not decide anything about a claim: here are the
+messages, and what kubelet makes of an answer.
+
+Kubelet shows a claim's own error to the user, and of a failed call only its status. So everything that goes wrong is a
+claim's error: what kubelet may not have meant, and a bug of ours, too. The answer has an entry for each UID of the
+request and for no other one: kubelet 1.35 takes a missing one for a failure without a reason, and one too many for a
+failure of all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.core.dra.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
+from gpuactors.core.dra.names import is_label, is_subdomain, is_uid
+from gpuactors.core.effects import Refused
+from gpuactors.core.quote import quoted_id, quoted_name
+from gpuactors.core.text import encodable
+from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
+from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
+from gpuactors.ports import ClaimCaller
+
+Done = TypeVar("Done", Prepared, Unprepared)
+OnFailure = Callable[[str, Exception], None]
+
+
+class ClaimMessage(Protocol):
+    """A claim in a request, of either version."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@final
+class ClaimCalls:
+    """What both versions of the service do. `on_failure` gets an unexpected exception: a bug, to be logged."""
+
+    def __init__(self, caller: ClaimCaller, on_failure: OnFailure) -> None:
+        self._caller = caller
+        self._on_failure = on_failure
+
+    async def prepare(self, claims: Sequence[ClaimMessage]) -> Mapping[str, Prepared | str]:
+        """The answer for each UID: the devices, or an error.
+
+        If one claim fails, all do: kubelet starts no pod without it, asks for all of them again, and before July 2026
+        appended the devices of a second answer to those of the first (kubernetes issue 140471).
+        """
+        answers = await self._ask("prepare", claims, self._caller.prepare)
+        failed = next((claim for claim in claims if isinstance(answers[claim.uid], str)), None)
+        if failed is None:
+            return answers
+        reason = f"not prepared, as claim {_called(failed)} of the same pod is not: {answers[failed.uid]}"
+        return {uid: answer if isinstance(answer, str) else reason for uid, answer in answers.items()}
+
+    async def unprepare(self, claims: Sequence[ClaimMessage]) -> Mapping[str, Unprepared | str]:
+        """The answer for each UID: that it is done, or an error, each by itself."""
+        return await self._ask("unprepare", claims, self._caller.unprepare)
+
+    async def _ask(
+        self,
+        call: str,
+        claims: Sequence[ClaimMessage],
+        ask: Callable[[ClaimName], Awaitable[Done | Refused]],
+    ) -> dict[str, Done | str]:
+        answers: dict[str, Done | str] = {**_problems(claims)}
+
+        async def ask_one(claim: ClaimName) -> None:
+            answers[claim.uid] = await self._answer(call, claim, ask)
+
+        async with trio.open_nursery() as nursery:
+            for claim in claims:
+                if claim.uid not in answers:
+                    nursery.start_soon(ask_one, ClaimName(claim.namespace, claim.name, ClaimUid(claim.uid)))
+        return {claim.uid: answers[claim.uid] for claim in claims}
+
+    async def _answer(
+        self, call: str, claim: ClaimName, ask: Callable[[ClaimName], Awaitable[Done | Refused]]
+    ) -> Done | str:
+        try:
+            with trio.move_on_after(limits.CLAIM_CALL_S):
+                answer = await ask(claim)
+                if not isinstance(answer, Refused):
+                    return answer
+                # Kubelet takes an empty error for none.
+                return encodable(answer.reason) or f"the {call} of claim {claim} was refused without a reason"
+        except Exception as exc:
+            self._on_failure(f"{call} of claim {claim}", exc)
+            return f"internal error in the {call} of claim {claim}: {exc!r}; please report it"
+        return (
+            f"the {call} of claim {claim} was not answered within {limits.CLAIM_CALL_S:g} s; "
+            "look at the log of this daemon"
+        )
+
+
+def _problems(claims: Sequence[ClaimMessage]) -> dict[str, str]:
+    """Why a claim cannot be asked for, by UID."""
+    if len(claims) > limits.CALL_CLAIMS_MAX:
+        reason = f"{len(claims)} claims in one call: no pod has more than {limits.CALL_CLAIMS_MAX}"
+        return {claim.uid: reason for claim in claims}
+    times = Counter(claim.uid for claim in claims)
+    found = {claim.uid: _problem(claim) for claim in claims}
+    for uid, count in times.items():
+        if count > 1:
+            found[uid] = f"the UID {quoted_id(uid)} is in this call {count} times"
+    return {uid: reason for uid, reason in found.items() if reason is not None}
+
+
+def _problem(claim: ClaimMessage) -> str | None:
+    if not is_uid(claim.uid):
+        return f"claim {_called(claim)} has the UID '{quoted_id(claim.uid)}', which is none"
+    if not is_label(claim.namespace):
+        return f"claim {claim.uid} has the namespace '{quoted_name(claim.namespace)}', which is none"
+    if not is_subdomain(claim.name):
+        return f"claim {claim.uid} has the name '{quoted_name(claim.name)}', which is none"
+    return None
+
+
+def _called(claim: ClaimMessage) -> str:
+    return f"{quoted_name(claim.namespace)}/{quoted_name(claim.name)}"
+
+
+# --- the two versions -------------------------------------------------------------------------------------------
+
+
+@final
+class DraPluginV1(v1.DraPluginBase):
+    """`k8s.io.kubelet.pkg.apis.dra.v1`."""
+
+    def __init__(self, calls: ClaimCalls) -> None:
+        self._calls = calls
+
+    async def node_prepare_resources(
+        self, message: v1.NodePrepareResourcesRequest
+    ) -> v1.NodePrepareResourcesResponse:
+        answers = await self._calls.prepare(message.claims)
+        return v1.NodePrepareResourcesResponse(claims={uid: _v1(a) for uid, a in answers.items()})
+
+    async def node_unprepare_resources(
+        self, message: v1.NodeUnprepareResourcesRequest
+    ) -> v1.NodeUnprepareResourcesResponse:
+        answers = await self._calls.unprepare(message.claims)
+        return v1.NodeUnprepareResourcesResponse(
+            claims={uid: v1.NodeUnprepareResourceResponse(error=_error(a)) for uid, a in answers.items()}
+        )
+
+
+@final
+class DraPluginV1beta1(v1beta1.DraPluginBase):
+    """`k8s.io.kubelet.pkg.apis.dra.v1beta1`: as v1, without share IDs."""
+
+    def __init__(self, calls: ClaimCalls) -> None:
+        self._calls = calls
+
+    async def node_prepare_resources(
+        self, message: v1beta1.NodePrepareResourcesRequest
+    ) -> v1beta1.NodePrepareResourcesResponse:
+        answers = await self._calls.prepare(message.claims)
+        return v1beta1.NodePrepareResourcesResponse(claims={uid: _v1beta1(a) for uid, a in answers.items()})
+
+    async def node_unprepare_resources(
+        self, message: v1beta1.NodeUnprepareResourcesRequest
+    ) -> v1beta1.NodeUnprepareResourcesResponse:
+        answers = await self._calls.unprepare(message.claims)
+        return v1beta1.NodeUnprepareResourcesResponse(
+            claims={uid: v1beta1.NodeUnprepareResourceResponse(error=_error(a)) for uid, a in answers.items()}
+        )
+
+
+def _v1(answer: Prepared | str) -> v1.NodePrepareResourceResponse:
+    return v1.NodePrepareResourceResponse(
+        error=_error(answer),
+        devices=[
+            v1.Device(
+                request_names=list(device.requests),
+                pool_name=device.pool,
+                device_name=device.device,
+                cdi_device_ids=list(device.cdi_ids),
+                share_id=device.share_id,
+            )
+            for device in _devices(answer)
+        ],
+    )
+
+
+def _v1beta1(answer: Prepared | str) -> v1beta1.NodePrepareResourceResponse:
+    return v1beta1.NodePrepareResourceResponse(
+        error=_error(answer),
+        devices=[
+            v1beta1.Device(
+                request_names=list(device.requests),
+                pool_name=device.pool,
+                device_name=device.device,
+                cdi_device_ids=list(device.cdi_ids),
+            )
+            for device in _devices(answer)
+        ],
+    )
+
+
+def _error(answer: Prepared | Unprepared | str) -> str:
+    return answer if isinstance(answer, str) else ""
+
+
+def _devices(answer: Prepared | str) -> Iterable[PreparedDevice]:
+    return () if isinstance(answer, str) else answer.devices

@@ -26,7 +26,7 @@ def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepar
     if entry is not None and not entry.acts:
         if entry.state is ClaimState.PREPARED:
             return refusal(entry.problem) if entry.problem else prepared(claims, entry)
-        if entry.state is ClaimState.STOPPED:
+        if entry.state is ClaimState.STOPPED and entry.name.uid not in claims.reads:
             return refusal(entry.problem)
     return refusal(_late(claims, entry)) if call.deadline <= at else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from gpuactors import limits
 from gpuactors.core import inspections, schedule
@@ -33,7 +34,14 @@ from gpuactors.core.dra.exclusion import (
 from gpuactors.core.dra.names import is_subdomain, is_uid
 from gpuactors.core.dra.progress import not_prepared
 from gpuactors.core.dra.table import ClaimState, On
-from gpuactors.core.dra.transitions import moved, read_over, refusal, with_claims, with_reserved
+from gpuactors.core.dra.transitions import (
+    moved,
+    read_over,
+    refusal,
+    with_claims,
+    with_read,
+    with_reserved,
+)
 from gpuactors.core.effects import Effect, Field, Level, Log, Refused, Reply
 from gpuactors.core.events import (
     ActDone,
@@ -54,6 +62,10 @@ from gpuactors.core.quote import quoted_id
 from gpuactors.core.state import NodeState, with_inspections
 
 Stepped = tuple[NodeState, list[Effect]]
+
+
+_COLLECTED: Final = (ClaimState.PREPARED, ClaimState.STOPPED)
+"""The states in which a claim may wait for ever for an unprepare."""
 
 
 def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
@@ -80,7 +92,11 @@ def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
             gpus=stored.gpus,
             bound=stored.bound,
         )
-        claims = moved(claims, entry, On.RESTORED)
+        if stored.claim is None:  # the checkpoint is lost, and it was found out from its files
+            stopped = replace(entry, state=ClaimState.STOPPED, problem="the checkpoint is lost")
+            claims = with_read(with_entry(claims, stopped), entry.name.uid)
+        else:
+            claims = moved(claims, entry, On.RESTORED)
     level = Level.WARNING if event.warning else Level.INFO
     fields: dict[str, Field] = {"claims": len(event.entries)}
     if event.warning:
@@ -105,7 +121,12 @@ def prepare_asked(state: NodeState, event: PrepareAsked, at: float) -> Stepped:
     claims = _with_call(
         state.claims, event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
     )
-    return with_claims(state, moved(claims, _entry_of(claims, event.claim), On.PREPARE)), []
+    entry = _entry_of(claims, event.claim)
+    if entry.state is ClaimState.STOPPED and entry.claim is None:
+        return with_claims(
+            state, claims if entry.name.uid in claims.reads else with_read(claims, entry.name.uid)
+        ), []
+    return with_claims(state, moved(claims, entry, On.PREPARE)), []
 
 
 def unprepare_asked(state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
@@ -160,6 +181,8 @@ def read(state: NodeState, event: ClaimRead, at: float) -> Stepped:
     if (entry := _of_read(state.claims, event.number)) is None:
         return state, []
     claims = read_over(state.claims, entry.name.uid)
+    if entry.claim is None and entry.state is ClaimState.STOPPED:
+        return with_claims(state, moved(claims, replace(entry, claim=event.claim), On.FETCHED)), []
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
         again = replace(entry, missing=0, retry_at=at + limits.CLAIM_FOUND_S)
         return with_claims(state, with_entry(claims, again)), []
@@ -178,7 +201,7 @@ def missing(state: NodeState, event: ClaimMissing, at: float) -> Stepped:
     claims = read_over(state.claims, entry.name.uid)
     if entry.state is ClaimState.FETCHING:
         return not_prepared(with_claims(state, claims), entry, event.reason)
-    if entry.state is not ClaimState.PREPARED:
+    if entry.state not in _COLLECTED:
         return with_claims(state, claims), []
     if entry.missing == 0:
         again = replace(entry, missing=1, retry_at=at + limits.CLAIM_COLLECT_S)
@@ -199,7 +222,7 @@ def unreadable(state: NodeState, event: ClaimUnreadable, at: float) -> NodeState
     """The API server did not answer, or not with the claim: nothing follows from that but another try."""
     if (entry := _of_read(state.claims, event.number)) is None:
         return state
-    if entry.state is ClaimState.FETCHING:
+    if entry.claim is None:
         entry = replace(entry, problem=event.reason, retry_at=at + limits.CLAIM_READ_RETRY_S)
     else:
         entry = replace(entry, retry_at=at + limits.CLAIM_COLLECT_S)
@@ -297,11 +320,11 @@ def ledger_read(state: NodeState, at: float) -> NodeState:
     """After a read of kubelet's ledger: a prepared claim that kubelet lists for no pod may have lost its unprepare. The
     API server is asked some time later (kubernetes issues 139845, 139876)."""
     claims, settings = state.claims, state.claims.settings
-    if settings is None or not any(e.state is ClaimState.PREPARED for e in claims.entries.values()):
+    if settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
         return state
     listed = {c.claim for c in state.kubelet.ledger.claims.values() if c.driver == settings.driver}
     for entry in claims.entries.values():
-        if entry.state is not ClaimState.PREPARED or entry.problem:
+        if entry.state not in _COLLECTED:
             continue
         is_listed = str(entry.name) in listed
         if is_listed and (entry.missing or entry.retry_at < math.inf):

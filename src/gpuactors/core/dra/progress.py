@@ -68,7 +68,7 @@ def due(state: NodeState, at: float) -> NodeState:
         match entry.state:
             case ClaimState.TOMBSTONE:
                 claims = moved(claims, entry, On.FORGOTTEN)
-            case ClaimState.FETCHING:
+            case ClaimState.FETCHING | ClaimState.STOPPED:
                 claims = with_read(with_entry(claims, entry), entry.name.uid)
             case ClaimState.PREPARED if entry.problem:
                 claims = moved(claims, replace(entry, problem=""), On.RETRY)
@@ -201,16 +201,16 @@ def _undone(state: NodeState, claims: Claims, uid: ClaimUid) -> Claims:
         *(
             str(g.address)
             for g in entry.gpus
-            if returned(g) and not has_another_owner(state, entry, g.address)
+            if _is_returned(g) and not has_another_owner(state, entry, g.address)
         ),
     ]
     return with_acts(claims, entry, keys)
 
 
-def returned(gpu: ClaimedGpu) -> tuple[FirstDriver, ...]:
-    """The functions that are returned to their first drivers when the claim ends: companions of a pre-bound GPU as well
-    that were not on vfio."""
-    return tuple(f for f in gpu.functions if not f.vfio and not (gpu.stays and f.address == gpu.address))
+def _is_returned(gpu: ClaimedGpu) -> bool:
+    """Any of its functions is returned to its first driver when the claim ends: also a companion of a pre-bound GPU
+    that was not on vfio."""
+    return any(not f.vfio and not (gpu.stays and f.address == gpu.address) for f in gpu.functions)
 
 
 def not_prepared(state: NodeState, entry: Entry, reason: str) -> Stepped:

@@ -31,7 +31,8 @@ class ClaimState(StrEnum):
     PREPARED = "Prepared"
     """Its containers may run."""
     STOPPED = "Stopped"
-    """An act failed. The devices stay as they are and its own, until a prepare or an unprepare comes."""
+    """An act failed, or the checkpoint was lost. The devices stay as they are and its own, until a prepare or an
+    unprepare comes."""
     RELEASING = "Releasing"
     """Its files are being removed, and its devices returned to their first drivers."""
     TOMBSTONE = "Unprepared"
@@ -126,6 +127,8 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, On], Transition]] = {
     (_S.PREPARED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.PREPARED, _E.RESTORED): (_S.PREPARED, _R.WRITE),
     (_S.STOPPED, _E.PREPARE): (_S.BINDING, _R.BIND),
+    # The checkpoint was lost, and with it what the claim asks for: it was read again from the API server.
+    (_S.STOPPED, _E.FETCHED): (_S.BINDING, _R.BIND),
     (_S.STOPPED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     # A prepare that comes now waits for the release, and is then read anew.
     (_S.RELEASING, _E.PREPARE): (_S.RELEASING, _R.NOTHING),

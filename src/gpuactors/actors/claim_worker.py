@@ -1,0 +1,115 @@
+"""The claim worker: carries out the acts of claims, on devices and on files. For each device and each claim's files one
+after the other, so that an act that hangs stops no other one.
+
+An act says what is to be, and the adaptor goes on from what it finds. One that is no longer wanted is not begun; one
+that has begun is not stopped. A number is carried out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Set
+from typing import TypeVar
+
+import trio
+
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.content import contents_of
+from gpuactors.core.dra.outputs import ClaimsWanted, DeviceAct, FilesAct
+from gpuactors.core.events import ActDone, ActFailed, Event
+from gpuactors.core.model import PciAddress
+from gpuactors.ports import ActError, ClaimFileStore, DriverBinder, StateFileError
+
+Key = TypeVar("Key", PciAddress, ClaimUid)
+Act = TypeVar("Act", DeviceAct, FilesAct)
+
+
+async def run(
+    wanted: LatestReader[ClaimsWanted],
+    binder: DriverBinder,
+    files: ClaimFileStore,
+    driver: str,
+    inbox: trio.MemorySendChannel[Event],
+) -> None:
+    """Runs for ever. `driver` is the DRA driver's name, which the files carry."""
+    devices: dict[PciAddress, _Lane] = {}
+    claims: dict[ClaimUid, _Lane] = {}
+    async with trio.open_nursery() as nursery:
+        async for now in wanted:
+            for address in now.devices:
+                lane = devices.setdefault(address, _Lane())
+                if not lane.is_busy:
+                    lane.is_busy = True
+                    nursery.start_soon(_on_device, address, lane, wanted, binder, inbox)
+            for uid in now.files:
+                lane = claims.setdefault(uid, _Lane())
+                if not lane.is_busy:
+                    lane.is_busy = True
+                    nursery.start_soon(_on_files, uid, lane, wanted, files, driver, inbox)
+            _forget(devices, now.devices.keys())
+            _forget(claims, now.files.keys())
+
+
+class _Lane:
+    """The acts on one device, or on one claim's files."""
+
+    def __init__(self) -> None:
+        self.is_busy = False
+        self.done = 0
+        """The number of the last one that was carried out."""
+
+
+def _forget(lanes: dict[Key, _Lane], wanted: Set[Key]) -> None:
+    for key in [k for k, lane in lanes.items() if k not in wanted and not lane.is_busy]:
+        del lanes[key]
+
+
+async def _on_device(
+    address: PciAddress,
+    lane: _Lane,
+    wanted: LatestReader[ClaimsWanted],
+    binder: DriverBinder,
+    inbox: trio.MemorySendChannel[Event],
+) -> None:
+    async def carry_out(act: DeviceAct) -> Event:
+        try:
+            return ActDone(act.number, await binder.bring(address, act.target, act.functions))
+        except ActError as exc:
+            return ActFailed(act.number, str(exc), exc.fault)
+
+    await _all(lane, lambda: wanted.value.devices.get(address), carry_out, inbox)
+
+
+async def _on_files(
+    uid: ClaimUid,
+    lane: _Lane,
+    wanted: LatestReader[ClaimsWanted],
+    files: ClaimFileStore,
+    driver: str,
+    inbox: trio.MemorySendChannel[Event],
+) -> None:
+    async def carry_out(act: FilesAct) -> Event:
+        try:
+            if act.claim is None:
+                await files.remove(uid)
+            else:
+                await files.write(contents_of(driver, act.claim, act.devices))
+        except (StateFileError, ValueError) as exc:
+            return ActFailed(act.number, str(exc))
+        return ActDone(act.number)
+
+    await _all(lane, lambda: wanted.value.files.get(uid), carry_out, inbox)
+
+
+async def _all(
+    lane: _Lane,
+    newest: Callable[[], Act | None],
+    carry_out: Callable[[Act], Awaitable[Event]],
+    inbox: trio.MemorySendChannel[Event],
+) -> None:
+    """Carries out the newest act, until none is newer. Between the last look and the end nothing can come in."""
+    while (act := newest()) is not None and act.number > lane.done:
+        event = await carry_out(act)
+        lane.done = act.number
+        await inbox.send(event)
+    lane.is_busy = False

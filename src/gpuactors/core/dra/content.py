@@ -1,0 +1,24 @@
+"""What the files of a claim say, from the claim and what its devices are bound to."""
+
+from __future__ import annotations
+
+from gpuactors.core.dra.cdi import ClaimDevice, device_file
+from gpuactors.core.dra.claim import Claim
+from gpuactors.core.dra.files import ClaimContents
+from gpuactors.core.dra.metadata import PCI_BUS_ID, Attribute, metadata_files
+from gpuactors.core.identity import claimed_address
+
+
+def contents_of(driver: str, claim: Claim, devices: tuple[ClaimDevice, ...]) -> ClaimContents:
+    """The contents of a claim's files. `devices` has one for each of its results. Raises `ValueError` if a name from
+    outside is no part of a path."""
+    attributes = {device.result.device: _attributes(device.result.device) for device in devices}
+    return ClaimContents(
+        claim.name, device_file(driver, claim.name, devices), metadata_files(driver, claim, attributes)
+    )
+
+
+def _attributes(device: str) -> dict[str, Attribute]:
+    """Those that a container needs: KubeVirt takes the PCI address (pkg/dra/utils.go)."""
+    address = claimed_address(device)
+    return {PCI_BUS_ID: address} if address is not None else {}

@@ -1,0 +1,200 @@
+"""A claim's entry as JSON, in the checkpoint, and back.
+
+    "<uid>": {"namespace": "default", "name": "one", "state": "Prepared",
+     "generation": 1, "podClaimName": null,
+     "results": [{"request": …, "pool": …, "device": "gpu-0000-23-00-0", "shareId": null, "adminAccess": false}],
+     "configs": [{"fromClass": true, "requests": [], "parameters": {…}}],
+     "gpus": [{"address": "0000:23:00.0", "stays": "", "functions": [{"address": …, "driver": …, "vfio": false}]}],
+     "bound": [{"address": …, "driver": "vfio-pci", "iommuGroup": 51, "cdev": null, "vfio": true}]}
+
+A field that is not known, a newer daemon's, is ignored here; `acts/checkpoint.py` keeps those of the file. Whatever a
+file holds, what is read of it is a value that this daemon can go on with, or `MalformedError` says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from gpuactors.core.dra.checkpoint import MalformedError
+from gpuactors.core.dra.claim import (
+    AllocatedDevice,
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimUid,
+    FirstDriver,
+    Json,
+    OpaqueConfig,
+)
+from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.model import PciAddress, is_pci_address
+
+T = TypeVar("T")
+
+_STATES: Final = (ClaimState.RESERVED, ClaimState.PREPARED, ClaimState.RELEASING)
+
+
+def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
+    """The entry as it is on disk."""
+    found: dict[str, Json] = {
+        "namespace": entry.name.namespace,
+        "name": entry.name.name,
+        "state": str(entry.state),
+        "gpus": tuple(
+            {"address": g.address, "stays": g.stays, "functions": tuple(map(_first, g.functions))}
+            for g in entry.gpus
+        ),
+        "bound": tuple(
+            {
+                "address": b.address,
+                "driver": b.driver,
+                "iommuGroup": b.iommu_group,
+                "cdev": b.cdev,
+                "vfio": b.vfio,
+            }
+            for b in entry.bound.values()
+        ),
+    }
+    return found if entry.claim is None else {**found, **_claim(entry.claim)}
+
+
+def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
+    """The entry of a claim. Raises `MalformedError`."""
+    name = ClaimName(_text(content, "namespace"), _text(content, "name"), uid)
+    state = _text(content, "state")
+    if state not in _STATES:
+        raise MalformedError(f"the claim {name} has the state {state!r}")
+    bound = _each(content, "bound", _as_bound)
+    return StoredEntry(
+        name,
+        ClaimState(state),
+        _as_claim(name, content) if "results" in content else None,
+        _each(content, "gpus", _as_gpu),
+        {b.address: b for b in bound},
+    )
+
+
+# --- to JSON ----------------------------------------------------------------------------------------------
+
+
+def _first(first: FirstDriver) -> Json:
+    return {"address": first.address, "driver": first.driver, "vfio": first.vfio}
+
+
+def _claim(claim: Claim) -> Mapping[str, Json]:
+    return {
+        "podClaimName": claim.pod_claim_name,
+        "generation": claim.generation,
+        "results": tuple(
+            {
+                "request": r.request,
+                "pool": r.pool,
+                "device": r.device,
+                "shareId": r.share_id,
+                "adminAccess": r.admin_access,
+            }
+            for r in claim.results or ()
+        ),
+        "configs": tuple(
+            {"fromClass": c.from_class, "requests": c.requests, "parameters": c.parameters}
+            for c in claim.configs
+        ),
+    }
+
+
+# --- and back -----------------------------------------------------------------------------------------------
+
+
+def _as_claim(name: ClaimName, content: Mapping[str, Json]) -> Claim:
+    return Claim(
+        name,
+        _text_or_none(content, "podClaimName"),
+        _number(content, "generation"),
+        _each(content, "results", _as_result),
+        _each(content, "configs", _as_config),
+    )
+
+
+def _as_result(content: Mapping[str, Json]) -> AllocatedDevice:
+    return AllocatedDevice(
+        _text(content, "request"),
+        _text(content, "pool"),
+        _text(content, "device"),
+        _text_or_none(content, "shareId"),
+        _flag(content, "adminAccess"),
+    )
+
+
+def _as_config(content: Mapping[str, Json]) -> OpaqueConfig:
+    requests = content.get("requests")
+    if not isinstance(requests, tuple) or not all(isinstance(r, str) for r in requests):
+        raise MalformedError("the requests of a configuration are no texts")
+    named = tuple(r for r in requests if isinstance(r, str))
+    return OpaqueConfig(_flag(content, "fromClass"), named, content.get("parameters"))
+
+
+def _as_gpu(content: Mapping[str, Json]) -> ClaimedGpu:
+    return ClaimedGpu(_address(content), _each(content, "functions", _as_first), _text(content, "stays"))
+
+
+def _as_first(content: Mapping[str, Json]) -> FirstDriver:
+    return FirstDriver(_address(content), _text_or_none(content, "driver"), vfio=_flag(content, "vfio"))
+
+
+def _as_bound(content: Mapping[str, Json]) -> BoundFunction:
+    group = None if content.get("iommuGroup") is None else _number(content, "iommuGroup")
+    return BoundFunction(
+        _address(content),
+        _text_or_none(content, "driver"),
+        group,
+        _text_or_none(content, "cdev"),
+        vfio=_flag(content, "vfio"),
+    )
+
+
+def _each(content: Mapping[str, Json], name: str, read: Callable[[Mapping[str, Json]], T]) -> tuple[T, ...]:
+    items = content.get(name)
+    if not isinstance(items, tuple):
+        raise MalformedError(f"{name} is no list")
+    return tuple(map(read, _objects(name, items)))
+
+
+def _objects(name: str, items: Iterable[Json]) -> Iterable[Mapping[str, Json]]:
+    for item in items:
+        if not isinstance(item, Mapping):
+            raise MalformedError(f"{name} has something that is no object")
+        yield item
+
+
+def _address(content: Mapping[str, Json]) -> PciAddress:
+    text = _text(content, "address")
+    if not is_pci_address(text):
+        raise MalformedError(f"{text!r} is no PCI address")
+    return PciAddress(text)
+
+
+def _text(content: Mapping[str, Json], name: str) -> str:
+    value = content.get(name)
+    if not isinstance(value, str):
+        raise MalformedError(f"{name} is no text")
+    return value
+
+
+def _text_or_none(content: Mapping[str, Json], name: str) -> str | None:
+    return None if content.get(name) is None else _text(content, name)
+
+
+def _flag(content: Mapping[str, Json], name: str) -> bool:
+    value = content.get(name)
+    if not isinstance(value, bool):
+        raise MalformedError(f"{name} is neither true nor false")
+    return value
+
+
+def _number(content: Mapping[str, Json], name: str) -> int:
+    value = content.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise MalformedError(f"{name} is no number")
+    return value

@@ -113,6 +113,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
         selectors=config.selectors,
         resync_interval_s=config.resync_interval_s,
         pre_start_gate=config.pre_start_gate,
+        device_plugin=config.device_plugin == "on",
         hand_over=hand_over,
         strict=False,
     )
@@ -246,6 +247,7 @@ async def run_daemon(
         inspections=Latest(outputs.inspections),
         poll=Latest(outputs.poll),
         ledger=Latest(outputs.ledger),
+        claims=Latest(outputs.claims),
         take_over=Latest(outputs.take_over),
         plugins=Latest({}),
         state=Latest(state),

@@ -15,13 +15,15 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core import events
-from gpuactors.core.effects import Answer
+from gpuactors.core.dra.claim import ClaimName, Prepared, Unprepared
+from gpuactors.core.effects import Answer, Refused
 from gpuactors.core.model import DeviceId, ResourceName, Token
 
 
 @final
 class InboxCaller:
-    """Posts calls and streams into the registry's inbox. Implements `ports.Caller`."""
+    """Posts calls and streams into the registry's inbox. Implements `ports.Caller` and
+    `ports.ClaimCaller`."""
 
     def __init__(self, inbox: trio.MemorySendChannel[events.Event], replies: Replies[Answer]) -> None:
         self._inbox = inbox
@@ -36,6 +38,16 @@ class InboxCaller:
 
     async def prefer(self, resource: ResourceName, requests: tuple[events.PreferenceRequest, ...]) -> Answer:
         return await self._ask(lambda token: events.PreferenceAsked(token, resource, requests))
+
+    async def prepare(self, claim: ClaimName) -> Prepared | Refused:
+        answer = await self._ask(lambda token: events.PrepareAsked(token, claim))
+        assert isinstance(answer, Prepared | Refused), "the core's answer to a prepare"
+        return answer
+
+    async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
+        answer = await self._ask(lambda token: events.UnprepareAsked(token, claim))
+        assert isinstance(answer, Unprepared | Refused), "the core's answer to an unprepare"
+        return answer
 
     @asynccontextmanager
     async def stream(self, resource: ResourceName) -> AsyncIterator[None]:

@@ -14,6 +14,7 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
+from gpuactors.core.dra.outputs import ClaimsWanted
 from gpuactors.core.effects import Answer, Effect, Log, Reply
 from gpuactors.core.events import Event, Ticked
 from gpuactors.core.model import DeviceList, ResourceName
@@ -40,6 +41,7 @@ class Cells:
     inspections: Latest[InspectionsWanted]
     poll: Latest[PollWanted]
     ledger: Latest[LedgerWanted]
+    claims: Latest[ClaimsWanted]
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
@@ -101,6 +103,7 @@ class _Published:
         cells.inspections.set(outputs.inspections)
         cells.poll.set(outputs.poll)
         cells.ledger.set(outputs.ledger)
+        cells.claims.set(outputs.claims)
         cells.take_over.set(outputs.take_over)
         if cells.plugins.is_closed:
             return

@@ -57,6 +57,8 @@ class Described:
     """A variable without our prefix that is read where no flag, no variable of ours and no file has the setting."""
     yaml_off: bool = False
     """Whether `off` is one of its values: YAML 1.1 reads a bare one as false."""
+    yaml_on: bool = False
+    """Whether `on` is one of its values: YAML 1.1 reads a bare one as true."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from gpuactors.core.dra.names import is_subdomain
+from gpuactors.core.model import is_pci_address
 from gpuactors.core.selector import Selector, parse_selector
 from gpuactors.limits import JOURNAL_MAX_BYTES, RESYNC_INTERVAL_MAX_S, SOCKET_PATH_MAX_BYTES
 
@@ -24,6 +26,7 @@ DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
 """NVIDIA's display controllers, and its NVSwitch bridges."""
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
+OnOff: TypeAlias = Literal["on", "off"]
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -59,6 +62,9 @@ def _checked_selectors(texts: tuple[str, ...]) -> tuple[str, ...]:
     return (*chosen, *map(str, selectors))
 
 
+_DRIVER_NAME_MAX_CHARS: Final = 63
+"""Of a DRA driver's name (k8s.io/api resource/v1, DriverNameMaxLength)."""
+
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -67,6 +73,19 @@ def _checked_node_name(text: str) -> str:
     if text and not _NODE_NAME.fullmatch(text):
         raise ValueError("it is a DNS name, as kubectl get nodes shows it")
     return text
+
+
+def _checked_driver_name(text: str) -> str:
+    if len(text) > _DRIVER_NAME_MAX_CHARS or not is_subdomain(text):
+        raise ValueError("Kubernetes takes no other driver name")
+    return text
+
+
+def _checked_prebound(texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        if text != "all" and not is_pci_address(text):
+            raise ValueError(f"{text!r} is neither")
+    return texts
 
 
 def _checked_uevents(text: str) -> str:
@@ -186,6 +205,60 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "of an unallocated GPU.",
         ),
     ] = "passive"
+    device_plugin: Annotated[
+        OnOff,
+        Described(
+            "Whether the GPUs are offered by the device plugin API, as extended resources.",
+            yaml_off=True,
+            yaml_on=True,
+        ),
+    ] = "on"
+    dra: Annotated[
+        OnOff,
+        Described(
+            "Whether the GPUs are offered by Dynamic Resource Allocation, as claims. A GPU has one owner across both "
+            "APIs.",
+            yaml_off=True,
+            yaml_on=True,
+        ),
+    ] = "off"
+    driver_name: Annotated[
+        str,
+        Described(
+            "Name of the DRA driver, as DeviceClasses select it.",
+            metavar="NAME",
+            must_be="a DNS subdomain of at most 63 characters, such as gpu.nvidia.com",
+            check=_checked_driver_name,
+        ),
+    ] = "gpu.nvidia.com"
+    kubeconfig: Annotated[
+        Path | None,
+        Described(
+            "Kubeconfig file for the API server, which DRA needs.",
+            metavar="FILE",
+            must_be="the path of a kubeconfig file, not empty and without NUL",
+            default="the pod's service account",
+        ),
+    ] = None
+    cdi_dir: Annotated[
+        Path,
+        Described(
+            "Directory of the CDI files that name a claim's devices to the container runtime.",
+            metavar="DIR",
+            must_be=_A_PATH,
+        ),
+    ] = _path("/var/run/cdi")
+    prebound: Annotated[
+        tuple[str, ...],
+        Described(
+            "PCI addresses of GPUs that stay on their vfio driver when a claim ends, or `all`. Without it a GPU stays "
+            "that was on one before the first act of this daemon in this boot.",
+            metavar="ADDRESS|all",
+            must_be="PCI addresses such as 0000:23:00.0, or all",
+            default="none",
+            check=_checked_prebound,
+        ),
+    ] = ()
     journal: Annotated[
         bool,
         Described(

@@ -126,6 +126,8 @@ def _untyped(setting: Declaration, raw: object, source: Provenance) -> object:
             return [part.strip() for part in raw.split(LIST_SEPARATOR) if part.strip()]
         case False if setting.described.yaml_off and source.kind == "file":
             return "off"
+        case True if setting.described.yaml_on and source.kind == "file":
+            return "on"
         case _:
             return raw
 

@@ -84,7 +84,7 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
             found[resource] = differences(state.published.device_lists.get(resource, ()), device_list)
         effects.extend(_changes(state, view, resource, found[resource]))
     history = _recorded(state, view, device_lists, found, at)
-    serving = state.daemon.role is Role.SERVING
+    serving = state.daemon.role is Role.SERVING and state.daemon.settings.device_plugin
     served = _served(state, device_lists, retired=made.keys() - device_lists.keys())
     plugins = plugins if serving else {}
     return replace(

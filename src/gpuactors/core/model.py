@@ -574,6 +574,8 @@ class Settings:
     pre_start_gate: bool
     hand_over: bool = False
     """Whether a running daemon is asked to hand over before this one serves."""
+    device_plugin: bool = True
+    """Whether the devices are offered by the device plugin API."""
     strict: bool = True
     """Whether a broken rule of `device_lists` ends the process, as it does in tests and simulation. In production it is
     logged as an error, and the offending entry is set aside."""

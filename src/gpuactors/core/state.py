@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims
+from gpuactors.core.dra.offer import NOTHING_OFFERED, Offered
 from gpuactors.core.entries import NO_ENTRIES, Entries
 from gpuactors.core.index import NO_INDEX, Index
 from gpuactors.core.model import (
@@ -115,6 +116,8 @@ class NodeState:
     """Derived from the rest; see `index.py`."""
     assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
     """The assessment of each device, derived from the rest; see `assessment/`."""
+    offered: Offered = field(default=NOTHING_OFFERED, compare=False, repr=False)
+    """What is offered to claims, derived from the rest; see `dra/offer.py`."""
     entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
     """The list entry of each device, as of the last publication; see `entries.py`."""
 

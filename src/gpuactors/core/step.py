@@ -34,6 +34,7 @@ from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.device_lists import publish
 from gpuactors.core.dra import claims, progress
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
+from gpuactors.core.dra.offer import offered
 from gpuactors.core.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
@@ -156,7 +157,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
-    after = assessed(indexed(listing.kept(state, after, at)))
+    after = offered(assessed(indexed(listing.kept(state, after, at))))
     if after.daemon.settings.strict:
         if after.index is not state.index:
             check_index(after)

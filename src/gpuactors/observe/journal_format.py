@@ -132,7 +132,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(f.name for f in fields(kind)) for name, kind in _EVENTS.items()
 }
 
-_DERIVED: Final = ("index", "assessments", "entries")
+_DERIVED: Final = ("index", "assessments", "offered", "entries")
 _STATE: Final = {name: kind for name, kind in get_type_hints(NodeState).items() if name not in _DERIVED}
 """The written part of a state, and its type: derived values are computed again."""
 

@@ -16,8 +16,8 @@ from gpuactors.core.dra.claim import (
 )
 from gpuactors.core.dra.entries import ClaimSettings, Entry
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, claims_wanted
+from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.dra.transitions import device_name
 from gpuactors.core.effects import Effect, Refused, Reply
 from gpuactors.core.events import (
     ActDone,
@@ -27,6 +27,7 @@ from gpuactors.core.events import (
     ClaimRead,
     Event,
     FunctionInspected,
+    HostChanged,
     HostScanned,
     PrepareAsked,
     UnprepareAsked,
@@ -137,6 +138,11 @@ class ClaimCore(Core):
 
     def driver(self, address: str) -> str | None:
         return self.functions[PciAddress(address)].driver
+
+    def pull_out(self, address: PciAddress) -> None:
+        """The function is gone, and the kernel says so."""
+        del self.functions[address]
+        self.feed(HostChanged(address, None, "remove pci"))
 
     # --- what surrounds it ------------------------------------------------------------------------------------
 

@@ -10,9 +10,18 @@ from dataclasses import dataclass, field, replace
 
 from gpuactors.core.dra import config
 from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver, Target
+from gpuactors.core.dra.claim import (
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimUid,
+    DeviceHealth,
+    FirstDriver,
+    Target,
+)
 from gpuactors.core.dra.config import VfioConfig
 from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, StoredEntry
+from gpuactors.core.dra.slices import Offer
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import PciAddress, Role
@@ -72,6 +81,9 @@ class ClaimsWanted:
     checkpoint: CheckpointWanted | None = None
     devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
+    offer: Offer | None = None
+    """What the ResourceSlices are to say; None while it is not known."""
+    health: tuple[DeviceHealth, ...] = ()
 
 
 NO_CLAIMS_WANTED = ClaimsWanted()
@@ -94,6 +106,8 @@ def claims_wanted(state: NodeState) -> ClaimsWanted:
         checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
         devices={g.address: _device_act(e, g) for e in acting for g in e.gpus if g.address in e.acts},
         files={e.name.uid: _files_act(e) for e in acting if FILES in e.acts},
+        offer=state.offered.offer,
+        health=state.offered.health,
     )
 
 

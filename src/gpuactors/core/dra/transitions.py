@@ -14,6 +14,7 @@ from itertools import count
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.entries import FILES, Claims, Entry, with_entry
+from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import OWNING, ClaimState, On, Request, follow
 from gpuactors.core.effects import Refusal, Refused
 from gpuactors.core.model import ClaimedDevice, PciAddress
@@ -83,11 +84,6 @@ def with_reserved(claims: Claims) -> Claims:
                 now = ClaimedDevice(settings.driver, settings.pool, device, str(entry.name), None)
                 reserved[gpu.address] = known if known == now and known is not None else now
     return replace(claims, reserved=reserved) if reserved != claims.reserved else claims
-
-
-def device_name(address: PciAddress) -> str:
-    """The name of a device in its ResourceSlice: a DNS label."""
-    return f"gpu-{address.replace(':', '-').replace('.', '-')}"
 
 
 def refusal(reason: str) -> Refused:

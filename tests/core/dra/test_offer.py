@@ -1,0 +1,68 @@
+"""What the node offers to claims, and what it says of a device's health."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuactors.core.dra.claim import DraHealth
+from gpuactors.core.dra.slices import Blocked, BlockKind, OfferedDevice
+from gpuactors.core.events import AllocateAsked
+from gpuactors.core.model import DeviceId, PciAddress, Token
+from tests.core.builders import H100, audio, gpu
+from tests.core.dra.claim_core import ClaimCore, allocated, name
+
+A, B = "0000:01:00.0", "0000:02:00.0"
+
+
+def offered(core: ClaimCore, address: str) -> OfferedDevice:
+    offer = core.wanted.offer
+    assert offer is not None
+    return next(device for device in offer.devices if device.address == address)
+
+
+def test_a_gpu_on_its_host_driver_is_offered_as_is_one_on_vfio() -> None:
+    core = ClaimCore(gpu(A, group=1, driver="nvidia"), gpu(B, group=2))
+    assert [offered(core, a).blocked for a in (A, B)] == [None, None]
+
+
+def test_a_companion_on_the_host_does_not_block_it() -> None:
+    core = ClaimCore(gpu(A, group=1), audio("0000:01:00.1", 1, driver="snd_hda_intel"))
+    assert offered(core, A).blocked is None
+
+
+def test_a_gpu_that_a_pod_has_by_the_device_plugin_is_held_and_healthy() -> None:
+    core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    core.ledger[A] = "vm-1"
+    core.pass_time(6)
+    assert offered(core, A).blocked == Blocked(BlockKind.HELD, "Allocated")
+    assert {h.health for h in core.wanted.health} == {DraHealth.HEALTHY}
+
+
+def test_a_claimed_gpu_stays_without_a_taint_and_the_device_plugin_does_not_offer_it() -> None:
+    core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.prepare(name("one"))
+    assert (offered(core, A).claimed, offered(core, A).blocked) == (True, None)
+    assert core.device_list()[A] == "Unhealthy"
+    assert core.reason(A) == "in use by the claim default/one"
+    core.unprepare(name("one"))
+    assert core.device_list()[A] == "Healthy"
+
+
+def test_a_gpu_in_no_group_is_blocked_and_unhealthy() -> None:
+    core = ClaimCore(replace(gpu(A), iommu_group=None))
+    assert offered(core, A).blocked == Blocked(BlockKind.UNHEALTHY, "NoIommuGroup")
+    assert [h.health for h in core.wanted.health] == [DraHealth.UNHEALTHY]
+
+
+def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() -> None:
+    core = ClaimCore(gpu(A, group=1))
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.prepare(name("one"))
+    core.pull_out(PciAddress(A))
+    assert [(h.health, h.message) for h in core.wanted.health] == [
+        (DraHealth.UNHEALTHY, "the PCI function is gone from this node")
+    ]
+    core.unprepare(name("one"))
+    assert core.wanted.health == ()

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Apart(Protocol):
-    """Runs a blocking call somewhere, one after the other."""
+    """Runs a blocking call somewhere."""
 
     async def __call__(self, call: Callable[[], T]) -> T:
         """What `call` returns or raises."""
@@ -57,6 +57,11 @@ class OneThread:
         raise StateFileError(
             f"{self._what}: the disk has not answered within {self.deadline_s:g} s; check it; it is tried again"
         )
+
+
+async def in_a_thread(call: Callable[[], T]) -> T:
+    """As `Apart`, for looks that may block: each in a thread of its own, whatever the others do."""
+    return await in_thread(call, name="act", ended=lambda: None)
 
 
 async def inline(call: Callable[[], T]) -> T:

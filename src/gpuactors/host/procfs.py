@@ -16,12 +16,12 @@ import ctypes
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, final
 
-from gpuactors.core.model import Holder
+from gpuactors.core.model import Holder, PciAddress
 from gpuactors.core.snapshot import PollTarget
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, HostRoot, cdev_node, group_node
@@ -54,6 +54,15 @@ class Found:
     held by no process."""
     problem: str = ""
     """Why processes could not be read, as a sentence; empty if all could."""
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The users of some devices."""
+
+    by_process: Mapping[Holder, frozenset[PciAddress]]
+    unseen: str
+    """Why a process could not be read, as a part of a sentence; empty if all could: there are no other users then."""
 
 
 @final
@@ -111,6 +120,40 @@ class ProcReader:
                 if holder is not None and (groups or holder in before[group]):
                     holders.setdefault(group, []).append(holder)
         return Found({group: tuple(found) for group, found in holders.items()}, exhaustive, problem)
+
+    def users(self, nodes: Mapping[NodeId, PciAddress]) -> Users:
+        """The processes that have any of these devices open, in the order of their PIDs, with what they have open: one
+        pass over all processes, of every container. Raises `HostError` for want of descriptors."""
+        found: dict[Holder, frozenset[PciAddress]] = {}
+        unseen = ""
+        try:
+            pids = sorted(self._pids())
+        except OSError as exc:
+            raise_if_short(exc, self._proc)
+            return Users({}, f"{self._proc} cannot be listed ({exc.strerror})")
+        for pid in pids:
+            try:
+                held = frozenset(nodes[node] for node in self._open_nodes(pid) if node in nodes)
+            except OSError as exc:
+                raise_if_short(exc, self._proc)
+                unseen = unseen or f"the open files of process {pid} may not be read ({exc.strerror})"
+                continue
+            if held and (holder := self._holder(pid)) is not None:
+                found[holder] = held
+        return Users(found, unseen)
+
+    def _open_nodes(self, pid: int) -> Iterator[NodeId]:
+        """What a process has open that has a path; nothing if it is gone. Raises `OSError`."""
+        directory = f"{self._proc}/{pid}/fd"
+        try:
+            for name in os.listdir(directory):
+                # Sockets, pipes and the other anonymous inodes have no path.
+                if _link(f"{directory}/{name}").startswith("/"):
+                    node = node_id(f"{directory}/{name}")
+                    if node is not None:
+                        yield node
+        except (FileNotFoundError, ProcessLookupError):
+            return
 
     # --- nodes ----------------------------------------------------------------------------------------------
 

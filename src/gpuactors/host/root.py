@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 PCI_DEVICES: Final = "/sys/bus/pci/devices"
+PCI_DRIVERS: Final = "/sys/bus/pci/drivers"
+DRIVERS_PROBE: Final = "/sys/bus/pci/drivers_probe"
 IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
 
 PROC: Final = "/proc"
@@ -16,6 +18,15 @@ BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 """The kernel's own, the same in every namespace: to be read without the prefix, as a pod does not have the host's
 /proc."""
 
+COMMAND_LINE: Final = "/proc/cmdline"
+OS_RELEASE: Final = "/proc/sys/kernel/osrelease"
+MODULES: Final = "/lib/modules"
+
+NVIDIA_GPUS: Final = "/proc/driver/nvidia/gpus"
+"""NVIDIA's driver: one directory per GPU, by PCI address."""
+PERSISTENCED_SOCKET: Final = "/run/nvidia-persistenced/socket"
+
+DEV: Final = "/dev"
 GROUP_NODES: Final = "/dev/vfio"
 CDEV_NODES: Final = "/dev/vfio/devices"
 CONTAINER_NODE: Final = "/dev/vfio/vfio"

@@ -75,6 +75,16 @@ class FakeDisk:
         """The process is killed and a new one starts; the disk keeps its power, and so loses nothing."""
         self.stop_at = None
 
+    def count(self, operation: str) -> None:
+        """An operation is about to be done; others than the disk's own (a write to sysfs) may be counted with them.
+        Raises `StoppedError`, and `OSError` if it is to fail."""
+        number = len(self.operations)
+        if self.stop_at is not None and number >= self.stop_at:
+            raise StoppedError(operation)
+        self.operations.append(operation)
+        if number in self.failures:
+            raise _error(self.failures[number], operation)
+
     # --- what is there ------------------------------------------------------------------------------------------------
 
     @property
@@ -107,7 +117,7 @@ class FakeDisk:
 
     def make_directory(self, path: str) -> None:
         """As `Disk.make_directory`."""
-        self._do(f"mkdir {path}")
+        self.count(f"mkdir {path}")
         self._need_directory(posixpath.dirname(path))
         if path in self._directories or path in self._files:
             raise _error(errno.EEXIST, path)
@@ -115,7 +125,7 @@ class FakeDisk:
 
     def remove_directory(self, path: str) -> None:
         """As `Disk.remove_directory`."""
-        self._do(f"rmdir {path}")
+        self.count(f"rmdir {path}")
         if self.names(path):
             raise _error(errno.ENOTEMPTY, path)
         self._directories.discard(path)
@@ -123,7 +133,7 @@ class FakeDisk:
     def write(self, path: str, content: bytes) -> None:
         """As `Disk.write`."""
         try:
-            self._do(f"write {path}")
+            self.count(f"write {path}")
         except StoppedError:
             if self.torn:
                 self._write(path, content[: len(content) // 2])
@@ -136,13 +146,13 @@ class FakeDisk:
 
     def sync(self, path: str) -> None:
         """As `Disk.sync`."""
-        self._do(f"fsync {path}")
+        self.count(f"fsync {path}")
         file = self._find(path)
         file.durable = file.content
 
     def rename(self, old: str, new: str) -> None:
         """As `Disk.rename`."""
-        self._do(f"rename {old} {new}")
+        self.count(f"rename {old} {new}")
         file = self._find(old)
         self._need_directory(posixpath.dirname(new))
         del self._files[old]
@@ -150,13 +160,13 @@ class FakeDisk:
 
     def unlink(self, path: str) -> None:
         """As `Disk.unlink`."""
-        self._do(f"unlink {path}")
+        self.count(f"unlink {path}")
         self._find(path)
         del self._files[path]
 
     def sync_directory(self, path: str) -> None:
         """As `Disk.sync_directory`."""
-        self._do(f"fsync {path}/")
+        self.count(f"fsync {path}/")
         self._need_directory(path)
         for name in self._files.keys() | self._durable.keys():
             if posixpath.dirname(name) == path:
@@ -170,14 +180,6 @@ class FakeDisk:
             self._durable[name] = self._files[name]
         else:
             del self._durable[name]
-
-    def _do(self, operation: str) -> None:
-        number = len(self.operations)
-        if self.stop_at is not None and number >= self.stop_at:
-            raise StoppedError(operation)
-        self.operations.append(operation)
-        if number in self.failures:
-            raise _error(self.failures[number], operation)
 
     def _find(self, path: str) -> _File:
         if path not in self._files:

@@ -31,6 +31,8 @@ class _Process:
     """By group: the descriptors of its node and of its container."""
     devices: dict[str, int] = field(default_factory=dict)
     """The device descriptor by the function's address."""
+    files: dict[str, int] = field(default_factory=dict)
+    """The descriptor of each other file, by its path."""
 
 
 @final
@@ -105,6 +107,16 @@ class Tenants:
         process = self._processes[pid]
         for descriptor in process.groups.pop(group):
             self._close(process, descriptor)
+
+    def open_file(self, pid: int, path: str) -> None:
+        """A process opens any other file of the host, by its real path."""
+        process = self._processes[pid]
+        process.files[path] = self._open(process, path)
+
+    def close_file(self, pid: int, path: str) -> None:
+        """A process closes it."""
+        process = self._processes[pid]
+        self._close(process, process.files.pop(path))
 
     def node_removed(self, group: int) -> None:
         """A group's node goes while a process has it open: the descriptor leads to a node that is gone."""

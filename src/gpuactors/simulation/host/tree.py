@@ -264,6 +264,16 @@ class HostTree:
         self._tenants.kill(pid)
         return tuple(uevents)
 
+    def open_file(self, path: str, pid: int, command: str, pod_uid: str | None = None) -> None:
+        """A process opens a node of a host driver (its path on the host). It is started if it is not there."""
+        if pid not in self._tenants:
+            self._tenants.start(pid, command, pod_uid)
+        self._tenants.open_file(pid, f"{self.root}{path}")
+
+    def close_file(self, path: str, pid: int) -> None:
+        """A process closes it, and lives on."""
+        self._tenants.close_file(pid, f"{self.root}{path}")
+
     def open_node(self, path: str) -> None:
         """A probe opens a group's node (its real path) and closes it. Raises `OSError`: ENOENT, EBUSY."""
         node = "/" + str(Path(path).relative_to(self.root))

@@ -1,0 +1,351 @@
+"""Brings a GPU and its companions to the drivers that they are to have: the only place that binds and unbinds.
+
+The act says the goal. It begins with a look and goes on from where the functions are, so it can be done again after
+any failure or death; nothing is rolled back. It refuses before its first write what would hang or harm: a function that
+a process has open, active virtual functions, a driver that is not loaded, a function of which no first driver is known.
+
+`driver_override` is only used between the unbind and the bind, and removed at the end of each act by the writing
+process, whatever becomes of this one. What a write did is not believed but looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, final
+
+import structlog
+import trio
+
+from gpuactors import limits
+from gpuactors.acts.apart import Apart
+from gpuactors.acts.persistenced import Persistence, PersistenceError
+from gpuactors.acts.writes import OpenWrites, Writes
+from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, Target
+from gpuactors.core.model import Holder, PciAddress
+from gpuactors.core.quote import quoted_id
+from gpuactors.host import modules
+from gpuactors.host.group import Group, GroupFunction, GroupReader
+from gpuactors.host.procfs import ProcReader
+from gpuactors.host.root import DRIVERS_PROBE, PCI_DEVICES, PCI_DRIVERS, PROC, HostRoot
+from gpuactors.ports import ActError
+
+_log = structlog.get_logger(__name__)
+
+_NVIDIA: Final = "nvidia"
+_PERSISTENCED_COMMAND: Final = "nvidia-persiste"
+"""As much of its name as the kernel keeps (TASK_COMM_LEN)."""
+
+_LOOKS: Final = round(limits.BIND_SETTLE_S / limits.BIND_SETTLE_STEP_S)
+
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A function that is to change its driver."""
+
+    function: GroupFunction
+    driver: str | None
+    """None: it is to have none."""
+    by_override: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What an act has to do."""
+
+    moves: tuple[_Move, ...] = ()
+    leftovers: tuple[PciAddress, ...] = ()
+    """Functions in whose `driver_override` an act of ours may have left something when its process was killed."""
+
+    @property
+    def is_done(self) -> bool:
+        return not (self.moves or self.leftovers)
+
+
+@final
+class SysfsBinder:
+    """Implements `ports.DriverBinder`."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        open_writes: OpenWrites,
+        persistence: Persistence,
+        apart: Apart,
+        *,
+        deadline_s: float = limits.ACT_DEADLINE_S,
+    ) -> None:
+        self._root = root
+        self._open_writes = open_writes
+        self._persistence = persistence
+        self._apart = apart
+        self._deadline_s = deadline_s
+        self._groups = GroupReader(root)
+
+    async def bring(
+        self, device: PciAddress, target: Target, firsts: Collection[FirstDriver]
+    ) -> tuple[BoundFunction, ...]:
+        """As `ports.DriverBinder.bring`."""
+        noted = {first.address: first for first in firsts}
+        with trio.move_on_after(self._deadline_s):
+            group = await self._look(device)
+            if (await self._plan(group, target, noted)).is_done:
+                return _result(device, group)
+            async with self._open_writes(group.number) as writes:
+                # Only now nobody else writes: an earlier act may have come to its end meanwhile.
+                group = await self._look(device)
+                await self._act(writes, group, await self._plan(group, target, noted))
+                return _result(device, await self._look(device))
+        raise ActError(
+            ActFault.HANGS,
+            f"{device} and its companions were not on their drivers within {self._deadline_s:g} s, though no single "
+            "write hung: see the kernel's log; it is gone on with when it is asked for again",
+        )
+
+    # --- what is there and what is to do ------------------------------------------------------------------------------
+
+    async def _look(self, device: PciAddress) -> Group:
+        try:
+            group = await self._apart(lambda: self._groups.read(device))
+        except OSError as error:
+            raise ActError(
+                ActFault.GONE, f"{error.filename} cannot be read ({error.strerror}): check --host-root"
+            ) from None
+        if group is None:
+            raise ActError(
+                ActFault.GONE,
+                f"{device} is not there, or has no IOMMU group: check it with lspci -s {device}, and that the IOMMU is "
+                "on (intel_iommu=on or amd_iommu=on)",
+            )
+        return group
+
+    async def _plan(self, group: Group, target: Target, noted: Mapping[PciAddress, FirstDriver]) -> _Plan:
+        """Raises `ActError` for what cannot be done."""
+        functions = [function for function in group.functions if not function.is_bridge]
+        match target:
+            case Target.VFIO:
+                return await self._apart(lambda: self._to_vfio(functions, noted))
+            case Target.FIRST_DRIVER:
+                return await self._apart(lambda: self._to_first(functions[::-1], noted))
+
+    def _to_vfio(self, functions: list[GroupFunction], noted: Mapping[PciAddress, FirstDriver]) -> _Plan:
+        moves: list[_Move] = []
+        leftovers: list[PciAddress] = []
+        for function in functions:
+            first = noted.get(function.address)
+            if function.bound.vfio:
+                if first is not None and not first.vfio:
+                    leftovers.append(function.address)
+            elif first is None:
+                raise ActError(
+                    ActFault.UNKNOWN_FUNCTION,
+                    f"{function.address} is in the IOMMU group of the GPU and was not there when the claim was "
+                    "prepared: delete the pod, so that the claim is prepared anew",
+                )
+            else:
+                moves.append(_Move(function, self._vfio_driver(function), by_override=True))
+        return _Plan(tuple(moves), tuple(leftovers))
+
+    def _to_first(self, functions: list[GroupFunction], noted: Mapping[PciAddress, FirstDriver]) -> _Plan:
+        moves: list[_Move] = []
+        leftovers: list[PciAddress] = []
+        for function in functions:
+            first, bound = noted.get(function.address), function.bound
+            if first is None:
+                continue
+            if first.vfio and bound.driver is not None:
+                continue
+            if (bound.vfio or bound.driver is None) and bound.driver != first.driver:
+                moves.append(_Move(function, self._loaded(function, first.driver), by_override=first.vfio))
+            elif not first.vfio:
+                # On its driver, or on one that somebody else has bound it to meanwhile.
+                leftovers.append(function.address)
+        return _Plan(tuple(moves), tuple(leftovers))
+
+    def _vfio_driver(self, function: GroupFunction) -> str:
+        wanted = modules.vfio_driver(self._root, function.modalias)
+        driver = self._loaded(function, wanted)
+        assert driver is not None
+        return driver
+
+    def _loaded(self, function: GroupFunction, driver: str | None) -> str | None:
+        if driver is None:
+            return None
+        found = modules.loaded(self._root, driver)
+        if found is None:
+            raise ActError(
+                ActFault.NO_DRIVER,
+                f"{function.address} is to be bound to {quoted_id(driver)}, which is not loaded: run `modprobe "
+                f"{quoted_id(driver)}` on the host, and have it loaded at boot (/etc/modules-load.d)",
+            )
+        return found
+
+    # --- may it be done -----------------------------------------------------------------------------------------------
+
+    async def _refuse_virtual_functions(self, writes: Writes, function: GroupFunction) -> None:
+        """Raises `ActError`."""
+        path = self._real(PCI_DEVICES, function.address, "sriov_numvfs")
+        count = ""
+        with suppress(FileNotFoundError):
+            count = (await writes.read(path)).strip()
+        if function.has_virtual_functions or count not in ("", "0"):
+            raise ActError(
+                ActFault.VIRTUAL_FUNCTIONS,
+                f"{function.address} has active virtual functions, which would go with its driver: write 0 to {path} "
+                "when nobody uses them",
+            )
+
+    async def _refuse_users(self, group: Group, *, but_persistenced: bool) -> None:
+        """Raises `ActError` if a process has a device of the group open."""
+        users = await self._apart(lambda: ProcReader(self._root).users(self._groups.nodes(group)))
+        named = [h for h in users.by_process if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]
+        if named:
+            raise ActError(
+                ActFault.IN_USE,
+                f"{_named(named)} has a device of IOMMU group {group.number} open, for which its driver would wait for "
+                "ever: end it, or wait until its pod has ended",
+            )
+        if users.unseen:
+            raise ActError(
+                ActFault.IN_USE,
+                f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
+                f"daemon the host's processes in {self._root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
+            )
+
+    # --- doing it -----------------------------------------------------------------------------------------------------
+
+    async def _act(self, writes: Writes, group: Group, plan: _Plan) -> None:
+        for address in plan.leftovers:
+            await self._clear_leftover(writes, address)
+        if not plan.moves:
+            return
+        for move in plan.moves:
+            await self._refuse_virtual_functions(writes, move.function)
+        await self._refuse_users(group, but_persistenced=True)
+        kept = [m.function.address for m in plan.moves if m.function.bound.driver == _NVIDIA]
+        for address in kept:
+            await self._persist(address, on=False)
+        try:
+            await self._refuse_users(group, but_persistenced=False)
+        except ActError:
+            for address in kept:
+                await self._persist(address, on=True)
+            raise
+        for move in plan.moves:
+            await self._move(writes, group, move)
+        for move in plan.moves:
+            if move.driver == _NVIDIA:
+                await self._persist(move.function.address, on=True)
+
+    async def _clear_leftover(self, writes: Writes, address: PciAddress) -> None:
+        """Only what names a vfio driver can be ours; an operator may have written the name of another one."""
+        path = self._real(PCI_DEVICES, address, "driver_override")
+        try:
+            if "vfio" in await writes.read(path):
+                await writes.write(path, "\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._refused(address, path, error) from None
+
+    async def _move(self, writes: Writes, group: Group, move: _Move) -> None:
+        address, before = move.function.address, move.function.bound.driver
+        override = self._real(PCI_DEVICES, address, "driver_override")
+        if move.by_override:
+            await writes.at_the_end(override, "\n")
+        await self._write(writes, address, override, f"{move.driver}\n" if move.by_override else "\n")
+        if before is not None:
+            path = self._real(PCI_DRIVERS, before, "unbind")
+            await self._change(writes, address, path, lambda now: now.driver != before)
+        if move.driver is not None:
+            path = self._real(PCI_DRIVERS, move.driver, "bind")
+            if not await self._apart(
+                lambda: os.path.exists(path)
+            ):  # a driver may have none (suppress_bind_attrs)
+                path = self._root.real(DRIVERS_PROBE)
+            await self._change(writes, address, path, lambda now: now.driver == move.driver)
+            if move.by_override:
+                await self._await_node(address)
+
+    async def _change(
+        self, writes: Writes, address: PciAddress, path: str, done: Callable[[BoundFunction], bool]
+    ) -> None:
+        """Writes the address to `path` and looks whether it was done: an error that says that it was done before, by
+        somebody else, is none. Raises `ActError`."""
+        refused: OSError | None = None
+        try:
+            await writes.write(path, f"{address}\n")
+        except OSError as error:
+            refused = error
+        for _ in range(_LOOKS if refused is None else 1):
+            now = (await self._function(address)).bound
+            if done(now):
+                return
+            await trio.sleep(limits.BIND_SETTLE_STEP_S)
+        raise self._refused(address, path, refused, now)
+
+    async def _await_node(self, address: PciAddress) -> None:
+        """By which a virtual machine opens it. Its absence is no failure of the bind: the assessment says it."""
+        for _ in range(_LOOKS):
+            group = await self._look(address)
+            if group.has_node or any(f.bound.cdev for f in group.functions if f.address == address):
+                return
+            await trio.sleep(limits.BIND_SETTLE_STEP_S)
+
+    async def _function(self, address: PciAddress) -> GroupFunction:
+        group = await self._look(address)
+        found = next((f for f in group.functions if f.address == address), None)
+        if found is None:
+            raise ActError(ActFault.GONE, f"{address} has vanished: check it with lspci -s {address}")
+        return found
+
+    async def _write(self, writes: Writes, address: PciAddress, path: str, text: str) -> None:
+        try:
+            await writes.write(path, text)
+        except OSError as error:
+            raise self._refused(address, path, error) from None
+
+    def _refused(
+        self, address: PciAddress, path: str, error: OSError | None, now: BoundFunction | None = None
+    ) -> ActError:
+        what = f"was refused ({error.strerror})" if error is not None else "returned and changed nothing"
+        where = ""
+        if now is not None:
+            where = (
+                f"; it is on {quoted_id(now.driver)}" if now.driver is not None else "; it has no driver now"
+            )
+        remedy = (
+            "mount the host's /sys writable and run the daemon as root (deploy/overlays/dra)"
+            if error is not None and error.errno in _FORBIDDEN
+            else f"see the kernel's log for {address}; it is gone on with when it is asked for again"
+        )
+        return ActError(ActFault.REFUSED, f"the write of {address} to {path} {what}{where}: {remedy}")
+
+    async def _persist(self, address: PciAddress, *, on: bool) -> None:
+        """Its refusal is no failure of the act: what it leaves open is found; what it does not take again costs its
+        next user time."""
+        try:
+            if await self._persistence.set(address, on=on):
+                _log.info("persistence.set", device=address, on=on)
+        except PersistenceError as error:
+            _log.warning("persistence.failed", device=address, on=on, reason=str(error))
+
+    def _real(self, *parts: str) -> str:
+        return self._root.real("/".join(parts))
+
+
+def _named(holders: list[Holder]) -> str:
+    shown = ", ".join(str(holder) for holder in holders[: limits.HOLDERS_NAMED_MAX])
+    more = len(holders) - limits.HOLDERS_NAMED_MAX
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _result(device: PciAddress, group: Group) -> tuple[BoundFunction, ...]:
+    """The GPU first, as its nodes are; then its companions by address."""
+    bound = [function.bound for function in group.functions if not function.is_bridge]
+    return tuple(sorted(bound, key=lambda b: (b.address != device, b.address)))

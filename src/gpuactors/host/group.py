@@ -1,0 +1,193 @@
+"""A GPU and its companions, as an act must know them: who is on which driver, in which IOMMU group, with which nodes.
+
+Synchronous. Like `sysfs.py` it reads only what never blocks: while an unbind waits for its holder, reading `uevent`,
+`driver_override` or `sriov_numvfs` waits as well (they take the device's lock), links and listings do not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final, final
+
+from gpuactors.core.bindings import BRIDGE_CLASSES
+from gpuactors.core.dra.claim import BoundFunction
+from gpuactors.core.model import PciAddress, is_pci_address
+from gpuactors.core.text import encodable
+from gpuactors.host.faults import GONE, raise_if_short
+from gpuactors.host.procfs import NodeId, node_id
+from gpuactors.host.root import (
+    DEV,
+    IOMMU_GROUPS,
+    IOMMUFD_NODE,
+    NVIDIA_GPUS,
+    PCI_DEVICES,
+    HostRoot,
+    cdev_node,
+    group_node,
+)
+from gpuactors.host.sysfs import VFIO_DRIVERS
+
+_CDEV: Final = re.compile(r"vfio[0-9]+")
+_DEPTH: Final = 4
+"""How deep below a function its devices are: `sound/card1/pcmC1D3p/dev`, `i2c-3/i2c-dev/i2c-3/dev`."""
+_MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]+)\s*$", re.MULTILINE)
+_NVIDIA_MAJOR: Final = 195
+_NODE_DIRECTORIES: Final = {"drm": "dri", "sound": "snd"}
+"""Directories below /dev by the subsystem's: their nodes have the names of sysfs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFunction:
+    """One function of an IOMMU group."""
+
+    bound: BoundFunction
+    is_bridge: bool
+    has_virtual_functions: bool
+    modalias: str
+    """`pci:v…`; empty if it cannot be read."""
+
+    @property
+    def address(self) -> PciAddress:
+        """Its address."""
+        return self.bound.address
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An IOMMU group."""
+
+    number: int
+    functions: tuple[GroupFunction, ...]
+    """Sorted by address, bridges included."""
+    has_node: bool
+    """`/dev/vfio/<number>` exists."""
+
+
+@final
+class GroupReader:
+    """Reads groups below a host's root. Keeps nothing between calls."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+
+    def read(self, device: PciAddress) -> Group | None:
+        """The group of a function; None if it is not there or has none. Raises `OSError`, `HostError`."""
+        number = _link_name(f"{self._directory(device)}/iommu_group")
+        if number is None or not (number.isascii() and number.isdigit()):
+            return None
+        try:
+            members = os.listdir(self._root.real(f"{IOMMU_GROUPS}/{number}/devices"))
+        except OSError as error:
+            raise_if_short(error, number)
+            if error.errno in GONE:
+                return None
+            raise
+        functions = [self._function(PciAddress(m), int(number)) for m in sorted(members) if is_pci_address(m)]
+        node = self._root.real(group_node(int(number)))
+        return Group(int(number), tuple(functions), os.path.exists(node))
+
+    def _directory(self, address: PciAddress) -> str:
+        return self._root.real(f"{PCI_DEVICES}/{address}")
+
+    def _function(self, address: PciAddress, group: int) -> GroupFunction:
+        directory = self._directory(address)
+        driver = _link_name(f"{directory}/driver")
+        cdevs = sorted(filter(_CDEV.fullmatch, _listing(f"{directory}/vfio-dev")))
+        vfio = driver is not None and (driver in VFIO_DRIVERS or bool(cdevs))
+        usable = bool(cdevs) and all(
+            os.path.exists(self._root.real(node)) for node in (cdev_node(cdevs[0]), IOMMUFD_NODE)
+        )
+        return GroupFunction(
+            BoundFunction(address, driver, group, cdevs[0] if usable else None, vfio=vfio),
+            is_bridge=_text(f"{directory}/class").removeprefix("0x").startswith(BRIDGE_CLASSES),
+            has_virtual_functions=any(name.startswith("virtfn") for name in _listing(directory)),
+            modalias=self._modalias(directory),
+        )
+
+    def _modalias(self, directory: str) -> str:
+        if text := _text(f"{directory}/modalias"):
+            return text
+        names = ("vendor", "device", "subsystem_vendor", "subsystem_device", "class")
+        ids = [_text(f"{directory}/{name}").removeprefix("0x").upper() for name in names]
+        if not (ids[0] and ids[1] and len(ids[4]) == 6):
+            return ""
+        vendor, device, subvendor, subdevice = (f"{i:0>8}" for i in ids[:4])
+        code = ids[4]
+        return f"pci:v{vendor}d{device}sv{subvendor}sd{subdevice}bc{code[:2]}sc{code[2:4]}i{code[4:]}"
+
+    # --- the nodes by which a process uses it -------------------------------------------------------------------------
+
+    def nodes(self, group: Group) -> dict[NodeId, PciAddress]:
+        """Every character device by which a process can have a function of the group open, whatever the driver: those
+        that sysfs shows below the function (vfio, DRM, sound, I²C, USB), NVIDIA's own, and the group's. By what it is,
+        as a container has nodes of its own. Raises `HostError` for a shortage."""
+        found: dict[NodeId, PciAddress] = {}
+        for function in group.functions:
+            if function.is_bridge:  # below a bridge are other functions
+                continue
+            address = function.address
+            names = [group_node(group.number)]
+            names += [
+                cdev_node(n) for n in _listing(f"{self._directory(address)}/vfio-dev") if _CDEV.fullmatch(n)
+            ]
+            for number, name in _devices(self._directory(address)):
+                found[-1, number] = address
+                names.append(name)
+            minor = _MINOR.search(_text(self._root.real(f"{NVIDIA_GPUS}/{address}/information")))
+            if minor is not None:
+                found[-1, os.makedev(_NVIDIA_MAJOR, int(minor[1]))] = address
+                names.append(f"{DEV}/nvidia{minor[1]}")
+            for name in names:
+                if name and (node := node_id(self._root.real(name))) is not None:
+                    found.setdefault(node, address)
+        return found
+
+
+def _devices(directory: str) -> list[tuple[int, str]]:
+    """Device number and node (its path where it follows from sysfs, else empty) of each device below a function."""
+    found: list[tuple[int, str]] = []
+    for path, directories, files in os.walk(directory):
+        depth = path.count("/") - directory.count("/")
+        if depth >= _DEPTH:
+            directories.clear()
+        if depth and "dev" in files:
+            major, _, minor = _text(f"{path}/dev").partition(":")
+            if major.isdigit() and minor.isdigit():
+                found.append((os.makedev(int(major), int(minor)), _node_name(path, directory)))
+    return found
+
+
+def _node_name(path: str, directory: str) -> str:
+    parts = path.removeprefix(directory).strip("/").split("/")
+    below = _NODE_DIRECTORIES.get(parts[0])
+    return f"{DEV}/{below}/{parts[-1]}" if below is not None else ""
+
+
+def _text(path: str) -> str:
+    """An attribute; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return encodable(file.read(4096).decode("utf-8", "surrogateescape").strip())
+    except OSError as error:
+        raise_if_short(error, path)
+        return ""
+
+
+def _listing(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise_if_short(error, directory)
+        return []
+
+
+def _link_name(path: str) -> str | None:
+    try:
+        return encodable(os.path.basename(os.readlink(path)))
+    except OSError as error:
+        raise_if_short(error, path)
+        if error.errno in GONE:
+            return None
+        raise

@@ -1,0 +1,71 @@
+"""Which vfio driver the kernel has for a function: the `vfio_pci:` aliases of modules.alias.
+
+A variant driver names the devices that it is for (`alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i*
+nvgrace_gpu_vfio_pci`), vfio-pci names all of them. The entry with the fewest wildcards is meant (scripts/mod/
+file2alias.c, do_pci_entry; libvirt and NVIDIA's driver choose so as well). Must not load a module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.host.faults import raise_if_short
+from gpuactors.host.root import MODULES, OS_RELEASE, PCI_DRIVERS, HostRoot
+
+DEFAULT: Final = "vfio-pci"
+
+_ALIAS: Final = re.compile(rb"^alias vfio_pci:(\S+) (\S+)$", re.MULTILINE)
+_FIELDS: Final = re.compile(
+    r"v([0-9A-F]{8}|\*)d([0-9A-F]{8}|\*)sv([0-9A-F]{8}|\*)sd([0-9A-F]{8}|\*)"
+    r"bc([0-9A-F]{2}|\*)sc([0-9A-F]{2}|\*)i([0-9A-F]{2}|\*)"
+)
+"""As file2alias.c writes them and pci_uevent does: vendor, device, their subsystem's, class, subclass, interface."""
+
+
+def vfio_driver(root: HostRoot, modalias: str) -> str:
+    """The name of the module or driver for a function of this modalias (`pci:v…`). `vfio-pci` where no alias matches,
+    the modalias is not known (empty), or there is no modules.alias."""
+    return best(_aliases(root), modalias)
+
+
+def best(aliases: bytes, modalias: str) -> str:
+    """The same of the content of a modules.alias."""
+    found, fewest = DEFAULT, 8
+    match = _FIELDS.fullmatch(modalias.removeprefix("pci:"))
+    if match is None:
+        return DEFAULT
+    wanted = match.groups()
+    for pattern, module in _ALIAS.findall(aliases):
+        fields = _FIELDS.fullmatch(pattern.decode("latin-1"))
+        if fields is None:
+            continue
+        wildcards = fields.groups().count("*")
+        if wildcards < fewest and all(f in ("*", w) for f, w in zip(fields.groups(), wanted, strict=True)):
+            found, fewest = module.decode("latin-1"), wildcards
+    return DEFAULT if found == "vfio_pci" else found
+
+
+def loaded(root: HostRoot, driver: str) -> str | None:
+    """The name of the driver on the PCI bus for a module's or driver's name; None if it is not loaded. A module's name
+    has `_` where its driver's may have `-`."""
+    for name in (driver, driver.replace("-", "_"), driver.replace("_", "-")):
+        if "/" not in name and name.strip(".") and os.path.isdir(root.real(f"{PCI_DRIVERS}/{name}")):
+            return name
+    return None
+
+
+def _aliases(root: HostRoot) -> bytes:
+    release = os.uname().release
+    try:
+        with open(root.real(OS_RELEASE), encoding="ascii", errors="replace") as file:
+            release = file.read(256).strip() or release
+        if "/" in release or release in (".", ".."):
+            return b""
+        with open(root.real(f"{MODULES}/{release}/modules.alias"), "rb") as aliases:
+            return aliases.read(limits.MODULES_ALIAS_MAX_BYTES)
+    except OSError as error:
+        raise_if_short(error, root.real(MODULES))
+        return b""

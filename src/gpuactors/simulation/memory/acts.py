@@ -1,0 +1,146 @@
+"""Writes to the fake node's sysfs without a process, on the mock clock: `acts.writes.OpenWrites`.
+
+The act above it is the daemon's own (`acts/driver.py`). A write that hangs keeps the lock of its group after the act
+was given up, or the daemon was killed, as the real writing process does; `settle` is that process coming to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.acts.writes import Writes, blocked, hangs
+from gpuactors.core.model import PciAddress
+from gpuactors.simulation.host.kernel import FakeKernel, SleepsError
+
+_PID: Final = "4711"
+_STEP_S: Final = 0.05
+
+
+@final
+class MemoryWrites:
+    """The writing processes of one node: they outlive the daemon."""
+
+    def __init__(self, kernel: FakeKernel, *, before: Callable[[str], None] = lambda what: None) -> None:
+        """`before` is called with each write that is about to be done, and may raise."""
+        self._kernel = kernel
+        self._before = before
+        self._acts: dict[int, _Act] = {}
+        self.written: list[tuple[str, str]] = []
+        """Every write that reached the kernel, in order."""
+
+    @asynccontextmanager
+    async def __call__(self, group: int) -> AsyncIterator[Writes]:
+        """As `OpenWrites`."""
+        await trio.lowlevel.checkpoint()
+        self.settle()
+        if group in self._acts:
+            raise blocked(group, _PID)
+        act = self._acts[group] = _Act(self)
+        try:
+            yield act
+        finally:
+            act.is_over = True
+            self.settle()
+
+    def settle(self) -> None:
+        """Processes whose write has returned and whose act is over do their last duties and end."""
+        for group, act in list(self._acts.items()):
+            if act.is_over and (act.asleep_at is None or not self._kernel.sleeps(act.asleep_at)):
+                act.end()
+                del self._acts[group]
+
+    def do(self, path: str, text: str) -> None:
+        """Raises `OSError`, `SleepsError`."""
+        self._before(f"sysfs {path}")
+        self.written.append((path.removeprefix(str(self._kernel.tree.root)), text))
+        self._kernel.write(path, text, self._kernel.take(path))
+
+    @property
+    def kernel(self) -> FakeKernel:
+        """The kernel that it writes to."""
+        return self._kernel
+
+
+@final
+class _Act:
+    """Implements `Writes`."""
+
+    def __init__(self, writes: MemoryWrites) -> None:
+        self._writes = writes
+        self._duties: dict[str, str] = {}
+        self.asleep_at: str | None = None
+        """The function at which its write sleeps."""
+        self.is_over = False
+
+    async def write(self, path: str, text: str) -> None:
+        """As `Writes.write`."""
+        await trio.lowlevel.checkpoint()
+        try:
+            self._writes.do(path, text)
+        except SleepsError as error:
+            await self._sleep(path, error)
+
+    async def read(self, path: str) -> str:
+        """As `Writes.read`."""
+        await trio.lowlevel.checkpoint()
+        try:
+            return self._writes.kernel.read(path)
+        except SleepsError as error:
+            await self._sleep(path, error)
+            return self._writes.kernel.read(path)
+
+    async def at_the_end(self, path: str, text: str) -> None:
+        """As `Writes.at_the_end`."""
+        await trio.lowlevel.checkpoint()
+        self._duties[path] = text
+
+    async def _sleep(self, path: str, error: SleepsError) -> None:
+        self.asleep_at = error.address
+        for _ in range(round(limits.SYSFS_WRITE_DEADLINE_S / _STEP_S)):
+            if not self._writes.kernel.sleeps(error.address):
+                self.asleep_at = None
+                return
+            await trio.sleep(_STEP_S)
+        raise hangs(path, _PID, limits.SYSFS_WRITE_DEADLINE_S)
+
+    def end(self) -> None:
+        """What was to be written at the end."""
+        for path, text in self._duties.items():
+            with suppress(OSError, SleepsError):
+                self._writes.kernel.write(path, text)
+
+
+@final
+class MemoryPersistence:
+    """nvidia-persistenced of the fake node (`acts.persistenced.Persistence`): a process that has GPUs open."""
+
+    PID: Final = 808
+
+    def __init__(self, kernel: FakeKernel, *, runs: bool = False, obeys: bool = True) -> None:
+        self._kernel = kernel
+        self.runs = runs
+        self.obeys = obeys
+        """It lets go when it is asked to."""
+        self.asked: list[tuple[PciAddress, bool]] = []
+
+    def take(self, *addresses: str) -> None:
+        """It opens these GPUs."""
+        for address in addresses:
+            self._kernel.use(address, self.PID, "nvidia-persistenced")
+
+    async def set(self, address: PciAddress, *, on: bool) -> bool:
+        """As `Persistence.set`."""
+        await trio.lowlevel.checkpoint()
+        if not self.runs:
+            return False
+        self.asked.append((address, on))
+        if on:
+            self.take(address)
+        elif self.obeys:
+            self._kernel.close(address, self.PID)
+        return True

@@ -1,0 +1,523 @@
+"""Bringing a GPU and its companions to a driver, on the fake node: what is written, what is refused, where it stays."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from gpuactors.acts.apart import inline
+from gpuactors.acts.driver import SysfsBinder
+from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, Target
+from gpuactors.core.model import PciAddress
+from gpuactors.host.root import HostRoot
+from gpuactors.ports import ActError
+from gpuactors.simulation.disk.disk import StoppedError
+from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel, Planned
+from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
+
+GPU, AUDIO = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1")
+BRIDGE = PciAddress("0000:22:00.0")
+OTHER = PciAddress("0000:24:00.0")
+
+SPECS = (
+    PciSpec(BRIDGE, "8086", "352a", "060400", 51, driver="pcieport"),
+    PciSpec(GPU, "10de", "2330", "030200", 51, driver="nvidia"),
+    PciSpec(AUDIO, "10de", "22ba", "040300", 51, driver="snd_hda_intel"),
+    PciSpec(OTHER, "10de", "2330", "030200", 52, driver="nvidia"),
+)
+FIRSTS = (FirstDriver(GPU, "nvidia"), FirstDriver(AUDIO, "snd_hda_intel"), FirstDriver(OTHER, "nvidia"))
+AT_HOME = {GPU: "nvidia", AUDIO: "snd_hda_intel", BRIDGE: "pcieport", OTHER: "nvidia"}
+ON_VFIO = {**AT_HOME, GPU: "vfio-pci", AUDIO: "vfio-pci"}
+
+
+class Node:
+    """A fake node, and a daemon's binder on it."""
+
+    def __init__(
+        self, root: Path, specs: Iterable[PciSpec] = SPECS, *, cdev: bool = False, silent: bool = False
+    ):
+        self.tree = HostTree(root, cdev=cdev, waits_silently=silent)
+        self.kernel = FakeKernel(self.tree, DRIVERS)
+        for spec in specs:
+            self.kernel.plug(spec)
+        self.stop_at: int | None = None
+        self.writes = MemoryWrites(self.kernel, before=self._before)
+        self.persistence = MemoryPersistence(self.kernel)
+        self.binder = self.new_daemon()
+
+    def new_daemon(self) -> SysfsBinder:
+        return SysfsBinder(HostRoot(str(self.tree.root)), self.writes, self.persistence, inline)
+
+    def _before(self, what: str) -> None:
+        if self.stop_at is not None and len(self.writes.written) >= self.stop_at:
+            raise StoppedError(what)
+
+    def bring(
+        self, target: Target, firsts: Collection[FirstDriver] = FIRSTS, device: PciAddress = GPU
+    ) -> tuple[BoundFunction, ...]:
+        async def go() -> tuple[BoundFunction, ...]:
+            with trio.fail_after(600):
+                return await self.binder.bring(device, target, firsts)
+
+        return trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    def fails(self, target: Target = Target.VFIO, firsts: Collection[FirstDriver] = FIRSTS) -> ActError:
+        with pytest.raises(ActError) as caught:
+            self.bring(target, firsts)
+        return caught.value
+
+    @property
+    def drivers(self) -> dict[PciAddress, str | None]:
+        return {PciAddress(address): self.tree.driver_of(address) for address in self.tree.functions}
+
+    @property
+    def overrides(self) -> list[str]:
+        return [o for address in self.tree.functions if (o := self.kernel.override(address))]
+
+    @property
+    def written(self) -> list[str]:
+        """Each write as `name: text`."""
+        return [f"{'/'.join(path.split('/')[-2:])}: {text.strip()}" for path, text in self.writes.written]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+# --- to vfio and back ---------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_and_its_companions_go_to_vfio_and_its_bridge_and_other_groups_stay(node: Node) -> None:
+    found = node.bring(Target.VFIO)
+    assert found == (
+        BoundFunction(GPU, "vfio-pci", 51, None, vfio=True),
+        BoundFunction(AUDIO, "vfio-pci", 51, None, vfio=True),
+    )
+    assert node.drivers == ON_VFIO
+    assert node.overrides == []
+
+
+def test_each_function_is_released_and_bound_under_an_override_of_its_own(node: Node) -> None:
+    node.bring(Target.VFIO)
+    assert node.written == [
+        "0000:23:00.0/driver_override: vfio-pci",
+        "nvidia/unbind: 0000:23:00.0",
+        "vfio-pci/bind: 0000:23:00.0",
+        "0000:23:00.1/driver_override: vfio-pci",
+        "snd_hda_intel/unbind: 0000:23:00.1",
+        "vfio-pci/bind: 0000:23:00.1",
+    ]
+
+
+def test_they_come_back_in_reverse_order_each_to_its_own_first_driver(node: Node) -> None:
+    node.bring(Target.VFIO)
+    before = len(node.written)
+    node.bring(Target.FIRST_DRIVER)
+    assert node.drivers == AT_HOME
+    assert node.overrides == []
+    assert [w for w in node.written[before:] if "override" not in w] == [
+        "vfio-pci/unbind: 0000:23:00.1",
+        "snd_hda_intel/bind: 0000:23:00.1",
+        "vfio-pci/unbind: 0000:23:00.0",
+        "nvidia/bind: 0000:23:00.0",
+    ]
+
+
+def test_the_group_and_cdev_are_read_anew_after_the_bind(tmp_path: Path) -> None:
+    node = Node(tmp_path, cdev=True)
+    assert [f.cdev for f in node.bring(Target.VFIO)] == ["vfio0", "vfio1"]
+    assert [f.cdev for f in node.bring(Target.FIRST_DRIVER)] == [None, None]
+
+
+def test_without_a_node_for_it_there_is_no_cdev(tmp_path: Path) -> None:
+    node = Node(tmp_path, cdev=True)
+    (tmp_path / "dev/iommu").unlink()
+    assert [f.cdev for f in node.bring(Target.VFIO)] == [None, None]
+
+
+def test_a_prebound_gpu_is_written_nothing_to_and_leaves_vfio_for_nobody(tmp_path: Path) -> None:
+    node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver="vfio-pci")])
+    firsts = (FirstDriver(GPU, "vfio-pci", vfio=True),)
+    for target in (Target.VFIO, Target.FIRST_DRIVER, Target.VFIO):
+        assert node.bring(target, firsts)[0].driver == "vfio-pci"
+    assert node.written == []
+
+
+def test_an_operators_override_on_a_prebound_gpu_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver="vfio-pci")])
+    node.kernel.write(f"{tmp_path}/sys/bus/pci/devices/{GPU}/driver_override", "vfio-pci\n")
+    for target in (Target.VFIO, Target.FIRST_DRIVER):
+        node.bring(target, (FirstDriver(GPU, "vfio-pci", vfio=True),))
+    assert node.overrides == ["vfio-pci"]
+
+
+def test_a_gpu_on_a_variant_driver_is_on_vfio(tmp_path: Path) -> None:
+    node = Node(tmp_path, [PciSpec(GPU, "10de", "2342", "030200", 51, driver="nvgrace_gpu_vfio_pci")])
+    assert node.bring(Target.VFIO, ())[0].vfio
+    assert node.written == []
+
+
+def test_of_a_mixed_group_only_the_function_off_vfio_is_bound_and_only_it_goes_back(tmp_path: Path) -> None:
+    gpu, audio = SPECS[1], SPECS[2]
+    node = Node(tmp_path, [PciSpec(gpu.address, "10de", "2330", "030200", 51, driver="vfio-pci"), audio])
+    firsts = (FirstDriver(GPU, "vfio-pci", vfio=True), FirstDriver(AUDIO, "snd_hda_intel"))
+    node.bring(Target.VFIO, firsts)
+    assert node.drivers == {GPU: "vfio-pci", AUDIO: "vfio-pci"}
+    node.bring(Target.FIRST_DRIVER, firsts)
+    assert node.drivers == {GPU: "vfio-pci", AUDIO: "snd_hda_intel"}
+    assert not any(GPU in text for _, text in node.writes.written)
+
+
+def test_no_driver_is_a_state_to_come_from_and_to_go_back_to(tmp_path: Path) -> None:
+    node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51)])
+    firsts = (FirstDriver(GPU, None),)
+    assert node.bring(Target.VFIO, firsts)[0].driver == "vfio-pci"
+    assert node.bring(Target.FIRST_DRIVER, firsts)[0].driver is None
+    assert node.overrides == []
+    assert "nvidia/bind" not in "".join(node.written)
+
+
+def test_done_again_it_writes_nothing_more(node: Node) -> None:
+    node.bring(Target.VFIO)
+    before = len(node.written)
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+    assert len(node.written) == before
+
+
+def test_a_function_that_somebody_else_has_bound_elsewhere_meanwhile_is_left_to_him(node: Node) -> None:
+    node.bring(Target.VFIO)
+    node.kernel.load("nouveau", frozenset({"10de:2330"}))
+    node.tree.unbind(GPU)
+    node.tree.bind(GPU, "nouveau")
+    node.bring(Target.FIRST_DRIVER)
+    assert node.drivers[GPU] == "nouveau"
+    assert node.drivers[AUDIO] == "snd_hda_intel"
+
+
+# --- the variant driver -------------------------------------------------------------------------------------------
+
+
+def aliases(node: Node, *lines: str) -> None:
+    (node.tree.root / "proc/sys/kernel").mkdir(parents=True)
+    (node.tree.root / "proc/sys/kernel/osrelease").write_text("6.12.0-test\n")
+    directory = node.tree.root / "lib/modules/6.12.0-test"
+    directory.mkdir(parents=True)
+    (directory / "modules.alias").write_text("".join(f"alias {line}\n" for line in lines))
+
+
+VARIANT = "vfio_pci:v000010DEd00002330sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci"
+ANY = "vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci"
+
+
+def test_the_variant_driver_is_the_one_that_the_kernel_names_for_the_device(node: Node) -> None:
+    aliases(node, ANY, VARIANT)
+    node.kernel.load("nvgrace_gpu_vfio_pci")
+    node.bring(Target.VFIO)
+    assert node.drivers == {**ON_VFIO, GPU: "nvgrace_gpu_vfio_pci"}
+
+
+def test_a_variant_driver_that_is_not_loaded_is_named_with_its_remedy_and_nothing_is_written(
+    node: Node,
+) -> None:
+    aliases(node, VARIANT, ANY)
+    error = node.fails()
+    assert error.fault is ActFault.NO_DRIVER
+    assert "modprobe nvgrace_gpu_vfio_pci" in str(error)
+    assert node.written == []
+    assert node.drivers == AT_HOME
+
+
+def test_a_first_driver_that_is_not_loaded_any_more_leaves_the_gpu_on_vfio(node: Node) -> None:
+    node.bring(Target.VFIO)
+    before = len(node.written)
+    error = node.fails(
+        Target.FIRST_DRIVER, (FirstDriver(GPU, "nouveau"), FirstDriver(AUDIO, "snd_hda_intel"))
+    )
+    assert error.fault is ActFault.NO_DRIVER
+    assert len(node.written) == before
+    assert node.drivers == ON_VFIO
+
+
+# --- what is refused before the first write -----------------------------------------------------------------------
+
+
+def test_a_gpu_that_a_container_uses_by_a_node_of_its_own_is_refused_with_the_process(node: Node) -> None:
+    node.kernel.use(GPU, 99, "python3", pod_uid="aaaaaaaa-0000-4000-8000-000000000001")
+    error = node.fails()
+    assert error.fault is ActFault.IN_USE
+    assert "process 99 (python3) of the pod with UID aaaaaaaa" in str(error)
+    assert node.written == []
+    node.kernel.end(99)
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
+def test_a_companion_in_use_is_refused_as_well(node: Node) -> None:
+    node.bring(Target.VFIO)
+    node.tree.open_group(51, 77)
+    before = len(node.written)
+    error = node.fails(Target.FIRST_DRIVER)
+    assert error.fault is ActFault.IN_USE
+    assert "process 77 (qemu-system-x86)" in str(error)
+    assert len(node.written) == before
+    node.kernel.end(77)
+    node.bring(Target.FIRST_DRIVER)
+    assert node.drivers == AT_HOME
+
+
+def test_a_process_that_cannot_be_read_may_be_a_user(node: Node) -> None:
+    (node.tree.root / "proc/123").mkdir()
+    (node.tree.root / "proc/123/fd").write_text("")  # listing it fails, for root as well
+    error = node.fails()
+    assert error.fault is ActFault.IN_USE
+    assert "cannot be known" in str(error)
+    assert node.written == []
+
+
+@pytest.mark.parametrize("shown_by", ["virtfn0", "sriov_numvfs"])
+def test_active_virtual_functions_are_refused(node: Node, shown_by: str) -> None:
+    (node.tree.device_dir(GPU) / shown_by).write_text("1\n")
+    error = node.fails()
+    assert error.fault is ActFault.VIRTUAL_FUNCTIONS
+    assert node.written == []
+
+
+def test_a_function_of_which_no_first_driver_was_noted_is_not_touched(node: Node) -> None:
+    error = node.fails(firsts=(FirstDriver(GPU, "nvidia"),))
+    assert error.fault is ActFault.UNKNOWN_FUNCTION
+    assert AUDIO in str(error)
+    assert node.written == []
+
+
+def test_a_gpu_that_is_not_there_or_has_no_group(node: Node) -> None:
+    node.kernel.plug(PciSpec("0000:30:00.0", "10de", "2330", "030200", None, driver="nvidia"))
+    for address in ("0000:30:00.0", "0000:99:00.0"):
+        with pytest.raises(ActError, match="is not there, or has no IOMMU group") as caught:
+            node.bring(Target.VFIO, device=PciAddress(address))
+        assert caught.value.fault is ActFault.GONE
+
+
+# --- what the kernel refuses --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EBUSY, errno.EINVAL])
+@pytest.mark.parametrize("path", ["nvidia/unbind", "vfio-pci/bind", "23:00.0/driver_override"])
+def test_after_a_refusal_nothing_is_rolled_back_no_override_is_left_and_the_next_act_goes_on(
+    node: Node, path: str, number: int
+) -> None:
+    node.kernel.plan(Planned(path, error=number))
+    error = node.fails()
+    assert error.fault is ActFault.REFUSED
+    assert path in str(error)
+    assert node.overrides == []
+    assert node.drivers[GPU] == (None if path == "vfio-pci/bind" else "nvidia")
+    assert not any(w.startswith("nvidia/bind") for w in node.written)
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+    assert [w for w in node.written if w == "nvidia/unbind: 0000:23:00.0"] == [
+        "nvidia/unbind: 0000:23:00.0"
+    ] * (2 if path == "nvidia/unbind" else 1)
+
+
+def test_a_refusal_says_where_the_function_is_now(node: Node) -> None:
+    node.kernel.plan(Planned("vfio-pci/bind", error=errno.EINVAL))
+    assert "was refused (Invalid argument); it has no driver now: see the kernel's log" in str(node.fails())
+
+
+def test_without_permission_the_remedy_is_the_mount(node: Node) -> None:
+    node.kernel.plan(Planned("driver_override", error=errno.EROFS))
+    assert "mount the host's /sys writable" in str(node.fails())
+
+
+def test_a_write_that_changes_nothing_is_an_error(node: Node) -> None:
+    node.kernel.plan(Planned("vfio-pci/bind", nothing=True))
+    error = node.fails()
+    assert (error.fault, node.overrides) == (ActFault.REFUSED, [])
+    assert "returned and changed nothing; it has no driver now" in str(error)
+
+
+def test_a_refusal_of_what_somebody_else_did_before_is_none(node: Node) -> None:
+    def first_somebody_else(what: str) -> None:
+        if what.endswith("nvidia/unbind"):
+            with suppress(ValueError):
+                node.tree.unbind(GPU)
+
+    node.writes = MemoryWrites(node.kernel, before=first_somebody_else)
+    node.binder = node.new_daemon()
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
+# --- what hangs ---------------------------------------------------------------------------------------------------
+
+
+def test_an_unbind_that_hangs_is_given_up_and_the_next_act_writes_nothing_and_names_the_process(
+    node: Node,
+) -> None:
+    node.kernel.plan(Planned("nvidia/unbind", hangs=True))
+    assert node.fails().fault is ActFault.HANGS
+    before = len(node.written)
+    node.binder = node.new_daemon()
+    error = node.fails()
+    assert error.fault is ActFault.BLOCKED
+    assert "blocked by process 4711" in str(error)
+    assert len(node.written) == before
+
+
+def test_a_write_that_hangs_hurts_no_other_group(node: Node) -> None:
+    node.kernel.plan(Planned("nvidia/unbind", hangs=True))
+    assert node.fails().fault is ActFault.HANGS
+    assert node.bring(Target.VFIO, device=OTHER)[0].driver == "vfio-pci"
+
+
+def test_when_it_returns_its_process_clears_the_override_and_the_next_act_goes_on_from_there(
+    node: Node,
+) -> None:
+    node.kernel.plan(Planned("nvidia/unbind", hangs=True))
+    node.fails()
+    assert node.overrides == ["vfio-pci"]
+    node.kernel.release()
+    node.writes.settle()
+    assert node.overrides == []
+    assert node.drivers[GPU] is None
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+    assert node.written.count("nvidia/unbind: 0000:23:00.0") == 1
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_return_that_waits_for_a_virtual_machine_ends_when_it_closes_the_device(
+    tmp_path: Path, silent: bool
+) -> None:
+    node = Node(tmp_path, silent=silent)
+    node.bring(Target.VFIO)
+
+    # It opens the group after the check that nobody does.
+    opened: list[int] = []
+
+    def then_open(what: str) -> None:
+        if what.endswith("vfio-pci/unbind") and not opened:
+            node.tree.open_group(51, 77)
+            opened.append(77)
+
+    node.writes = MemoryWrites(node.kernel, before=then_open)
+    node.binder = node.new_daemon()
+    assert node.fails(Target.FIRST_DRIVER).fault is ActFault.HANGS
+    assert node.fails(Target.FIRST_DRIVER).fault is ActFault.BLOCKED
+    node.kernel.end(77)
+    node.bring(Target.FIRST_DRIVER)
+    assert node.drivers == AT_HOME
+    assert node.overrides == []
+
+
+def test_a_wait_that_is_given_up_leaves_the_write_to_its_process(node: Node) -> None:
+    node.kernel.plan(Planned("nvidia/unbind", hangs=True))
+
+    async def go() -> None:
+        with trio.move_on_after(3) as scope:
+            await node.binder.bring(GPU, Target.VFIO, FIRSTS)
+        assert scope.cancelled_caught
+
+    trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert node.fails().fault is ActFault.BLOCKED
+    node.kernel.release()
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
+# --- nvidia-persistenced ------------------------------------------------------------------------------------------
+
+
+def test_nvidia_persistenced_lets_go_before_and_takes_each_gpu_again_after(tmp_path: Path) -> None:
+    second = PciAddress("0000:23:00.2")
+    node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
+    firsts = (*FIRSTS, FirstDriver(second, "nvidia"))
+    node.persistence.runs = True
+    node.persistence.take(GPU, second)
+    node.bring(Target.VFIO, firsts)
+    assert node.persistence.asked == [(GPU, False), (second, False)]
+    node.bring(Target.FIRST_DRIVER, firsts)
+    assert node.persistence.asked[2:] == [(second, True), (GPU, True)]
+
+
+def test_without_its_socket_it_is_not_asked(node: Node) -> None:
+    node.bring(Target.VFIO)
+    assert node.persistence.asked == []
+
+
+def test_if_it_does_not_let_go_it_is_named_and_given_back_what_it_had(node: Node) -> None:
+    node.persistence.runs, node.persistence.obeys = True, False
+    node.persistence.take(GPU)
+    error = node.fails()
+    assert error.fault is ActFault.IN_USE
+    assert "nvidia-persiste" in str(error)
+    assert node.persistence.asked == [(GPU, False), (GPU, True)]
+    assert node.written == []
+
+
+def test_it_is_not_asked_while_another_process_uses_the_gpu(node: Node) -> None:
+    node.persistence.runs = True
+    node.persistence.take(GPU)
+    node.kernel.use(GPU, 99)
+    assert "process 99" in str(node.fails())
+    assert node.persistence.asked == []
+
+
+# --- killed anywhere ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", list(Target))
+@pytest.mark.parametrize("then", list(Target))
+def test_killed_at_every_write_the_next_daemon_brings_it_to_either_goal(
+    tmp_path: Path, target: Target, then: Target
+) -> None:
+    points = 0
+    for stop in range(20):
+        node = Node(tmp_path / str(stop))
+        if target is Target.FIRST_DRIVER:
+            node.bring(Target.VFIO)
+            first = len(node.writes.written)
+        else:
+            first = 0
+        node.stop_at = first + stop
+        try:
+            node.bring(target)
+        except StoppedError:
+            points += 1
+        else:
+            break
+        node.stop_at = None
+        # Its process has had its last duty by now.
+        assert node.overrides == []
+        node.binder = node.new_daemon()
+        node.bring(then)
+        assert node.drivers == (ON_VFIO if then is Target.VFIO else AT_HOME)
+        assert node.overrides == []
+    assert points == 6
+
+
+@pytest.mark.parametrize("then", list(Target))
+def test_an_override_that_a_killed_writing_process_left_is_cleared_by_the_next_act(
+    node: Node, then: Target
+) -> None:
+    for before in (Target.FIRST_DRIVER, Target.VFIO):
+        node.bring(before)
+        for address in (GPU, AUDIO):
+            node.kernel.write(f"{node.tree.root}/sys/bus/pci/devices/{address}/driver_override", "vfio-pci\n")
+        node.bring(then)
+        assert node.overrides == []
+
+
+def test_an_operators_override_that_names_no_vfio_driver_stays(node: Node) -> None:
+    node.kernel.write(f"{node.tree.root}/sys/bus/pci/devices/{GPU}/driver_override", "nvidia\n")
+    node.bring(Target.FIRST_DRIVER)
+    assert node.overrides == ["nvidia"]

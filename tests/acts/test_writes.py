@@ -1,0 +1,263 @@
+"""The process that writes to sysfs: real processes, real files, a FIFO as the file of a driver that never answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from gpuactors.acts import writer_process
+from gpuactors.acts.writes import ProcessWrites
+from gpuactors.core.dra.claim import ActFault
+from gpuactors.ports import ActError
+from tests.support.patience import patient
+
+PATIENCE_S = patient(20.0)
+SHORT_S = 0.3
+
+
+@pytest.fixture
+def override(tmp_path: Path) -> Path:
+    path = tmp_path / "driver_override"
+    path.write_text("(null)\n")
+    return path
+
+
+def writes(tmp_path: Path, deadline_s: float = PATIENCE_S) -> ProcessWrites:
+    return ProcessWrites(str(tmp_path / "locks"), deadline_s=deadline_s)
+
+
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "unbind"
+    os.mkfifo(path)
+    return path
+
+
+def answer(path: Path) -> str:
+    """The kernel takes the write that hangs."""
+    return path.read_text()
+
+
+def text(path: Path) -> str:
+    return path.read_text()
+
+
+async def until_it_ends(pid: int) -> None:
+    """A process of ours that was given up ends by itself."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def holder(tmp_path: Path) -> int:
+    return int((tmp_path / "locks/iommu-group-51.lock").read_text())
+
+
+async def override_and_unbind(open_writes: ProcessWrites, override: Path, unbind: Path) -> None:
+    async with open_writes(51) as act:
+        await act.at_the_end(str(override), "\n")
+        await act.write(str(override), "vfio-pci\n")
+        await act.write(str(unbind), "0000:23:00.0\n")
+
+
+async def test_it_writes_reads_and_has_the_last_word(tmp_path: Path, override: Path) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with writes(tmp_path)(51) as act:
+            await act.at_the_end(str(override), "\n")
+            await act.write(str(override), "vfio-pci\n")
+            assert text(override) == "vfio-pci\n"
+            assert await act.read(str(override)) == "vfio-pci\n"
+        assert text(override) == "\n"
+
+
+async def test_it_ends_and_frees_its_lock_before_the_act_is_over(tmp_path: Path, override: Path) -> None:
+    opened = writes(tmp_path)
+    with trio.fail_after(PATIENCE_S):
+        for _ in range(20):
+            async with opened(51) as act:
+                await act.write(str(override), "x\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("none", errno.ENOENT), ("", errno.EISDIR), ("driver_override/x", errno.ENOTDIR)]
+)
+async def test_the_kernels_error_is_the_acts_error(
+    tmp_path: Path, override: Path, name: str, number: int
+) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with writes(tmp_path)(51) as act:
+            with pytest.raises(OSError, match=r".") as caught:
+                await act.write(str(tmp_path / name), "x\n")
+            assert caught.value.errno == number
+            await act.write(str(override), "y\n")
+
+
+async def test_a_write_that_hangs_is_given_up_and_blocks_its_group_only(
+    tmp_path: Path, override: Path
+) -> None:
+    path = fifo(tmp_path)
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(ActError) as caught:
+            await override_and_unbind(writes(tmp_path, SHORT_S), override, path)
+        assert caught.value.fault is ActFault.HANGS
+        pid = holder(tmp_path)
+        # Another daemon, the same lock files.
+        with pytest.raises(ActError, match=f"blocked by process {pid}") as caught:
+            async with writes(tmp_path)(51):
+                pytest.fail("the group is blocked")
+        assert caught.value.fault is ActFault.BLOCKED
+        async with writes(tmp_path)(52) as other:
+            await other.read(str(override))
+        assert text(override) == "vfio-pci\n"
+        assert await trio.to_thread.run_sync(answer, path) == "0000:23:00.0\n"
+        await until_it_ends(pid)
+        assert text(override) == "\n"
+        async with writes(tmp_path)(51) as act:
+            await act.write(str(override), "z\n")
+
+
+async def test_a_cancelled_wait_ends_at_once_and_the_write_goes_on(tmp_path: Path, override: Path) -> None:
+    path = fifo(tmp_path)
+
+    async def act(started: trio.Event) -> None:
+        async with writes(tmp_path)(51) as act:
+            await act.at_the_end(str(override), "\n")
+            started.set()
+            await act.write(str(path), "0000:23:00.0\n")
+            pytest.fail("nothing is written after it")
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            started = trio.Event()
+            nursery.start_soon(act, started)
+            await started.wait()
+            # The request is in the pipe before the wait can be cancelled.
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+        pid = holder(tmp_path)
+        assert await trio.to_thread.run_sync(answer, path) == "0000:23:00.0\n"
+        await until_it_ends(pid)
+        assert text(override) == "\n"
+
+
+KILLED = """
+import sys, trio, trio.testing
+from gpuactors.acts.writes import ProcessWrites
+async def main(locks, override, fifo):
+    async with ProcessWrites(locks)(51) as act:
+        await act.at_the_end(override, "\\n")
+        await act.write(override, "vfio-pci\\n")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(act.write, fifo, "0000:23:00.0\\n")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            print("begun", flush=True)
+trio.run(main, *sys.argv[1:])
+"""
+
+
+def test_a_write_that_hangs_outlives_the_daemon_and_holds_the_lock_against_the_next_one(
+    tmp_path: Path, override: Path
+) -> None:
+    path = fifo(tmp_path)
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "locks"), str(override), str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert daemon.stdout is not None
+    with daemon.stdout:
+        assert daemon.stdout.readline() == "begun\n"
+    daemon.send_signal(signal.SIGKILL)
+    daemon.wait(PATIENCE_S)
+    pid = holder(tmp_path)
+
+    async def next_daemon() -> None:
+        with trio.fail_after(PATIENCE_S):
+            with pytest.raises(ActError, match=f"blocked by process {pid}"):
+                async with writes(tmp_path)(51):
+                    pytest.fail("the group is blocked")
+            await trio.to_thread.run_sync(answer, path)
+            await until_it_ends(pid)
+            async with writes(tmp_path)(51) as act:
+                assert await act.read(str(override)) == "\n"
+
+    trio.run(next_daemon)
+
+
+async def test_a_signal_to_the_daemons_group_does_not_reach_it(tmp_path: Path, override: Path) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with writes(tmp_path)(51) as act:
+            pid = holder(tmp_path)
+            assert os.getsid(pid) == pid != os.getsid(0)
+            await act.write(str(override), "x\n")
+
+
+async def test_a_writing_process_that_was_killed_is_an_error_and_no_hang(
+    tmp_path: Path, override: Path
+) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with writes(tmp_path)(51) as act:
+            os.kill(holder(tmp_path), signal.SIGKILL)
+            await until_it_ends(holder(tmp_path))
+            with pytest.raises(OSError, match="has ended") as caught:
+                await act.write(str(override), "x\n")
+    assert caught.value.errno == errno.EPIPE
+
+
+async def test_lock_files_that_cannot_be_made_are_named(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("")
+    with pytest.raises(ActError, match=r"lock file .*iommu-group-51.lock cannot be made"):
+        async with writes(tmp_path)(51):
+            pytest.fail("there is no lock")
+
+
+def test_an_existing_file_is_replaced_whole_and_a_missing_one_is_not_made(tmp_path: Path) -> None:
+    path = tmp_path / "driver_override"
+    path.write_text("nvgrace_gpu_vfio_pci\n")
+    writer_process.write(str(path), "\n")
+    assert path.read_text() == "\n"
+    with pytest.raises(FileNotFoundError):
+        writer_process.write(str(tmp_path / "none"), "x")
+
+
+def test_it_starts_without_anything_of_ours() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-X", "importtime", writer_process.__file__],
+        input=b"",
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    imported = {line.rpartition(b"|")[2].strip() for line in done.stderr.splitlines()}
+    assert not imported & {b"gpuactors", b"trio", b"subprocess", b"json", b"asyncio"}
+
+
+async def test_no_descriptor_and_no_thread_is_left(tmp_path: Path, override: Path) -> None:
+    opened = writes(tmp_path)
+    path = fifo(tmp_path)
+
+    async def one() -> None:
+        async with opened(51) as act:
+            await act.write(str(override), "x\n")
+
+    with trio.fail_after(PATIENCE_S):
+        await one()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            await one()
+        with pytest.raises(ActError):
+            async with writes(tmp_path, 0.05)(52) as act:
+                await act.write(str(path), "x\n")
+        assert len(os.listdir("/proc/self/fd")) == before
+        await trio.to_thread.run_sync(answer, path)
+    assert threading.active_count() < 20

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import Prepared, Target, Unprepared
+from gpuactors.core.dra.claim import ActFault, Prepared, Target, Unprepared
 from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.events import ActFailed
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 
@@ -50,3 +51,26 @@ def test_no_act_before_its_intent_is_on_disk() -> None:
     assert core.driver(A) == "nvidia"
     core.release("checkpoint")
     assert core.driver(A) == "vfio-pci"
+
+
+def test_a_gpu_that_a_process_still_has_open_is_waited_for_in_the_call() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    token = core.prepare(name("one"))
+    (act,) = core.wanted.devices.values()
+    core.feed(ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE))
+    assert core.answer(token) is None
+    core.held_back = set()
+    core.pass_time(limits.CLAIM_RETRY_S + 1)
+    assert isinstance(core.answer(token), Prepared)
+
+
+def test_a_gpu_that_stays_open_is_named_at_the_deadline() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    token = core.prepare(name("one"))
+    for _ in range(8):
+        if act := next(iter(core.wanted.devices.values()), None):
+            core.feed(ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE))
+        core.pass_time(limits.CLAIM_RETRY_S)
+    assert f"{A} is open by process 4711" in core.refusal(token)

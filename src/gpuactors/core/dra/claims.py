@@ -68,6 +68,10 @@ _COLLECTED: Final = (ClaimState.PREPARED, ClaimState.STOPPED)
 """The states in which a claim may wait for ever for an unprepare."""
 
 
+_PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
+"""Why an act could not be done yet."""
+
+
 def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
     """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
     known how far its act came: it is requested again, and goes on from what it finds."""
@@ -292,7 +296,8 @@ def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
         return state, []
     if entry.state is ClaimState.RELEASING and event.fault is ActFault.GONE:
         return _act_over(state, entry, event.number, ()), []  # nothing is left to be returned
-    by_itself = entry.state in (ClaimState.RELEASING, ClaimState.PREPARED)
+    delayed = entry.state is ClaimState.BINDING and event.fault in _PASSING
+    by_itself = delayed or entry.state in (ClaimState.RELEASING, ClaimState.PREPARED)
     again_at = at + limits.CLAIM_RETRY_S if by_itself else math.inf
     level = Level.DEBUG if entry.problem == event.reason else Level.WARNING
     line = Log(
@@ -301,7 +306,8 @@ def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
         {"claim": str(entry.name), "uid": entry.name.uid, "state": str(entry.state), "reason": event.reason},
     )
     stopped = replace(entry, acts={}, problem=event.reason, retry_at=again_at)
-    return with_claims(state, moved(state.claims, stopped, On.FAILED)), [line]
+    on = On.DELAYED if delayed else On.FAILED
+    return with_claims(state, moved(state.claims, stopped, on)), [line]
 
 
 def _of_act(claims: Claims, number: int) -> Entry | None:

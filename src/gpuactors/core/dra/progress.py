@@ -70,6 +70,8 @@ def due(state: NodeState, at: float) -> NodeState:
                 claims = moved(claims, entry, On.FORGOTTEN)
             case ClaimState.FETCHING | ClaimState.STOPPED:
                 claims = with_read(with_entry(claims, entry), entry.name.uid)
+            case ClaimState.BINDING:
+                claims = moved(claims, entry, On.RETRY)
             case ClaimState.PREPARED if entry.problem:
                 claims = moved(claims, replace(entry, problem=""), On.RETRY)
             case ClaimState.PREPARED:

@@ -57,6 +57,8 @@ class On(StrEnum):
     """Every act that was requested has been done."""
     FAILED = "failed"
     """One of them failed."""
+    DELAYED = "delayed"
+    """One of them could not be done yet: a process still has the device open, or an earlier act has not ended."""
     ABANDONED = "abandoned"
     """No call waits for it any more."""
     RETRY = "retry"
@@ -111,6 +113,9 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, On], Transition]] = {
     (_S.BINDING, _E.PREPARE): (_S.BINDING, _R.NOTHING),
     (_S.BINDING, _E.DONE): (_S.WRITING, _R.WRITE),
     (_S.BINDING, _E.FAILED): (_S.STOPPED, _R.NOTHING),
+    # Kubelet repeats a prepare that was refused only after 60 to 90 s: what will pass is waited for in the call.
+    (_S.BINDING, _E.DELAYED): (_S.BINDING, _R.NOTHING),
+    (_S.BINDING, _E.RETRY): (_S.BINDING, _R.BIND),
     (_S.BINDING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.WRITING, _E.PREPARE): (_S.WRITING, _R.NOTHING),
     (_S.WRITING, _E.DONE): (_S.COMMITTING, _R.CHECKPOINT),

@@ -44,7 +44,8 @@ def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
             return with_entry(replace(claims, last=number, checkpoint=number), entry)
         case Request.BIND:
             acts = [str(gpu.address) for gpu in entry.gpus]
-            entry = replace(entry, problem="", retry_at=math.inf)
+            # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
+            entry = replace(entry, retry_at=math.inf)
             return with_acts(claims, entry, acts) if acts else moved(claims, entry, On.DONE)
         case Request.WRITE:
             return with_acts(claims, replace(entry, problem="", retry_at=math.inf), [FILES])

@@ -141,6 +141,8 @@ class Core:
         self.others: dict[tuple[str, str], str] = {}
         self.ledger_problem: str | None = None
         self.claims: dict[str, str] = {}
+        self.strangers: tuple[ClaimedDevice, ...] = ()
+        """Claims of other drivers that kubelet lists."""
         self.unselected: dict[str, PciFunction] = {}
         self.kubelets: list[str] | None = None
         """What kubelet has as healthy; None while it does not say."""
@@ -199,6 +201,7 @@ class Core:
             ClaimedDevice("gpu.nvidia.com", "node", device, f"default/{claim}", Pod("default", claim, ""))
             for device, claim in self.claims.items()
         )
+        claims += self.strangers
         healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
         file = LedgerFile(cached=self.cached, damaged=self.damaged) if self.file_readable else None
         return ledger_read(read, entries, claims, healthy, file)

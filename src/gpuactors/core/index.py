@@ -25,6 +25,7 @@ from gpuactors.core.inventory import (
     named,
 )
 from gpuactors.core.model import (
+    AdminAccess,
     ClaimedDevice,
     DeviceId,
     DeviceList,
@@ -50,10 +51,12 @@ class Index:
     facts: Mapping[PciAddress, Fact]
     resolved: Mapping[Named, Resolved]
     entries: Mapping[Named, Pod]
-    claims: Mapping[PciAddress, ClaimedDevice]
+    claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]]
     """As kubelet lists them."""
     reserved: Mapping[PciAddress, ClaimedDevice]
     """As `Claims.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
+    admin: frozenset[AdminAccess]
+    """As `Claims.admin`: those of the claims that own nothing."""
     served: frozenset[ResourceName]
     """Without their models."""
     device_lists: Mapping[ResourceName, DeviceList]
@@ -122,6 +125,7 @@ NO_INDEX: Final = Index(
     entries=_NOTHING,
     claims=_NOTHING,
     reserved=_NOTHING,
+    admin=_EMPTY,
     served=_EMPTY,
     device_lists=_NOTHING,
     leaving=_EMPTY,
@@ -164,6 +168,7 @@ def index_of(state: NodeState) -> Index:
         and index.entries is ledger.entries
         and index.claims is ledger.claims
         and index.reserved is state.claims.reserved
+        and index.admin == state.claims.admin
         and index.served == state.published.served.keys()
         and index.leaving == state.host.polls.leaving
         and index.device_lists is state.published.device_lists
@@ -201,6 +206,7 @@ def _refreshed(before: Index, state: NodeState) -> Index:
         or index.entries is not ledger.entries
         or index.claims is not ledger.claims
         or index.reserved is not state.claims.reserved
+        or index.admin != state.claims.admin
     ):
         index = _with_ledger(before, index, state, touched)
     if (
@@ -411,6 +417,7 @@ def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named
         entries=entries,
         claims=claims,
         reserved=state.claims.reserved,
+        admin=state.claims.admin,
         owners=_owners(before, index, state, names),
         given=_given(index, entries, names),
         unlisted=(index.unlisted - names) | unlisted,
@@ -446,8 +453,9 @@ def _given(
 def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Mapping[PciAddress, Owner]:
     """The owners, derived again only for the devices of changed entries and claims."""
     claims, entries = state.kubelet.ledger.claims, state.kubelet.ledger.entries
-    reserved = state.claims.reserved
+    reserved, admin = state.claims.reserved, state.claims.admin
     touched = changed_keys(index.claims, claims) | changed_keys(index.reserved, reserved)
+    touched |= {address for _, address in index.admin ^ admin}
     touched |= {
         m.address
         for r in (before.resolved, state.kubelet.resolved)
@@ -459,8 +467,11 @@ def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) ->
     owners = dict(index.owners)
     for address in touched:
         owners.pop(address, None)
-        claim = reserved.get(address) or claims.get(address)
-        owner = owner_of(claim, index.resolved_by.get(address, ()), entries)
+        listed = [c for c in claims.get(address, ()) if (c.name, address) not in admin]
+        own = reserved.get(address)
+        if own is not None and own.name not in {c.name for c in listed}:
+            listed.append(own)
+        owner = owner_of(listed, index.resolved_by.get(address, ()), entries)
         if owner is not None:
             owners[address] = owner
     return owners

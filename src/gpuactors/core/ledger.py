@@ -124,8 +124,13 @@ def _entries(
     return before if same and len(entries) == len(before) else entries
 
 
-def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, ClaimedDevice]:
-    return {address: c for c in claimed if (address := claimed_address(c.device)) is not None}
+def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, tuple[ClaimedDevice, ...]]:
+    """By device, sorted: several claims may have one, by other drivers or with admin access."""
+    found: dict[PciAddress, list[ClaimedDevice]] = {}
+    for claim in sorted({*claimed}, key=lambda c: (c.driver, c.claim, str(c.pod))):
+        if (address := claimed_address(claim.device)) is not None:
+            found.setdefault(address, []).append(claim)
+    return {address: tuple(claims) for address, claims in found.items()}
 
 
 def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) -> Ledger:

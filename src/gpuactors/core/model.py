@@ -321,6 +321,15 @@ class ClaimedDevice:
     pod: Pod | None
     """None: a claim of our own, which is known before kubelet names its pods."""
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """The driver and the claim."""
+        return self.driver, self.claim
+
+
+AdminAccess = tuple[tuple[str, str], PciAddress]
+"""A claim that has a device with admin access only, as `ClaimedDevice.name`, and the device: it owns nothing."""
+
 
 class LedgerSource(StrEnum):
     """Where the entries of the ledger are from, as the log has it, and so how sure they are."""
@@ -388,7 +397,7 @@ class Ledger(Refreshed):
     read: int
     """The number of the read that these entries are from; 0 before the first one since this daemon serves."""
     entries: Mapping[tuple[ResourceName, DeviceId], Pod]
-    claims: Mapping[PciAddress, ClaimedDevice]
+    claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]]
     problem: str | None
     """Why the last read failed, as a sentence; the entries are the last known ones then."""
     tried: bool

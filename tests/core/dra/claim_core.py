@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuactors.core.dra.claim import (
+    ActFault,
     AllocatedDevice,
     BoundFunction,
     Claim,
     ClaimName,
     ClaimUid,
+    FirstDriver,
     Prepared,
     Target,
     Unprepared,
@@ -18,9 +20,11 @@ from gpuactors.core.dra.entries import ClaimSettings, Entry
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, claims_wanted
 from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Effect, Refused, Reply
+from gpuactors.core.effects import Answer, Effect, Refused, Reply
 from gpuactors.core.events import (
     ActDone,
+    ActFailed,
+    AllocateAsked,
     CheckpointRead,
     CheckpointWritten,
     ClaimMissing,
@@ -32,15 +36,15 @@ from gpuactors.core.events import (
     PrepareAsked,
     UnprepareAsked,
 )
-from gpuactors.core.model import PciAddress, PciFunction, Settings, Token
+from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Settings, Token
 from gpuactors.core.step import initial_state
-from tests.core.builders import SETTINGS, Core
+from tests.core.builders import H100, SETTINGS, Core
 
 DRIVER = "gpu.nvidia.com"
 POOL = "node-1"
 CLAIM_SETTINGS = ClaimSettings(DRIVER, POOL)
 
-HELD_BACK = frozenset({"read", "checkpoint", "device", "files"})
+HELD_BACK = frozenset({"read", "checkpoint", "device", "files", "inspection"})
 """What a test may hold back, to answer it itself or never."""
 
 
@@ -72,7 +76,7 @@ class ClaimCore(Core):
         disk: CheckpointWanted | None = None,
     ) -> None:
         super().__init__(settings=settings)
-        self.functions = {f.address: f for f in functions}
+        self.functions: dict[PciAddress, PciFunction] = {f.address: f for f in functions}
         self.api: dict[str, Claim] = {}
         self.disk = disk
         self.held_back: set[str] = set()
@@ -80,26 +84,43 @@ class ClaimCore(Core):
         """Every act on a device that was carried out, by its first function."""
         self.tokens = 0
         self.state = initial_state(settings, claim_settings=claim_settings)
-        self.feed(HostScanned(self.state.host.inspections.last - 1, functions), self._read_back())
+        if functions:
+            self.scanned()
 
     def _read_back(self) -> CheckpointRead:
         if self.disk is None:
             return CheckpointRead()
         return CheckpointRead(self.disk.entries, self.disk.first_drivers)
 
-    def restarted(self) -> ClaimCore:
+    def restarted(self, *held_back: str, settings: ClaimSettings | None = None) -> ClaimCore:
         """A new process on the same node: it knows what is on disk, and what it sees. Of the old one's acts those that
         are under way are lost."""
-        settings = self.state.claims.settings
+        settings = settings or self.state.claims.settings
         assert settings is not None
-        after = ClaimCore(
-            *self.functions.values(),
-            settings=self.state.daemon.settings,
-            claim_settings=settings,
-            disk=self.disk,
-        )
-        after.api, after.ledger, after.enabled = self.api, self.ledger, self.enabled
+        after = ClaimCore(settings=self.state.daemon.settings, claim_settings=settings, disk=self.disk)
+        after.functions, after.api, after.claims = self.functions, self.api, self.claims
+        after.ledger, after.enabled = self.ledger, self.enabled
+        after.at, after.tokens, after.held_back = self.at, self.tokens, {*held_back}
+        after.scanned()
         return after
+
+    def scanned(self) -> list[Effect]:
+        """The scan that is outstanding comes back, with what is there."""
+        scan = self.state.host.inspections.scan
+        assert scan is not None
+        return self.feed(HostScanned(scan, tuple(self.functions.values())))
+
+    def changed(self, *functions: PciFunction) -> list[Effect]:
+        """These functions are there now as they are here; a uevent says so of each."""
+        for function in functions:
+            self.functions[function.address] = function
+        return self.feed(*(HostChanged(f.address, None, "bind pci") for f in functions))
+
+    def unplugged(self, *addresses: str) -> list[Effect]:
+        """These functions are gone."""
+        gone = [PciAddress(a) for a in addresses]
+        self.functions = {a: f for a, f in self.functions.items() if a not in gone}
+        return self.feed(*(HostChanged(a, None, "remove pci") for a in gone))
 
     # --- what kubelet does ----------------------------------------------------------------------------------
 
@@ -139,10 +160,20 @@ class ClaimCore(Core):
     def driver(self, address: str) -> str | None:
         return self.functions[PciAddress(address)].driver
 
-    def pull_out(self, address: PciAddress) -> None:
-        """The function is gone, and the kernel says so."""
-        del self.functions[address]
-        self.feed(HostChanged(address, None, "remove pci"))
+    def listed(self, claim: ClaimName, *addresses: str) -> None:
+        """Kubelet lists the claim for a pod."""
+        self.claims |= {device_name(PciAddress(a)): claim.name for a in addresses}
+
+    def allocate(self, *addresses: str) -> Token:
+        """Kubelet allocates these by the device plugin API."""
+        self.tokens += 1
+        token = Token(1000 + self.tokens)
+        self.feed(AllocateAsked(token, H100, (tuple(DeviceId(a) for a in addresses),)))
+        return token
+
+    def allocation(self, token: Token) -> Answer | None:
+        """The answer to an Allocate; None while it waits."""
+        return next((e.answer for e in self.effects if isinstance(e, Reply) and e.token == token), None)
 
     # --- what surrounds it ------------------------------------------------------------------------------------
 
@@ -167,6 +198,8 @@ class ClaimCore(Core):
             return event
         inspections = self.state.host.inspections
         for address, number in inspections.functions.items():
+            if "inspection" in self.held_back:
+                break
             found = self.functions.get(address)
             group = (
                 ()
@@ -202,14 +235,19 @@ class ClaimCore(Core):
         self.acts.append((act.target, act.functions[0].address))
         bound = []
         for first in act.functions:
-            known = self.functions[first.address]
-            driver = known.driver if known.vfio_bound and act.target is Target.VFIO else first.driver
-            if act.target is Target.VFIO:
-                driver = driver if known.vfio_bound else "vfio-pci"
+            if (known := self.functions.get(first.address)) is None:
+                return ActFailed(act.number, f"{first.address} is not there", ActFault.GONE)
+            driver = _after(known, first, act.target)
             now = _bound(known, driver)
             self.functions[first.address] = now
             bound.append(BoundFunction(now.address, driver, now.iommu_group, None, vfio=now.vfio_bound))
         return ActDone(act.number, tuple(bound))
+
+
+def _after(known: PciFunction, first: FirstDriver, target: Target) -> str | None:
+    if target is Target.VFIO:
+        return known.driver if known.vfio_bound else "vfio-pci"
+    return known.driver if first.vfio and known.driver is not None else first.driver
 
 
 def _bound(function: PciFunction, driver: str | None) -> PciFunction:

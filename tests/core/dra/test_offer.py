@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpuactors.core.dra.claim import DraHealth
 from gpuactors.core.dra.slices import Blocked, BlockKind, OfferedDevice
 from gpuactors.core.events import AllocateAsked
-from gpuactors.core.model import DeviceId, PciAddress, Token
+from gpuactors.core.model import DeviceId, Token
 from tests.core.builders import H100, audio, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 
@@ -60,7 +60,7 @@ def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() ->
     core = ClaimCore(gpu(A, group=1))
     core.api[str(name("one"))] = allocated(name("one"), A)
     core.prepare(name("one"))
-    core.pull_out(PciAddress(A))
+    core.unplugged(A)
     assert [(h.health, h.message) for h in core.wanted.health] == [
         (DraHealth.UNHEALTHY, "the PCI function is gone from this node")
     ]

@@ -75,13 +75,12 @@ class Owner:
 
 
 def owner_of(
-    claim: ClaimedDevice | None, names: Iterable[Named], entries: Mapping[Named, Pod]
+    claims: Iterable[ClaimedDevice], names: Iterable[Named], entries: Mapping[Named, Pod]
 ) -> Owner | None:
-    """The owner of a device with this claim, or that these names mean; None if kubelet's ledger gives it to no pod or
+    """The owner of a device with these claims, or that these names mean; None if kubelet's ledger gives it to no pod or
     claim."""
     given = [Given(*name, entries.get(name)) for name in names]
-    if claim is not None:
-        given.append(Given(None, claim.claim, claim))
+    given += [Given(None, claim.claim, claim) for claim in claims]
     return Owner(tuple(sorted(given, key=_order))) if given else None
 
 

@@ -24,9 +24,11 @@ from gpuactors.core.dra.entries import (
     ClaimCall,
     Claims,
     Entry,
+    Returned,
     with_entry,
 )
 from gpuactors.core.dra.exclusion import (
+    allocated_devices,
     exclusive_devices,
     not_given,
     with_companions,
@@ -247,7 +249,7 @@ def _refused_by_content(state: NodeState, claim: Claim) -> str:
     found = config.chosen(claim)
     if isinstance(found, config.ConfigFault):
         return found.sentence
-    return not_given(state, exclusive_devices(claim)) if state.host.scanned else ""
+    return not_given(state, allocated_devices(claim)) if state.host.scanned else ""
 
 
 def _looked_at(state: NodeState, claim: Claim, at: float) -> NodeState:
@@ -286,7 +288,20 @@ def act_done(state: NodeState, event: ActDone) -> NodeState:
     entry = _of_act(state.claims, event.number)
     if entry is None:  # another one has been requested since
         return state
-    return _act_over(state, entry, event.number, event.bound)
+    return _act_over(_to_be_seen(state, entry, event), entry, event.number, event.bound)
+
+
+def _to_be_seen(state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+    """`state` with an inspection requested of what an act has bound. A device that was returned was last seen on vfio,
+    and belongs to nobody any more: it is not offered before that inspection."""
+    changed = sorted(b.address for b in event.bound)
+    claims, since = state.claims, state.host.inspections.last
+    if entry.state is ClaimState.RELEASING and changed:
+        given = [g.address for g in entry.gpus if g.address in changed]
+        returned = dict.fromkeys(given, Returned(entry.name, since))
+        claims = replace(claims, returned={**claims.returned, **returned})
+    wanted = inspections.ask_inspections(state.host.inspections, changed)
+    return with_inspections(with_claims(state, claims), wanted)
 
 
 def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
@@ -328,7 +343,8 @@ def ledger_read(state: NodeState, at: float) -> NodeState:
     claims, settings = state.claims, state.claims.settings
     if settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
         return state
-    listed = {c.claim for c in state.kubelet.ledger.claims.values() if c.driver == settings.driver}
+    of_devices = state.kubelet.ledger.claims.values()
+    listed = {c.claim for claims_of in of_devices for c in claims_of if c.driver == settings.driver}
     for entry in claims.entries.values():
         if entry.state not in _COLLECTED:
             continue

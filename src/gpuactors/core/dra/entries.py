@@ -6,14 +6,14 @@ Frozen values. Changed by `claims.py` only, and an entry's state by `table.py` o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver
 from gpuactors.core.dra.prebound import KernelId, OperatorsList
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.model import ClaimedDevice, PciAddress, Token
+from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress, Token
 
 NOBODY: Final = OperatorsList()
 """The operator names no address."""
@@ -31,6 +31,14 @@ class ClaimedGpu:
     """It and its companions, sorted by address, each with the driver that it is returned to."""
     stays: str = ""
     """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
+
+
+def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
+    """An act is on an IOMMU group as a whole, so one of a claim's devices in a group stands for the others."""
+    found: dict[tuple[FirstDriver, ...], ClaimedGpu] = {}
+    for gpu in gpus:
+        found.setdefault(gpu.functions, gpu)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,16 @@ class ClaimSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """A device that an act has returned to its first driver. It was last seen on vfio, as a device that can be
+    allocated."""
+
+    claim: ClaimName
+    since: int
+    """The last number that had been issued then: only later inspections count."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claims:
     """The claims of this node. Numbers of reads, acts and checkpoints come from one counter and only grow."""
 
@@ -123,7 +141,12 @@ class Claims:
     acted: frozenset[PciAddress] = frozenset()
     """The functions for which an intent of ours stands or stood in this boot."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
-    """The devices that claims have for themselves, with those. The same object until it changes."""
+    """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
+    changes."""
+    returned: Mapping[PciAddress, Returned] = field(default_factory=dict)
+    """Devices that claims gave back, until an inspection has seen them on their driver."""
+    admin: frozenset[AdminAccess] = frozenset()
+    """Claims with admin access to a device: kubelet lists them like its owner."""
 
 
 NO_CLAIMS: Final = Claims()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.ownership import observed_use
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
@@ -40,6 +41,11 @@ class InTheWay:
     """It will not pass by waiting: the claim asks for what this node cannot give."""
 
 
+def allocated_devices(claim: Claim) -> tuple[str, ...]:
+    """The names of the claim's devices, those with admin access included, each once."""
+    return tuple(dict.fromkeys(r.device for r in claim.results or ()))
+
+
 def exclusive_devices(claim: Claim) -> tuple[str, ...]:
     """The names of the devices that a claim is to have for itself, each once, in the order of its results."""
     return tuple(dict.fromkeys(r.device for r in claim.results or () if not r.admin_access))
@@ -51,7 +57,8 @@ def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction,
     function = function_at(state, address)
     if function is None:
         return ()
-    members = index_of(state).groups.get(function.iommu_group or -1, (function,))
+    group = function.iommu_group
+    members = index_of(state).groups[group] if group is not None else (function,)
     return tuple(
         m
         for m in members
@@ -78,11 +85,11 @@ def not_given(state: NodeState, names: Iterable[str]) -> str:
 def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     assert entry.claim is not None
-    names = exclusive_devices(entry.claim)
     if not state.host.scanned or not state.kubelet.ledger.tried:
         return InTheWay("the node has not been read yet")
-    if missing := not_given(state, names):
+    if missing := not_given(state, allocated_devices(entry.claim)):
         return InTheWay(missing, is_final=True)
+    names = exclusive_devices(entry.claim)
     addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
     for address in addresses:
         functions = with_companions(state, address)
@@ -149,25 +156,28 @@ def _by_ledger(state: NodeState, entry: Entry, functions: Iterable[PciFunction])
 
 def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
     """The owner is this claim itself, or one of which our own state knows better than kubelet's list: kubelet lists a
-    claim until its pod has ended, and was read some seconds ago."""
-    claimed = given.to
-    if not isinstance(claimed, ClaimedDevice):
+    claim until its pod has ended, and was read some seconds ago. What such a claim owns is in its entry."""
+    claimed, settings = given.to, state.claims.settings
+    if not isinstance(claimed, ClaimedDevice) or settings is None or claimed.driver != settings.driver:
         return False
-    settings = state.claims.settings
-    if settings is None or claimed.driver != settings.driver:
-        return False
-    return any(str(e.name) == claimed.claim for e in state.claims.entries.values() if _has_ended(e, entry))
-
-
-def _has_ended(other: Entry, entry: Entry) -> bool:
-    return other.state is ClaimState.TOMBSTONE or other.name.uid == entry.name.uid
+    return any(
+        str(e.name) == claimed.claim
+        for e in state.claims.entries.values()
+        if e.name.uid == entry.name.uid or e.state is ClaimState.TOMBSTONE or e.state in OWNING
+    )
 
 
 def _by_use(state: NodeState, address: PciAddress) -> str:
-    """A process has its group open: of a pod that has just left, or of nobody that kubelet knows."""
-    assessment = assessments_of(state).of.get(address)
-    if assessment is None:
+    """A process has its group open: of a pod that has just left, or of nobody that kubelet knows. Also where kubelet
+    still lists a claim that has ended: its process may not have."""
+    device = index_of(state).devices.get(address)
+    use = observed_use(state, device) if device is not None else None
+    if device is None or use is None or not use.in_use:
         return ""
-    ownership = assessment.ownership
+    ownership = assessments_of(state).of[address].ownership
     held = (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN)
-    return ownership.message if ownership.cause in held else ""
+    return (
+        ownership.message
+        if ownership.cause in held
+        else f"IOMMU group {device.function.iommu_group} is {use.evidence}"
+    )

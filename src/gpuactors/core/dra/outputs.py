@@ -6,7 +6,7 @@ Standing orders with numbers: each actor does the newest number of each kind onc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpuactors.core.dra import config
 from gpuactors.core.dra.cdi import ClaimDevice
@@ -133,13 +133,8 @@ def _on_disk(entry: Entry) -> StoredEntry:
 def _device_act(entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.address]
     if entry.state is ClaimState.RELEASING:
-        return DeviceAct(number, Target.FIRST_DRIVER, tuple(_as_returned(gpu, f) for f in gpu.functions))
+        return DeviceAct(number, Target.FIRST_DRIVER, gpu.functions)
     return DeviceAct(number, Target.VFIO, gpu.functions)
-
-
-def _as_returned(gpu: ClaimedGpu, function: FirstDriver) -> FirstDriver:
-    """A pre-bound GPU stays on vfio, whatever it was first seen with."""
-    return replace(function, vfio=True) if gpu.stays and function.address == gpu.address else function
 
 
 def _files_act(entry: Entry) -> FilesAct:

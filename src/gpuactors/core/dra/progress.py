@@ -4,7 +4,7 @@ tried again, asked for, or forgotten."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
@@ -12,7 +12,7 @@ from gpuactors.core import schedule
 from gpuactors.core.dra import prebound
 from gpuactors.core.dra.answers import answer_of, answered
 from gpuactors.core.dra.claim import ClaimUid, FirstDriver
-from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, with_entry
+from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, one_of_each_group, with_entry
 from gpuactors.core.dra.exclusion import exclusive_devices, has_another_owner, in_the_way, with_companions
 from gpuactors.core.dra.table import ClaimState, On
 from gpuactors.core.dra.transitions import (
@@ -42,11 +42,24 @@ def advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
         before.claims.first_drivers is not state.claims.first_drivers
     ):
         state = with_claims(state, _first_drivers_noted(state))
+    state = with_claims(state, with_reserved(_seen_again(state)))
     effects: list[Effect] = []
     while (further := _one_further(state, at) or _all_answered(state, at)) is not None:
         state, lines = further
+        state = with_claims(state, with_reserved(state.claims))
         effects += lines
-    return with_claims(state, with_reserved(state.claims)), effects
+    return state, effects
+
+
+def _seen_again(state: NodeState) -> Claims:
+    """The claims without the returned devices that an inspection has seen since."""
+    claims, facts = state.claims, state.host.facts
+    unseen = {
+        a: r
+        for a, r in claims.returned.items()
+        if (fact := facts.get(a)) is not None and fact.inspection <= r.since
+    }
+    return replace(claims, returned=unseen) if len(unseen) < len(claims.returned) else claims
 
 
 def _all_answered(state: NodeState, at: float) -> Stepped | None:
@@ -168,30 +181,48 @@ def _reserved(state: NodeState, entry: Entry) -> Claims:
     """The claim owns its devices from now on. Their first drivers are in the same checkpoint."""
     assert entry.claim is not None
     addresses = [a for n in exclusive_devices(entry.claim) if (a := claimed_address(n)) is not None]
-    gpus = tuple(_claimed_gpu(state, address) for address in addresses)
+    gpus = _with_whole_groups(_claimed_gpu(state, address) for address in addresses)
     acted = state.claims.acted | {f.address for gpu in gpus for f in gpu.functions}
     claims = replace(state.claims, acted=acted)
     return moved(claims, replace(entry, gpus=gpus, problem=""), On.FREE)
+
+
+def _with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
+    """Devices of one IOMMU group have the same functions."""
+    found: list[ClaimedGpu] = []
+    for gpu in gpus:
+        functions = {f.address: f for f in gpu.functions}
+        same = [g for g in found if not functions.keys().isdisjoint(f.address for f in g.functions)]
+        functions |= {f.address: f for g in same for f in g.functions}
+        whole = tuple(functions[a] for a in sorted(functions))
+        found = [replace(g, functions=whole) if g in same else g for g in [*found, gpu]]
+        found[-1] = replace(gpu, functions=whole)
+    return tuple(found)
 
 
 def _claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
     settings, known = state.claims.settings, state.claims.first_drivers
     assert settings is not None
     functions = with_companions(state, address)
-    gpu = next(f for f in functions if f.address == address)
-    decided = prebound.decide(
-        address, known.get(address), operator=settings.operator, hints=settings.hints, function=gpu
-    )
+    decided = {
+        f.address: prebound.decide(
+            f.address, known.get(f.address), operator=settings.operator, hints=settings.hints, function=f
+        )
+        for f in functions
+    }
     return ClaimedGpu(
         address,
-        tuple(_first_driver(known, f) for f in functions),
-        stays=decided.sentence if decided.is_prebound else "",
+        tuple(_first_driver(known, f, stays=decided[f.address].is_prebound) for f in functions),
+        stays=decided[address].sentence if decided[address].is_prebound else "",
     )
 
 
-def _first_driver(known: Mapping[PciAddress, FirstDriver], function: PciFunction) -> FirstDriver:
+def _first_driver(
+    known: Mapping[PciAddress, FirstDriver], function: PciFunction, *, stays: bool
+) -> FirstDriver:
+    """What an act is to return it to. One that is pre-bound by the operator's word counts as first seen on vfio."""
     present = FirstDriver(function.address, function.driver, vfio=function.vfio_bound)
-    return known.get(function.address, present)
+    return replace(known.get(function.address, present), vfio=stays)
 
 
 def _undone(state: NodeState, claims: Claims, uid: ClaimUid) -> Claims:
@@ -202,7 +233,7 @@ def _undone(state: NodeState, claims: Claims, uid: ClaimUid) -> Claims:
         FILES,
         *(
             str(g.address)
-            for g in entry.gpus
+            for g in one_of_each_group(entry.gpus)
             if _is_returned(g) and not has_another_owner(state, entry, g.address)
         ),
     ]
@@ -212,7 +243,7 @@ def _undone(state: NodeState, claims: Claims, uid: ClaimUid) -> Claims:
 def _is_returned(gpu: ClaimedGpu) -> bool:
     """Any of its functions is returned to its first driver when the claim ends: also a companion of a pre-bound GPU
     that was not on vfio."""
-    return any(not f.vfio and not (gpu.stays and f.address == gpu.address) for f in gpu.functions)
+    return not all(f.vfio for f in gpu.functions)
 
 
 def not_prepared(state: NodeState, entry: Entry, reason: str) -> Stepped:

@@ -13,10 +13,11 @@ from itertools import count
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.claim import ClaimUid
-from gpuactors.core.dra.entries import FILES, Claims, Entry, with_entry
+from gpuactors.core.dra.entries import FILES, Claims, Entry, one_of_each_group, with_entry
 from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import OWNING, ClaimState, On, Request, follow
 from gpuactors.core.effects import Refusal, Refused
+from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import ClaimedDevice, PciAddress
 from gpuactors.core.state import NodeState
 
@@ -29,7 +30,7 @@ def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
     """`claims` after a transition of one entry, with what that requests."""
     after, request = follow(entry.state, on)
     if after is ClaimState.TOMBSTONE:
-        entry = replace(blank(entry), retry_at=math.inf)
+        entry, claims = replace(blank(entry), retry_at=math.inf), read_over(claims, entry.name.uid)
     entry = replace(entry, state=after)
     match request:
         case Request.NOTHING:
@@ -43,7 +44,7 @@ def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
             claims = read_over(claims, entry.name.uid)
             return with_entry(replace(claims, last=number, checkpoint=number), entry)
         case Request.BIND:
-            acts = [str(gpu.address) for gpu in entry.gpus]
+            acts = [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
             # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
             entry = replace(entry, retry_at=math.inf)
             return with_acts(claims, entry, acts) if acts else moved(claims, entry, On.DONE)
@@ -74,17 +75,29 @@ def with_acts(claims: Claims, entry: Entry, keys: Iterable[str]) -> Claims:
 
 def with_reserved(claims: Claims) -> Claims:
     """`claims` with the devices that belong to claims; the same object while these are the same."""
-    settings, reserved = claims.settings, dict[PciAddress, ClaimedDevice]()
-    if settings is None:
+    if (settings := claims.settings) is None:
         return claims
-    for entry in claims.entries.values():
-        if entry.state in OWNING:
-            for gpu in entry.gpus:
-                device = device_name(gpu.address)
-                known = claims.reserved.get(gpu.address)
-                now = ClaimedDevice(settings.driver, settings.pool, device, str(entry.name), None)
-                reserved[gpu.address] = known if known == now and known is not None else now
-    return replace(claims, reserved=reserved) if reserved != claims.reserved else claims
+    owning = [entry for entry in claims.entries.values() if entry.state in OWNING]
+    owners = {a: r.claim for a, r in claims.returned.items()}
+    owners |= {gpu.address: entry.name for entry in owning for gpu in entry.gpus}
+    reserved = {
+        a: ClaimedDevice(settings.driver, settings.pool, device_name(a), str(name), None)
+        for a, name in owners.items()
+    }
+    admin = frozenset(
+        ((settings.driver, str(entry.name)), address)
+        for entry in owning
+        for address in _with_admin_access(entry)
+    )
+    if reserved == claims.reserved and admin == claims.admin:
+        return claims
+    return replace(claims, reserved=claims.reserved if reserved == claims.reserved else reserved, admin=admin)
+
+
+def _with_admin_access(entry: Entry) -> set[PciAddress]:
+    results = entry.claim.results or () if entry.claim is not None else ()
+    named = {address for r in results if (address := claimed_address(r.device)) is not None}
+    return named - {gpu.address for gpu in entry.gpus}
 
 
 def refusal(reason: str) -> Refused:

@@ -1,0 +1,321 @@
+"""One owner per GPU and IOMMU group: across claims, and across the device plugin's pods."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.dra.claim import Prepared, Target, Unprepared
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.effects import Granted, Refused
+from gpuactors.core.model import ClaimedDevice, Holder
+from tests.core.builders import audio, gpu
+from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+
+AUDIO = "0000:01:00.1"
+
+
+# --- forced deletion ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [ON_HOST, PRE_BOUND], ids=["on its host driver", "pre-bound"])
+def test_a_new_claim_waits_in_its_call_and_is_woken_by_the_release(function: object) -> None:
+    core = core_with(function, old=(A,), new=(A,))
+    core.prepare(name("old"))
+    new = core.prepare(name("new"))
+    assert core.claim_state(name("new")) is ClaimState.WAITING
+    core.pass_time(limits.CLAIM_ANSWER_S - 1)
+    assert core.answer(new) is None
+    core.unprepare(name("old"))
+    core.pass_time(0.5)
+    assert isinstance(core.answer(new), Prepared)
+    assert core.driver(A) == "vfio-pci"
+    assert core.claim_state(name("old")) is ClaimState.TOMBSTONE
+
+
+def test_after_35_s_the_error_names_the_claim_that_has_the_gpu() -> None:
+    core = core_with(ON_HOST, old=(A,), new=(A,))
+    core.prepare(name("old"))
+    new = core.prepare(name("new"))
+    core.pass_time(limits.CLAIM_ANSWER_S - 0.1)
+    assert core.answer(new) is None
+    core.pass_time(0.2)
+    assert "belongs to the claim default/old" in core.refusal(new)
+    assert core.claim_state(name("new")) is ClaimState.ABSENT
+    assert core.claim_state(name("old")) is ClaimState.PREPARED
+
+
+def test_a_claim_that_waits_while_the_release_is_under_way_is_told_so() -> None:
+    core = core_with(ON_HOST, old=(A,), new=(A,))
+    core.prepare(name("old"))
+    core.held_back = {"device"}
+    core.unprepare(name("old"))
+    new = core.prepare(name("new"))
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "is being released from the claim default/old" in core.refusal(new)
+    assert [a.number for a in core.wanted.devices.values()], "the release goes on"
+
+
+def test_a_claim_waits_for_the_virtual_machine_of_a_pre_bound_gpu_to_let_go() -> None:
+    core = core_with(PRE_BOUND, old=(A,), new=(A,))
+    core.prepare(name("old"))
+    core.enabled[A] = 1
+    core.pass_time(limits.POLL_S)
+    new = core.prepare(name("new"))
+    core.unprepare(name("old"))
+    assert core.answer(new) is None, "its process is still there"
+    core.enabled[A] = 0
+    core.pass_time(limits.POLL_S)
+    assert isinstance(core.answer(new), Prepared)
+
+
+def test_a_claim_of_the_same_name_waits_until_the_old_one_is_unprepared() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    replacing = name("one", uid="uid-2")
+    core.api[str(replacing)] = allocated(replacing, A)
+    new = core.prepare(replacing)
+    assert core.answer(new) is None
+    core.unprepare(name("one"))
+    assert isinstance(core.answer(new), Prepared)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
+# --- both APIs ------------------------------------------------------------------------------------------------
+
+
+def test_allocate_first_the_claim_waits_for_the_pod() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    assert isinstance(core.allocation(core.allocate(A)), Granted)
+    prepare = core.prepare(name("one"))
+    assert core.answer(prepare) is None
+    core.ledger[A] = "vm-1"
+    core.pass_time(limits.LEDGER_S)
+    assert core.answer(prepare) is None
+    core.ledger.clear()
+    core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    assert isinstance(core.answer(prepare), Prepared)
+
+
+def test_after_35_s_the_error_names_the_pod_that_has_the_gpu() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    core.allocate(A)
+    core.ledger[A] = "vm-1"
+    prepare = core.prepare(name("one"))
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "allocated to pod default/vm-1" in core.refusal(prepare)
+
+
+def test_prepare_first_allocate_is_refused_with_the_claims_name() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    core.prepare(name("one"))
+    refused = core.allocation(core.allocate(A))
+    assert isinstance(refused, Refused)
+    assert "default/one" in refused.reason
+
+
+def test_an_allocate_that_waits_is_refused_when_a_claim_reserves_the_gpu_first() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    core.silent = True
+    token = core.allocate(A)
+    core.silent = False
+    core.prepare(name("one"))
+    # Whichever was first, there is one owner.
+    granted = isinstance(core.allocation(token), Granted)
+    assert granted != (core.claim_state(name("one")) is ClaimState.PREPARED)
+
+
+def test_a_claimed_gpu_is_listed_unhealthy_until_it_is_released() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    assert core.device_list() == {A: "Healthy"}
+    core.held_back = {"checkpoint"}
+    core.prepare(name("one"))
+    assert core.device_list() == {A: "Unhealthy"}
+    assert "default/one" in core.reason(A)
+    core.release("checkpoint")
+    core.unprepare(name("one"))
+    assert core.device_list() == {A: "Healthy"}
+
+
+def test_a_gpu_that_was_returned_is_not_offered_before_it_is_seen_on_its_driver() -> None:
+    """Until an inspection sysfs was last seen with the GPU on vfio-pci, and kubelet would allocate it."""
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.changed(*core.functions.values())
+    core.held_back = {"inspection"}
+    core.unprepare(name("one"))
+    assert core.driver(A) == "nvidia"
+    assert core.device_list() in ({}, {A: "Unhealthy"})
+    core.release("inspection")
+    core.pass_time(limits.CLAIM_TOMBSTONE_S)
+    assert core.device_list().get(A) is None
+
+
+# --- several devices and claims -------------------------------------------------------------------------------
+
+
+def test_two_claims_that_want_each_others_devices_meet_no_deadlock() -> None:
+    core = core_with(gpu(A, 1, driver="nvidia"), gpu(B, 2, driver="nvidia"), one=(A, B), two=(B, A))
+    core.held_back = {"read"}
+    first, second = core.prepare(name("one")), core.prepare(name("two"))
+    core.release("read")
+    states = {core.claim_state(name("one")), core.claim_state(name("two"))}
+    assert states == {ClaimState.PREPARED, ClaimState.WAITING}
+    done, waits = (first, second) if core.answer(first) else (second, first)
+    assert isinstance(core.answer(done), Prepared)
+    core.unprepare(name("one") if done == first else name("two"))
+    assert isinstance(core.answer(waits), Prepared)
+
+
+def test_claims_of_devices_in_one_iommu_group_exclude_each_other() -> None:
+    core = core_with(gpu(A, 1, driver="nvidia"), gpu(B, 1, driver="nvidia"), one=(A,), two=(B,))
+    core.prepare(name("one"))
+    two = core.prepare(name("two"))
+    assert core.answer(two) is None
+    assert core.driver(B) == "vfio-pci", "it went along with the first one"
+    core.unprepare(name("one"))
+    assert isinstance(core.answer(two), Prepared)
+    core.unprepare(name("two"))
+    assert (core.driver(A), core.driver(B)) == ("nvidia", "nvidia")
+
+
+def test_a_pod_with_another_device_of_the_group_is_in_the_way() -> None:
+    core = core_with(gpu(A, 1), gpu(B, 1), one=(A,))
+    core.ledger[B] = "vm-1"
+    core.allocate(B)
+    prepare = core.prepare(name("one"))
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "allocated to pod default/vm-1" in core.refusal(prepare)
+
+
+def test_two_gpus_of_one_group_are_bound_and_returned_by_one_act() -> None:
+    """Two workers on one IOMMU group would be in each other's way: the second one finds the group's lock taken."""
+    core = core_with(gpu(A, 1, driver="nvidia"), gpu(B, 1, driver="nvidia"), one=(A, B))
+    core.held_back = {"device"}
+    core.prepare(name("one"))
+    assert len(core.wanted.devices) == 1
+    core.release("device")
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+    core.held_back = {"device"}
+    core.unprepare(name("one"))
+    assert len(core.wanted.devices) == 1
+    core.release("device")
+    assert (core.driver(A), core.driver(B)) == ("nvidia", "nvidia")
+
+
+def test_the_companions_in_iommu_group_0_are_found() -> None:
+    core = core_with(gpu(A, 0, driver="nvidia"), audio(AUDIO, 0, driver="snd_hda_intel"), one=(A,))
+    core.prepare(name("one"))
+    assert core.driver(AUDIO) == "vfio-pci"
+
+
+def test_a_process_of_nobody_is_in_the_way_and_named() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    core.enabled[A], core.holders[1] = 1, (Holder(77, "vfio-tool", None),)
+    core.pass_time(limits.POLL_S)
+    prepare = core.prepare(name("one"))
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "vfio-tool" in core.refusal(prepare)
+
+
+# --- claims that kubelet lists ----------------------------------------------------------------------------------
+
+
+def test_a_claim_that_only_kubelet_knows_is_in_the_way() -> None:
+    """The checkpoint is lost, or `--dra` was off when it was prepared."""
+    core = core_with(PRE_BOUND, one=(A,))
+    core.claims = {"gpu-0000-01-00-0": "older"}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    prepare = core.prepare(name("one"))
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "default/older" in core.refusal(prepare)
+
+
+def test_a_claim_that_kubelet_lists_for_a_little_longer_is_not_in_the_way() -> None:
+    core = core_with(PRE_BOUND, old=(A,), new=(A,))
+    core.prepare(name("old"))
+    core.listed(name("old"), A)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.unprepare(name("old"))
+    assert isinstance(core.answer(core.prepare(name("new"))), Prepared)
+
+
+def test_the_release_leaves_a_gpu_alone_that_another_drivers_claim_has() -> None:
+    """Kubelet compares no devices of two drivers: another one may have named the same GPU."""
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.strangers = (ClaimedDevice("other.example", "node", "gpu-0000-01-00-0", "default/theirs", None),)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert "default/theirs" in core.reason(A)
+    core.unprepare(name("one"))
+    assert (Target.FIRST_DRIVER, A) not in core.acts
+    assert core.driver(A) == "vfio-pci"
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
+def test_the_release_leaves_a_gpu_alone_that_a_pod_has() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.changed(*core.functions.values())
+    core.ledger[A] = "vm-1"
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.unprepare(name("one"))
+    assert core.driver(A) == "vfio-pci"
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
+# --- admin access -----------------------------------------------------------------------------------------------
+
+
+def admin_core(function: object) -> ClaimCore:
+    core = core_with(function, one=(A,))
+    core.api[str(name("admin"))] = allocated(name("admin"), A, admin=True)
+    return core
+
+
+def test_admin_access_binds_nothing_reserves_nothing_and_undoes_nothing() -> None:
+    core = admin_core(ON_HOST)
+    answer = core.answer(core.prepare(name("admin")))
+    assert isinstance(answer, Prepared)
+    assert core.driver(A) == "nvidia"
+    assert core.state.claims.reserved == {}
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    assert core.driver(A) == "vfio-pci"
+    assert isinstance(core.answer(core.unprepare(name("admin"))), Unprepared)
+    assert core.driver(A) == "vfio-pci"
+    assert core.acts == [(Target.VFIO, A)]
+
+
+def test_admin_access_gets_no_node_of_a_gpu_that_a_claim_holds() -> None:
+    core = admin_core(ON_HOST)
+    core.prepare(name("one"))
+    core.held_back = {"files"}
+    core.prepare(name("admin"))
+    (act,) = core.wanted.files.values()
+    assert [device.functions for device in act.devices] == [()]
+
+
+def test_admin_access_that_kubelet_lists_is_in_nobodys_way() -> None:
+    core = admin_core(PRE_BOUND)
+    core.prepare(name("admin"))
+    core.listed(name("admin"), A)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert core.device_list() == {A: "Healthy"}
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+
+
+def test_admin_access_that_kubelet_lists_does_not_keep_a_gpu_from_its_return() -> None:
+    core = admin_core(ON_HOST)
+    core.prepare(name("one"))
+    core.prepare(name("admin"))
+    core.listed(name("admin"), A)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.unprepare(name("one"))
+    assert core.driver(A) == "nvidia"
+
+
+def test_admin_access_to_a_device_that_is_gone_is_refused() -> None:
+    core = core_with(ON_HOST)
+    core.api[str(name("admin"))] = allocated(name("admin"), B, admin=True)
+    assert f"{B} is gone" in core.refusal(core.prepare(name("admin")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -432,6 +433,36 @@ def test_a_wait_that_is_given_up_leaves_the_write_to_its_process(node: Node) -> 
     node.kernel.release()
     node.bring(Target.VFIO)
     assert node.drivers == ON_VFIO
+
+
+def test_two_gpus_of_one_group_are_brought_at_once_without_blocking_each_other(tmp_path: Path) -> None:
+    second = PciAddress("0000:23:00.2")
+    node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
+    firsts = (*FIRSTS, FirstDriver(second, "nvidia"))
+
+    async def go() -> None:
+        with trio.fail_after(600):
+            async with trio.open_nursery() as nursery:
+                for device in (GPU, second):
+                    nursery.start_soon(node.binder.bring, device, Target.VFIO, firsts)
+
+    trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert node.drivers == {**ON_VFIO, second: "vfio-pci"}
+    assert [w for w in node.written if "unbind" in w] == [
+        "nvidia/unbind: 0000:23:00.0",
+        "snd_hda_intel/unbind: 0000:23:00.1",
+        "nvidia/unbind: 0000:23:00.2",
+    ]
+
+
+def test_a_shortage_of_the_daemons_own_is_an_error_of_the_act(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(path: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    monkeypatch.setattr(os, "readlink", none_left)
+    assert "no file descriptors left" in str(node.fails())
 
 
 # --- nvidia-persistenced ------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from gpuactors.core.dra.checkpoint import Checkpoint, Restored
 from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.files import ClaimContents, FoundFiles
 from gpuactors.host.threads import in_thread
-from gpuactors.ports import StateFileError
+from gpuactors.ports import HostShortError, StateFileError
 
 T = TypeVar("T")
 
@@ -53,7 +53,10 @@ class OneThread:
                 self._running = None
                 over.set()
 
-            return await in_thread(call, name=self._what, ended=ended)
+            try:
+                return await in_thread(call, name=self._what, ended=ended)
+            except HostShortError as error:
+                raise StateFileError(str(error)) from None
         raise StateFileError(
             f"{self._what}: the disk has not answered within {self.deadline_s:g} s; check it; it is tried again"
         )

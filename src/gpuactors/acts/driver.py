@@ -31,7 +31,7 @@ from gpuactors.host import modules
 from gpuactors.host.group import Group, GroupFunction, GroupReader
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import DRIVERS_PROBE, PCI_DEVICES, PCI_DRIVERS, PROC, HostRoot
-from gpuactors.ports import ActError
+from gpuactors.ports import ActError, HostShortError
 
 _log = structlog.get_logger(__name__)
 
@@ -86,6 +86,8 @@ class SysfsBinder:
         self._apart = apart
         self._deadline_s = deadline_s
         self._groups = GroupReader(root)
+        self._turns: dict[int, trio.Lock] = {}
+        """By IOMMU group: acts of this daemon, one after the other."""
 
     async def bring(
         self, device: PciAddress, target: Target, firsts: Collection[FirstDriver]
@@ -93,19 +95,31 @@ class SysfsBinder:
         """As `ports.DriverBinder.bring`."""
         noted = {first.address: first for first in firsts}
         with trio.move_on_after(self._deadline_s):
-            group = await self._look(device)
-            if (await self._plan(group, target, noted)).is_done:
-                return _result(device, group)
-            async with self._open_writes(group.number) as writes:
-                # Only now nobody else writes: an earlier act may have come to its end meanwhile.
-                group = await self._look(device)
-                await self._act(writes, group, await self._plan(group, target, noted))
-                return _result(device, await self._look(device))
+            try:
+                return await self._bring(device, target, noted)
+            except HostShortError as error:
+                raise ActError(ActFault.REFUSED, f"nothing was done to {device}: {error}") from None
         raise ActError(
             ActFault.HANGS,
             f"{device} and its companions were not on their drivers within {self._deadline_s:g} s, though no single "
             "write hung: see the kernel's log; it is gone on with when it is asked for again",
         )
+
+    async def _bring(
+        self, device: PciAddress, target: Target, noted: Mapping[PciAddress, FirstDriver]
+    ) -> tuple[BoundFunction, ...]:
+        group = await self._look(device)
+        if (await self._plan(group, target, noted)).is_done:
+            return _result(device, group)
+        # Two GPUs of one group are one group to bind: the second act waits for the first one and finds it done.
+        async with (
+            self._turns.setdefault(group.number, trio.Lock()),
+            self._open_writes(group.number) as writes,
+        ):
+            # Only now nobody else writes: an earlier act may have come to its end meanwhile.
+            group = await self._look(device)
+            await self._act(writes, group, await self._plan(group, target, noted))
+            return _result(device, await self._look(device))
 
     # --- what is there and what is to do ------------------------------------------------------------------------------
 

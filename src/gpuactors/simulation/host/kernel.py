@@ -200,8 +200,12 @@ class FakeKernel:
         if path.endswith("/driver_override") and address in self.tree.functions:
             if self.tree.waits_silently:
                 self._check_lock(address)
-            return self._overrides.get(address) or _NO_OVERRIDE
+            return self._shown_override(address)
         return Path(path).read_text()
+
+    def _shown_override(self, address: str) -> str:
+        override = self.override(address)
+        return f"{override}\n" if override else _NO_OVERRIDE
 
     def _check_lock(self, address: str) -> None:
         if self.sleeps(address):
@@ -275,7 +279,7 @@ class FakeKernel:
         ids = f"v0000{vendor}d0000{device}sv0000{vendor}sd0000{device}"
         directory = self.tree.device_dir(address)
         for name, content in (
-            ("driver_override", f"{self._overrides.get(address, '')}\n".removeprefix("\n") or _NO_OVERRIDE),
+            ("driver_override", self._shown_override(address)),
             ("modalias", f"pci:{ids}bc{code[:2]}sc{code[2:4]}i{code[4:]}\n"),
         ):
             path = directory / name

@@ -1,0 +1,221 @@
+"""The fake kernel binds, refuses and sleeps as the kernel does; for a real process it does so a moment later."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import trio
+
+from gpuactors.acts.apart import in_a_thread
+from gpuactors.acts.driver import SysfsBinder
+from gpuactors.acts.persistenced import Persistenced
+from gpuactors.acts.writes import ProcessWrites
+from gpuactors.core.dra.claim import ActFault, FirstDriver, Target
+from gpuactors.core.model import PciAddress
+from gpuactors.host.root import HostRoot
+from gpuactors.ports import ActError
+from gpuactors.simulation.host.kernel import FakeKernel, Planned, SleepsError
+from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
+from gpuactors.simulation.host.watch import WriteWatcher
+from tests.support.patience import patient
+
+PATIENCE_S = patient(30.0)
+GPU, AUDIO = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1")
+FIRSTS = (FirstDriver(GPU, "nvidia"), FirstDriver(AUDIO, "snd_hda_intel"))
+DRIVERS = "sys/bus/pci/drivers"
+
+
+class Node:
+    def __init__(self, root: Path, *, silent: bool = False) -> None:
+        self.uevents: list[Uevent] = []
+        self.tree = HostTree(root, waits_silently=silent)
+        self.kernel = FakeKernel(self.tree, deliver=self.uevents.extend)
+        self.kernel.plug(PciSpec(GPU, "10de", "2330", "030200", 51, driver="nvidia"))
+        self.kernel.plug(PciSpec(AUDIO, "10de", "22ba", "040300", 51, driver="snd_hda_intel"))
+
+    def write(self, path: str, text: str) -> None:
+        self.kernel.write(f"{self.tree.root}/{path}", text)
+
+    def override(self, text: str, address: str = GPU) -> None:
+        self.write(f"sys/bus/pci/devices/{address}/driver_override", text)
+
+    def attribute(self, name: str) -> str:
+        return (self.tree.root / f"sys/bus/pci/devices/{GPU}" / name).read_text()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_an_override_is_shown_and_changes_no_binding(node: Node) -> None:
+    assert node.attribute("driver_override") == "(null)\n"
+    assert node.attribute("modalias") == "pci:v000010DEd00002330sv000010DEsd00002330bc03sc02i00\n"
+    before = len(node.uevents)
+    node.override("vfio-pci\n")
+    assert node.attribute("driver_override") == "vfio-pci\n"
+    node.override("\n")
+    assert node.attribute("driver_override") == "(null)\n"
+    assert node.tree.driver_of(GPU) == "nvidia"
+    assert len(node.uevents) == before
+
+
+def test_unbind_and_bind_move_the_links_and_send_the_uevents(node: Node) -> None:
+    node.override("vfio-pci\n")
+    before = len(node.uevents)
+    node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    node.write(f"{DRIVERS}/vfio-pci/bind", f"{GPU}\n")
+    assert [f"{u.action} {u.subsystem}" for u in node.uevents[before:]] == [
+        "unbind pci",
+        "add vfio",
+        "add vfio-dev",
+        "bind pci",
+    ]
+    assert node.tree.driver_of(GPU) == "vfio-pci"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "number"),
+    [
+        (f"{DRIVERS}/vfio-pci/unbind", GPU, errno.ENODEV),  # on another driver
+        (f"{DRIVERS}/vfio-pci/bind", GPU, errno.EBUSY),  # on another driver
+        (f"{DRIVERS}/nvidia/bind", "0000:99:00.0", errno.ENODEV),
+        ("sys/bus/pci/drivers_probe", "0000:99:00.0", errno.ENODEV),
+        (f"{DRIVERS}/nouveau/bind", GPU, errno.ENOENT),
+    ],
+)
+def test_the_kernels_errors(node: Node, path: str, text: str, number: int) -> None:
+    with pytest.raises(OSError, match=r".") as caught:
+        node.write(path, f"{text}\n")
+    assert caught.value.errno == number
+    assert node.tree.driver_of(GPU) == "nvidia"
+
+
+def test_vfio_takes_nothing_without_an_override_and_nothing_without_an_iommu(node: Node) -> None:
+    node.kernel.plug(PciSpec("0000:30:00.0", "10de", "2330", "030200", None))
+    node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    for address, number in ((GPU, errno.ENODEV), ("0000:30:00.0", errno.EINVAL)):
+        if address != GPU:
+            node.override("vfio-pci\n", address)
+        with pytest.raises(OSError, match=r".") as caught:
+            node.write(f"{DRIVERS}/vfio-pci/bind", f"{address}\n")
+        assert caught.value.errno == number
+
+
+def test_a_probe_gives_a_function_to_its_override_or_to_who_knows_its_id(node: Node) -> None:
+    node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    node.write("sys/bus/pci/drivers_probe", f"{GPU}\n")
+    assert node.tree.driver_of(GPU) == "nvidia"
+    node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    node.override("vfio-pci\n")
+    node.write("sys/bus/pci/drivers_probe", f"{GPU}\n")
+    assert node.tree.driver_of(GPU) == "vfio-pci"
+    node.override("nowhere\n")
+    node.write(f"{DRIVERS}/vfio-pci/unbind", f"{GPU}\n")
+    node.write("sys/bus/pci/drivers_probe", f"{GPU}\n")  # nobody takes it: no error
+    assert node.tree.driver_of(GPU) is None
+
+
+def test_nvidias_driver_waits_for_its_last_user_and_the_link_is_gone_at_once(node: Node) -> None:
+    node.kernel.use(GPU, 99)
+    with pytest.raises(SleepsError):
+        node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    assert node.tree.driver_of(GPU) is None
+    assert node.uevents[-1].action == "bind"
+    assert node.kernel.sleeps(GPU)
+    with pytest.raises(SleepsError):
+        node.override("vfio-pci\n")
+    node.kernel.end(99)
+    assert not node.kernel.sleeps(GPU)
+    assert node.uevents[-1].action == "unbind"
+    assert not (node.tree.root / "dev/nvidia0").exists()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_while_a_virtual_machine_has_it_the_unbind_sleeps_and_so_does_who_reads_on_an_old_kernel(
+    tmp_path: Path, silent: bool
+) -> None:
+    node = Node(tmp_path, silent=silent)
+    for address, driver in ((GPU, "nvidia"), (AUDIO, "snd_hda_intel")):
+        node.write(f"{DRIVERS}/{driver}/unbind", f"{address}\n")
+        node.override("vfio-pci\n", address)
+        node.write(f"{DRIVERS}/vfio-pci/bind", f"{address}\n")
+    node.tree.open_group(51, 77)
+    with pytest.raises(SleepsError):
+        node.write(f"{DRIVERS}/vfio-pci/unbind", f"{GPU}\n")
+    path = f"{node.tree.root}/sys/bus/pci/devices/{GPU}/driver_override"
+    if silent:
+        with pytest.raises(SleepsError):
+            node.kernel.read(path)
+    else:
+        assert node.kernel.read(path) == "vfio-pci\n"
+    node.kernel.end(77)
+    assert node.attribute("driver_override") == "vfio-pci\n"
+    assert node.tree.driver_of(GPU) is None
+
+
+def test_planned_faults_strike_as_often_as_planned(node: Node) -> None:
+    node.kernel.plan(Planned("nvidia/unbind", error=errno.EINVAL, times=2))
+    path = f"{node.tree.root}/{DRIVERS}/nvidia/unbind"
+    for _ in range(2):
+        with pytest.raises(OSError, match="Invalid"):
+            node.kernel.write(path, f"{GPU}\n", node.kernel.take(path))
+    node.kernel.write(path, f"{GPU}\n", node.kernel.take(path))
+    assert node.tree.driver_of(GPU) is None
+
+
+# --- for a real process -------------------------------------------------------------------------------------------
+
+
+def binder(node: Node, locks: Path, deadline_s: float = PATIENCE_S) -> SysfsBinder:
+    """All of it as in production: a process that writes real files, looks in threads, the real clock."""
+    root = HostRoot(str(node.tree.root))
+    return SysfsBinder(
+        root, ProcessWrites(str(locks), deadline_s=deadline_s), Persistenced(root), in_a_thread
+    )
+
+
+def drivers(node: Node) -> list[str | None]:
+    return [node.tree.driver_of(address) for address in (GPU, AUDIO)]
+
+
+async def test_a_real_process_binds_and_returns_the_gpu_of_a_fake_tree(node: Node, tmp_path: Path) -> None:
+    watcher = WriteWatcher(node.kernel)
+    with watcher.serving(), trio.fail_after(PATIENCE_S):
+        ours = binder(node, tmp_path / "locks")
+        found = await ours.bring(GPU, Target.VFIO, FIRSTS)
+        assert [(f.driver, f.iommu_group) for f in found] == [("vfio-pci", 51), ("vfio-pci", 51)]
+        await ours.bring(GPU, Target.FIRST_DRIVER, FIRSTS)
+    assert drivers(node) == ["nvidia", "snd_hda_intel"]
+    assert [text for path, text in watcher.written if path.endswith("bind")] == [
+        f"{address}\n" for address in (GPU, GPU, AUDIO, AUDIO, AUDIO, AUDIO, GPU, GPU)
+    ]
+
+
+async def test_a_real_write_that_hangs_blocks_the_next_act_until_it_returns(
+    node: Node, tmp_path: Path
+) -> None:
+    watcher = WriteWatcher(node.kernel)
+    with watcher.serving(), trio.fail_after(PATIENCE_S):
+        watcher.hang("/sys/bus/pci/drivers/nvidia/unbind")
+        with pytest.raises(ActError) as caught:
+            await binder(node, tmp_path / "locks", 0.5).bring(GPU, Target.VFIO, FIRSTS)
+        assert caught.value.fault is ActFault.HANGS
+        ours = binder(node, tmp_path / "locks")
+        with pytest.raises(ActError) as caught:
+            await ours.bring(GPU, Target.VFIO, FIRSTS)
+        assert caught.value.fault is ActFault.BLOCKED
+        await trio.to_thread.run_sync(watcher.release)
+        fault: ActFault | None = ActFault.BLOCKED
+        while fault is ActFault.BLOCKED:  # until the process that hung has ended
+            try:
+                await ours.bring(GPU, Target.VFIO, FIRSTS)
+            except ActError as error:
+                fault = error.fault
+            else:
+                fault = None
+    assert fault is None
+    assert drivers(node) == ["vfio-pci", "vfio-pci"]
+    assert sum(path.endswith("nvidia/unbind") for path, _ in watcher.written) == 1

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.mutations.acts import ACTS
 from tests.mutations.mutations import MUTATIONS, Mutation
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ def main() -> int:
     parser.add_argument("--histories", type=int, default=3000, help="CI's budget (default: 3000)")
     parser.add_argument("--seed", default="commit", help="as for `just fuzz` (default: commit)")
     options = parser.parse_args()
-    chosen = [m for m in MUTATIONS if not options.names or any(n in m.name for n in options.names)]
+    chosen = [m for m in (*MUTATIONS, *ACTS) if not options.names or any(n in m.name for n in options.names)]
     missed = 0
     for mutation in chosen:
         outcome = tried(mutation, histories=options.histories, seed=options.seed)

@@ -1,9 +1,9 @@
 """Plays the fake kernel for a real process: takes what is written to the real files of a fake tree's sysfs, does it.
 
-The files are ordinary ones, so a write has returned before anything is done, and without an error whatever is done: what
-follows from it is there a moment later (the daemon's act looks for it, as it believes no write). To have a write hang
-its file is made a FIFO without a reader. The kernel's errors are played in memory (`memory/acts.py`), and by the real
-kernel in the virtual machine.
+The files are ordinary ones, so a write has returned before anything is done, and without an error whatever is done:
+what follows from it is there a moment later (the daemon's act looks for it, as it believes no write). To have a write
+hang its file is made a FIFO without a reader. The kernel's errors are played in memory (`memory/acts.py`), and by the
+real kernel in the virtual machine.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ from gpuactors.kube.config import AccessError, Credentials
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
     """A client's context. Raises `AccessError` for a CA, certificate or key that is none."""
+    if credentials.ca is not None and not credentials.ca.strip():
+        # For OpenSSL an empty one would be none at all, and the system's would be trusted.
+        raise AccessError("the CA of the API server is empty; renew the file")
     try:
         context = ssl.create_default_context(cadata=credentials.ca)
     except ssl.SSLError as exc:

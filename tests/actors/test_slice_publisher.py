@@ -6,10 +6,11 @@ runs any more, and an hour later nothing but the watch and the question about ta
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 import pytest
 import trio
@@ -462,6 +463,69 @@ async def test_a_refused_question_about_taints_withdraws_and_is_told(autojump_cl
         await trio.sleep(HOUR_S)
         assert found.names() == names(A, B)
         assert found.last.problem == ""
+
+
+# --- what the watch shows, and when ------------------------------------------------------------------------
+
+
+def watched(server: FakeApiServer, shown: Callable[[Object], Awaitable[bool]]) -> None:
+    """Every event of a watch waits for `shown`, and comes if that is true."""
+    watch = server._watch
+
+    async def filtered(*arguments: Any) -> AsyncIterator[Object]:
+        async for event in watch(*arguments):
+            if await shown(event):
+                yield event
+
+    server._watch = filtered  # type: ignore[assignment, method-assign]
+
+
+async def test_nothing_is_written_again_before_the_watch_has_shown_it(autojump_clock: MockClock) -> None:
+    """It is three seconds late, as an API server's cache may be."""
+
+    async def late(_: Object) -> bool:
+        await trio.sleep(3.0)
+        return True
+
+    server = FakeApiServer()
+    watched(server, late)
+    many = [device(n) for n in range(70)]
+    async with published(offer(*many), server) as found:
+        await found.settled()
+        await found.change(offer(*many[1:], device(80, HELD)))
+        await found.change(offer(*many[2:]))
+        asked = found.at.asked()
+        assert (asked.count("POST resourceslices"), asked.count("PUT resourceslices")) == (2, 2)
+        assert asked.count("DELETE resourceslices") == 1
+        await found.expect_peace()
+
+
+async def test_a_write_that_the_watch_shows_before_it_is_answered_is_not_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    async with published(offer(A)) as found:
+        await found.settled()
+        found.at.asked()
+        many = offer(*[device(n) for n in range(129)])
+        for new, method in ((offer(A, B), "PUT"), (many, "POST"), (offer(A), "DELETE")):
+            found.server.order(ApiFault.ANSWER_SLOW, 1, method)
+            found.offers.set(new)
+            await found.settled(limits.WRITE_SEEN_S / 2)
+        assert "GET resourceslices" not in found.at.asked()
+
+
+async def test_a_write_that_the_watch_never_shows_is_listed(autojump_clock: MockClock) -> None:
+    async def all_but_ours(event: Object) -> bool:
+        return bool(event["type"] != "MODIFIED")
+
+    server = FakeApiServer()
+    watched(server, all_but_ours)
+    async with published(offer(A), server) as found:
+        await found.settled()
+        found.at.asked()
+        await found.change(offer(A, B))
+        assert found.at.asked()[:2] == ["PUT resourceslices", "GET resourceslices"]
+        assert found.names() == names(A, B)
 
 
 # --- failures ---------------------------------------------------------------------------------------------

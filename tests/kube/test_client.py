@@ -23,7 +23,7 @@ from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused
 from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster
 from tests.support.patience import patient
@@ -206,7 +206,7 @@ async def test_a_request_that_is_never_answered_ends_at_its_deadline(
     began = trio.current_time()
     with pytest.raises(ApiAway, match="did not answer in 10 s"):
         await at.node.read()
-    assert trio.current_time() - began == limits.API_REQUEST_S
+    assert trio.current_time() - began == pytest.approx(limits.API_REQUEST_S)
 
 
 async def test_a_connection_that_breaks_before_the_answer_is_told(at: Cluster) -> None:
@@ -222,7 +222,31 @@ async def test_a_cancelled_request_leaves_no_connection(
     with trio.move_on_after(1.0):
         await at.node.read()
     await trio.testing.wait_all_tasks_blocked()
-    assert all(connection.is_broken for connection in at.api._open)
+    assert at.api.connections == 0
+
+
+async def test_an_answered_request_leaves_no_connection(at: Cluster) -> None:
+    await at.node.read()
+    at.server.order(ApiFault.BROKEN)
+    with pytest.raises(ApiRefused):
+        await at.node.read()
+    assert at.api.connections == 0
+
+
+async def test_an_answer_that_trickles_for_ever_ends_at_the_deadline(
+    at: Cluster, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def trickle() -> AsyncIterator[Object]:
+        while True:
+            await trio.sleep(1.0)
+            yield {}
+
+    async def answer(_: ApiRequest) -> ApiAnswer:
+        return ApiAnswer(200, lines=trickle())
+
+    at.server.answer = answer  # type: ignore[assignment, method-assign]
+    with trio.fail_after(2 * limits.API_REQUEST_S), pytest.raises(ApiAway, match="did not answer in 10 s"):
+        await at.node.read()
 
 
 async def test_an_answer_of_another_shape_is_malformed(at: Cluster) -> None:

@@ -123,6 +123,22 @@ async def test_bookmarks_move_the_version_on(autojump_clock: MockClock) -> None:
         assert await found.next() == []
 
 
+async def test_an_event_moves_the_version_on(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server without bookmarks: what was shown once is not shown by the next watch again."""
+    monkeypatch.setattr("gpuactors.simulation.kube.server._bookmark_first_at", lambda *_: inf)
+    async with followed() as (at, found):
+        await found.next()
+        await trio.sleep(limits.WATCH_SILENT_S - 10.0)
+        for number in range(14):
+            await at.slices.create(spec(f"gpu-{number}"), number, at.node_uid)
+            assert kinds(await found.next()) == [SliceStored]
+            await trio.sleep(limits.WATCH_SILENT_S - 10.0)
+        assert await found.next() == []
+        assert found.failed is None
+
+
 async def test_a_version_that_is_too_old_is_a_new_list(autojump_clock: MockClock) -> None:
     """watch-too-old: an answer of 200, and an ERROR event with code 410."""
     async with followed() as (at, found):

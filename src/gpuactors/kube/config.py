@@ -209,11 +209,11 @@ def from_kubeconfig(path: Path) -> FileAccess:
     user = _named(path, "user", context.user, {u.name: u.user or _User() for u in found.users})
     server = _server(path, cluster)
     _refuse_what_is_not_done(path, context, cluster, user)
+    # Of a token the file overrides, of all else the data (client-go transport/config.go).
+    token = _file(path, user.token_file) or user.token or None
     access = FileAccess(
         server,
-        token=_file(path, user.token_file)
-        or user.token
-        or None,  # here the file overrides (transport/config.go)
+        token=token,
         ca=_pem(path, cluster.certificate_authority, cluster.certificate_authority_data),
         certificate=_pem(path, user.client_certificate, user.client_certificate_data),
         key=_pem(path, user.client_key, user.client_key_data),

@@ -53,7 +53,12 @@ class ApiFault(StrEnum):
     UNAVAILABLE = "a proxy answers for it, and not in JSON (503)"
     SLOW = "it takes long"
     HANGS = "it is never answered"
+    ANSWER_SLOW = "it is carried out at once, and answered late"
     ANSWER_LOST = "it is carried out, and the connection breaks before the answer"
+
+
+_LATER: Final = frozenset({ApiFault.ANSWER_SLOW, ApiFault.ANSWER_LOST, ApiFault.UNAVAILABLE})
+"""Those that do not strike before the request is carried out, or are not a failure of the server's own."""
 
 
 class ConnectionLost(Exception):
@@ -182,7 +187,7 @@ class FakeApiServer:
     async def _strike(self, request: ApiRequest) -> Failure | None:
         """Raises, waits or answers as the next ordered fault wants; a lost answer is for later."""
         for fault in ApiFault:
-            if fault is ApiFault.ANSWER_LOST or not self._strikes(fault, request.method):
+            if fault in _LATER or not self._strikes(fault, request.method):
                 continue
             match fault:
                 case ApiFault.FORBIDDEN:
@@ -226,6 +231,8 @@ class FakeApiServer:
             answer = self._carried_out(request)
         except Failure as exc:
             answer = _object(exc.code, exc.status)
+        if self._strikes(ApiFault.ANSWER_SLOW, request.method):
+            await trio.sleep(SLOW_S)
         if self._strikes(ApiFault.ANSWER_LOST, request.method):
             raise ConnectionLost
         return answer
@@ -348,9 +355,7 @@ class FakeApiServer:
         query = target.query
         ends_at = trio.current_time() + float(query.get("timeoutSeconds", WATCH_DEFAULT_S))
         bookmarks = query.get("allowWatchBookmarks") == "true"
-        bookmark_at = (
-            min(trio.current_time() + BOOKMARK_S, ends_at - BOOKMARK_LAST_S) if bookmarks else ends_at
-        )
+        bookmark_at = _bookmark_first_at(ends_at) if bookmarks else ends_at
         version = int(query.get("resourceVersion") or 0)
         if version == 0:
             version = self.store.version
@@ -381,6 +386,10 @@ class FakeApiServer:
                 )
             with trio.move_on_at(min(ends_at, bookmark_at)):
                 await changed.wait()
+
+
+def _bookmark_first_at(ends_at: float) -> float:
+    return min(trio.current_time() + BOOKMARK_S, ends_at - BOOKMARK_LAST_S)
 
 
 def _bookmark(kind: Kind, version: int, *, initial: bool) -> Object:

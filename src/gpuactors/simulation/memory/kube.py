@@ -41,6 +41,11 @@ class MemoryApiServer:
         """The client of the process `owner`."""
         return ApiClient(FileAccess(Server("http", _API_SERVER, 80)), _MemoryNetwork(self, owner))
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return sum(not connection.is_broken for connection in self._open)
+
     def kill(self, owner: str) -> None:
         """The process is killed with all connections that it has."""
         for connection in [c for c in self._open if owner in c.owners]:

@@ -514,6 +514,23 @@ async def test_a_write_that_the_watch_shows_before_it_is_answered_is_not_waited_
         assert "GET resourceslices" not in found.at.asked()
 
 
+async def test_an_edit_between_a_write_and_its_answer_is_undone_at_once(autojump_clock: MockClock) -> None:
+    """The watch has shown our version and then another one; that it has shown ours counts."""
+    async with published(offer(A)) as found:
+        await found.settled()
+        (stored,) = found.server.slices()
+        found.at.asked()
+        found.server.order(ApiFault.ANSWER_SLOW, 1, "PUT")
+        found.offers.set(offer(A, B))
+        await trio.sleep(1.0)
+        assert found.names() == names(A, B)
+        found.server.edit_slice(stored["metadata"]["name"], _no_devices)
+        await trio.sleep(limits.WRITE_SEEN_S / 2)
+        await found.settled(1.0)
+        assert found.names() == names(A, B)
+        assert "GET resourceslices" not in found.at.asked()
+
+
 async def test_a_write_that_the_watch_never_shows_is_listed(autojump_clock: MockClock) -> None:
     async def all_but_ours(event: Object) -> bool:
         return bool(event["type"] != "MODIFIED")

@@ -14,7 +14,7 @@ from gpuactors.kube.config import AccessError, Credentials, FileAccess, Server, 
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)
-POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+POD = {"KUBERNETES_SERVICE_HOST": "192.0.2.1", "KUBERNETES_SERVICE_PORT": "443"}
 PEM = "-----BEGIN CERTIFICATE-----\n"
 
 
@@ -53,7 +53,7 @@ def credentials(access: FileAccess) -> Credentials:
 
 def test_a_pod_has_its_server_in_the_environment_and_its_credentials_in_files(tmp_path: Path) -> None:
     access = in_cluster(POD, account(tmp_path))
-    assert str(access.server) == "https://10.0.0.1:443"
+    assert str(access.server) == "https://192.0.2.1:443"
     assert credentials(access) == Credentials("t-1", PEM)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -71,6 +72,9 @@ from gpuactors.ports import (
 )
 from gpuactors.shortage import shortage
 
+if TYPE_CHECKING:
+    from gpuactors.dra import DraActors, DraOutside
+
 log = get_logger()
 
 _POLICY = RestartPolicy(
@@ -96,6 +100,8 @@ class Outside:
     journal: Journal | None = None
     served: ServedResources | None = None
     """Kept in the state directory; without one a new daemon does not know the names that the last one served."""
+    dra: DraOutside | None = None
+    """None: DRA is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,14 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         control=control,
         journal=_journal_of(config) if config.journal else None,
         served=ServedFile(str(config.state_dir)) if control is not None else None,
+        dra=_dra_of(config, hanging) if config.dra == "on" else None,
     )
+
+
+def _dra_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DraOutside:
+    from gpuactors import dra  # with the API server's client, which only DRA needs
+
+    return dra.outside_of(config, node_of(config), hanging.subscribe())
 
 
 def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About) -> UnixControl | None:
@@ -238,7 +251,8 @@ async def run_daemon(
 
     Raises any exception of the registry (a bug), and `ActorBrokenError` when another actor fails again and again.
     """
-    state = initial_state(settings, await _served_before(outside))
+    claim_settings = outside.dra.settings if outside.dra is not None else None
+    state = initial_state(settings, await _served_before(outside), claim_settings)
     outputs = project(state)
     # The worst case of the inbox is in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
@@ -247,20 +261,22 @@ async def run_daemon(
         inspections=Latest(outputs.inspections),
         poll=Latest(outputs.poll),
         ledger=Latest(outputs.ledger),
-        claims=Latest(outputs.claims),
+        claims=registry.ClaimCells.of(outputs.claims),
         take_over=Latest(outputs.take_over),
         plugins=Latest({}),
         state=Latest(state),
     )
+    caller = InboxCaller(post, replies)
     ports = plugin.PluginPorts(
         kubelet=outside.kubelet,
-        caller=InboxCaller(post, replies),
+        caller=caller,
         inbox=post,
         pre_start=settings.pre_start_gate,
         on_failure=lambda name, exc: log.error("actor.failed", actor=name, exc_info=exc),
     )
 
     running: Latest[frozenset[ResourceName]] = Latest(frozenset())
+    claims = _claims_of(outside, cells.claims, caller, post)
 
     async with trio.open_nursery() as nursery:
 
@@ -269,6 +285,8 @@ async def run_daemon(
 
         async def plugins() -> None:
             await plugin.run_all(cells.plugins.subscribe(), ports, running)
+            if claims is not None:
+                await claims.withdrawn()
             nursery.cancel_scope.cancel()
 
         async def stop() -> None:
@@ -291,6 +309,8 @@ async def run_daemon(
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
         actor("pod_resources", lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post))
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))
+        if claims is not None:
+            claims.start(actor)
         if journal is not None:
             actor("journal", journal.run)
         if outside.control is not None:
@@ -309,6 +329,19 @@ async def run_daemon(
         if (file := outside.served) is not None:
             actor("served_keeper", lambda: served_keeper.run(cells.state.subscribe(), file, _served_unkept))
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
+
+
+def _claims_of(
+    outside: Outside,
+    cells: registry.ClaimCells,
+    caller: InboxCaller,
+    inbox: trio.MemorySendChannel[Event],
+) -> DraActors | None:
+    if outside.dra is None:
+        return None
+    from gpuactors import dra  # as in `_dra_of`
+
+    return dra.DraActors(outside.dra, cells, caller, inbox)
 
 
 async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:

@@ -43,7 +43,7 @@ class Recorded:
             inspections=Latest(outputs.inspections),
             poll=Latest(outputs.poll),
             ledger=Latest(outputs.ledger),
-            claims=Latest(outputs.claims),
+            claims=registry.ClaimCells.of(outputs.claims),
             take_over=Latest(outputs.take_over),
             plugins=self.plugins,
             state=Latest(self.initial),

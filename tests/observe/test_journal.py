@@ -28,6 +28,7 @@ from gpuactors.core.dra.claim import (
     OpaqueConfig,
 )
 from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.model import (
     CachedAnswer,
@@ -137,6 +138,9 @@ EVENTS: tuple[events.Event, ...] = (
     events.CheckpointUnwritten(5, "disk full"),
     events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),)),
     events.ActFailed(7, "hangs", ActFault.HANGS),
+    events.SlicesPublished(
+        Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"})
+    ),
     events.Ticked(),
     events.PredecessorGone("none"),
     events.HandOverRequested(),

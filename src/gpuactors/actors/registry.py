@@ -14,7 +14,9 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
+from gpuactors.core.dra.claim import DeviceHealth
 from gpuactors.core.dra.outputs import ClaimsWanted
+from gpuactors.core.dra.slices import Offer
 from gpuactors.core.effects import Answer, Effect, Log, Reply
 from gpuactors.core.events import Event, Ticked
 from gpuactors.core.model import DeviceList, ResourceName
@@ -34,6 +36,21 @@ class PluginReaders:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimCells:
+    """The outputs about claims."""
+
+    wanted: Latest[ClaimsWanted]
+    offer: Latest[Offer | None]
+    """What the ResourceSlices are to say; None while nothing is to be written."""
+    health: Latest[tuple[DeviceHealth, ...]]
+
+    @classmethod
+    def of(cls, wanted: ClaimsWanted) -> ClaimCells:
+        """The cells with their first values."""
+        return cls(Latest(wanted), Latest(wanted.offer), Latest(wanted.health))
+
+
+@dataclass(frozen=True, slots=True)
 class Cells:
     """The registry's outputs that last, made in the composition root, which passes the read ends to their readers.
     `plugins` is closed when the daemon is to stop."""
@@ -41,7 +58,7 @@ class Cells:
     inspections: Latest[InspectionsWanted]
     poll: Latest[PollWanted]
     ledger: Latest[LedgerWanted]
-    claims: Latest[ClaimsWanted]
+    claims: ClaimCells
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
@@ -103,7 +120,9 @@ class _Published:
         cells.inspections.set(outputs.inspections)
         cells.poll.set(outputs.poll)
         cells.ledger.set(outputs.ledger)
-        cells.claims.set(outputs.claims)
+        cells.claims.wanted.set(outputs.claims)
+        cells.claims.offer.set(outputs.claims.offer)
+        cells.claims.health.set(outputs.claims.health)
         cells.take_over.set(outputs.take_over)
         if cells.plugins.is_closed:
             return

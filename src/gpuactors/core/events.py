@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, FirstDriver
 from gpuactors.core.dra.entries import StoredEntry
+from gpuactors.core.dra.slices import Publication
 from gpuactors.core.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -424,6 +425,15 @@ KubeletEvent = (
     | StreamEnded
 )
 CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesPublished:
+    """The publisher of our ResourceSlices knows something else than before."""
+
+    publication: Publication
+
+
 ClaimEvent = (
     PrepareAsked
     | UnprepareAsked
@@ -436,6 +446,7 @@ ClaimEvent = (
     | CheckpointUnwritten
     | ActDone
     | ActFailed
+    | SlicesPublished
 )
 DaemonEvent = PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested
 Event = HostEvent | UsageEvent | LedgerEvent | KubeletEvent | CallEvent | ClaimEvent | DaemonEvent | Ticked

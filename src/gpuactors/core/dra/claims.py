@@ -35,6 +35,7 @@ from gpuactors.core.dra.exclusion import (
 )
 from gpuactors.core.dra.names import is_subdomain, is_uid
 from gpuactors.core.dra.progress import not_prepared
+from gpuactors.core.dra.slices import Publication
 from gpuactors.core.dra.table import ClaimState, On
 from gpuactors.core.dra.transitions import (
     moved,
@@ -323,6 +324,25 @@ def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
     stopped = replace(entry, acts={}, problem=event.reason, retry_at=again_at)
     on = On.DELAYED if delayed else On.FAILED
     return with_claims(state, moved(state.claims, stopped, on)), [line]
+
+
+def published(state: NodeState, publication: Publication) -> Stepped:
+    """What is published of our devices has changed, or cannot be published."""
+    before = state.claims.publication
+    problem = before.problem if before is not None else ""
+    after = with_claims(state, replace(state.claims, publication=publication))
+    if publication.problem:
+        level = Level.DEBUG if publication.problem == problem else Level.WARNING
+        return after, [Log(level, "slices.unpublished", {"reason": publication.problem})]
+    if not publication.settled:
+        return after, []
+    fields: dict[str, Field] = {
+        "slices": publication.slices,
+        "tainted": publication.tainted,
+        "withdrawn": publication.withdrawn,
+        "keeps_taints": str(publication.keeps_taints),
+    }
+    return after, [Log(Level.INFO, "slices.published", fields)]
 
 
 def _of_act(claims: Claims, number: int) -> Entry | None:

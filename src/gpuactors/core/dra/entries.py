@@ -12,6 +12,7 @@ from typing import Final
 
 from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver
 from gpuactors.core.dra.prebound import KernelId, OperatorsList
+from gpuactors.core.dra.slices import Publication
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress, Token
 
@@ -140,6 +141,8 @@ class Claims:
     """As `prebound.noted`, of the functions that are there."""
     acted: frozenset[PciAddress] = frozenset()
     """The functions for which an intent of ours stands or stood in this boot."""
+    publication: Publication | None = None
+    """What is published of our devices; None before the first word of it."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
     """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
     changes."""

@@ -1,0 +1,191 @@
+"""Dynamic Resource Allocation, wired: its adaptors, and the actors that carry out what the core wants of claims.
+
+claims cell -> checkpoint_keeper -> plugins/<driver>/checkpoint.json -> inbox
+            -> claim_reader      -> API server                       -> inbox
+            -> claim_worker      -> drivers, CDI and metadata files  -> inbox
+offer cell  -> slice_publisher   -> API server                       -> inbox
+health cell -> claims_plugin     -> kubelet                          -> inbox
+
+Imported with `--dra on` only: it brings the client of the API server with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar, final
+
+import trio
+
+from gpuactors.actors import checkpoint_keeper, claim_reader, claim_worker, claims_plugin, slice_publisher
+from gpuactors.actors.registry import ClaimCells
+from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles
+from gpuactors.acts.checkpoint import CheckpointFile
+from gpuactors.acts.disk import RealDisk
+from gpuactors.acts.driver import SysfsBinder
+from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.persistenced import Persistenced
+from gpuactors.acts.writes import ProcessWrites
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.config import Config
+from gpuactors.core.dra.entries import ClaimSettings
+from gpuactors.core.dra.outputs import ClaimsWanted
+from gpuactors.core.dra.prebound import OperatorsList, kernel_ids
+from gpuactors.core.dra.slices import Publication
+from gpuactors.core.events import Event, SlicesPublished
+from gpuactors.core.model import PciAddress
+from gpuactors.grpc_trio import Owner
+from gpuactors.host.boot import boot_id, command_line
+from gpuactors.host.root import HostRoot
+from gpuactors.host.threads import in_thread
+from gpuactors.kube.claims import KubeClaims
+from gpuactors.kube.client import ApiClient
+from gpuactors.kube.config import from_kubeconfig, in_cluster
+from gpuactors.kube.nodes import KubeNode
+from gpuactors.kube.slices import KubeSlices
+from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
+from gpuactors.observe.log import get_logger
+from gpuactors.ports import (
+    CheckpointStore,
+    ClaimCaller,
+    ClaimFileStore,
+    ClaimsKubelet,
+    DriverBinder,
+    PluginStatus,
+)
+from gpuactors.ports_kube import ClaimApi, NodeApi, SliceApi
+
+log = get_logger()
+
+T = TypeVar("T")
+
+INSTANCE_VARIABLE = "POD_UID"
+"""Names this instance beside another one of the same driver, during an update: the pod's UID by the downward API."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraOutside:
+    """Everything that claims reach outside the daemon; the simulation brings its own."""
+
+    settings: ClaimSettings
+    store: CheckpointStore
+    files: ClaimFileStore
+    binder: DriverBinder
+    claims: ClaimApi
+    node: NodeApi
+    slices: SliceApi
+    kubelet: ClaimsKubelet
+
+
+def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
+    """The real outside. Raises `ports.HostError` if the id of this boot cannot be read, `kube.config.AccessError` if the
+    API server's address or our credentials cannot be had."""
+    root, driver = HostRoot(str(config.host_root)), config.driver_name
+    plugin_dir = os.path.join(config.kubelet_dir, PLUGINS, driver)
+    access = from_kubeconfig(config.kubeconfig) if config.kubeconfig is not None else in_cluster(os.environ)
+    client, disk = ApiClient(access), RealDisk()
+    files = ClaimFiles(disk, driver=driver, cdi_dir=str(config.cdi_dir), plugin_dir=plugin_dir)
+    return DraOutside(
+        settings=ClaimSettings(
+            driver, node, _operators_list(config.prebound), kernel_ids(command_line(root))
+        ),
+        store=StoredCheckpoint(CheckpointFile(disk, plugin_dir, boot_id(root)), OneThread("checkpoint")),
+        files=StoredFiles(files, OneThread("claim files")),
+        binder=SysfsBinder(
+            root, ProcessWrites(os.path.join(plugin_dir, "acts")), Persistenced(root), _in_a_thread
+        ),
+        claims=KubeClaims(client, driver, node),
+        node=KubeNode(client, node),
+        slices=KubeSlices(client, driver, node),
+        kubelet=UnixClaims(
+            str(config.kubelet_dir), driver, os.environ.get(INSTANCE_VARIABLE) or None, _failed, hanging
+        ),
+    )
+
+
+def _operators_list(texts: tuple[str, ...]) -> OperatorsList:
+    addresses = frozenset(PciAddress(text) for text in texts if text != "all")
+    return OperatorsList(addresses, everything="all" in texts)
+
+
+async def _in_a_thread(call: Callable[[], T]) -> T:
+    """Each in one of its own: a read of one GPU's files that hangs holds up no other one's."""
+    return await in_thread(call, name="act", ended=lambda: None)
+
+
+@final
+class DraActors:
+    """The actors of claims, of one daemon."""
+
+    def __init__(
+        self,
+        outside: DraOutside,
+        cells: ClaimCells,
+        caller: ClaimCaller,
+        inbox: trio.MemorySendChannel[Event],
+    ) -> None:
+        self._outside = outside
+        self._cells = cells
+        self._inbox = inbox
+        self._withdrawn = trio.Event()
+        self._withdrawn.set()
+        self._plugin = claims_plugin.ClaimsPorts(
+            kubelet=outside.kubelet,
+            caller=caller,
+            health=cells.health.subscribe(),
+            told=_told,
+            on_serving=lambda names: log.info("claims.serving", sockets=names),
+            on_problem=lambda reason: log.warning("claims.unserved", reason=reason),
+            on_failure=_failed,
+        )
+
+    def start(self, actor: Callable[[str, Callable[[], Awaitable[None]]], None]) -> None:
+        """Starts each of them as `actor(name, body)`."""
+        outside, wanted, inbox = self._outside, self._cells.wanted, self._inbox
+        driver = outside.settings.driver
+        publisher = slice_publisher.PublisherPorts(outside.slices, outside.node, self._tell)
+        actor(
+            "checkpoint_keeper",
+            lambda: checkpoint_keeper.run(wanted.subscribe(), outside.store, outside.files, inbox),
+        )
+        actor("claim_reader", lambda: claim_reader.run(wanted.subscribe(), outside.claims, inbox))
+        actor(
+            "claim_worker",
+            lambda: claim_worker.run(wanted.subscribe(), outside.binder, outside.files, driver, inbox),
+        )
+        actor("slice_publisher", lambda: slice_publisher.run(self._cells.offer.subscribe(), publisher))
+        actor("claims_plugin", lambda: self._serve(wanted.subscribe()))
+
+    async def withdrawn(self) -> None:
+        """Returns when kubelet sends no claims to this daemon any more, and those in flight are answered."""
+        await self._withdrawn.wait()
+
+    async def _serve(self, wanted: LatestReader[ClaimsWanted]) -> None:
+        """Serves kubelet as long as it is wanted."""
+        async for now in wanted:
+            if not now.is_serving:
+                continue
+            stop, self._withdrawn = trio.Event(), trio.Event()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(claims_plugin.run, self._plugin, stop)
+                    while wanted.value.is_serving:
+                        await wanted.receive()
+                    stop.set()
+            finally:
+                self._withdrawn.set()
+
+    async def _tell(self, publication: Publication) -> None:
+        await self._inbox.send(SlicesPublished(publication))
+
+
+def _told(status: PluginStatus) -> None:
+    if status.registered:
+        log.info("claims.registered")
+    else:
+        log.warning("claims.unregistered", reason=status.error)
+
+
+def _failed(name: str, exc: Exception) -> None:
+    log.error("actor.failed", actor=name, exc_info=exc)

@@ -41,7 +41,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
-from gpuactors.kube.config import from_kubeconfig, in_cluster
+from gpuactors.kube.config import AccessError, FileAccess, from_kubeconfig, in_cluster
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
@@ -52,6 +52,7 @@ from gpuactors.ports import (
     ClaimFileStore,
     ClaimsKubelet,
     DriverBinder,
+    HostError,
     PluginStatus,
 )
 from gpuactors.ports_kube import ClaimApi, NodeApi, SliceApi
@@ -79,12 +80,11 @@ class DraOutside:
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
-    """The real outside. Raises `ports.HostError` if the id of this boot cannot be read, `kube.config.AccessError` if the
-    API server's address or our credentials cannot be had."""
+    """The real outside. Raises `ports.HostError` if the id of this boot cannot be read, or if the API server's address
+    or our credentials cannot be had."""
     root, driver = HostRoot(str(config.host_root)), config.driver_name
     plugin_dir = os.path.join(config.kubelet_dir, PLUGINS, driver)
-    access = from_kubeconfig(config.kubeconfig) if config.kubeconfig is not None else in_cluster(os.environ)
-    client, disk = ApiClient(access), RealDisk()
+    client, disk = ApiClient(_access_of(config)), RealDisk()
     files = ClaimFiles(disk, driver=driver, cdi_dir=str(config.cdi_dir), plugin_dir=plugin_dir)
     return DraOutside(
         settings=ClaimSettings(
@@ -102,6 +102,15 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
             str(config.kubelet_dir), driver, os.environ.get(INSTANCE_VARIABLE) or None, _failed, hanging
         ),
     )
+
+
+def _access_of(config: Config) -> FileAccess:
+    try:
+        if config.kubeconfig is not None:
+            return from_kubeconfig(config.kubeconfig)
+        return in_cluster(os.environ)
+    except AccessError as exc:
+        raise HostError(str(exc)) from None
 
 
 def _operators_list(texts: tuple[str, ...]) -> OperatorsList:

@@ -39,6 +39,8 @@ class InTheWay:
     sentence: str
     is_final: bool = False
     """It will not pass by waiting: the claim asks for what this node cannot give."""
+    is_owner: bool = False
+    """Somebody has a device; else it is not known yet whether somebody has."""
 
 
 def allocated_devices(claim: Claim) -> tuple[str, ...]:
@@ -93,14 +95,15 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
     for address in addresses:
         functions = with_companions(state, address)
+        if unseen := _unseen(state, entry, functions):
+            return InTheWay(f"{address}: {unseen}")
         reason = (
-            _unseen(state, entry, functions)
-            or _by_another_claim(state, entry, functions)
+            _by_another_claim(state, entry, functions)
             or _by_ledger(state, entry, functions)
             or _by_use(state, address)
         )
         if reason:
-            return InTheWay(f"{address}: {reason}")
+            return InTheWay(f"{address}: {reason}", is_owner=True)
     return None
 
 

@@ -163,7 +163,10 @@ def _waited(state: NodeState, entry: Entry) -> Stepped | None:
     if obstacle.sentence != entry.problem:
         waits = replace(entry, problem=obstacle.sentence)
         return with_claims(state, with_entry(state.claims, waits)), _logged(
-            "claim.waiting", entry, reason=obstacle.sentence, level=Level.DEBUG
+            "claim.waiting",
+            entry,
+            reason=obstacle.sentence,
+            level=Level.INFO if obstacle.is_owner else Level.DEBUG,
         )
     return None
 

@@ -48,7 +48,7 @@ async def run(
                 await _pause(wanted, now)
             else:
                 loaded = now.load
-                await inbox.send(event)
+                await inbox.send(replace(event, load=loaded))
         loaded = loaded if now.load else 0
         while (contents := wanted.value.checkpoint) is not None and contents.number > written:
             try:

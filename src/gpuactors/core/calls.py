@@ -270,7 +270,8 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
 
 def _missing(state: NodeState, call: Call) -> bool:
     """A device of the call has not been inspected, its group not polled, or the ledger not read since the call came."""
-    return bool(_unseen(state, call) or _unpolled(state, call)) or _is_unread(state, call)
+    unseen = _unseen(state, call) or _unpolled(state, call)
+    return bool(unseen) or _is_unread(state, call) or not state.claims.is_known
 
 
 def _is_unread(state: NodeState, call: Call) -> bool:
@@ -530,6 +531,11 @@ def _late(state: NodeState, call: Call) -> Refused:
             f"the users of {unpolled} could not be determined in time; can its `enable` be read in sysfs?"
         )
         return _refused(Refusal.UNAVAILABLE, Blocker(Cause.USE_LATE, message))
+    if not state.claims.is_known:
+        message = (
+            "the checkpoint of the claims, which may have a device of the call, could not be read in time"
+        )
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, message))
     if _is_unread(state, call):
         message = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
         return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, message))

@@ -133,7 +133,7 @@ def is_ready(state: NodeState) -> bool:
     Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a GPU with an
     external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint.
     """
-    if state.claims.settings is not None and not state.claims.loaded:
+    if not state.claims.is_known:
         return False
     if not (
         state.host.scanned

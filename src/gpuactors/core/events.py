@@ -358,6 +358,9 @@ class CheckpointRead:
     """Of the functions for which an intent of ours stands or stood in this boot."""
     warning: str = ""
     """What is missing of it, as a sentence: it was damaged, and has been set aside."""
+    load: int = 2
+    """Which read it was, as `ClaimsWanted.load`. One that was begun before a predecessor handed over does not count
+    after that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,9 +292,11 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
             ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.HandOverRequested():
             state, refused = calls.handed_over(state)
+            state, unprepared = claims.handed_over(state)
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
                 Log(Level.INFO, "daemon.handed_over", {}),
                 *refused,
+                *unprepared,
             ]
         case events.SuccessorLost():
             if state.daemon.role is not Role.HANDED_OVER:

@@ -44,7 +44,7 @@ DRIVER = "gpu.nvidia.com"
 POOL = "node-1"
 CLAIM_SETTINGS = ClaimSettings(DRIVER, POOL)
 
-HELD_BACK = frozenset({"read", "checkpoint", "device", "files", "inspection"})
+HELD_BACK = frozenset({"load", "read", "checkpoint", "device", "files", "inspection"})
 """What a test may hold back, to answer it itself or never."""
 
 
@@ -211,7 +211,7 @@ class ClaimCore(Core):
 
     def _claims_answer(self) -> Event | None:
         wanted = self.wanted
-        if wanted.load and not self.state.claims.loaded:
+        if wanted.load and not self.state.claims.loaded and "load" not in self.held_back:
             return self._read_back()
         if wanted.reads and "read" not in self.held_back:
             return self.read_event(wanted.reads[0].number, wanted.reads[0].claim)

@@ -205,8 +205,9 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.LEDGER_LATE: Meaning(
         CALL,
-        "Kubelet did not return its ledger in time (PodResources List).",
-        "Check whether kubelet hangs.",
+        "Kubelet did not return its ledger in time (PodResources List), or the daemon's own checkpoint of the claims "
+        "could not be read.",
+        "Check whether kubelet hangs, or the disk.",
     ),
     Cause.INVALID_REQUEST: Meaning(
         CALL, "The call names no device, or one twice.", "Nothing on this node: find the client that called."

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core import inspections, schedule
-from gpuactors.core.dra import config
+from gpuactors.core.dra import config, prebound
 from gpuactors.core.dra.claim import (
     ActFault,
     BoundFunction,
@@ -22,9 +22,12 @@ from gpuactors.core.dra.claim import (
 )
 from gpuactors.core.dra.entries import (
     ClaimCall,
+    ClaimedGpu,
     Claims,
+    ClaimSettings,
     Entry,
     Returned,
+    load_of,
     with_entry,
 )
 from gpuactors.core.dra.exclusion import (
@@ -78,7 +81,8 @@ _PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
 def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
     """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
     known how far its act came: it is requested again, and goes on from what it finds."""
-    if state.claims.settings is None:
+    settings = state.claims.settings
+    if settings is None or event.load < load_of(state.daemon.role):
         return state, []
     claims = replace(
         state.claims,
@@ -96,7 +100,7 @@ def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
             stored.state,
             order=claims.last,
             claim=stored.claim,
-            gpus=stored.gpus,
+            gpus=tuple(_with_operators_word(settings, gpu) for gpu in stored.gpus),
             bound=stored.bound,
         )
         if stored.claim is None:  # the checkpoint is lost, and it was found out from its files
@@ -109,6 +113,15 @@ def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
     if event.warning:
         fields["reason"] = event.warning
     return with_claims(state, with_reserved(claims)), [Log(level, "checkpoint.read", fields)]
+
+
+def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu:
+    """What the operator names now stays on vfio, also where the claim was prepared before."""
+    functions = tuple(replace(f, vfio=f.vfio or f.address in settings.operator) for f in gpu.functions)
+    if gpu.stays or gpu.address not in settings.operator:
+        return replace(gpu, functions=functions)
+    decided = prebound.decide(gpu.address, None, operator=settings.operator)
+    return replace(gpu, functions=functions, stays=decided.sentence)
 
 
 def checkpoint_refused(state: NodeState, event: CheckpointRefused) -> Stepped:
@@ -156,6 +169,13 @@ def abandoned(state: NodeState, token: Token) -> NodeState:
     return with_claims(state, replace(state.claims, calls=calls))
 
 
+def handed_over(state: NodeState) -> Stepped:
+    """Refuses every call that still waits: kubelet asks the successor."""
+    refused = refusal("gpuactors is handing over to its successor: ask again")
+    replies: list[Effect] = [Reply(token, refused) for token in state.claims.calls]
+    return with_claims(state, replace(state.claims, calls={})) if replies else state, replies
+
+
 def _refused_at_once(state: NodeState, claim: ClaimName) -> Refused | None:
     if state.claims.settings is None:
         return refusal("this daemon serves no claims (--dra off)")
@@ -163,6 +183,8 @@ def _refused_at_once(state: NodeState, claim: ClaimName) -> Refused | None:
         return refusal(state.claims.unserved)
     if state.daemon.stopping or state.daemon.role is not Role.SERVING:
         return refusal("gpuactors is stopping: ask again")
+    if not state.claims.loaded:
+        return refusal("the checkpoint of the claims is being read: ask again")
     if not (is_uid(claim.uid) and is_subdomain(claim.name) and is_subdomain(claim.namespace)):
         return refusal(
             f"no claim is named {quoted_id(claim.namespace)}/{quoted_id(claim.name)}, UID {quoted_id(claim.uid)}: "
@@ -191,7 +213,7 @@ def read(state: NodeState, event: ClaimRead, at: float) -> Stepped:
     if entry.claim is None and entry.state is ClaimState.STOPPED:
         return with_claims(state, moved(claims, replace(entry, claim=event.claim), On.FETCHED)), []
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
-        again = replace(entry, missing=0, retry_at=at + limits.CLAIM_FOUND_S)
+        again = replace(entry, missing=0, collect_at=at + limits.CLAIM_FOUND_S)
         return with_claims(state, with_entry(claims, again)), []
     wanted = _refused_by_content(state, event.claim)
     if wanted:
@@ -210,8 +232,9 @@ def missing(state: NodeState, event: ClaimMissing, at: float) -> Stepped:
         return not_prepared(with_claims(state, claims), entry, event.reason)
     if entry.state not in _COLLECTED:
         return with_claims(state, claims), []
-    if entry.missing == 0:
-        again = replace(entry, missing=1, retry_at=at + limits.CLAIM_COLLECT_S)
+    if entry.missing == 0 or not _is_unlisted(state, entry):
+        counted = int(_is_unlisted(state, entry))
+        again = replace(entry, missing=counted, collect_at=at + limits.CLAIM_COLLECT_S)
         return with_claims(state, with_entry(claims, again)), []
     line = Log(
         Level.WARNING,
@@ -232,7 +255,7 @@ def unreadable(state: NodeState, event: ClaimUnreadable, at: float) -> NodeState
     if entry.claim is None:
         entry = replace(entry, problem=event.reason, retry_at=at + limits.CLAIM_READ_RETRY_S)
     else:
-        entry = replace(entry, retry_at=at + limits.CLAIM_COLLECT_S)
+        entry = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
     return with_claims(state, with_entry(read_over(state.claims, entry.name.uid), entry))
 
 
@@ -360,20 +383,33 @@ def _act_over(state: NodeState, entry: Entry, number: int, bound: Iterable[Bound
 def ledger_read(state: NodeState, at: float) -> NodeState:
     """After a read of kubelet's ledger: a prepared claim that kubelet lists for no pod may have lost its unprepare. The
     API server is asked some time later (kubernetes issues 139845, 139876)."""
-    claims, settings = state.claims, state.claims.settings
-    if settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
+    claims = state.claims
+    if claims.settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
         return state
-    of_devices = state.kubelet.ledger.claims.values()
-    listed = {c.claim for claims_of in of_devices for c in claims_of if c.driver == settings.driver}
+    listed = _listed(state)
     for entry in claims.entries.values():
         if entry.state not in _COLLECTED:
             continue
         is_listed = str(entry.name) in listed
-        if is_listed and (entry.missing or entry.retry_at < math.inf):
-            claims = with_entry(claims, replace(entry, missing=0, retry_at=math.inf))
-        elif not is_listed and entry.retry_at == math.inf and entry.name.uid not in claims.reads:
-            claims = with_entry(claims, replace(entry, retry_at=at + limits.CLAIM_COLLECT_S))
+        if is_listed and (entry.missing or entry.collect_at < math.inf):
+            claims = with_entry(claims, replace(entry, missing=0, collect_at=math.inf))
+        elif not is_listed and entry.collect_at == math.inf and entry.name.uid not in claims.reads:
+            claims = with_entry(claims, replace(entry, collect_at=at + limits.CLAIM_COLLECT_S))
     return with_claims(state, claims)
+
+
+def _listed(state: NodeState) -> set[str]:
+    """Our driver's claims in kubelet's list, by namespace and name."""
+    settings, of_devices = state.claims.settings, state.kubelet.ledger.claims.values()
+    assert settings is not None
+    return {c.claim for claims_of in of_devices for c in claims_of if c.driver == settings.driver}
+
+
+def _is_unlisted(state: NodeState, entry: Entry) -> bool:
+    """Kubelet says that it has the claim for no pod. What it said last, or says before it knows its pods, does not
+    count."""
+    ledger = state.kubelet.ledger
+    return ledger.problem is None and not ledger.source.is_settling and str(entry.name) not in _listed(state)
 
 
 # --- answers ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, 
 from gpuactors.core.dra.prebound import KernelId, OperatorsList
 from gpuactors.core.dra.slices import Publication
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress, Token
+from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress, Role, Token
 
 NOBODY: Final = OperatorsList()
 """The operator names no address."""
@@ -66,6 +66,8 @@ class Entry:
     """Why it is not further, as a sentence: the last act or read that failed, or whom it waits for."""
     retry_at: float = math.inf
     """When a failed act or read is tried again, or a tombstone is forgotten."""
+    collect_at: float = math.inf
+    """When the API server is asked whether the claim still exists, as kubelet lists it for no pod."""
     missing: int = 0
     """How many reads in a row found no claim of this UID at the API server any more."""
 
@@ -150,6 +152,16 @@ class Claims:
     """Devices that claims gave back, until an inspection has seen them on their driver."""
     admin: frozenset[AdminAccess] = frozenset()
     """Claims with admin access to a device: kubelet lists them like its owner."""
+
+    @property
+    def is_known(self) -> bool:
+        """Which devices belong to claims is known."""
+        return self.settings is None or self.loaded
+
+
+def load_of(role: Role) -> int:
+    """How often a daemon in this role must have read the checkpoint: again when its predecessor has handed over."""
+    return 1 if role is Role.TAKING_OVER else 2
 
 
 NO_CLAIMS: Final = Claims()

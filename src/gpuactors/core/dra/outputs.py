@@ -20,7 +20,7 @@ from gpuactors.core.dra.claim import (
     Target,
 )
 from gpuactors.core.dra.config import VfioConfig
-from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, StoredEntry
+from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, StoredEntry, load_of
 from gpuactors.core.dra.slices import Offer
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
@@ -95,7 +95,7 @@ def claims_wanted(state: NodeState) -> ClaimsWanted:
     claims, role = state.claims, state.daemon.role
     if claims.settings is None or role is Role.HANDED_OVER:
         return NO_CLAIMS_WANTED
-    load = 1 if role is Role.TAKING_OVER else 2
+    load = load_of(role)
     if not claims.loaded or claims.unserved or role is not Role.SERVING:
         return ClaimsWanted(load)
     acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]

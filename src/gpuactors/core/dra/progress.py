@@ -74,6 +74,10 @@ def _all_answered(state: NodeState, at: float) -> Stepped | None:
 
 def due(state: NodeState, at: float) -> NodeState:
     """What is tried again, asked, or forgotten at this time."""
+    for known in state.claims.entries.values():
+        if known.collect_at <= at:
+            asked = with_entry(state.claims, replace(known, collect_at=math.inf))
+            state = with_claims(state, with_read(asked, known.name.uid))
     for waiting in state.claims.entries.values():
         if waiting.retry_at > at:
             continue
@@ -87,8 +91,6 @@ def due(state: NodeState, at: float) -> NodeState:
                 claims = moved(claims, entry, On.RETRY)
             case ClaimState.PREPARED if entry.problem:
                 claims = moved(claims, replace(entry, problem=""), On.RETRY)
-            case ClaimState.PREPARED:
-                claims = with_read(with_entry(claims, entry), entry.name.uid)
             case _:
                 claims = with_entry(claims, entry)
         state = with_claims(state, claims)
@@ -99,6 +101,7 @@ def deadline(claims: Claims) -> float:
     """When `due` or an answer is next due; infinite if never."""
     return min(
         min((e.retry_at for e in claims.entries.values()), default=math.inf),
+        min((e.collect_at for e in claims.entries.values()), default=math.inf),
         min((c.deadline for c in claims.calls.values()), default=math.inf),
     )
 

@@ -40,13 +40,13 @@ def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
             return with_read(with_entry(claims, entry), entry.name.uid)
         case Request.CHECKPOINT | Request.FORGET:
             number = claims.last + 1
-            entry = replace(entry, intent=number, acts={}, retry_at=math.inf, problem="")
+            entry = replace(entry, intent=number, acts={}, retry_at=math.inf, collect_at=math.inf, problem="")
             claims = read_over(claims, entry.name.uid)
             return with_entry(replace(claims, last=number, checkpoint=number), entry)
         case Request.BIND:
             acts = [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
             # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
-            entry = replace(entry, retry_at=math.inf)
+            entry = replace(entry, retry_at=math.inf, collect_at=math.inf)
             return with_acts(claims, entry, acts) if acts else moved(claims, entry, On.DONE)
         case Request.WRITE:
             return with_acts(claims, replace(entry, problem="", retry_at=math.inf), [FILES])

@@ -1,0 +1,156 @@
+"""A claim whose unprepare never comes (kubernetes issues 139845, 139876; NVIDIA issue 1278)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.dra.claim import Prepared
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.events import ActFailed, ClaimUnreadable
+from tests.core.dra.claim_core import ClaimCore, name
+from tests.core.dra.test_claims import ON_HOST, A, core_with
+
+
+def prepared() -> ClaimCore:
+    """A prepared claim that kubelet lists for a pod."""
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.listed(name("one"), A)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    return core
+
+
+def test_a_claim_that_is_missing_twice_and_not_listed_is_released() -> None:
+    core = prepared()
+    core.claims.clear()
+    core.api.clear()
+    core.pass_time(limits.LEDGER_QUIET_S + limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED, "once is not enough"
+    core.pass_time(limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    assert core.driver(A) == "nvidia"
+
+
+def test_the_two_answers_are_60_s_apart() -> None:
+    core = prepared()
+    core.claims.clear()
+    core.api.clear()
+    core.held_back = {"read"}
+    asked: list[float] = []
+    while len(asked) < 2:
+        core.pass_time(1.0)
+        if wanted := core.wanted.reads:
+            asked.append(core.at)
+            core.feed(core.read_event(wanted[0].number, wanted[0].claim))
+    assert asked[1] - asked[0] >= limits.CLAIM_COLLECT_S - 1
+
+
+def test_a_claim_that_kubelet_lists_is_not_asked_for() -> None:
+    core = prepared()
+    core.api.clear()
+    core.held_back = {"read"}
+    core.pass_time(1000.0)
+    assert core.wanted.reads == ()
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
+def test_a_claim_that_was_replaced_by_another_one_of_its_name_is_released() -> None:
+    core = prepared()
+    core.claims.clear()
+    core.api["default/one"] = core.api["default/one"].__class__(name("one", uid="uid-2"), None, 1, ())
+    core.pass_time(limits.LEDGER_QUIET_S + 2 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
+@pytest.mark.parametrize("reason", ["403 Forbidden", "503 Service Unavailable", "timeout"])
+def test_any_other_answer_releases_nothing(reason: str) -> None:
+    core = prepared()
+    core.claims.clear()
+    core.held_back = {"read"}
+    for _ in range(40):
+        core.pass_time(limits.CLAIM_COLLECT_S / 2)
+        for wanted in core.wanted.reads:
+            core.feed(ClaimUnreadable(wanted.number, reason))
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
+def test_a_claim_that_exists_is_asked_for_seldom() -> None:
+    """Kubelet lists no claim that no container uses."""
+    core = prepared()
+    core.claims.clear()
+    core.held_back = {"read"}
+    asked = 0
+    for _ in range(round(3600 / limits.LEDGER_S)):
+        core.pass_time(limits.LEDGER_S)
+        for wanted in core.wanted.reads:
+            asked += 1
+            core.feed(core.read_event(wanted.number, wanted.claim))
+    assert 1 < asked <= 3600 / limits.CLAIM_FOUND_S + 1
+
+
+def test_kubelets_last_list_does_not_count_while_it_cannot_be_read() -> None:
+    """Kubelet is away: whether a pod has the claim cannot be known."""
+    core = prepared()
+    core.claims.clear()
+    core.api.clear()
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.ledger_problem = "kubelet is away"
+    core.pass_time(10 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+    core.ledger_problem = None
+    core.listed(name("one"), A)
+    core.pass_time(10 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
+def test_a_prepare_after_the_first_answer_begins_the_count_anew() -> None:
+    core = prepared()
+    claim = core.api["default/one"]
+    core.claims.clear()
+    core.api.clear()
+    core.pass_time(limits.LEDGER_QUIET_S + limits.CLAIM_COLLECT_S)
+    core.api["default/one"] = claim
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    core.listed(name("one"), A)
+    core.pass_time(10 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
+def test_a_claim_that_is_stopped_is_collected_as_well() -> None:
+    """Its pod is gone, and its GPU would never be anybody's again."""
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    core.prepare(name("one"))
+    (act,) = core.wanted.devices.values()
+    core.feed(ActFailed(act.number, "the kernel refused it"))
+    assert core.claim_state(name("one")) is ClaimState.STOPPED
+    core.held_back.clear()
+    core.api.clear()
+    core.pass_time(limits.LEDGER_QUIET_S + 2 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
+def test_files_that_could_not_be_written_are_tried_again_while_kubelet_lists_the_claim() -> None:
+    """The next try and the next question were one time: a read of kubelet's ledger put off both."""
+    core = prepared().restarted("files")
+    (act,) = core.wanted.files.values()
+    core.feed(ActFailed(act.number, "no space left on device"))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    (again,) = core.wanted.files.values()
+    assert again.number > act.number
+    core.release("files")
+    assert core.entry(name("one")) is not None
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+
+
+def test_files_that_could_not_be_written_do_not_keep_a_claim_from_being_collected() -> None:
+    core = prepared().restarted("files")
+    core.claims.clear()
+    core.api.clear()
+    for _ in range(60):
+        core.pass_time(limits.CLAIM_RETRY_S)
+        for act in core.wanted.files.values():
+            if act.claim is not None:
+                core.feed(ActFailed(act.number, "no space left on device"))
+    assert core.claim_state(name("one")) is ClaimState.RELEASING

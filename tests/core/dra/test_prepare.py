@@ -1,0 +1,488 @@
+"""What a prepare is answered with, what an unprepare meets, and what fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.dra.claim import (
+    ActFault,
+    AllocatedDevice,
+    Claim,
+    ClaimName,
+    ClaimUid,
+    Json,
+    OpaqueConfig,
+    Prepared,
+    PreparedDevice,
+    Target,
+    Unprepared,
+)
+from gpuactors.core.dra.config import API_VERSION, KIND, BackendPolicy
+from gpuactors.core.dra.table import ClaimState, NoTransitionError, On, follow
+from gpuactors.core.events import (
+    ActDone,
+    ActFailed,
+    CallAbandoned,
+    CheckpointUnwritten,
+    CheckpointWritten,
+    ClaimRead,
+    ClaimUnreadable,
+    ShutdownRequested,
+)
+from tests.core.builders import gpu
+from tests.core.dra.claim_core import POOL, ClaimCore, allocated, name
+from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+
+ONE = name("one")
+GPU_A, GPU_B = "gpu-0000-01-00-0", "gpu-0000-02-00-0"
+
+
+def core_of(*results: AllocatedDevice, configs: tuple[OpaqueConfig, ...] = ()) -> ClaimCore:
+    core = ClaimCore(ON_HOST, gpu(B, 2))
+    core.api[str(ONE)] = Claim(ONE, None, 1, results, configs)
+    return core
+
+
+# --- the answer -------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_prepare_joins_and_each_answer_is_the_same() -> None:
+    """Kubelets before July 2026 append what they are given (kubernetes issue 140471)."""
+    core = core_of(AllocatedDevice("b", POOL, GPU_B), AllocatedDevice("a", POOL, GPU_A))
+    core.held_back = {"device"}
+    first, second = core.prepare(ONE), core.prepare(ONE)
+    assert (core.answer(first), core.answer(second)) == (None, None)
+    core.release("device")
+    third = core.prepare(ONE)
+    answers = [core.answer(token) for token in (first, second, third)]
+    assert isinstance(answers[0], Prepared)
+    assert [d.device for d in answers[0].devices] == [GPU_B, GPU_A]
+    assert answers[0] == answers[1] == answers[2]
+    assert core.answer(core.restarted().prepare(ONE)) is None
+    after = core.restarted()
+    assert after.answer(after.prepare(ONE)) == answers[0]
+    assert sorted(core.acts) == [(Target.VFIO, A), (Target.VFIO, B)]
+
+
+def test_a_share_id_is_echoed_and_the_request_is_the_base_name() -> None:
+    core = core_of(AllocatedDevice("main/sub", POOL, GPU_A, share_id="7f0e"))
+    answer = core.answer(core.prepare(ONE))
+    assert isinstance(answer, Prepared)
+    assert answer.devices == (
+        PreparedDevice(
+            ("main",),
+            POOL,
+            GPU_A,
+            (f"k8s.gpu.nvidia.com/claim=uid-one-{GPU_A}", "gpu.nvidia.com/metadata=uid-one_main"),
+            "7f0e",
+        ),
+    )
+
+
+def test_a_config_for_a_request_covers_its_subrequests() -> None:
+    iommu: Json = {"apiVersion": API_VERSION, "kind": KIND, "iommu": {"backendPolicy": "PreferIommuFD"}}
+    core = core_of(AllocatedDevice("main/sub", POOL, GPU_A), configs=(OpaqueConfig(False, ("main",), iommu),))
+    core.held_back = {"files"}
+    core.prepare(ONE)
+    (act,) = core.wanted.files.values()
+    assert [d.config.backend_policy for d in act.devices] == [BackendPolicy.PREFER_IOMMUFD]
+
+
+def test_the_claim_of_an_extended_resource_is_a_claim_as_any() -> None:
+    core = core_of(AllocatedDevice("container-0-request-0", POOL, GPU_A))
+    extended = ClaimName("default", "pod-extended-resources-x7k", ClaimUid("uid-x"))
+    core.api[str(extended)] = replace(core.api[str(ONE)], name=extended)
+    answer = core.answer(core.prepare(extended))
+    assert isinstance(answer, Prepared)
+    assert answer.devices[0].requests == ("container-0-request-0",)
+
+
+def test_a_device_in_two_results_is_bound_once_and_answered_twice() -> None:
+    core = core_of(AllocatedDevice("a", POOL, GPU_A), AllocatedDevice("b", POOL, GPU_A))
+    answer = core.answer(core.prepare(ONE))
+    assert isinstance(answer, Prepared)
+    assert [d.requests for d in answer.devices] == [("a",), ("b",)]
+    assert core.acts == [(Target.VFIO, A)]
+
+
+# --- what cannot be given ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("mig-1g", "no device of this driver"),
+        ("gpu-0000-09-00-0", "gone from this node"),
+        ("gpu-0000-03-00-0", "no selector matches it"),
+        ("gpu-0000-04-00-0", "no IOMMU group"),
+    ],
+)
+def test_a_device_that_this_node_cannot_give_is_refused_at_once(device: str, words: str) -> None:
+    other = replace(gpu("0000:03:00.0", 3, driver="nvidia"), vendor="1002")
+    ungrouped = replace(gpu("0000:04:00.0", 4, driver="nvidia"), iommu_group=None)
+    core = ClaimCore(ON_HOST, other, ungrouped)
+    core.api[str(ONE)] = Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),))
+    token = core.prepare(ONE)
+    assert words in core.refusal(token)
+    assert core.claim_state(ONE) is ClaimState.ABSENT
+    assert core.wanted.checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        (Claim(ONE, None, 1, None), "not allocated"),
+        (Claim(ONE, None, 1, ()), "no device of this driver"),
+        (
+            Claim(
+                ONE,
+                None,
+                1,
+                (AllocatedDevice("a", POOL, GPU_A),),
+                (
+                    OpaqueConfig(
+                        False, (), {"apiVersion": API_VERSION, "kind": KIND, "iommu": {"policy": "x"}}
+                    ),
+                ),
+            ),
+            "iommu.policy",
+        ),
+        (allocated(name("one", uid="uid-2"), A), "UID uid-one"),
+    ],
+    ids=["not allocated", "nothing of ours", "an unknown field", "replaced"],
+)
+def test_a_claim_that_cannot_be_prepared_is_refused_at_once(claim: Claim, words: str) -> None:
+    core = ClaimCore(ON_HOST)
+    core.api[str(ONE)] = claim
+    assert words in core.refusal(core.prepare(ONE))
+    assert core.claim_state(ONE) is ClaimState.ABSENT
+
+
+def test_names_of_which_no_path_can_be_made_are_refused() -> None:
+    core = ClaimCore(ON_HOST)
+    for bad in (
+        ClaimName("default", "one", ClaimUid("../../etc")),
+        ClaimName("default", "a/b", ClaimUid("uid")),
+        ClaimName("", "one", ClaimUid("uid")),
+    ):
+        assert "no path can be made of that" in core.refusal(core.prepare(bad))
+        assert "no path can be made of that" in core.refusal(core.unprepare(bad))
+    assert core.state.claims.entries == {}
+
+
+def test_a_claim_that_came_before_the_first_scan_waits_for_it() -> None:
+    core = ClaimCore()
+    core.functions = {ON_HOST.address: ON_HOST}
+    core.api[str(ONE)] = allocated(ONE, A)
+    core.feed_answers()
+    token = core.prepare(ONE)
+    assert core.answer(token) is None
+    core.scanned()
+    assert isinstance(core.answer(token), Prepared)
+
+
+# --- the API server is away ---------------------------------------------------------------------------------------
+
+
+def test_while_the_api_server_is_away_a_prepare_gets_the_reason_at_35_s() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"read"}
+    token = core.prepare(ONE)
+    reads = 0
+    while core.answer(token) is None:
+        for wanted in core.wanted.reads:
+            reads += 1
+            core.feed(ClaimUnreadable(wanted.number, "the API server does not answer"))
+        core.pass_time(0.5)
+    assert "the API server does not answer" in core.refusal(token)
+    assert 2 < reads < 30
+    assert core.claim_state(ONE) is ClaimState.ABSENT
+    assert core.wanted.reads == ()
+
+
+def test_an_unprepare_needs_no_api_server() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.held_back = {"read"}
+    core.api.clear()
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.wanted.reads == ()
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_read_that_comes_back_after_the_unprepare_changes_nothing() -> None:
+    """It made the tombstone last ten minutes; one that came back later still found no claim, and ended the daemon."""
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"read"}
+    core.prepare(ONE)
+    (read,) = core.wanted.reads
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.wanted.reads == ()
+    core.feed(ClaimRead(read.number, core.api[str(ONE)]))
+    core.pass_time(limits.CLAIM_TOMBSTONE_S + 1)
+    assert core.claim_state(ONE) is ClaimState.ABSENT
+    core.feed(ClaimRead(read.number, core.api[str(ONE)]))
+    assert core.claim_state(ONE) is ClaimState.ABSENT
+
+
+# --- unprepare ----------------------------------------------------------------------------------------------------
+
+
+def test_an_unprepare_before_the_prepare_touches_nothing() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.disk is None
+    assert core.acts == []
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared), "its next pod's"
+
+
+@pytest.mark.parametrize(
+    ("held", "state"),
+    [
+        ("read", ClaimState.FETCHING),
+        ("inspection", ClaimState.WAITING),
+        ("checkpoint", ClaimState.RESERVED),
+        ("device", ClaimState.BINDING),
+        ("files", ClaimState.WRITING),
+        ("commit", ClaimState.COMMITTING),
+        ("", ClaimState.PREPARED),
+        ("stop", ClaimState.STOPPED),
+    ],
+)
+@pytest.mark.parametrize("function", [ON_HOST, PRE_BOUND], ids=["on its host driver", "pre-bound"])
+def test_an_unprepare_in_each_state_leaves_nothing(held: str, state: ClaimState, function: object) -> None:
+    core = core_with(function, one=(A,))
+    core.held_back = {held} if held not in ("commit", "stop") else {"files", "device"}
+    prepare = core.prepare(ONE)
+    if held == "commit":
+        core.release("device")
+        core.held_back |= {"checkpoint"}
+        core.release("files")
+    if held == "stop":
+        (act,) = core.wanted.devices.values()
+        core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED))
+    assert core.claim_state(ONE) is state
+    unprepare = core.unprepare(ONE)
+    if state not in (ClaimState.PREPARED, ClaimState.STOPPED):
+        assert "unprepared while it was being prepared" in core.refusal(prepare)
+    core.release(*core.held_back)
+    assert isinstance(core.answer(unprepare), Unprepared)
+    assert core.driver(A) == ("nvidia" if function is ON_HOST else "vfio-pci")
+    assert core.disk is None or core.disk.entries == ()
+    assert not core.wanted.files
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+
+
+def test_a_second_unprepare_joins_the_first_one() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.held_back = {"device"}
+    first, second = core.unprepare(ONE), core.unprepare(ONE)
+    assert (core.answer(first), core.answer(second)) == (None, None)
+    core.release("device")
+    assert core.answer(first) == core.answer(second) == Unprepared()
+
+
+def test_a_prepare_during_the_release_waits_and_is_read_anew() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.held_back = {"device"}
+    core.unprepare(ONE)
+    token = core.prepare(ONE)
+    assert core.answer(token) is None
+    core.release("device")
+    assert isinstance(core.answer(token), Prepared)
+    assert core.driver(A) == "vfio-pci"
+
+
+def test_an_unprepare_is_answered_in_time_whatever_hangs() -> None:
+    """An error would keep the pod from ending for ever (kubernetes issue 129402)."""
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.held_back = {"device"}
+    token = core.unprepare(ONE)
+    core.pass_time(limits.CLAIM_ANSWER_S - 1)
+    assert core.answer(token) is None
+    core.pass_time(1.5)
+    assert isinstance(core.answer(token), Unprepared)
+    assert core.claim_state(ONE) is ClaimState.RELEASING, "the GPU is still the claim's"
+    core.api[str(name("two"))] = allocated(name("two"), A)
+    assert core.answer(core.prepare(name("two"))) is None
+
+
+def test_a_cancelled_call_ends_the_wait_and_not_the_bookkeeping() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    token = core.prepare(ONE)
+    core.feed(CallAbandoned(token))
+    core.release("device")
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+    assert core.answer(token) is None
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.driver(A) == "nvidia"
+
+
+@pytest.mark.parametrize("held", ["read", "inspection"])
+def test_a_cancelled_call_that_has_nothing_yet_leaves_nothing(held: str) -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {held}
+    core.feed(CallAbandoned(core.prepare(ONE)))
+    assert core.claim_state(ONE) is ClaimState.ABSENT
+    core.release(held)
+    assert core.driver(A) == "nvidia"
+    assert core.state.claims.reads == {}
+
+
+# --- what fails -----------------------------------------------------------------------------------------------------
+
+
+def stopped() -> ClaimCore:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    token = core.prepare(ONE)
+    (act,) = core.wanted.devices.values()
+    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED))
+    assert core.refusal(token) == "the kernel refused it"
+    return core
+
+
+def test_after_a_failed_act_the_next_prepare_goes_on_from_where_the_device_is() -> None:
+    core = stopped()
+    assert core.claim_state(ONE) is ClaimState.STOPPED
+    assert (Target.FIRST_DRIVER, A) not in core.acts, "upstream returns it between its tries"
+    token = core.prepare(ONE)
+    core.release("device")
+    assert isinstance(core.answer(token), Prepared)
+
+
+def test_after_a_failed_act_the_unprepare_returns_the_device() -> None:
+    core = stopped()
+    core.functions[ON_HOST.address] = replace(ON_HOST, driver=None)  # unbound, and not bound again
+    core.held_back.clear()
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.driver(A) == "nvidia"
+
+
+def test_one_of_two_acts_fails_and_all_devices_are_returned() -> None:
+    core = core_with(ON_HOST, gpu(B, 2, driver="nvidia"), one=(A, B))
+    core.held_back = {"device"}
+    core.prepare(ONE)
+    acts = core.wanted.devices
+    core.feed(core.act_event(acts[ON_HOST.address]))
+    core.feed(ActFailed(acts[gpu(B).address].number, "the kernel refused it"))
+    assert core.claim_state(ONE) is ClaimState.STOPPED
+    core.held_back.clear()
+    core.unprepare(ONE)
+    assert (core.driver(A), core.driver(B)) == ("nvidia", "nvidia")
+
+
+def test_the_end_of_an_act_that_nobody_wants_any_more_changes_nothing() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    core.prepare(ONE)
+    (act,) = core.wanted.devices.values()
+    core.unprepare(ONE)
+    core.feed(ActDone(act.number))
+    core.feed(ActFailed(act.number, "late"))
+    assert core.claim_state(ONE) is ClaimState.RELEASING
+    core.release("device")
+    assert core.claim_state(ONE) is ClaimState.TOMBSTONE
+
+
+def test_a_release_that_failed_is_tried_again() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.held_back = {"device"}
+    token = core.unprepare(ONE)
+    (act,) = core.wanted.devices.values()
+    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED))
+    assert core.wanted.devices == {}
+    core.pass_time(limits.CLAIM_RETRY_S)
+    (again,) = core.wanted.devices.values()
+    assert again.number > act.number
+    core.release("device")
+    assert isinstance(core.answer(token), Unprepared)
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_claim_that_waits_for_a_failing_release_is_told_why_it_fails() -> None:
+    core = core_with(ON_HOST, one=(A,), two=(A,))
+    core.prepare(ONE)
+    core.held_back = {"device"}
+    core.unprepare(ONE)
+    token = core.prepare(name("two"))
+    for _ in range(10):
+        for act in core.wanted.devices.values():
+            core.feed(ActFailed(act.number, "nvidia is not loaded", ActFault.NO_DRIVER))
+        core.pass_time(limits.CLAIM_RETRY_S)
+    assert "released from the claim default/one (nvidia is not loaded)" in core.refusal(token)
+
+
+def test_a_disk_that_takes_no_checkpoint_is_the_error_at_35_s_and_nothing_was_done() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"checkpoint"}
+    token = core.prepare(ONE)
+    checkpoint = core.wanted.checkpoint
+    assert checkpoint is not None
+    core.feed(CheckpointUnwritten(checkpoint.number, "no space left on device: free some"))
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert core.refusal(token) == "no space left on device: free some"
+    assert core.acts == []
+    core.feed(CheckpointWritten(checkpoint.number))
+    assert core.state.claims.unwritten == ""
+
+
+def test_a_stopping_daemon_refuses_new_calls() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.feed(ShutdownRequested())
+    assert "stopping" in core.refusal(core.unprepare(ONE))
+    assert not core.wanted.is_serving
+
+
+# --- a GPU that is unplugged ------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_unplugged_while_it_is_bound_fails_the_prepare() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    token = core.prepare(ONE)
+    core.unplugged(A)
+    core.release("device")
+    assert "not there" in core.refusal(token)
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.disk is not None
+    assert core.disk.entries == ()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "back on its host driver"])
+def test_a_gpu_that_is_unplugged_under_its_claim_is_let_go_at_the_unprepare(again: bool) -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.unplugged(A)
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+    if again:
+        core.changed(ON_HOST)
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert not again or core.driver(A) == "nvidia"
+
+
+def test_a_gpu_that_is_unplugged_during_its_return_ends_the_release() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(ONE)
+    core.held_back = {"device"}
+    token = core.unprepare(ONE)
+    core.unplugged(A)
+    core.release("device")
+    assert isinstance(core.answer(token), Unprepared)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_a_pair_without_a_row_is_a_bug() -> None:
+    with pytest.raises(NoTransitionError, match="has no transition on fetched"):
+        follow(ClaimState.PREPARED, On.FETCHED)

@@ -1,0 +1,300 @@
+"""A daemon that starts anew, takes over, or hands over while claims are under way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.dra.claim import Prepared, Target, Unprepared
+from gpuactors.core.dra.prebound import OperatorsList
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.effects import Granted
+from gpuactors.core.events import (
+    CheckpointRead,
+    CheckpointRefused,
+    HandOverRequested,
+    PredecessorGone,
+    SuccessorLost,
+)
+from gpuactors.core.model import PciAddress
+from tests.core.builders import SETTINGS, audio, gpu
+from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
+from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+
+AUDIO = "0000:01:00.1"
+
+
+# --- two identical GPUs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "restart", [False, True], ids=["one daemon", "restart between prepare and unprepare"]
+)
+def test_of_two_identical_gpus_the_pre_bound_one_stays_and_the_other_one_is_returned(restart: bool) -> None:
+    """NVIDIA issues 1099, 1089 and 1090: ids cannot decide, and what was found must outlive the daemon."""
+    core = core_with(gpu(A, 1, driver="nvidia"), gpu(B, 2), one=(A,), two=(B,))
+    core.prepare(name("one"))
+    core.prepare(name("two"))
+    assert (core.driver(A), core.driver(B)) == ("vfio-pci", "vfio-pci")
+    core = core.restarted() if restart else core
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+    assert isinstance(core.answer(core.unprepare(name("two"))), Unprepared)
+    assert (core.driver(A), core.driver(B)) == ("nvidia", "vfio-pci")
+
+
+def test_what_the_operator_says_overrides_both() -> None:
+    settings = replace(CLAIM_SETTINGS, operator=OperatorsList(frozenset({PciAddress(A)})))
+    core = ClaimCore(gpu(A, 1, driver="nvidia"), gpu(B, 2, driver="nvidia"), claim_settings=settings)
+    core.api = {"default/one": allocated(name("one"), A, B)}
+    core.prepare(name("one"))
+    core.unprepare(name("one"))
+    assert (core.driver(A), core.driver(B)) == ("vfio-pci", "nvidia")
+
+
+def test_what_the_operator_says_at_a_restart_counts_for_a_prepared_claim() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core = core.restarted(settings=replace(CLAIM_SETTINGS, operator=OperatorsList(everything=True)))
+    core.unprepare(name("one"))
+    assert core.driver(A) == "vfio-pci"
+
+
+def test_a_companion_that_the_operator_names_stays_with_the_gpu() -> None:
+    settings = replace(CLAIM_SETTINGS, operator=OperatorsList(everything=True))
+    core = ClaimCore(gpu(A, 1, driver="nvidia"), gpu(B, 1, driver="nvidia"), claim_settings=settings)
+    core.api = {"default/one": allocated(name("one"), A)}
+    core.prepare(name("one"))
+    core.unprepare(name("one"))
+    assert (core.driver(A), core.driver(B)) == ("vfio-pci", "vfio-pci")
+
+
+# --- restart ------------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_after_our_own_bind_does_not_take_the_gpu_for_pre_bound() -> None:
+    """Upstream notes the driver anew at each try."""
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"files"}
+    core.prepare(name("one"))
+    assert core.driver(A) == "vfio-pci"
+    core = core.restarted("device")
+    assert core.claim_state(name("one")) is ClaimState.BINDING, "how far the act came is not known"
+    core.release("device")
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    core.unprepare(name("one"))
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_prepared_claims_files_are_healed_at_the_start() -> None:
+    """A running pod's container that restarts gets the CDI ids of kubelet's own checkpoint, without a call to us."""
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core = core.restarted("files")
+    (act,) = core.wanted.files.values()
+    assert act.claim is not None
+    answer = core.prepare(name("one"))
+    assert core.answer(answer) is None, "not before the files were seen"
+    core.release("files")
+    assert isinstance(core.answer(answer), Prepared)
+
+
+def test_a_release_goes_on_after_a_restart() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.held_back = {"device"}
+    core.unprepare(name("one"))
+    core = core.restarted()
+    assert core.driver(A) == "nvidia"
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+
+
+def test_a_claim_that_waits_is_not_on_disk() -> None:
+    core = core_with(ON_HOST, old=(A,), new=(A,))
+    core.prepare(name("old"))
+    core.prepare(name("new"))
+    assert core.disk is not None
+    core.unprepare(name("unknown"))
+    assert [e.name for e in core.disk.entries] == [name("old")]
+    assert core.restarted().claim_state(name("new")) is ClaimState.ABSENT
+
+
+def test_when_the_checkpoint_is_lost_everything_on_vfio_stays() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.disk = None
+    core = core.restarted()
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+    assert core.driver(A) == "vfio-pci"
+    core.prepare(name("one"))
+    core.unprepare(name("one"))
+    assert core.driver(A) == "vfio-pci"
+    assert (Target.FIRST_DRIVER, A) not in core.acts
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served() -> None:
+    core = ClaimCore(claim_settings=CLAIM_SETTINGS)
+    core.functions = {ON_HOST.address: ON_HOST}
+    core.held_back = {"load"}
+    core.scanned()
+    core.feed(CheckpointRefused("the checkpoint is of version 7: install that version"))
+    assert "version 7" in core.refusal(core.prepare(name("one")))
+    assert "version 7" in core.refusal(core.unprepare(name("one")))
+    assert core.wanted.checkpoint is None
+    assert not core.wanted.is_serving
+
+
+# --- before the checkpoint is read ----------------------------------------------------------------------------------
+
+
+def not_loaded() -> ClaimCore:
+    """A claim is prepared, and the daemon has just started."""
+    core = core_with(PRE_BOUND, one=(A,))
+    core.prepare(name("one"))
+    return core.restarted("load")
+
+
+def test_an_unprepare_before_the_checkpoint_is_read_is_no_success() -> None:
+    """Kubelet would never ask again, and the claim keep its GPU."""
+    core = not_loaded()
+    assert "checkpoint" in core.refusal(core.unprepare(name("one")))
+    core.release("load")
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
+def test_an_allocate_before_the_checkpoint_is_read_waits_for_it() -> None:
+    """It may say that the GPU belongs to a claim."""
+    core = core_with(PRE_BOUND)
+    core.state = replace(core.state, claims=replace(core.state.claims, loaded=False))
+    core.held_back = {"load"}
+    token = core.allocate(A)
+    assert core.allocation(token) is None
+    core.release("load")
+    assert isinstance(core.allocation(token), Granted)
+
+
+def test_an_allocate_is_refused_in_time_if_the_checkpoint_cannot_be_read() -> None:
+    core = core_with(PRE_BOUND)
+    core.state = replace(core.state, claims=replace(core.state.claims, loaded=False))
+    core.held_back = {"load"}
+    token = core.allocate(A)
+    core.pass_time(limits.CALL_DEADLINE_S)
+    assert "checkpoint" in core.refusal(token)
+
+
+# --- hand-over --------------------------------------------------------------------------------------------------------
+
+
+def taking_over(*functions: object, **claims: tuple[str, ...]) -> tuple[ClaimCore, ClaimCore]:
+    """The daemon that serves, and the one that is about to take over."""
+    before = core_with(*functions, **claims)
+    after = ClaimCore(settings=replace(SETTINGS, hand_over=True))
+    after.functions, after.api, after.at = before.functions, before.api, before.at
+    after.disk = before.disk
+    after.scanned()
+    return before, after
+
+
+def test_after_a_hand_over_the_checkpoint_is_read_again() -> None:
+    before, after = taking_over(ON_HOST, one=(A,))
+    before.prepare(name("one"))
+    before.feed(HandOverRequested())
+    assert not before.wanted.devices
+    assert not before.wanted.files
+    after.disk = before.disk
+    after.feed(PredecessorGone("it handed over"))
+    assert after.claim_state(name("one")) is ClaimState.PREPARED
+    assert isinstance(after.answer(after.prepare(name("one"))), Prepared)
+    after.unprepare(name("one"))
+    assert after.driver(A) == "nvidia"
+
+
+def test_a_daemon_that_takes_over_does_not_touch_what_its_predecessor_is_doing() -> None:
+    before = core_with(ON_HOST, one=(A,))
+    before.held_back = {"device"}
+    before.prepare(name("one"))
+    after = ClaimCore(settings=replace(SETTINGS, hand_over=True), disk=before.disk)
+    after.functions = before.functions
+    after.scanned()
+    assert after.claim_state(name("one")) is ClaimState.BINDING
+    assert not after.wanted.devices
+    after.feed(PredecessorGone("it handed over"))
+    assert after.driver(A) == "vfio-pci"
+
+
+def test_a_gpu_that_the_predecessor_bound_is_not_taken_for_pre_bound() -> None:
+    before, after = taking_over(ON_HOST, one=(A,))
+    before.prepare(name("one"))
+    after.changed(*before.functions.values())
+    after.disk = before.disk
+    after.feed(PredecessorGone("it handed over"))
+    after.unprepare(name("one"))
+    assert after.driver(A) == "nvidia"
+
+
+def test_calls_that_wait_are_refused_at_a_hand_over() -> None:
+    """Kubelet asks the successor; without an answer only after its 45 s, and 60 to 90 s more."""
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.held_back = {"device", "read"}
+    unprepare, prepare = core.unprepare(name("one")), core.prepare(name("two"))
+    core.feed(HandOverRequested())
+    assert "handing over" in core.refusal(unprepare)
+    assert "handing over" in core.refusal(prepare)
+
+
+def test_a_daemon_whose_successor_was_lost_reads_the_checkpoint_again() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.feed(HandOverRequested())
+    core.feed(SuccessorLost(), PredecessorGone("there is none"))
+    assert core.wanted.load == 2
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+    core.unprepare(name("one"))
+    assert core.driver(A) == "nvidia"
+
+
+def test_an_earlier_read_of_the_checkpoint_does_not_count_after_the_hand_over() -> None:
+    """It was begun while the predecessor wrote."""
+    before, after = taking_over(ON_HOST, one=(A,))
+    after.held_back = {"load"}
+    before.prepare(name("one"))
+    after.feed(PredecessorGone("it handed over"))
+    after.feed(CheckpointRead(load=1))
+    assert not after.wanted.is_serving
+    after.disk = before.disk
+    after.release("load")
+    assert after.claim_state(name("one")) is ClaimState.PREPARED
+
+
+# --- companions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"], ids=["GPU on its host driver", "GPU pre-bound"])
+def test_a_companion_is_bound_along_and_returned_to_its_own_driver(driver: str, restart: bool) -> None:
+    """Upstream leaves the audio function without a driver for ever."""
+    core = core_with(gpu(A, 1, driver=driver), audio(AUDIO, 1, driver="snd_hda_intel"), one=(A,))
+    core.prepare(name("one"))
+    assert (core.driver(A), core.driver(AUDIO)) == ("vfio-pci", "vfio-pci")
+    core = core.restarted() if restart else core
+    core.unprepare(name("one"))
+    assert (core.driver(A), core.driver(AUDIO)) == (driver, "snd_hda_intel")
+
+
+def test_a_companion_without_a_driver_is_returned_to_none() -> None:
+    core = core_with(gpu(A, 1, driver="nvidia"), audio(AUDIO, 1, driver=None), one=(A,))
+    core.prepare(name("one"))
+    assert core.driver(AUDIO) == "vfio-pci"
+    core.unprepare(name("one"))
+    assert core.driver(AUDIO) is None
+
+
+def test_a_gpu_without_a_driver_is_claimed_and_returned_to_none() -> None:
+    core = core_with(gpu(A, 1, driver=None), one=(A,))
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    core.unprepare(name("one"))
+    assert core.driver(A) is None

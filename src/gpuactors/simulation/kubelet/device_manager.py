@@ -190,7 +190,12 @@ class DeviceManager:
     # --- pods ----------------------------------------------------------------------------------------------
 
     def submit(
-        self, name: str, requests: Mapping[str, int], at: float, claims: tuple[Claim, ...] = ()
+        self,
+        name: str,
+        requests: Mapping[str, int],
+        at: float,
+        claims: tuple[Claim, ...] = (),
+        uses: tuple[str, ...] = (),
     ) -> Pod:
         """A pod is created. It stays Pending until `place` finds room for it.
 
@@ -199,7 +204,7 @@ class DeviceManager:
         if name in self._pods:
             raise ValueError(f"pod {name} exists already; delete it first or choose another name")
         uid = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-        pod = Pod(name, tuple(requests.items()), Phase.PENDING, "", uid, claims=claims)
+        pod = Pod(name, tuple(requests.items()), Phase.PENDING, "", uid, claims=claims, uses=uses)
         self._pods[name] = pod
         return self._explain_pending(pod, at)
 
@@ -256,6 +261,12 @@ class DeviceManager:
     def not_started(self, name: str, why: str) -> None:
         """PreStartContainer refused; kubelet will try again."""
         self._set(name, Phase.STARTING, why)
+
+    def noted(self, pod: Pod, why: str) -> None:
+        """The pod's end is held up; kubelet will try again. Nothing if it is gone meanwhile."""
+        found = self._pods.get(pod.name)
+        if found is not None and found.uid == pod.uid:
+            self._set(pod.name, found.phase, why)
 
     def started(self, name: str) -> None:
         """The pod's container runs."""
@@ -390,6 +401,16 @@ class DeviceManager:
         if self._knows_pods:
             active = self._active()
             self._ledger = {key: entry for key, entry in self._ledger.items() if key[0] in active}
+
+    @property
+    def active(self) -> frozenset[str] | None:
+        """The UIDs of the pods that have not ended; None while kubelet does not know its pods."""
+        return frozenset(self._active()) if self._knows_pods else None
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Those of every pod that is not deleted."""
+        return frozenset(pod.uid for pod in self._pods.values())
 
     def _active(self) -> dict[str, Pod]:
         """By UID."""

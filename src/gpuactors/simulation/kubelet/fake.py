@@ -8,16 +8,16 @@ is not kubelet: the containers (`containers.py`). Here is the life of the proces
 itself.
 
 What the model leaves out: the delay of a node status update (kubelet posts capacity every 10 s; here the scheduler sees
-it at once), the topology manager, several containers in a pod, preparing DRA claims (a pod may be given one, which
-PodResources lists), and a reboot of the node.
+it at once), the topology manager, several containers in a pod, and a reboot of the node. DRA claims are prepared where
+there are `Surroundings` for it (`dra/`); a pod may be given another driver's claim, which PodResources lists.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 import trio
@@ -27,9 +27,13 @@ from gpuactors.grpc_trio import Server
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet.containers import Containers, Tenancy
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
+from gpuactors.simulation.kubelet.dra.drivers import DriverManager
+from gpuactors.simulation.kubelet.dra.manager import ClaimManager
+from gpuactors.simulation.kubelet.dra.values import DraCall, DraView, Surroundings
+from gpuactors.simulation.kubelet.dra.worker import ClaimWorker
 from gpuactors.simulation.kubelet.plugins import DIAL_DEADLINE_S, PluginManager
 from gpuactors.simulation.kubelet.pod_resources import PodResourcesService
-from gpuactors.simulation.kubelet.pods import PodWorker
+from gpuactors.simulation.kubelet.pods import PodClaims, PodWorker
 from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, KubeletTransport
 from gpuactors.simulation.kubelet.values import (
     Checkpoint,
@@ -46,6 +50,8 @@ __all__ = ["CHECKPOINT_FILE", "FakeKubelet", "open_fake_kubelet"]
 DRAIN_S: Final = 0.1
 """Kubelet does not end its services gracefully; this only bounds the last bytes."""
 
+_NO_DRA: Final = DraView()
+
 _TRANSITIONAL: Final = frozenset({Phase.PENDING, Phase.ADMITTING, Phase.STARTING})
 
 
@@ -57,6 +63,16 @@ class _Life:
     ended: trio.Event = field(default_factory=trio.Event)
     plugins: PluginManager | None = None
     pods: PodWorker | None = None
+    drivers: DriverManager | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Dra:
+    """Kubelet's DRA manager: what outlives its process."""
+
+    surroundings: Surroundings
+    claims: ClaimManager
+    calls: list[DraCall] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -66,14 +82,18 @@ async def open_fake_kubelet(
     seed: int = 0,
     tenancy: Tenancy | None = None,
     dial_deadline_s: float = DIAL_DEADLINE_S,
+    dra: Surroundings | None = None,
 ) -> AsyncIterator[FakeKubelet]:
     """A kubelet that is not started yet; it ends with the context, and so do all containers.
 
     `seed` orders what kubelet has in no order. `tenancy` is what a pod's virtual machine does with its devices; without
     one it holds nothing. `dial_deadline_s` is how long Register waits for a listener at the endpoint.
+    `dra` is what its DRA manager needs; without it there is none.
     """
     async with trio.open_nursery() as nursery:
-        yield FakeKubelet(transport, nursery, seed=seed, tenancy=tenancy, dial_deadline_s=dial_deadline_s)
+        yield FakeKubelet(
+            transport, nursery, seed=seed, tenancy=tenancy, dial_deadline_s=dial_deadline_s, dra=dra
+        )
         nursery.cancel_scope.cancel()
 
 
@@ -89,12 +109,14 @@ class FakeKubelet:
         seed: int,
         tenancy: Tenancy | None,
         dial_deadline_s: float,
+        dra: Surroundings | None = None,
     ) -> None:
         self._transport = transport
         self._nursery = nursery
         self._dial_deadline_s = dial_deadline_s
         self._rng = random.Random(seed)
         self._manager = DeviceManager(self._rng)
+        self._dra = None if dra is None else _Dra(dra, ClaimManager(appends=dra.release.appends))
         self._containers = Containers(nursery, tenancy, self._exited)
         self._view = Latest(self._manager.view(trio.current_time()))
         self._written = self._manager.checkpoint
@@ -171,8 +193,9 @@ class FakeKubelet:
                 self._opens_after_s,
                 self._rng,
                 self._hears_api_server,
+                self._boot_dra(life, nursery),
             )
-            lister = PodResourcesService(self._manager)
+            lister = PodResourcesService(self._manager, None if self._dra is None else self._dra.claims)
             await nursery.start(Server([lister], drain_s=DRAIN_S).serve, pod_resources)
             await nursery.start(Server([plugins], drain_s=DRAIN_S).serve, registration)
             nursery.start_soon(pods.run, again, self._settle_containers)
@@ -181,6 +204,37 @@ class FakeKubelet:
             self._life = life
             self._publish()
             task_status.started()
+
+    def _boot_dra(self, life: _Life, nursery: trio.Nursery) -> PodClaims | None:
+        """Kubelet's DRA manager begins, if it has one."""
+        if self._dra is None:
+            return None
+        dra = self._dra
+        dra.claims.boot()
+        life.drivers = DriverManager(
+            self._transport,
+            nursery,
+            self._publish,
+            self._rng,
+            dra.surroundings,
+            self._api_server_is_there,
+            dra.calls,
+        )
+        worker = ClaimWorker(
+            dra.claims,
+            life.drivers,
+            dra.surroundings,
+            self._rng,
+            self._publish,
+            self._api_server_is_there,
+            lambda: self._manager.active,
+        )
+        nursery.start_soon(life.drivers.run)
+        nursery.start_soon(worker.reconcile)
+        return PodClaims(worker, lambda pod: dra.surroundings.nodes(_cdi_ids(dra.claims, pod)))
+
+    def _api_server_is_there(self) -> bool:
+        return self._api_server.is_set()
 
     def _read_checkpoint(self) -> Checkpoint | None:
         try:
@@ -243,11 +297,13 @@ class FakeKubelet:
         requests: Mapping[str, int],
         *,
         claims: tuple[Claim, ...] = (),
+        uses: tuple[str, ...] = (),
         opens_after_s: float = 0.0,
     ) -> Pod:
-        """Creates a pod that asks for devices: it runs as soon as there is room for it. Its virtual machine opens them
-        when its container starts, or so much later. Raises `ValueError`."""
-        pod = self._manager.submit(name, requests, trio.current_time(), claims)
+        """Creates a pod that asks for devices: it runs as soon as there is room for it, and the ResourceClaims that it
+        `uses` are prepared. Its virtual machine opens them when its container starts, or so much later. Raises
+        `ValueError`."""
+        pod = self._manager.submit(name, requests, trio.current_time(), claims, uses)
         self._opens_after_s[pod.uid] = opens_after_s
         self._publish()
         return pod
@@ -352,6 +408,26 @@ class FakeKubelet:
             elif pod.phase is Phase.RUNNING and not self._containers.is_running(pod):
                 life.pods.release_soon(pod, self._exits.get(pod.uid))
 
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    def lose_claims(self) -> None:
+        """The file of the DRA manager is lost while kubelet does not run: no claim that was prepared is ever
+        unprepared. Raises `RuntimeError` if kubelet runs."""
+        if self._life is not None:
+            raise RuntimeError("kubelet runs; stop it first")
+        if self._dra is not None:
+            self._dra.claims.forget()
+
+    @property
+    def dra_calls(self) -> Sequence[DraCall]:
+        """Every prepare and unprepare that is over, of all lives."""
+        return () if self._dra is None else self._dra.calls
+
+    @property
+    def dra_errors(self) -> Sequence[str]:
+        """The lines of this life's log about DRA plugins: registrations and health streams that failed."""
+        return () if self._life is None or self._life.drivers is None else self._life.drivers.errors
+
     # --- what can be seen ---------------------------------------------------------------------------------------
 
     @property
@@ -370,13 +446,28 @@ class FakeKubelet:
                 return view
         raise AssertionError("unreachable: a subscription never ends")
 
+    def _dra_view(self) -> DraView:
+        if self._dra is None:
+            return _NO_DRA
+        drivers = None if self._life is None else self._life.drivers
+        return DraView(
+            claims=self._dra.claims.claims,
+            instances=() if drivers is None else drivers.instances,
+            health={} if drivers is None else drivers.health,
+            calls=len(self._dra.calls),
+        )
+
     def _publish(self) -> None:
-        self._view.set(self._manager.view(trio.current_time()))
+        self._view.set(replace(self._manager.view(trio.current_time()), dra=self._dra_view()))
         checkpoint = self._manager.checkpoint
         if self._life is not None and checkpoint is not self._written:
             if checkpoint != self._written:
                 self._transport.write_checkpoint(checkpoint)
             self._written = checkpoint
+
+
+def _cdi_ids(claims: ClaimManager, pod: Pod) -> list[str]:
+    return [i for claim in claims.of_pod(pod.uid) for device in claim.devices for i in device.cdi_ids]
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -16,6 +16,8 @@ from grpclib import GRPCError, Status
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.simulation.kubelet.checkpoint import CONTAINER, NODE_WITHOUT_TOPOLOGY, by_numa_node
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
+from gpuactors.simulation.kubelet.dra.manager import ClaimManager
+from gpuactors.simulation.kubelet.dra.values import ClaimInfo
 from gpuactors.simulation.kubelet.values import Claim, LedgerEntry, ListedDevice, PodListing
 
 QUERIES_PER_S: Final = 100.0
@@ -48,15 +50,16 @@ class RateLimit:
 class PodResourcesService(pb.PodResourcesListerBase):
     """Lives as long as kubelet's process."""
 
-    def __init__(self, manager: DeviceManager) -> None:
+    def __init__(self, manager: DeviceManager, claims: ClaimManager | None = None) -> None:
         self._manager = manager
+        self._claims = claims
         self._limit = RateLimit(QUERIES_PER_S, BURST, trio.current_time())
 
     async def list(self, message: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
         """Every active pod that has its devices."""
         self._count()
         return pb.ListPodResourcesResponse(
-            pod_resources=[_pod_resources(listing) for listing in self._manager.listing()]
+            pod_resources=[self._pod_resources(listing) for listing in self._manager.listing()]
         )
 
     async def get(self, message: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
@@ -64,7 +67,7 @@ class PodResourcesService(pb.PodResourcesListerBase):
         self._count()
         for listing in self._manager.listing():
             if (listing.pod.name, listing.pod.namespace) == (message.pod_name, message.pod_namespace):
-                return pb.GetPodResourcesResponse(pod_resources=_pod_resources(listing))
+                return pb.GetPodResourcesResponse(pod_resources=self._pod_resources(listing))
         raise GRPCError(
             Status.UNKNOWN, f"pod {message.pod_name} in namespace {message.pod_namespace} not found"
         )
@@ -82,18 +85,25 @@ class PodResourcesService(pb.PodResourcesListerBase):
             ]
         )
 
+    def _pod_resources(self, listing: PodListing) -> pb.PodResources:
+        prepared = () if self._claims is None else self._claims.of_pod(listing.pod.uid)
+        return _pod_resources(listing, prepared)
+
     def _count(self) -> None:
         if not self._limit.allows(trio.current_time()):
             raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
 
-def _pod_resources(listing: PodListing) -> pb.PodResources:
+def _pod_resources(listing: PodListing, prepared: Iterable[ClaimInfo]) -> pb.PodResources:
     container = pb.ContainerResources(
         name=CONTAINER,
         devices=[
             devices for resource, entry in listing.devices for devices in _entry_devices(resource, entry)
         ],
-        dynamic_resources=[_dynamic(claim, listing.pod.namespace) for claim in listing.pod.claims],
+        dynamic_resources=[
+            *(_dynamic(claim, listing.pod.namespace) for claim in listing.pod.claims),
+            *(_dynamic_of(claim) for claim in prepared),
+        ],
     )
     return pb.PodResources(name=listing.pod.name, namespace=listing.pod.namespace, containers=[container])
 
@@ -106,6 +116,23 @@ def _dynamic(claim: Claim, namespace: str) -> pb.DynamicResource:
         device_name=claim.device,
     )
     return pb.DynamicResource(claim_name=claim.name, claim_namespace=namespace, claim_resources=[resource])
+
+
+def _dynamic_of(claim: ClaimInfo) -> pb.DynamicResource:
+    return pb.DynamicResource(
+        claim_name=claim.name,
+        claim_namespace=claim.namespace,
+        claim_resources=[
+            pb.ClaimResource(
+                cdi_devices=[pb.CdiDevice(name=cdi_id) for cdi_id in device.cdi_ids],
+                driver_name=device.driver,
+                pool_name=device.pool,
+                device_name=device.device,
+                share_id=device.share_id,
+            )
+            for device in claim.devices
+        ],
+    )
 
 
 def _entry_devices(resource: str, entry: LedgerEntry) -> Iterable[pb.ContainerDevices]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, final
 
 import trio
@@ -19,6 +20,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.simulation.kubelet.checkpoint import allocated_of
 from gpuactors.simulation.kubelet.containers import Containers
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
+from gpuactors.simulation.kubelet.dra.worker import ClaimWorker
 from gpuactors.simulation.kubelet.plugins import PluginCallError, PluginManager
 from gpuactors.simulation.kubelet.values import AdmissionError, Choice, KubeletView, Phase, Pod
 
@@ -36,6 +38,15 @@ RELEASE_S: Final = 0.1
 
 CHECKPOINT_S: Final = 0.001
 """After each Allocate kubelet writes its ledger's file, under its lock, before it goes on: an fsync and a rename."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaims:
+    """What a pod's claims need: who prepares them, and the device nodes that the runtime finds for them."""
+
+    worker: ClaimWorker
+    nodes: Callable[[Pod], Sequence[str]]
+    """Raises `LookupError` for a CDI id without a file."""
 
 
 @final
@@ -57,6 +68,7 @@ class PodWorker:
         opens_after_s: Mapping[str, float],
         rng: random.Random,
         hears: Callable[[], Awaitable[None]],
+        claims: PodClaims | None = None,
     ) -> None:
         self._manager = manager
         self._plugins = plugins
@@ -67,6 +79,7 @@ class PodWorker:
         self._opens_after_s = opens_after_s
         self._rng = rng
         self._hears = hears
+        self._claims = claims
 
     async def run(self, again: tuple[str, ...], settle: Callable[[], None]) -> None:
         """Gets the pods from the API server and calls `settle`, admits the pods `again` anew, then places every pod for
@@ -78,6 +91,8 @@ class PodWorker:
             await trio.sleep(self._rng.uniform(*READMIT_AFTER_S))
             await self._hears()
             self._manager.learn_pods()
+        if self._claims is not None:
+            self._claims.worker.meet(self._manager.uids)
         settle()
         for name in again:
             if (pod := self._manager.pod(name)) is not None:
@@ -91,6 +106,8 @@ class PodWorker:
     # --- admission --------------------------------------------------------------------------------------------
 
     async def _admit(self, pod: Pod) -> None:
+        if self._claims is not None:
+            self._claims.worker.meet({pod.uid})
         try:
             for resource, size in pod.requests:
                 if self._manager.is_wanted(pod):
@@ -137,9 +154,12 @@ class PodWorker:
     async def _start_container(self, pod: Pod) -> None:
         """Returns when it runs, fails, or is not wanted any more. A PreStartContainer in flight is waited for in any
         case: the pod worker does one thing after another."""
+        if not await self._prepare_claims(pod):
+            self.release_soon(pod)
+            return
         waits = itertools.chain(PRE_START_RETRY_S, itertools.repeat(PRE_START_RETRY_S[-1]))
         for wait_s in waits:
-            problem = await self._pre_start(pod)
+            problem = await self._pre_start(pod) or self._unresolvable(pod)
             if not self._manager.is_wanted(pod):
                 break
             if problem is None:
@@ -151,6 +171,34 @@ class PodWorker:
                 await self._until_unwanted(pod)
                 break
         self.release_soon(pod)
+
+    async def _prepare_claims(self, pod: Pod) -> bool:
+        """Until the pod's claims are prepared. False if the pod is not wanted any more."""
+        if self._claims is None or not pod.uses:
+            return True
+        while True:
+            problem = await self._claims.worker.prepare(pod, lambda: self._until_unwanted(pod))
+            if not self._manager.is_wanted(pod):
+                return False
+            if problem is None:
+                return True
+            self._manager.not_started(pod.name, problem)
+            self._publish()
+            with trio.move_on_after(self._claims.worker.prepare_again_s()):
+                await self._until_unwanted(pod)
+                return False
+
+    def _unresolvable(self, pod: Pod) -> str | None:
+        """Why the container runtime cannot make the container of the pod's CDI ids."""
+        try:
+            self._cdi_nodes(pod)
+        except LookupError as error:
+            return f"failed to inject CDI devices: unresolvable CDI devices {error}"
+        return None
+
+    def _cdi_nodes(self, pod: Pod) -> Sequence[str]:
+        """The device nodes of the pod's claims. Raises `LookupError`."""
+        return () if self._claims is None else self._claims.nodes(pod)
 
     async def _pre_start(self, pod: Pod) -> str | None:
         for resource, _ in pod.requests:
@@ -168,7 +216,7 @@ class PodWorker:
         problem = self._containers.start(
             pod,
             devices=[device for holding in holdings for device in holding.devices],
-            nodes=[node for holding in holdings for node in holding.nodes],
+            nodes=[*(node for holding in holdings for node in holding.nodes), *self._cdi_nodes(pod)],
             opens_after_s=self._opens_after_s.get(pod.uid, 0.0),
         )
         if problem is None:
@@ -190,6 +238,10 @@ class PodWorker:
 
     async def _release(self, pod: Pod, why: str | None) -> None:
         await trio.sleep(RELEASE_S)
+        if self._claims is not None:
+            released = await self._claims.worker.release(pod, lambda why: self._manager.noted(pod, why))
+            if not released:
+                return
         found = self._manager.pod(pod.name)
         if found is None or found.uid != pod.uid:
             return

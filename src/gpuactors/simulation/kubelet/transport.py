@@ -12,15 +12,28 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from typing import Final, Protocol, final
 
 import trio
 
-from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketFile, SocketInUseError
-from gpuactors.kubelet.sockets import Change
+from gpuactors.grpc_trio import (
+    BoundListener,
+    ConnectError,
+    Owner,
+    SocketFile,
+    SocketInUseError,
+    socket_file,
+)
+from gpuactors.kubelet.sockets import Change, Changes, directory_of_the_node
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError, decode, encode
 from gpuactors.simulation.kubelet.values import Checkpoint
@@ -31,6 +44,11 @@ KUBELET_SOCKET: Final = "kubelet.sock"
 
 POD_RESOURCES_SOCKET: Final = "pod-resources/kubelet.sock"
 """The PodResources socket below kubelet's directory, and its name in memory (apis/podresources/constants.go)."""
+
+PLUGINS: Final = "plugins"
+PLUGINS_REGISTRY: Final = "plugins_registry"
+"""Where plugins have their sockets, and where kubelet finds them. In memory a name is the path below kubelet's
+directory, and what lies directly in device-plugins has no directory at all."""
 
 CHECKPOINT_FILE: Final = "kubelet_internal_checkpoint"
 """File name of kubelet's ledger in its device-plugins directory."""
@@ -60,6 +78,18 @@ class KubeletTransport(Protocol):
         deadline."""
         ...
 
+    def registry(self) -> Mapping[str, str]:
+        """The sockets in `plugins_registry`: path → identity, another one if the socket was made anew."""
+        ...
+
+    def watch_registry(self) -> AbstractContextManager[Changes]:
+        """What changes there from now on."""
+        ...
+
+    async def dial_plugin(self, path: str) -> trio.abc.Stream:
+        """A connection to a plugin's socket. Raises `OSError` or `SocketError` if no process listens there."""
+        ...
+
     def read_checkpoint(self) -> Checkpoint | None:
         """Kubelet's ledger file; None if there is none. Raises `CorruptCheckpointError`."""
         ...
@@ -76,7 +106,8 @@ class UnixTransport:
     def __init__(self, kubelet_dir: Path) -> None:
         self.device_plugins = kubelet_dir / "device-plugins"
         self.pod_resources = kubelet_dir / "pod-resources"
-        for directory in (self.device_plugins, self.pod_resources):
+        self.plugins_registry = kubelet_dir / PLUGINS_REGISTRY
+        for directory in (self.device_plugins, self.pod_resources, self.plugins_registry):
             directory.mkdir(parents=True, exist_ok=True)
 
     @asynccontextmanager
@@ -119,6 +150,19 @@ class UnixTransport:
                 return await trio.open_unix_socket(str(path))
             except OSError:
                 await trio.sleep(_DIAL_RETRY_S)
+
+    def registry(self) -> Mapping[str, str]:
+        """As `KubeletTransport.registry`. Names that begin with a dot are ignored."""
+        found = {str(p): socket_file(str(p)) for p in self.plugins_registry.iterdir() if p.name[0] != "."}
+        return {path: file.identity for path, file in found.items() if file is not None}
+
+    def watch_registry(self) -> AbstractContextManager[Changes]:
+        """As `KubeletTransport.watch_registry`."""
+        return directory_of_the_node().watch(str(self.plugins_registry))
+
+    async def dial_plugin(self, path: str) -> trio.abc.Stream:
+        """As `KubeletTransport.dial_plugin`."""
+        return await trio.open_unix_socket(path)
 
     def read_checkpoint(self) -> Checkpoint | None:
         """As `KubeletTransport.read_checkpoint`."""
@@ -163,6 +207,15 @@ def owner_named(process: str) -> Owner:
     return Owner(int(number) if number.isdecimal() else None)
 
 
+def plugin_name(path: str) -> str:
+    """The name in a `MemoryTransport` of a path below kubelet's directory, which is `/` there."""
+    return path.removeprefix("/")
+
+
+def _is_plugins(name: str) -> bool:
+    return name.startswith((f"{PLUGINS}/", f"{PLUGINS_REGISTRY}/"))
+
+
 @final
 class MemoryTransport:
     """A kubelet's directory in memory, for runs on trio's mock clock.
@@ -178,7 +231,8 @@ class MemoryTransport:
         self._lives = itertools.count(1)
         self._numbers = itertools.count(1)
         self._pod_resources: tuple[str, float] | None = None
-        self._watches: list[MemoryChanges] = []
+        self._watches: list[tuple[str, MemoryChanges]] = []
+        """With the directory that is watched; the empty one is device-plugins."""
         self._connections: list[Connection] = []
         self._doomed: dict[str, int] = {}
         self.checkpoint: Checkpoint | None = None
@@ -203,24 +257,44 @@ class MemoryTransport:
             yield listener
 
     @contextmanager
-    def watch(self) -> Iterator[MemoryChanges]:
-        """What changes in kubelet's directory from now on, as inotify reports it."""
-        changes = MemoryChanges()
-        self._watches.append(changes)
+    def watch(self, directory: str = "") -> Iterator[MemoryChanges]:
+        """What changes in a directory, kubelet's own or one below it, from now on, as inotify reports it."""
+        watch = directory, MemoryChanges()
+        self._watches.append(watch)
         try:
-            yield changes
+            yield watch[1]
         finally:
-            self._watches.remove(changes)
+            self._watches.remove(watch)
+
+    def watch_registry(self) -> AbstractContextManager[Changes]:
+        """As `KubeletTransport.watch_registry`."""
+        return self.watch(PLUGINS_REGISTRY)
+
+    def registry(self) -> Mapping[str, str]:
+        """As `KubeletTransport.registry`; paths as in `plugin_name`."""
+        names = [
+            name for name in self._listening if name.startswith(f"{PLUGINS_REGISTRY}/") and "/." not in name
+        ]
+        return {f"/{name}": f"socket {self._listening[name].number}" for name in names}
+
+    async def dial_plugin(self, path: str) -> trio.abc.Stream:
+        """As `KubeletTransport.dial_plugin`."""
+        return await self.connect(plugin_name(path), KUBELET)
 
     def names(self) -> list[str]:
         """What is in kubelet's directory."""
-        found = {name.partition("/")[0] for name in self._listening if name != POD_RESOURCES_SOCKET}
+        found = {
+            name.partition("/")[0]
+            for name in self._listening
+            if name != POD_RESOURCES_SOCKET and not _is_plugins(name)
+        }
         return sorted(found | ({CHECKPOINT_FILE} if self.checkpoint is not None else set()))
 
     def _changed(self, name: str) -> None:
-        if "/" not in name:
-            for changes in self._watches:
-                changes.add(name)
+        directory, _, base = name.rpartition("/")
+        for watched, changes in list(self._watches):
+            if watched == directory:
+                changes.add(base)
 
     def socket_file(self, name: str) -> SocketFile | None:
         """A dead kubelet leaves its PodResources socket behind."""
@@ -263,7 +337,10 @@ class MemoryTransport:
         for connection in self._open():
             if owner in connection.owners:
                 connection.cut()
-        for name in [name for name, at in self._listening.items() if at.owner == owner]:
+        for name, listener in [(name, at) for name, at in self._listening.items() if at.owner == owner]:
+            if _is_plugins(name):
+                listener.is_closed = True  # its file stays
+                continue
             del self._listening[name]
             self._changed(name)
 
@@ -292,7 +369,7 @@ class MemoryTransport:
     def owner_of(self, path: str) -> Owner | None:
         """As `grpc_trio.owner_of`."""
         found = self._listening.get(path)
-        return None if found is None else owner_named(found.owner)
+        return None if found is None or found.is_closed else owner_named(found.owner)
 
     def _listen(self, name: str, owner: str) -> MemoryListener:
         listener = self._listening[name] = MemoryListener(self, name, owner, next(self._numbers))
@@ -409,8 +486,10 @@ class MemoryListener(BoundListener):
             raise trio.ClosedResourceError from None
 
     async def aclose(self) -> None:
-        """A peer that was never accepted sees its connection end, as with a socket."""
-        self._directory.remove(self)
+        """A peer that was never accepted sees its connection end, as with a socket. What a killed process has left
+        stays."""
+        if not self.is_closed:
+            self._directory.remove(self)
         self.is_closed = True
         self._send.close()
         try:

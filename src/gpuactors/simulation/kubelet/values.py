@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuactors.replay.counts import Counts
+from gpuactors.simulation.kubelet.dra.values import DraView
 
 
 class AdmissionError(Exception):
@@ -71,6 +72,8 @@ class Pod:
     claims: tuple[Claim, ...] = ()
     asked_for: tuple[str, ...] = ()
     """The devices of the Allocate that failed it, which its message does not name; none if none did."""
+    uses: tuple[str, ...] = ()
+    """The names of the ResourceClaims that kubelet has to prepare for it; `claims` are those that need nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +196,5 @@ class KubeletView:
     """Register calls that succeeded, ever."""
     lists: int
     """Device lists received, ever."""
+    dra: DraView = field(default_factory=DraView)
+    """Claims and their drivers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, final
 
 import trio
@@ -17,6 +17,7 @@ import trio
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.model import LedgerFile
 from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketBindError, SocketFile
+from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims
 from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger, LedgerIo
 from gpuactors.kubelet.sockets import Change, Changes, Directory, DirectoryIo
@@ -24,6 +25,7 @@ from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.kubelet.transport import (
     CHECKPOINT_FILE,
     MemoryTransport,
+    plugin_name,
 )
 
 _DAEMON: Final = "daemon"
@@ -39,6 +41,22 @@ def memory_kubelet(
     io = _MemoryKubeletIo(transport, faults or Faults(), owner)
     directory = DirectoryIo(io.watch, io.directory, io.names, io.socket_file)
     return UnixKubelet("", hanging, KubeletIo(io.dial, io.bind, directory))
+
+
+def memory_claims(
+    transport: MemoryTransport,
+    driver: str,
+    on_failure: Callable[[str, Exception], None],
+    *,
+    instance: str | None = None,
+    faults: Faults | None = None,
+    owner: str = _DAEMON,
+    hanging: LatestReader[frozenset[Owner]] | None = None,
+) -> UnixClaims:
+    """The daemon's own DRA plugin, to a fake kubelet on a `MemoryTransport`, whose directory is `/`."""
+    io = _MemoryKubeletIo(transport, faults or Faults(), owner)
+    plugin_io = PluginIo(io.bind_plugin, lambda _path: None, io.watch_plugins, trio.current_time)
+    return UnixClaims("/", driver, instance, on_failure, hanging, plugin_io)
 
 
 @final
@@ -79,6 +97,16 @@ class _MemoryKubeletIo:
         if self._faults.strikes(Fault.BIND_FAILS):
             raise SocketBindError(f"making {path} fails as planned")
         return self._transport.bind(_name(path), self._owner, evict)
+
+    def bind_plugin(self, path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
+        """As `bind`, of a socket of the DRA plugin."""
+        need_descriptor(self._faults)
+        return self._transport.bind(plugin_name(path), self._owner, evict)
+
+    def watch_plugins(self, path: str) -> AbstractContextManager[Changes]:
+        """As `DirectoryIo.watch`, of a directory of the DRA plugin."""
+        need_descriptor(self._faults)
+        return self._transport.watch(plugin_name(path))
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
         """As `grpc_trio.connect_unix`."""

@@ -1,0 +1,174 @@
+"""The values of the fake kubelet's DRA manager: claims, drivers and what can be seen of them.
+
+Frozen, and without any rule: the rules are in `manager.py` and `drivers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+
+class ClaimError(Exception):
+    """A pod's claims are not prepared, or not unprepared; the text is kubelet's own."""
+
+
+class ApiAwayError(Exception):
+    """The API server does not answer."""
+
+
+# --- what kubelet is given --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimObject:
+    """A ResourceClaim in the API server, as far as kubelet reads it."""
+
+    namespace: str
+    name: str
+    uid: str
+    drivers: tuple[str, ...] = ()
+    """Of its allocated devices; none: it is not allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What differs between kubelets."""
+
+    versions: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+    """Those of the DRA API that it knows."""
+    health: tuple[str, ...] = ()
+    """Those of the health stream."""
+    health_unlisted: bool = False
+    """The stream is opened to every plugin, listed or not (kubernetes issue 141855)."""
+    appends: bool = False
+    """The devices of a repeated answer are appended (kubernetes issue 140471)."""
+
+
+KUBELET_1_34: Final = Release(appends=True)
+"""Also 1.35 and 1.36 before their patches of July 2026, without ResourceHealthStatus."""
+
+KUBELET_1_36: Final = Release(health=("v1alpha1.DRAResourceHealth",), health_unlisted=True)
+
+KUBELET_1_37: Final = Release(health=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"))
+
+
+def _no_nodes(cdi_ids: Sequence[str]) -> Sequence[str]:
+    return ()
+
+
+def _no_wipe(driver: str | None) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is around kubelet's DRA manager: the API server and the container runtime."""
+
+    claim: Callable[[str, str], ClaimObject | None]
+    """The ResourceClaim of a namespace and name; None if there is none. Raises `ApiAwayError`."""
+    wipe: Callable[[str | None], None] = _no_wipe
+    """Deletes this node's ResourceSlices of one driver, or all of them. Raises `ApiAwayError`."""
+    nodes: Callable[[Sequence[str]], Sequence[str]] = _no_nodes
+    """The device nodes that the container runtime finds for CDI ids. Raises `LookupError` for one without a file."""
+    release: Release = KUBELET_1_37
+
+
+# --- claims -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDevice:
+    """One device of a plugin's answer."""
+
+    driver: str
+    pool: str
+    device: str
+    requests: tuple[str, ...] = ()
+    cdi_ids: tuple[str, ...] = ()
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimInfo:
+    """What kubelet records of a claim (cm/dra/claiminfo.go); all but `prepared` is on disk."""
+
+    namespace: str
+    name: str
+    uid: str
+    drivers: tuple[str, ...]
+    pods: tuple[str, ...] = ()
+    """The UIDs of the pods that use it."""
+    devices: tuple[ClaimDevice, ...] = ()
+    prepared: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Kubelet keeps one claim of a name."""
+        return self.namespace, self.name
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plugin's answer for one claim."""
+
+    devices: tuple[ClaimDevice, ...] = ()
+    error: str = ""
+
+
+# --- what can be seen -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DraCall:
+    """One call to a plugin that is over."""
+
+    call: str
+    """`prepare` or `unprepare`."""
+    driver: str
+    endpoint: str
+    claims: tuple[str, ...]
+    """Their UIDs."""
+    began_at: float
+    ended_at: float
+    error: str = ""
+    """Of the call, or the first of its claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A plugin that is registered."""
+
+    driver: str
+    endpoint: str
+    version: str
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRow:
+    """What a health stream said of a device last."""
+
+    health: int
+    """As HealthStatus: 0 unknown, 1 healthy, 2 unhealthy."""
+    message: str
+    timeout_s: float
+    at: float
+    """When the message came."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraView:
+    """What the DRA manager knows at one moment."""
+
+    claims: tuple[ClaimInfo, ...] = ()
+    instances: tuple[Instance, ...] = ()
+    """In the order of their registration."""
+    health: Mapping[tuple[str, str, str], HealthRow] = field(default_factory=dict)
+    """(driver, pool, device) → its health."""
+    calls: int = 0
+    """Calls that are over, ever."""

@@ -504,6 +504,10 @@ PERSISTENCED_DEADLINE_S: Final = 5.0
 FILES_DEADLINE_S: Final = 10.0
 """Writing or removing the files of a claim, or the checkpoint: milliseconds, and two syncs of a disk that is busy."""
 
+CDI_DIR_RETRY_S: Final = 5.0
+"""How often to look for the CDI directory while it does not exist: it is made when the first claim is prepared, or by
+the container runtime."""
+
 MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
 """The kernel's modules.alias: 1 to 2 MB on distributions' kernels."""
 

@@ -240,21 +240,27 @@ class SysfsBinder:
             return
         for move in plan.moves:
             await self._refuse_virtual_functions(writes, move.function)
-        await self._refuse_users(group, but_persistenced=True)
-        kept = [m.function.address for m in plan.moves if m.function.bound.driver == _NVIDIA]
-        for address in kept:
-            await self._persist(address, on=False)
-        try:
-            await self._refuse_users(group, but_persistenced=False)
-        except ActError:
-            for address in kept:
-                await self._persist(address, on=True)
-            raise
+        gpus = [m.function.address for m in plan.moves if m.function.bound.driver == _NVIDIA]
+        await self._refuse_users(group, but_persistenced=bool(gpus))
+        if gpus:
+            await self._let_go(group, gpus)
         for move in plan.moves:
             await self._move(writes, group, move)
         for move in plan.moves:
             if move.driver == _NVIDIA:
                 await self._persist(move.function.address, on=True)
+
+    async def _let_go(self, group: Group, gpus: list[PciAddress]) -> None:
+        """Has nvidia-persistenced let go of these GPUs. Raises `ActError` if somebody still uses one; it has them again
+        then."""
+        for address in gpus:
+            await self._persist(address, on=False)
+        try:
+            await self._refuse_users(group, but_persistenced=False)
+        except ActError:
+            for address in gpus:
+                await self._persist(address, on=True)
+            raise
 
     async def _clear_leftover(self, writes: Writes, address: PciAddress) -> None:
         """Only what names a vfio driver can be ours; an operator may have written the name of another one."""

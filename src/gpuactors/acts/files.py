@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, final
 
 from gpuactors import limits
+from gpuactors.acts.cdi_watch import touches
 from gpuactors.acts.disk import Disk, ensure_directory, is_temporary, replace, unlink_if_there
 from gpuactors.core.dra import cdi
 from gpuactors.core.dra.claim import ClaimUid, Json
@@ -150,12 +151,16 @@ class ClaimFiles:
         try:
             for directory in (self._cdi_dir, *self._claim_dirs()):
                 for name in self._names(directory):
-                    if is_temporary(name) and (directory != self._cdi_dir or self._is_ours(name)):
+                    if is_temporary(name) and (directory != self._cdi_dir or self._is_ours(name[1:-4])):
                         unlink_if_there(self._disk, os.path.join(directory, name))
             self._sync(self._cdi_dir)
             self._sync(self._metadata_dir)
         except OSError as error:
             raise self._error("removed", ClaimUid("*"), error) from None
+
+    def touches(self) -> AsyncGenerator[None, None]:
+        """As `cdi_watch.touches`, of the CDI files."""
+        return touches(self._cdi_dir, self._is_ours)
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
@@ -195,8 +200,8 @@ class ClaimFiles:
         middle = name.removeprefix(prefix).removesuffix(_JSON)
         return ClaimUid(middle) if name == f"{prefix}{middle}{_JSON}" and is_uid(middle) else None
 
-    def _is_ours(self, temporary: str) -> bool:
-        name = temporary.removeprefix(".").removesuffix(".new")
+    def _is_ours(self, name: str) -> bool:
+        """Whether it is the name of a CDI file of a claim."""
         return any(self._uid(name, p) for p in (f"k8s.{self._driver}-claim_", f"{self._driver}-metadata_"))
 
     def _names(self, directory: str) -> tuple[str, ...]:

@@ -1,0 +1,53 @@
+"""Notices that somebody has touched the CDI files of the claims: a container that restarts is started with what is
+there, without a call to us, so a file that was removed is to be written again at once.
+
+By inotify: the directory is an ordinary one, made by programs. Must not read or write a file in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import trio
+from inotify_simple import INotify, flags
+
+from gpuactors import limits
+
+_CHANGES: Final = (
+    flags.CLOSE_WRITE
+    | flags.DELETE
+    | flags.MOVED_FROM
+    | flags.MOVED_TO
+    | flags.DELETE_SELF
+    | flags.MOVE_SELF
+    | flags.ONLYDIR
+)
+_LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT | flags.Q_OVERFLOW
+
+
+async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenerator[None, None]:
+    """Yields at the start, and when a file of ours was written, made or removed by whomever, or the directory was
+    replaced. All that happens while the consumer works is yielded once after it. Never ends; while there is no
+    directory it looks for one every CDI_DIR_RETRY_S."""
+    while True:
+        try:
+            inotify = INotify(nonblocking=True)
+        except OSError:  # no descriptors, or no instances (sysctl fs.inotify.max_user_instances)
+            await trio.sleep(limits.CDI_DIR_RETRY_S)
+            continue
+        with inotify:
+            try:
+                inotify.add_watch(directory, _CHANGES)
+            except OSError:
+                await trio.sleep(limits.CDI_DIR_RETRY_S)
+                continue
+            # Between the loss of the last directory, or the start, and this watch nobody watched.
+            yield
+            lost = False
+            while not lost:
+                await trio.lowlevel.wait_readable(inotify.fileno())
+                changes = inotify.read(timeout=0)
+                lost = any(change.mask & _LOST for change in changes)
+                if not lost and any(is_ours(change.name) for change in changes):
+                    yield

@@ -18,7 +18,7 @@ from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, Targe
 from gpuactors.core.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.ports import ActError
-from gpuactors.simulation.disk.disk import StoppedError
+from gpuactors.simulation.disk.disk import FakeDisk, StoppedError
 from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel, Planned
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
@@ -534,6 +534,17 @@ def test_killed_at_every_write_the_next_daemon_brings_it_to_either_goal(
         assert node.drivers == (ON_VFIO if then is Target.VFIO else AT_HOME)
         assert node.overrides == []
     assert points == 6
+
+
+def test_writes_to_sysfs_are_counted_with_the_operations_of_the_disk(node: Node) -> None:
+    disk = FakeDisk()
+    node.writes = MemoryWrites(node.kernel, before=disk.count)
+    node.binder = node.new_daemon()
+    disk.make_directory("/x")
+    node.bring(Target.VFIO)
+    disk.sync_directory("/x")
+    assert len(disk.operations) == 8
+    assert disk.operations[2] == f"sysfs {node.tree.root}/sys/bus/pci/drivers/nvidia/unbind"
 
 
 @pytest.mark.parametrize("then", list(Target))

@@ -60,7 +60,8 @@ class Planned:
 
 @final
 class FakeKernel:
-    """The drivers of one fake node. Its files are there for those functions that were plugged in through it."""
+    """The drivers of one fake node. The files that are written are there for the functions that are in the tree when it
+    is made or were plugged in through it, and for all of them after the first write."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class FakeKernel:
             self.load(driver, ids)
         for address in tree.functions:
             self._show(address)
+            self._made(address, tree.driver_of(address))
 
     # --- what can happen ----------------------------------------------------------------------------------------------
 
@@ -98,8 +100,7 @@ class FakeKernel:
         uevents = self.tree.plug(spec)
         self._show(spec.address)
         self._deliver(uevents)
-        if spec.driver is not None:
-            self._made(spec.address, spec.driver)
+        self._made(spec.address, spec.driver)
         return uevents
 
     def use(self, address: str, pid: int, command: str = "python3", pod_uid: str | None = None) -> None:
@@ -286,9 +287,9 @@ class FakeKernel:
             if not path.is_file() or path.read_text() != content:
                 path.write_text(content)
 
-    def _made(self, address: str, driver: str) -> None:
+    def _made(self, address: str, driver: str | None) -> None:
         """NVIDIA's driver makes a node for the GPU and says which."""
-        if driver != NVIDIA:
+        if driver != NVIDIA or address in self._minors:
             return
         used = set(self._minors.values())
         minor = self._minors[address] = next(n for n in range(len(used) + 1) if n not in used)

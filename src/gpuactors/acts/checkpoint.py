@@ -16,11 +16,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, final
 
 from gpuactors import limits
-from gpuactors.acts.disk import Disk, ensure_directory, replace
+from gpuactors.acts.disk import Disk, ensure_directory, replace, temporary_of, unlink_if_there
 from gpuactors.core.dra.checkpoint import (
     VERSION,
     Checkpoint,
@@ -56,10 +57,18 @@ class CheckpointFile:
         self._boot_id = boot_id
 
     def read(self) -> Restored:
-        """What the daemon before this one left. Sets a corrupt file aside.
+        """What the daemon before this one left. Sets a corrupt file aside, and removes a half written one.
 
         Raises `CheckpointNewerError`; `StateFileError` if it cannot be read, or not be set aside.
         """
+        restored = self._read()
+        temporary = temporary_of(self._path)
+        with suppress(OSError):  # the next write replaces it
+            if os.path.basename(temporary) in self._disk.names(self._directory):
+                unlink_if_there(self._disk, temporary)
+        return restored
+
+    def _read(self) -> Restored:
         try:
             stored = self._disk.read(self._path, limits.CLAIMS_FILE_MAX_BYTES)
         except FileNotFoundError:

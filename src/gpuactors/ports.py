@@ -281,8 +281,9 @@ class ClaimsEndpoint(Protocol):
         ...
 
     async def withdraw(self) -> None:
-        """Removes the registration socket: kubelet deregisters us. Returns when it has disconnected, at the latest
-        after DEREGISTERED_S; calls are answered until then."""
+        """Removes the registration socket when no call is in flight, at the latest after DRAIN_S: kubelet deregisters
+        us, and closes its connection under the calls that are (cm/dra/plugin, DRAPluginManager.remove). Returns when it
+        has, at the latest after DEREGISTERED_S more; calls are answered until then."""
         ...
 
     async def drain(self, grace_s: float) -> None:

@@ -115,6 +115,12 @@ class Server:
             await _all_finished(self._calls)
         return not grace.cancelled_caught
 
+    async def wait_idle(self) -> None:
+        """Until no unary call is in flight; those that come meanwhile are served, and waited for as well. Has no bound
+        of its own."""
+        while unary := [call for call in self._calls if not call.streams_answers]:
+            await _all_finished(unary)
+
     async def wait_disconnected(self) -> None:
         """Until no peer is connected. Has no bound of its own: a peer may stay as long as it likes."""
         while self._connections:

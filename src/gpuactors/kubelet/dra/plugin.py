@@ -150,6 +150,8 @@ class UnixClaimsEndpoint:
                 await one.open()
 
     async def withdraw(self) -> None:
+        with trio.move_on_after(limits.DRAIN_S):
+            await self._api.server.wait_idle()
         await self._registration.close()
         with trio.move_on_after(limits.DEREGISTERED_S):
             await self._api.server.wait_disconnected()

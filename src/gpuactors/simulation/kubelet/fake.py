@@ -116,7 +116,7 @@ class FakeKubelet:
         self._dial_deadline_s = dial_deadline_s
         self._rng = random.Random(seed)
         self._manager = DeviceManager(self._rng)
-        self._dra = None if dra is None else _Dra(dra, ClaimManager(appends=dra.release.appends))
+        self._dra = None if dra is None else _Dra(dra, ClaimManager(unpatched=dra.release.unpatched))
         self._containers = Containers(nursery, tenancy, self._exited)
         self._view = Latest(self._manager.view(trio.current_time()))
         self._written = self._manager.checkpoint

@@ -52,7 +52,7 @@ PRE_START_DEADLINE_S: Final = 30.0
 
 LIST_AND_WATCH: Final = "/v1beta1.DevicePlugin/ListAndWatch"
 
-_CLOSING: Final = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+CLOSING: Final = "rpc error: code = Canceled desc = grpc: the client connection is closing"
 
 
 class PluginCallError(Exception):
@@ -140,7 +140,7 @@ class PluginManager(RegistrationBase):
         finally:
             self._connections.pop(client.number, None)
         if client.scope.cancelled_caught:
-            answer(f"failed to get device plugin options: {_CLOSING}")
+            answer(f"failed to get device plugin options: {CLOSING}")
 
     async def _connect_and_listen(self, client: _Client, answer: Callable[[str | None], None]) -> None:
         try:
@@ -259,13 +259,13 @@ class PluginManager(RegistrationBase):
             raise PluginCallError(f"endpoint {resource} has been stopped")
         client = self._connections.get(endpoint.client)
         if client is None or client.stub is None:
-            raise PluginCallError(_CLOSING)
+            raise PluginCallError(CLOSING)
         return client, client.stub
 
 
 def _text(client: _Client, error: GRPCError) -> str:
     """Why a call failed; grpc-go has a text of its own where kubelet itself has closed the connection."""
-    return _CLOSING if client.scope.cancel_called and error.status is Status.UNAVAILABLE else go_text(error)
+    return CLOSING if client.scope.cancel_called and error.status is Status.UNAVAILABLE else go_text(error)
 
 
 def go_text(error: GRPCError) -> str:

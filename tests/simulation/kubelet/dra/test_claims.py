@@ -52,7 +52,7 @@ async def test_a_refused_prepare_is_tried_again_after_60_to_90_s(
         r.node.add("a", "uid-a")
         r.kubelet.submit("vm", {}, uses=("a",))
         assert await r.message("vm", "FailedPrepare") == (
-            "FailedPrepareDynamicResources: Failed to prepare dynamic resources: "
+            "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: "
             "NodePrepareResources failed for ResourceClaim a: another claim has it"
         )
         await r.runs("vm")
@@ -76,7 +76,7 @@ async def test_a_core_that_hangs_is_answered_for_before_kubelets_45_s(autojump_c
 async def test_a_claim_that_is_gone_or_not_allocated_holds_up_its_pod(autojump_clock: MockClock) -> None:
     async with registered() as (r, plugin):
         r.kubelet.submit("vm", {}, uses=("a",))
-        await r.message("vm", 'resourceclaims.resource.k8s.io "a" not found')
+        await r.message("vm", 'fetch ResourceClaim a: resourceclaims.resource.k8s.io "a" not found')
         r.node.api_is_away = True
         await r.message("vm", "connection refused")
         r.node.api_is_away = False
@@ -280,6 +280,74 @@ async def test_the_claims_of_a_pod_that_is_gone_are_unprepared_within_60_s_thoug
         assert trio.current_time() - began <= 60
         assert r.kubelet.containers, "the virtual machine runs on"
         assert plugin.core.order == [("prepare", "uid-a"), ("unprepare", "uid-a")]
+
+
+async def two_pods_of_which_the_second_is_not_admitted(r: Rig) -> None:
+    """They share the claim `a`; the second one's other claim does not exist."""
+    r.node.add("a", "uid-a")
+    r.kubelet.submit("one", {}, uses=("a",))
+    await r.runs("one")
+    r.kubelet.submit("two", {}, uses=("a", "lost"))
+    await r.message("two", "fetch ResourceClaim lost")
+    r.kubelet.delete("two")
+    await r.gone("two")
+
+
+@pytest.mark.parametrize(("release", "unprepared"), [(KUBELET_1_34, True), (KUBELET_1_37, False)])
+async def test_an_old_kubelet_unprepares_a_claim_under_the_pod_that_uses_it(
+    release: Release, unprepared: bool, autojump_clock: MockClock
+) -> None:
+    """The deleted pod names the claim and never got it (kubernetes pull request 140212)."""
+    async with registered(release=release) as (r, plugin):
+        await two_pods_of_which_the_second_is_not_admitted(r)
+        assert (("unprepare", "uid-a") in plugin.core.order) is unprepared
+        assert r.kubelet.containers[0].name == "one", "it runs"
+
+
+@pytest.mark.parametrize(("release", "joins"), [(KUBELET_1_34, True), (KUBELET_1_37, False)])
+async def test_an_old_kubelet_lets_a_pod_join_a_claim_that_is_being_unprepared(
+    release: Release, joins: bool, autojump_clock: MockClock
+) -> None:
+    """Kubernetes pull request 140527: the pod runs without a prepare, and its claim is gone."""
+    async with registered(Core(unprepare_s=5), release=release) as (r, plugin):
+        r.node.add("a", "uid-a")
+        r.kubelet.submit("one", {}, uses=("a",))
+        await r.runs("one")
+        r.kubelet.delete("one")
+        await trio.sleep(1)
+        r.kubelet.submit("two", {}, uses=("a",))
+        if not joins:
+            await r.message("two", "ResourceClaim a is being unprepared")
+        await r.runs("two")
+        assert plugin.core.order[:2] == [("prepare", "uid-a"), ("unprepare", "uid-a")]
+        assert (plugin.core.order[2:] == []) is joins
+
+
+@pytest.mark.parametrize(("release", "passed_over"), [(KUBELET_1_34, True), (KUBELET_1_37, False)])
+async def test_an_old_kubelet_passes_over_what_comes_after_a_prepared_claim(
+    release: Release, passed_over: bool, autojump_clock: MockClock
+) -> None:
+    async with registered(release=release) as (r, plugin):
+        r.node.add("a", "uid-a")
+        r.node.add("b", "uid-b")
+        r.kubelet.submit("one", {}, uses=("a",))
+        await r.runs("one")
+        r.kubelet.submit("two", {}, uses=("a", "b"))
+        await r.runs("two")
+        assert (("prepare", "uid-b") not in plugin.core.order) is passed_over
+
+
+async def test_the_driver_of_a_prepared_claim_is_needed_for_its_next_pod_too(
+    autojump_clock: MockClock,
+) -> None:
+    async with registered() as (r, plugin):
+        r.node.add("a", "uid-a")
+        r.kubelet.submit("one", {}, uses=("a",))
+        await r.runs("one")
+        await plugin.endpoint.close()
+        await r.kubelet.until(lambda view: not view.dra.instances)
+        r.kubelet.submit("two", {}, uses=("a",))
+        await r.message("two", f"DRA driver {DRIVER} is not registered")
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
 from gpuactors.ports import PluginStatus
 from gpuactors.simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
+from gpuactors.simulation.kubelet.values import Phase
 from tests.simulation.kubelet.dra.rig import DRIVER, WITHIN_S, Core, Rig, registered, rig
 
 SEEDS = range(1, 6)
@@ -92,7 +93,14 @@ async def odd(
     plugin: Odd,
     api: v1.DraPluginBase | v1beta1.DraPluginBase | None = None,
     name: str = "odd-reg.sock",
-) -> AsyncIterator[None]:
+) -> AsyncIterator[trio.Event]:
+    """Serves both sockets; that of the registration is removed when the event is set."""
+    gone = trio.Event()
+
+    async def remove(listener: trio.abc.Listener[trio.abc.Stream]) -> None:
+        await gone.wait()
+        await listener.aclose()
+
     async with (
         trio.open_nursery() as nursery,
         r.transport.listen_at(ENDPOINT[1:]) as endpoint,
@@ -100,7 +108,8 @@ async def odd(
     ):
         await nursery.start(Server([api or Hangs()], drain_s=0.1).serve, endpoint)
         await nursery.start(Server([plugin], drain_s=0.1).serve, registry)
-        yield
+        nursery.start_soon(remove, registry)
+        yield gone
         nursery.cancel_scope.cancel()
 
 
@@ -345,6 +354,31 @@ async def test_an_answer_with_too_few_or_too_many_entries_fails_the_pod(
         r.node.add("a", "uid-a")
         r.kubelet.submit("vm", {}, uses=("a",))
         await r.message("vm", words)
+
+
+async def test_the_end_of_a_registration_ends_the_calls_in_flight(autojump_clock: MockClock) -> None:
+    """Kubelet closes the connection when it deregisters the plugin (cm/dra/plugin, DRAPluginManager.remove)."""
+    async with rig() as r, odd(r, Odd()) as gone:
+        await r.registered(ENDPOINT)
+        r.node.add("a", "uid-a")
+        r.kubelet.submit("vm", {}, uses=("a",))
+        await trio.sleep(1)
+        gone.set()
+        await r.message("vm", "code = Canceled desc = grpc: the client connection is closing")
+
+
+async def test_a_plugin_that_ends_lets_a_call_in_flight_finish_first(autojump_clock: MockClock) -> None:
+    """Else the pod would wait for more than a minute."""
+    async with registered(Core(prepare_s=1.5)) as (r, plugin):
+        r.node.add("a", "uid-a")
+        r.kubelet.submit("vm", {}, uses=("a",))
+        await trio.sleep(0.5)
+        assert plugin.core.calls
+        began = trio.current_time()
+        await plugin.endpoint.withdraw()
+        assert trio.current_time() - began < limits.DRAIN_S + limits.DEREGISTERED_S
+        await r.registered()
+        assert r.kubelet.view.pods["vm"].phase is Phase.RUNNING
 
 
 # --- health -----------------------------------------------------------------------------------------------------

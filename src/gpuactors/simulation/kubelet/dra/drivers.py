@@ -37,7 +37,7 @@ from gpuactors.simulation.kubelet.dra.values import (
     Instance,
     Surroundings,
 )
-from gpuactors.simulation.kubelet.plugins import go_text
+from gpuactors.simulation.kubelet.plugins import CLOSING, go_text
 from gpuactors.simulation.kubelet.transport import KubeletTransport
 
 REGISTER_AFTER_S: Final = (0.15, 0.8)
@@ -98,6 +98,8 @@ class _Socket:
     """One socket in the registry."""
 
     identity: str
+    instance: _Instance | None = None
+    """The plugin that was registered by it."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
@@ -162,6 +164,7 @@ class DriverManager:
         for path, socket in list(self._sockets.items()):
             if found.get(path) != socket.identity:
                 del self._sockets[path]
+                self._leave(socket)
                 socket.scope.cancel()
         new = sorted(found.keys() - self._sockets.keys())
         self._rng.shuffle(new)  # after a start the order is that of a map
@@ -175,15 +178,14 @@ class DriverManager:
         with socket.scope:
             while True:
                 try:
-                    await self._register(path)
+                    await self._register(path, socket)
                 except (_RegistrationError, GRPCError, OSError, SocketError) as error:
                     text = go_text(error) if isinstance(error, GRPCError) else str(error)
                     self.errors.append(f"RegisterPlugin error -- {text}")
                 await trio.sleep(next(waits))
 
-    async def _register(self, path: str) -> None:
+    async def _register(self, path: str, socket: _Socket) -> None:
         """Registers the plugin and stays with it. Raises where it fails."""
-        instance: _Instance | None = None
         try:
             async with self._dialled(path) as channel:
                 stub = registration.RegistrationStub(channel)
@@ -191,21 +193,27 @@ class DriverManager:
                 problem = self._problem(info)
                 if problem is None:
                     version = next(v for v in info.supported_versions if v in self._release.versions)
-                    instance = _Instance(info.name, info.endpoint, version, tuple(info.supported_versions))
-                    self._instances.append(instance)
-                    self._sync(instance.driver)
+                    socket.instance = _Instance(
+                        info.name, info.endpoint, version, tuple(info.supported_versions)
+                    )
+                    self._instances.append(socket.instance)
+                    self._sync(info.name)
                 await stub.notify_registration_status(
                     registration.RegistrationStatus(plugin_registered=problem is None, error=problem or ""),
                     timeout=NOTIFY_DEADLINE_S,
                 )
                 if problem is not None:
                     raise _RegistrationError(problem)
-            assert instance is not None
-            await self._stay_connected(instance)
+            assert socket.instance is not None
+            await self._stay_connected(socket.instance)
         finally:
-            if instance is not None:
-                self._instances.remove(instance)
-                self._sync(instance.driver)
+            self._leave(socket)
+
+    def _leave(self, socket: _Socket) -> None:
+        """Deregisters its plugin; the connection is closed next, under the calls that are in flight."""
+        if socket.instance in self._instances:
+            self._instances.remove(socket.instance)
+            self._sync(socket.instance.driver)
 
     def _problem(self, info: registration.PluginInfo) -> str | None:
         """Why kubelet does not take the plugin."""
@@ -363,7 +371,7 @@ class DriverManager:
             except GRPCError as error:
                 late = error.status is Status.DEADLINE_EXCEEDED
                 text = "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
-                text = text if late else go_text(error)
+                text = text if late else self._text(instance, error)
                 raise ClaimError(f"{method}: {text}") from None
             text = next((answer.error for answer in response.claims.values() if answer.error), "")
             return response
@@ -380,6 +388,11 @@ class DriverManager:
                 )
             )
             self._publish()
+
+    def _text(self, instance: _Instance, error: GRPCError) -> str:
+        """Why a call failed; grpc-go has a text of its own where kubelet has closed the connection, as it does when it
+        deregisters a plugin."""
+        return go_text(error) if instance in self._instances else CLOSING
 
     def _shuffled(self, answers: dict[str, Answer]) -> Mapping[str, Answer]:
         """Go's maps have no order."""

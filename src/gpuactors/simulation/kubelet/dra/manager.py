@@ -21,16 +21,18 @@ Checkpoint = Mapping[tuple[str, str], ClaimInfo]
 class ClaimManager:
     """Owned by one fake kubelet. Every method is synchronous and leaves the state consistent.
 
-    `appends`: as `Release.appends`.
+    `unpatched`: as `Release.unpatched`.
     """
 
-    def __init__(self, *, appends: bool) -> None:
-        self._appends = appends
+    def __init__(self, *, unpatched: bool) -> None:
+        self._unpatched = unpatched
         self._claims: dict[tuple[str, str], ClaimInfo] = {}
 
     def boot(self) -> None:
         """Kubelet's process starts: what is on disk is known."""
-        self._claims = {key: replace(info, prepared=False) for key, info in self._claims.items()}
+        self._claims = {
+            key: replace(info, prepared=False, unpreparing=False) for key, info in self._claims.items()
+        }
 
     def forget(self) -> None:
         """The file is lost: no claim is known, and none is unprepared."""
@@ -47,13 +49,27 @@ class ClaimManager:
 
     # --- prepare ----------------------------------------------------------------------------------------------
 
-    def use(self, pod: str, claim: ClaimObject) -> ClaimInfo:
-        """The pod uses the claim from now on. Raises `ClaimError`."""
+    def use(self, pod: str, claims: Iterable[ClaimObject]) -> tuple[ClaimInfo, ...]:
+        """The pod uses the claims from now on; returns those that are to be prepared. Raises `ClaimError`: the pod then
+        uses the ones before that one."""
+        unprepared = []
+        for claim in claims:
+            info = self._use(pod, claim)
+            if not info.prepared:
+                unprepared.append(info)
+            elif self._unpatched:
+                break
+        return tuple(unprepared)
+
+    def _use(self, pod: str, claim: ClaimObject) -> ClaimInfo:
         found = self._claims.get((claim.namespace, claim.name))
         if found is not None and found.uid != claim.uid:
             raise ClaimError(
-                f"old ResourceClaim with same name {claim.name} and different UID {found.uid} still exists"
+                f"old ResourceClaim with same name {claim.name} and different UID {found.uid} still exists "
+                "(previous pod force-deleted?!)"
             )
+        if found is not None and found.unpreparing and not self._unpatched:
+            raise ClaimError(f"ResourceClaim {claim.name} is being unprepared")
         if found is None:
             found = ClaimInfo(claim.namespace, claim.name, claim.uid, claim.drivers)
         if pod not in found.pods:
@@ -66,7 +82,7 @@ class ClaimManager:
         found = self._same(claim)
         if found is None:
             raise ClaimError(f"internal error: unable to get claim info for ResourceClaim {claim.name}")
-        kept = found.devices if self._appends else tuple(d for d in found.devices if d.driver != driver)
+        kept = found.devices if self._unpatched else tuple(d for d in found.devices if d.driver != driver)
         self._claims[found.key] = replace(found, devices=(*kept, *devices))
 
     def prepared(self, claims: Iterable[ClaimInfo]) -> None:
@@ -79,15 +95,21 @@ class ClaimManager:
 
     # --- unprepare --------------------------------------------------------------------------------------------
 
-    def leave(self, pod: str) -> tuple[ClaimInfo, ...]:
-        """The claims of a pod that ends which no other pod uses: those are to be unprepared. Of the others it is not
-        a user any more."""
-        own = self.of_pod(pod)
-        for claim in own:
+    def leave(self, pod: str, keys: Iterable[tuple[str, str]]) -> tuple[ClaimInfo, ...]:
+        """A pod that ends names these claims. Returns those that no other pod uses, which are to be unprepared; of the
+        others it is not a user any more."""
+        last = []
+        for key in keys:
+            claim = self._claims.get(key)
+            if claim is None or (pod not in claim.pods and not self._unpatched):
+                continue
             if len(claim.pods) > 1:
                 pods = tuple(other for other in claim.pods if other != pod)
-                self._claims[claim.key] = replace(claim, pods=pods)
-        return tuple(claim for claim in own if len(claim.pods) == 1)
+                self._claims[key] = replace(claim, pods=pods)
+            else:
+                self._claims[key] = replace(claim, unpreparing=True)
+                last.append(self._claims[key])
+        return tuple(last)
 
     def unprepared(self, claims: Iterable[ClaimInfo]) -> None:
         """Every driver has let go of these claims; they are forgotten."""

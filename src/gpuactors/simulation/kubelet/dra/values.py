@@ -42,12 +42,15 @@ class Release:
     """Those of the health stream."""
     health_unlisted: bool = False
     """The stream is opened to every plugin, listed or not (kubernetes issue 141855)."""
-    appends: bool = False
-    """The devices of a repeated answer are appended (kubernetes issue 140471)."""
+    unpatched: bool = False
+    """Without the patches of July 2026: the devices of a repeated answer are appended (kubernetes pull request 140274);
+    a deleted pod unprepares claims that it never got to use, under the pod that has them (140212); a pod may join a
+    claim that is just being unprepared (140527); and after a claim that is prepared already the pod's other ones are
+    passed over."""
 
 
-KUBELET_1_34: Final = Release(appends=True)
-"""Also 1.35 and 1.36 before their patches of July 2026, without ResourceHealthStatus."""
+KUBELET_1_34: Final = Release(unpatched=True)
+"""Also 1.35 and 1.36 before their patches, without ResourceHealthStatus."""
 
 KUBELET_1_36: Final = Release(health=("v1alpha1.DRAResourceHealth",), health_unlisted=True)
 
@@ -92,7 +95,7 @@ class ClaimDevice:
 
 @dataclass(frozen=True, slots=True)
 class ClaimInfo:
-    """What kubelet records of a claim (cm/dra/claiminfo.go); all but `prepared` is on disk."""
+    """What kubelet records of a claim (cm/dra/claiminfo.go); `prepared` and `unpreparing` are not on disk."""
 
     namespace: str
     name: str
@@ -102,6 +105,8 @@ class ClaimInfo:
     """The UIDs of the pods that use it."""
     devices: tuple[ClaimDevice, ...] = ()
     prepared: bool = False
+    unpreparing: bool = False
+    """Its last pod has ended."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -8,7 +8,7 @@ Must not know how a plugin is reached (`drivers.py`).
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -83,7 +83,10 @@ class ClaimWorker:
             try:
                 await self._prepare(pod)
             except ClaimError as error:
-                problem = f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {error}"
+                problem = (
+                    "FailedPrepareDynamicResources: Failed to prepare dynamic resources: "
+                    f"prepare dynamic resources: {error}"
+                )
             nursery.cancel_scope.cancel()
         self._publish()
         return problem
@@ -93,11 +96,11 @@ class ClaimWorker:
         return self._rng.uniform(*PREPARE_AGAIN_S)
 
     async def _prepare(self, pod: Pod) -> None:
-        claims = [self._claims.use(pod.uid, self._object(pod, name)) for name in pod.uses]
-        unprepared = [claim for claim in claims if not claim.prepared]
+        objects = [self._object(pod, name) for name in pod.uses]
+        for driver in sorted({driver for found in objects for driver in found.drivers}):
+            self._drivers.check(driver)  # also of a claim that is prepared already
+        unprepared = self._claims.use(pod.uid, objects)
         batches = self._batches(unprepared)
-        for driver in batches:
-            self._drivers.check(driver)
         for driver, batch in batches.items():
             answers = await self._drivers.prepare(driver, batch)
             for claim, answer in _checked("NodePrepareResources", batch, answers):
@@ -112,9 +115,9 @@ class ClaimWorker:
             found, away = None, True
         if found is None:
             why = "connection refused" if away else f'resourceclaims.resource.k8s.io "{name}" not found'
-            raise ClaimError(f"failed to fetch ResourceClaim {name} referenced by pod {pod.name}: {why}")
+            raise ClaimError(f"fetch ResourceClaim {name}: {why}")
         if not found.drivers:
-            raise ClaimError(f"claim {pod.namespace}/{name}: not allocated")
+            raise ClaimError(f"ResourceClaim {name}: not allocated")
         return found
 
     # --- unprepare --------------------------------------------------------------------------------------------
@@ -127,8 +130,9 @@ class ClaimWorker:
         if pod.uid in self._releasing or pod.uid not in self._met:
             return not self._claims.of_pod(pod.uid)
         self._releasing.add(pod.uid)
+        keys = [(pod.namespace, name) for name in pod.uses]
         try:
-            while (problem := await self.unprepare(pod.uid)) is not None:
+            while (problem := await self.unprepare(pod.uid, keys)) is not None:
                 note(problem)
                 self._publish()
                 await trio.sleep(self._rng.uniform(*UNPREPARE_AGAIN_S))
@@ -141,17 +145,14 @@ class ClaimWorker:
         while True:
             active = self._active()
             for pod in () if active is None else self._claims.without(active):
-                await self.unprepare(pod)
+                await self.unprepare(pod, [claim.key for claim in self._claims.of_pod(pod)])
             await trio.sleep(RECONCILE_S)
 
-    async def unprepare(self, pod: str) -> str | None:
-        """The claims of a pod, by its UID. Returns why not, or None."""
-        claims = self._claims.leave(pod)
+    async def unprepare(self, pod: str, keys: Iterable[tuple[str, str]]) -> str | None:
+        """The claims that a pod names, which is given by its UID. Returns why not, or None."""
+        claims = self._claims.leave(pod, keys)
         try:
-            batches = self._batches(claims)
-            for driver in batches:
-                self._drivers.check(driver)
-            for driver, batch in batches.items():
+            for driver, batch in self._batches(claims).items():
                 answers = await self._drivers.unprepare(driver, batch)
                 for _ in _checked("NodeUnprepareResources", batch, answers):
                     pass

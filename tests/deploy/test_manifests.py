@@ -6,46 +6,14 @@ from __future__ import annotations
 import copy
 import json
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import PurePosixPath
 
 import pytest
-import yaml
 
 from gpuactors import limits
-
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
-RENDER_TIMEOUT_S = 60
-
-Manifest = dict[str, Any]
-
-
-def render(directory: Path) -> list[Manifest]:
-    """What `kubectl apply -k` would send. A missing kubectl is a failure: a skipped check looks like a passed
-    one."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.fail(
-            "kubectl is not on PATH; ./do test installs it where it may, else install kubernetes-client"
-        )
-    done = subprocess.run(
-        [kubectl, "kustomize", str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=RENDER_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
-
-
-def of_kind(manifests: list[Manifest], kind: str) -> Manifest:
-    (found,) = (manifest for manifest in manifests if manifest["kind"] == kind)
-    return found
+from tests.deploy.manifests import DEPLOY, RENDER_TIMEOUT_S, ROOT, Manifest, of_kind, render
 
 
 @pytest.fixture(scope="module")

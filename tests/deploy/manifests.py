@@ -1,0 +1,42 @@
+"""The manifests of deploy/, as kubectl renders them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DEPLOY: Final = ROOT / "deploy"
+RENDER_TIMEOUT_S: Final = 60
+
+Manifest = dict[str, Any]
+
+
+def render(directory: Path) -> list[Manifest]:
+    """What `kubectl apply -k` would send. A missing kubectl is a failure: a skipped check looks like a passed
+    one."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.fail(
+            "kubectl is not on PATH; ./do test installs it where it may, else install kubernetes-client"
+        )
+    done = subprocess.run(
+        [kubectl, "kustomize", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=RENDER_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> Manifest:
+    """The only manifest of this kind."""
+    (found,) = (manifest for manifest in manifests if manifest["kind"] == kind)
+    return found

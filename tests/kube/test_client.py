@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -196,6 +198,16 @@ async def test_a_server_that_is_away_is_named(at: Cluster) -> None:
     with pytest.raises(
         ApiAway, match="read the node node-1: the API server http://kube-apiserver:80 cannot be"
     ):
+        await at.node.read()
+
+
+async def test_a_shortage_of_our_own_is_no_fault_of_the_server(at: Cluster) -> None:
+    async def no_descriptor(_: str) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    at.api.connect = no_descriptor  # type: ignore[assignment, method-assign]
+    with pytest.raises(ApiAway, match=r"no file descriptors left \(EMFILE\)"):
         await at.node.read()
 
 

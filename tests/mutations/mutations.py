@@ -12,6 +12,10 @@ from typing import Final
 INDEX: Final = "tests/core/test_index.py"
 YOUNG: Final = "tests/core/test_young_kubelet.py"
 
+POOL: Final = "tests/core/dra/test_pool.py"
+WRITES: Final = "tests/core/dra/test_slice_writes.py"
+PUBLISHER: Final = "tests/actors/test_slice_publisher.py"
+
 FOUND: Final = "tests/simulation/histories/test_histories.py::test_a_found_history_stays_found"
 """Histories by name: what a planted bug breaks at once may take a campaign some thousands of others to come upon."""
 
@@ -598,5 +602,83 @@ MUTATIONS: Final = (
         "                        self._hanging.set(frozenset({owner}))\n",
         "                        pass\n",
         tests=("tests/control/test_socket.py",),
+    ),
+    # --- the API server ------------------------------------------------------------------------------------------
+    Mutation(
+        "a device that must not be given away is offered while it is not known whether taints are kept",
+        "core/dra/pool.py",
+        "keeps is ServerKeepsTaints.YES:",
+        "keeps is not ServerKeepsTaints.NO:",
+        tests=(POOL,),
+    ),
+    Mutation(
+        "the device of a live claim is withdrawn",
+        "core/dra/pool.py",
+        "        elif offered.claimed:\n",
+        "        elif False:\n",
+        tests=(POOL,),
+    ),
+    Mutation(
+        "two slices of a pool are changed within one generation",
+        "core/dra/slice_writes.py",
+        "    if not kept or len(changed) > 1:\n",
+        "    if not kept:\n",
+        tests=(WRITES,),
+    ),
+    Mutation(
+        "what the server makes of a write is written again, for ever",
+        "core/dra/slice_writes.py",
+        "    return stored.spec == wanted or answers.get(stored.name) == Answered(wanted, stored.spec)\n",
+        "    return stored.spec == wanted\n",
+        tests=(WRITES,),
+    ),
+    Mutation(
+        "the time of a taint is set anew at each write",
+        "core/dra/slice_writes.py",
+        "times.get((device.name, t), t.time_added)",
+        "None",
+        tests=(WRITES,),
+    ),
+    Mutation(
+        "slices are compared before the watch has shown what was written",
+        "actors/slice_publisher.py",
+        "        self._awaited[name] = version\n",
+        "        pass\n",
+        tests=(PUBLISHER,),
+    ),
+    Mutation(
+        "a write that drops the taints does not say so",
+        "actors/slice_publisher.py",
+        "            self._keeps = ServerKeepsTaints.NO\n            # Not",
+        "            # Not",
+        tests=(PUBLISHER,),
+    ),
+    Mutation(
+        "who edits the slices for ever is answered at once for ever",
+        "actors/slice_publisher.py",
+        "            if pause_s > 0.0:\n                return pause_s\n",
+        "            pass\n",
+        tests=(PUBLISHER,),
+    ),
+    Mutation(
+        "a watch that is too old is the end of watching",
+        "kube/slices.py",
+        "                if exc.code != _GONE:\n",
+        "                if exc.code != 0:\n",
+        tests=("tests/kube/test_slices.py",),
+    ),
+    Mutation(
+        "any 404 means that the claim is gone",
+        "kube/claims.py",
+        '        and (said.kind, said.name) == ("resourceclaims", claim.name)\n',
+        "",
+        tests=("tests/kube/test_client.py",),
+    ),
+    Mutation(
+        "an empty CA file is trust in every CA of the system",
+        "kube/tls.py",
+        "    if credentials.ca is not None and not credentials.ca.strip():\n",
+        "    if False:\n",
+        tests=("tests/kube/test_tls.py",),
     ),
 )

@@ -16,6 +16,7 @@ import msgspec
 
 from gpuactors.core.quote import quoted
 from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused, Refusal
+from gpuactors.shortage import shortage
 
 
 class _Details(msgspec.Struct):
@@ -66,6 +67,8 @@ def refused(what: str, server: str, said: Refusal) -> ApiRefused:
 
 def away(what: str, server: str, error: BaseException) -> ApiAway:
     """The error for a request that was not answered."""
+    if (reason := shortage(error)) is not None:
+        return ApiAway(f"could not {what} (the API server {server}): {reason}")
     return ApiAway(f"could not {what}: the API server {server} {_why(error)}. It is tried again.")
 
 

@@ -61,7 +61,10 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    logging.getLogger("hpack").setLevel(logging.WARNING)  # at debug it writes 20 lines per gRPC call
+    for library in ("hpack", "httpcore"):
+        logging.getLogger(library).setLevel(
+            logging.WARNING
+        )  # at debug they write 20 lines per call or request
     logging.captureWarnings(True)
     # A closed reader of our standard error must not cause a traceback per line.
     logging.raiseExceptions = False

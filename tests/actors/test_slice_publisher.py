@@ -549,7 +549,7 @@ async def test_a_write_that_the_watch_never_shows_is_listed(autojump_clock: Mock
 
 
 @pytest.mark.parametrize("fault", [*ApiFault])
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", ""])
+@pytest.mark.parametrize("method", ["POST", "PUT", ""])
 async def test_after_any_fault_the_server_has_what_is_offered(
     fault: ApiFault, method: str, autojump_clock: MockClock
 ) -> None:

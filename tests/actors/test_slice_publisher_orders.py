@@ -116,7 +116,7 @@ def expect(found: Published, last: list[OfferedDevice]) -> None:
     assert [*found.tainted()] == [device_name(d.address) for d in kept if gate and d.blocked is not None]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 255)), max_size=14),
     st.integers(0, 255),

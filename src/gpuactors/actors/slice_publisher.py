@@ -76,8 +76,8 @@ class _View:
         self._awaited: dict[str, str | None] = {}
         """By name, the version that a write of ours has made of a slice; None: that it was deleted."""
         self._awaited_since = 0.0
-        self._shown: set[tuple[str, str | None]] = set()
-        """What was shown since the last write began."""
+        self._shown: set[tuple[str, str | None]] | None = None
+        """What was shown since a write began that is not answered; None if there is none."""
 
     def take(self, event: SliceEvent) -> None:
         """What the server says."""
@@ -101,12 +101,13 @@ class _View:
 
     def write_begins(self) -> None:
         """The watch may show a write before it is answered."""
-        self._shown.clear()
+        self._shown = set()
 
     def expect(self, name: str, version: str | None) -> None:
         """A write was answered: the slice has this version now, or is deleted."""
         known = self.slices.get(name) if self.slices is not None else None
-        if (name, version) in self._shown or (known.version if known is not None else None) == version:
+        shown, self._shown = self._shown or set(), None
+        if (name, version) in shown or (known.version if known is not None else None) == version:
             return
         if not self._awaited:
             self._awaited_since = trio.current_time()
@@ -120,7 +121,8 @@ class _View:
         return max(0.0, self._awaited_since + limits.WRITE_SEEN_S - trio.current_time())
 
     def _show(self, name: str, version: str | None) -> None:
-        self._shown.add((name, version))
+        if self._shown is not None:
+            self._shown.add((name, version))
         if self._awaited.get(name) == version:
             self._awaited.pop(name, None)
 
@@ -268,12 +270,13 @@ class _Publisher:
                 self._answered(spec, await self._ports.slices.update(stored, spec, owner))
             case Delete(stored):
                 await self._ports.slices.delete(stored)
-                self._answers.pop(stored.name, None)
                 self._view.expect(stored.name, None)
             case other:
                 assert_never(other)
 
     def _answered(self, asked: SliceSpec, stored: StoredSlice) -> None:
+        known = self._view.slices or {}
+        self._answers = {name: answer for name, answer in self._answers.items() if name in known}
         self._answers[stored.name] = Answered(asked, stored.spec)
         self._view.expect(stored.name, stored.version)
         if has_taints(asked) and not has_taints(stored.spec):

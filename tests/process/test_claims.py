@@ -4,88 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import grpc
-import trio
-
-from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import FakeApiServer
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
-from tests.support import dra_grpcio
-
-DRIVER: Final = "gpu.nvidia.com"
-NODE: Final = "node-1"
-
-
-class Api:
-    """A fake API server in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.server = FakeApiServer()
-        self.server.add_node(NODE)
-        self.port = 0
-        self._began = threading.Event()
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._stop = trio.Event()
-        self._thread = threading.Thread(target=trio.run, args=(self._serve,), daemon=True)
-
-    async def _serve(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        async with serve_loopback(self.server) as self.port:
-            self._began.set()
-            await self._stop.wait()
-
-    def do(self, change: Any, *args: Any) -> Any:
-        """Carries something out in the server's thread."""
-        assert self._token is not None
-        return trio.from_thread.run_sync(change, *args, trio_token=self._token)
-
-    def __enter__(self) -> Api:
-        self._thread.start()
-        assert self._began.wait(WAIT_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.do(self._stop.set)
-        self._thread.join(WAIT_S)
-
-    def claim(self, name: str, *addresses: str) -> str:
-        """Makes a claim that the scheduler has given these devices; its UID."""
-        made = self.do(
-            self.server.add_claim,
-            {
-                "metadata": {"namespace": "default", "name": name},
-                "spec": {
-                    "devices": {
-                        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vfio.gpu.nvidia.com"}}]
-                    }
-                },
-            },
-        )
-        results = [
-            {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": _device(a)} for a in addresses
-        ]
-        self.do(
-            self.server.set_claim_status,
-            "default",
-            name,
-            {"allocation": {"devices": {"results": results}}},
-        )
-        return str(made["metadata"]["uid"])
-
-    def devices(self) -> list[str]:
-        """The names of the devices in the slices."""
-        slices = self.do(self.server.slices, DRIVER)
-        return sorted(d["name"] for s in slices for d in s["spec"].get("devices") or ())
-
-
-def _device(of: str) -> str:
-    return f"gpu-{of.replace(':', '-').replace('.', '-')}"
+from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
 
 
 @contextmanager
@@ -94,20 +20,8 @@ def claims_node(**plugged: str) -> Iterator[tuple[Node, Api, Path]]:
     with open_node() as node, Api() as api:
         for slot, driver in plugged.items():
             node.plug(int(slot[1:], 16), "2330", driver=driver)
-        kubeconfig = node.directory / "kubeconfig"
-        kubeconfig.write_text(json.dumps(_kubeconfig(api.port)))
+        write_kubeconfig(node.directory / "kubeconfig", api.port)
         yield node, api, node.directory / "cdi"
-
-
-def _kubeconfig(port: int) -> Mapping[str, object]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "test", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-    }
 
 
 def daemon_of(node: Node, cdi: Path, *words: str) -> DaemonProcess:
@@ -120,45 +34,19 @@ def daemon_of(node: Node, cdi: Path, *words: str) -> DaemonProcess:
     )
 
 
-@contextmanager
-def plugin_of(node: Node) -> Iterator[Mapping[str, Any]]:
-    """The DRA plugin's methods, found as kubelet finds them: by the registration socket."""
-    registry = node.kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
-    eventually(registry.exists, "the registration socket")
-    with grpc.insecure_channel(f"unix:{registry}") as channel:
-        methods = dra_grpcio.registration(channel)
-        info = methods["GetInfo"](
-            dra_grpcio.REGISTRATION.message("InfoRequest")(), timeout=dra_grpcio.GET_INFO_S
-        )
-        status = dra_grpcio.REGISTRATION.message("RegistrationStatus")(plugin_registered=True)
-        methods["NotifyRegistrationStatus"](status, timeout=WAIT_S)
-    with grpc.insecure_channel(f"unix:{info.endpoint}") as channel:
-        yield dra_grpcio.plugin(channel)
-
-
-def prepare(plugin: Mapping[str, Any], name: str, uid: str) -> Any:
-    request = dra_grpcio.prepare_request(("default", name, uid))
-    return plugin["NodePrepareResources"](request, timeout=dra_grpcio.CALL_S).claims[uid]
-
-
-def unprepare(plugin: Mapping[str, Any], name: str, uid: str) -> Any:
-    request = dra_grpcio.unprepare_request(("default", name, uid))
-    return plugin["NodeUnprepareResources"](request, timeout=dra_grpcio.CALL_S).claims[uid]
-
-
 def test_a_pre_bound_gpu_from_slice_to_unprepare() -> None:
     gpu = address(0x23)
     with claims_node(g23="vfio-pci", g24="vfio-pci") as (node, api, cdi), daemon_of(node, cdi) as daemon:
-        eventually(lambda: api.devices() == [_device(gpu), _device(address(0x24))], "the slice")
-        with plugin_of(node) as plugin:
+        eventually(lambda: api.devices() == [device_of(gpu), device_of(address(0x24))], "the slice")
+        with plugin_of(node.kubelet_dir) as plugin:
             uid = api.claim("one", gpu)
             prepared = prepare(plugin, "one", uid)
             assert prepared.error == ""
             (device,) = prepared.devices
-            assert (device.pool_name, device.device_name) == (NODE, _device(gpu))
+            assert (device.pool_name, device.device_name) == (NODE, device_of(gpu))
             assert list(device.request_names) == ["gpu"]
             assert list(device.cdi_device_ids) == [
-                f"k8s.{DRIVER}/claim={uid}-{_device(gpu)}",
+                f"k8s.{DRIVER}/claim={uid}-{device_of(gpu)}",
                 f"{DRIVER}/metadata={uid}_gpu",
             ]
             (devices,) = cdi.glob(f"k8s.{DRIVER}-claim_{uid}.json")
@@ -178,7 +66,7 @@ def test_a_claim_outlives_the_daemon() -> None:
     gpu = address(0x23)
     with claims_node(g23="vfio-pci") as (node, api, cdi):
         uid = api.claim("one", gpu)
-        with daemon_of(node, cdi), plugin_of(node) as plugin:
+        with daemon_of(node, cdi), plugin_of(node.kubelet_dir) as plugin:
             first = prepare(plugin, "one", uid)
             assert first.error == ""
         for path in cdi.iterdir():
@@ -187,7 +75,7 @@ def test_a_claim_outlives_the_daemon() -> None:
             daemon.wait_event("checkpoint.read", claims=1)
             eventually(lambda: len(list(cdi.iterdir())) == 2, "the CDI files that were lost")
             node.wait_device_lists({H100: {gpu: "Unhealthy"}})
-            with plugin_of(node) as plugin:
+            with plugin_of(node.kubelet_dir) as plugin:
                 assert list(prepare(plugin, "one", uid).devices) == list(first.devices)
                 assert unprepare(plugin, "one", uid).error == ""
             assert list(cdi.iterdir()) == []
@@ -198,7 +86,7 @@ def test_the_new_claim_waits_in_its_call_for_the_old_one() -> None:
     with (
         claims_node(g23="vfio-pci") as (node, api, cdi),
         daemon_of(node, cdi) as daemon,
-        plugin_of(node) as plugin,
+        plugin_of(node.kubelet_dir) as plugin,
     ):
         old, new = api.claim("old", gpu), api.claim("new", gpu)
         assert prepare(plugin, "old", old).error == ""
@@ -213,7 +101,11 @@ def test_the_new_claim_waits_in_its_call_for_the_old_one() -> None:
 
 
 def test_a_claim_that_is_not_allocated_or_not_there_is_refused_with_the_reason() -> None:
-    with claims_node(g23="vfio-pci") as (node, api, cdi), daemon_of(node, cdi), plugin_of(node) as plugin:
+    with (
+        claims_node(g23="vfio-pci") as (node, api, cdi),
+        daemon_of(node, cdi),
+        plugin_of(node.kubelet_dir) as plugin,
+    ):
         uid = api.claim("one", address(0x23))
         api.do(api.server.set_claim_status, "default", "one", {})
         assert prepare(plugin, "one", uid).error == "the claim is not allocated"

@@ -1,0 +1,132 @@
+"""What a daemon with claims needs around it, as a process: an API server on loopback, and kubelet's calls by grpcio."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import trio
+
+from gpuactors.simulation.kube.http import serve_loopback
+from gpuactors.simulation.kube.server import FakeApiServer
+from tests.support import dra_grpcio
+from tests.support.patience import patient
+
+DRIVER: Final = "gpu.nvidia.com"
+NODE: Final = "node-1"
+WAIT_S: Final = patient(20.0)
+
+
+class Api:
+    """A fake API server in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.server = FakeApiServer()
+        self.server.add_node(NODE)
+        self.port = 0
+        self._began = threading.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._stop = trio.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._serve,), daemon=True)
+
+    async def _serve(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        async with serve_loopback(self.server) as self.port:
+            self._began.set()
+            await self._stop.wait()
+
+    def do(self, change: Any, *args: Any) -> Any:
+        """Carries something out in the server's thread."""
+        assert self._token is not None
+        return trio.from_thread.run_sync(change, *args, trio_token=self._token)
+
+    def __enter__(self) -> Api:
+        self._thread.start()
+        assert self._began.wait(WAIT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.do(self._stop.set)
+        self._thread.join(WAIT_S)
+
+    def claim(self, name: str, *addresses: str) -> str:
+        """Makes a claim that the scheduler has given these devices; its UID."""
+        made = self.do(
+            self.server.add_claim,
+            {
+                "metadata": {"namespace": "default", "name": name},
+                "spec": {
+                    "devices": {
+                        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vfio.gpu.nvidia.com"}}]
+                    }
+                },
+            },
+        )
+        results = [
+            {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device_of(a)} for a in addresses
+        ]
+        self.do(
+            self.server.set_claim_status,
+            "default",
+            name,
+            {"allocation": {"devices": {"results": results}}},
+        )
+        return str(made["metadata"]["uid"])
+
+    def devices(self) -> list[str]:
+        """The names of the devices in the slices."""
+        slices = self.do(self.server.slices, DRIVER)
+        return sorted(d["name"] for s in slices for d in s["spec"].get("devices") or ())
+
+
+def device_of(address: str) -> str:
+    return f"gpu-{address.replace(':', '-').replace('.', '-')}"
+
+
+def write_kubeconfig(path: Path, port: int) -> None:
+    """A kubeconfig file for the API server at this port of loopback."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "test", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    }
+    path.write_text(json.dumps(content))
+
+
+@contextmanager
+def plugin_of(kubelet_dir: Path) -> Iterator[Mapping[str, Any]]:
+    """The DRA plugin's methods, found as kubelet finds them: by the registration socket."""
+    registry = kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+    deadline = time.monotonic() + WAIT_S
+    while not registry.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the registration socket did not come")
+        time.sleep(0.01)
+    with grpc.insecure_channel(f"unix:{registry}") as channel:
+        methods = dra_grpcio.registration(channel)
+        info = methods["GetInfo"](
+            dra_grpcio.REGISTRATION.message("InfoRequest")(), timeout=dra_grpcio.GET_INFO_S
+        )
+        status = dra_grpcio.REGISTRATION.message("RegistrationStatus")(plugin_registered=True)
+        methods["NotifyRegistrationStatus"](status, timeout=WAIT_S)
+    with grpc.insecure_channel(f"unix:{info.endpoint}") as channel:
+        yield dra_grpcio.plugin(channel)
+
+
+def prepare(plugin: Mapping[str, Any], name: str, uid: str) -> Any:
+    request = dra_grpcio.prepare_request(("default", name, uid))
+    return plugin["NodePrepareResources"](request, timeout=dra_grpcio.CALL_S).claims[uid]
+
+
+def unprepare(plugin: Mapping[str, Any], name: str, uid: str) -> Any:
+    request = dra_grpcio.unprepare_request(("default", name, uid))
+    return plugin["NodeUnprepareResources"](request, timeout=dra_grpcio.CALL_S).claims[uid]

@@ -177,6 +177,13 @@ def test_of_a_mixed_group_only_the_function_off_vfio_is_bound_and_only_it_goes_b
     assert not any(GPU in text for _, text in node.writes.written)
 
 
+def test_a_prebound_function_that_lost_its_driver_goes_back_to_vfio(tmp_path: Path) -> None:
+    node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver="vfio-pci")])
+    node.tree.unbind(GPU)
+    assert node.bring(Target.FIRST_DRIVER, (FirstDriver(GPU, "vfio-pci", vfio=True),))[0].driver == "vfio-pci"
+    assert node.overrides == []
+
+
 def test_no_driver_is_a_state_to_come_from_and_to_go_back_to(tmp_path: Path) -> None:
     node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51)])
     firsts = (FirstDriver(GPU, None),)
@@ -463,6 +470,32 @@ def test_a_shortage_of_the_daemons_own_is_an_error_of_the_act(
 
     monkeypatch.setattr(os, "readlink", none_left)
     assert "no file descriptors left" in str(node.fails())
+
+
+def test_slow_writes_are_waited_for(node: Node) -> None:
+    for path in ("nvidia/unbind", "vfio-pci/bind"):
+        node.kernel.plan(Planned(path, slow_s=8))
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
+def test_an_act_of_many_slow_writes_is_given_up_in_time_and_gone_on_with(node: Node) -> None:
+    node.kernel.plan(Planned("bind", slow_s=8, times=4))
+    faults: list[ActFault] = []
+
+    async def go() -> None:
+        with trio.fail_after(600):
+            for wait_s in (0.0, 5.0):
+                with pytest.raises(ActError) as caught:
+                    await node.binder.bring(GPU, Target.VFIO, FIRSTS)
+                faults.append(caught.value.fault)
+                await trio.sleep(wait_s)
+            await node.binder.bring(GPU, Target.VFIO, FIRSTS)
+
+    trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert faults == [ActFault.HANGS, ActFault.BLOCKED]
+    assert node.drivers == ON_VFIO
+    assert node.overrides == []
 
 
 # --- nvidia-persistenced ------------------------------------------------------------------------------------------

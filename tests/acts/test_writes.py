@@ -150,6 +150,31 @@ async def test_a_cancelled_wait_ends_at_once_and_the_write_goes_on(tmp_path: Pat
         assert text(override) == "\n"
 
 
+async def test_after_a_refusal_too_the_last_word_is_written_and_the_lock_free(
+    tmp_path: Path, override: Path
+) -> None:
+    opened = writes(tmp_path)
+    with trio.fail_after(PATIENCE_S):
+        for _ in range(10):
+            with pytest.raises(FileNotFoundError):
+                await override_and_unbind(opened, override, tmp_path / "none")
+            assert text(override) == "\n"
+
+
+async def test_a_last_word_that_hangs_is_said(tmp_path: Path) -> None:
+    path = fifo(tmp_path)
+
+    async def only_at_the_end() -> None:
+        async with writes(tmp_path, SHORT_S)(51) as act:
+            await act.at_the_end(str(path), "\n")
+
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(ActError, match="driver_override of a function of IOMMU group 51") as caught:
+            await only_at_the_end()
+        assert caught.value.fault is ActFault.HANGS
+        assert await trio.to_thread.run_sync(answer, path) == "\n"
+
+
 KILLED = """
 import sys, trio, trio.testing
 from gpuactors.acts.writes import ProcessWrites

@@ -54,6 +54,19 @@ def test_a_group_has_all_its_functions_and_says_which_are_bridges(tree: HostTree
     assert kernel.override(GPU) == ""
 
 
+@pytest.mark.parametrize(
+    ("class_code", "expected"),
+    [("060000", True), ("060400", True), ("068000", False), ("030200", False), ("040300", False)],
+)
+def test_host_bridges_are_bridges_and_an_nvswitch_is_none(
+    tree: HostTree, class_code: str, expected: bool
+) -> None:
+    tree.plug(PciSpec("0000:30:00.0", "10de", "22a3", class_code, 60))
+    group = GroupReader(root(tree)).read(PciAddress("0000:30:00.0"))
+    assert group is not None
+    assert group.functions[0].is_bridge is expected
+
+
 def test_reading_a_group_never_reads_what_can_block(tree: HostTree, kernel: FakeKernel) -> None:
     assert kernel.override(GPU) == ""
     for name in ("uevent", "driver_override", "sriov_numvfs"):

@@ -29,6 +29,13 @@ ACTS: Final = (
         tests=(f"{DRIVER}::test_a_gpu_and_its_companions_go_to_vfio_and_its_bridge_and_other_groups_stay",),
     ),
     Mutation(
+        "the host bridge in a GPU's group is bound with it",
+        "host/group.py",
+        '    return class_code.startswith("06") and',
+        '    return class_code.startswith("0604") and',
+        tests=(f"{GROUP}::test_host_bridges_are_bridges_and_an_nvswitch_is_none",),
+    ),
+    Mutation(
         "companions are returned in the order in which they were bound",
         "acts/driver.py",
         "self._to_first(functions[::-1], noted)",
@@ -140,8 +147,8 @@ ACTS: Final = (
     Mutation(
         "an act is over before its process has ended",
         "acts/writes.py",
-        "            await self._ended(process, group)\n",
-        "            await trio.lowlevel.checkpoint()\n",
+        "                    await self._ended(process, group)\n",
+        "                    await trio.lowlevel.checkpoint()\n",
         tests=(
             f"{WRITES}::test_it_writes_reads_and_has_the_last_word",
             f"{WRITES}::test_it_ends_and_frees_its_lock_before_the_act_is_over",

@@ -72,17 +72,20 @@ class ProcessWrites:
         answers = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
         process.stdin.close()
         process.stdout.close()
+        act = _Act(process.pid, requests, answers, self._deadline_s)
         try:
-            yield _Act(process.pid, requests, answers, self._deadline_s)
-            await requests.aclose()
-            await self._ended(process, group)
+            yield act
         finally:
             # Closing its input ends the process as soon as its write returns.
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(requests)
                 await trio.aclose_forcefully(answers)
-            if process.poll() is None:
-                self._left.append(process)
+            try:
+                if not act.hangs:  # also after a refusal; a cancelled act does not wait
+                    await self._ended(process, group)
+            finally:
+                if process.poll() is None:
+                    self._left.append(process)
 
     async def _ended(self, process: subprocess.Popen[bytes], group: int) -> None:
         """What was to be written at the end is written, and the lock is free. Raises `ActError`."""
@@ -164,6 +167,8 @@ class _Act:
     requests: trio.lowlevel.FdStream
     answers: trio.lowlevel.FdStream
     deadline_s: float
+    hangs: bool = False
+    """There was no answer in time."""
 
     async def write(self, path: str, text: str) -> None:
         """As `Writes.write`."""
@@ -191,6 +196,7 @@ class _Act:
             if number != "0":
                 raise OSError(int(number), os.strerror(int(number)), path)
             return bytes.fromhex(content).decode()
+        self.hangs = True
         raise hangs(path, self.pid, self.deadline_s)
 
     async def _answer(self) -> bytes:

@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Final, final
 
-from gpuactors.core.bindings import BRIDGE_CLASSES
 from gpuactors.core.dra.claim import BoundFunction
 from gpuactors.core.model import PciAddress, is_pci_address
 from gpuactors.core.text import encodable
@@ -101,7 +100,7 @@ class GroupReader:
         )
         return GroupFunction(
             BoundFunction(address, driver, group, cdevs[0] if usable else None, vfio=vfio),
-            is_bridge=_text(f"{directory}/class").removeprefix("0x").startswith(BRIDGE_CLASSES),
+            is_bridge=_is_bridge(_text(f"{directory}/class").removeprefix("0x")),
             has_virtual_functions=any(name.startswith("virtfn") for name in _listing(directory)),
             modalias=self._modalias(directory),
         )
@@ -143,6 +142,12 @@ class GroupReader:
                 if name and (node := node_id(self._root.real(name))) is not None:
                     found.setdefault(node, address)
         return found
+
+
+def _is_bridge(class_code: str) -> bool:
+    """Of base class 06: PCI bridges, and the host bridges that many AMD hosts have in a GPU's group. Not 0680, as an
+    NVSwitch is."""
+    return class_code.startswith("06") and not class_code.startswith("0680")
 
 
 def _devices(directory: str) -> list[tuple[int, str]]:

@@ -50,15 +50,17 @@ class MemoryWrites:
     def settle(self) -> None:
         """Processes whose write has returned and whose act is over do their last duties and end."""
         for group, act in list(self._acts.items()):
-            if act.is_over and (act.asleep_at is None or not self._kernel.sleeps(act.asleep_at)):
+            if act.is_over and not act.waits(self._kernel):
                 act.end()
                 del self._acts[group]
 
-    def do(self, path: str, text: str) -> None:
-        """Raises `OSError`, `SleepsError`."""
+    def do(self, path: str, text: str) -> float:
+        """Returns how long it takes, in seconds; it is done at once. Raises `OSError`, `SleepsError`."""
         self._before(f"sysfs {path}")
         self.written.append((path.removeprefix(str(self._kernel.tree.root)), text))
-        self._kernel.write(path, text, self._kernel.take(path))
+        planned = self._kernel.take(path)
+        self._kernel.write(path, text, planned)
+        return planned.slow_s if planned is not None else 0.0
 
     @property
     def kernel(self) -> FakeKernel:
@@ -75,15 +77,23 @@ class _Act:
         self._duties: dict[str, str] = {}
         self.asleep_at: str | None = None
         """The function at which its write sleeps."""
+        self.busy_until = 0.0
+        """The time at which its last write returns."""
         self.is_over = False
 
     async def write(self, path: str, text: str) -> None:
         """As `Writes.write`."""
         await trio.lowlevel.checkpoint()
         try:
-            self._writes.do(path, text)
+            slow_s = self._writes.do(path, text)
         except SleepsError as error:
             await self._sleep(path, error)
+        else:
+            self.busy_until = trio.current_time() + slow_s
+            with trio.move_on_after(limits.SYSFS_WRITE_DEADLINE_S):
+                await trio.sleep(slow_s)
+                return
+            raise hangs(path, _PID, limits.SYSFS_WRITE_DEADLINE_S)
 
     async def read(self, path: str) -> str:
         """As `Writes.read`."""
@@ -98,6 +108,11 @@ class _Act:
         """As `Writes.at_the_end`."""
         await trio.lowlevel.checkpoint()
         self._duties[path] = text
+
+    def waits(self, kernel: FakeKernel) -> bool:
+        """Its write has not returned."""
+        sleeps = self.asleep_at is not None and kernel.sleeps(self.asleep_at)
+        return sleeps or (trio.lowlevel.in_trio_run() and trio.current_time() < self.busy_until)
 
     async def _sleep(self, path: str, error: SleepsError) -> None:
         self.asleep_at = error.address

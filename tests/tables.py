@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from gpuactors import limits
 from gpuactors.config import DECLARATIONS, Declaration
+from gpuactors.core.dra.table import OWNING, TRANSITIONS, ClaimState, On
 from tests.support import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -44,7 +49,74 @@ def _setting(setting: Declaration) -> list[str]:
     return [f"`{setting.key}`", f"`{value}`", setting.default_text("`{}`"), setting.described.description]
 
 
-TABLES: Final = (Table("README.md", "settings", settings),)
+def claim_states() -> list[str]:
+    """Every state of a claim, from the table of transitions."""
+    told = _documented(ClaimState)
+    head = ["State", "Meaning", "The GPUs are its own", "Goes on to"]
+    return markdown.table(
+        head, ([f"`{s}`", told[s], "yes" if s in OWNING else "no", _ways_out(s)] for s in ClaimState)
+    )
+
+
+def _ways_out(state: ClaimState) -> str:
+    events: dict[ClaimState, list[str]] = {}
+    for (at, event), (after, _) in TRANSITIONS.items():
+        if at is state and after is not state:
+            events.setdefault(after, []).append(f"{event}")
+    return "; ".join(f"`{after}` ({' or '.join(on)})" for after, on in events.items())
+
+
+def claim_events() -> list[str]:
+    """What the events in the table of states mean."""
+    told = _documented(On)
+    return markdown.table(["Event", "Meaning"], ([f"{event}", told[event]] for event in On if event in told))
+
+
+def _documented(enum: type[StrEnum]) -> Mapping[str, str]:
+    """The text below each member that has one."""
+    (body,) = ast.parse(inspect.getsource(enum)).body
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for node, below in zip(body.body, body.body[1:], strict=False):
+        match node, below:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[enum[name]] = " ".join(text.split())
+    return found
+
+
+def claim_bounds() -> list[str]:
+    """What waits for how long."""
+    rows = [
+        ("A prepare or unprepare, until it is answered", limits.CLAIM_ANSWER_S),
+        ("One write to sysfs, until it counts as hanging", limits.SYSFS_WRITE_DEADLINE_S),
+        ("All writes for one GPU and its companions", limits.ACT_DEADLINE_S),
+        ("A release that failed, until it is tried again", limits.CLAIM_RETRY_S),
+        ("One request to the API server", limits.API_REQUEST_S),
+        ("A read of a claim that failed, until it is tried again", limits.CLAIM_READ_RETRY_S),
+        (
+            "A prepared claim that kubelet lists for no pod, until the API server is asked for it",
+            limits.CLAIM_COLLECT_S,
+        ),
+        (
+            "The answer that there is no such claim, until it is asked again and the claim is released",
+            limits.CLAIM_COLLECT_S,
+        ),
+        ("An unprepared claim, until it is forgotten", limits.CLAIM_TOMBSTONE_S),
+        ("nvidia-persistenced, until it is gone on without it", limits.PERSISTENCED_DEADLINE_S),
+        ("The question whether the API server keeps taints, until it is asked again", limits.TAINTS_ASKED_S),
+    ]
+    return markdown.table(["What waits", "Seconds"], ([what, f"{seconds:g}"] for what, seconds in rows))
+
+
+TABLES: Final = (
+    Table("README.md", "settings", settings),
+    Table("docs/dra.md", "claim states", claim_states),
+    Table("docs/dra.md", "claim events", claim_events),
+    Table("docs/dra.md", "claim bounds", claim_bounds),
+)
 
 
 def main() -> int:

@@ -1,0 +1,67 @@
+"""What docs/dra.md quotes is what the program says: its errors, its log events, its paths."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuactors.core.dra.config import BackendPolicy, VfioConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = (ROOT / "docs" / "dra.md").read_text(encoding="utf-8")
+
+
+@functools.cache
+def said() -> frozenset[str]:
+    """Every text of the source, the parts of an f-string each."""
+    return frozenset(
+        node.value
+        for path in (ROOT / "src/gpuactors").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def section(heading: str) -> str:
+    return DOCUMENT.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def errors() -> list[str]:
+    rows = [line for line in section("Errors, and what to do").splitlines() if line.startswith("| ")][1:]
+    return [quoted for row in rows for quoted in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+
+
+def is_said(quoted: str) -> bool:
+    """Each part between two gaps (…) is in a text of the source."""
+    parts = [part.strip() for part in quoted.split("…")]
+    return all(any(part in text for text in said()) for part in parts)
+
+
+@pytest.mark.parametrize("quoted", errors())
+def test_an_error_that_is_explained_is_one_that_the_program_says(quoted: str) -> None:
+    assert is_said(quoted)
+
+
+def test_what_the_program_does_not_say_is_found() -> None:
+    assert len(errors()) > 12
+    assert not is_said("the write to … has never returned")
+
+
+def test_each_log_event_that_is_named_is_one() -> None:
+    events = set(re.findall(r"`((?:claim|claims|checkpoint|slices)\.[a-z_]+)`", DOCUMENT))
+    assert len(events) > 4
+    assert events <= said()
+
+
+def test_the_defaults_of_a_configuration_are_as_said() -> None:
+    assert VfioConfig() == VfioConfig(BackendPolicy.LEGACY_ONLY, enable_api_device=True)
+    assert "iommu: {backendPolicy: LegacyOnly, enableAPIDevice: true}     # the defaults" in DOCUMENT
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", DOCUMENT):
+        assert (ROOT / "docs" / target).exists(), target

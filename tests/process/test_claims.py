@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
@@ -79,6 +81,30 @@ def test_a_claim_outlives_the_daemon() -> None:
                 assert list(prepare(plugin, "one", uid).devices) == list(first.devices)
                 assert unprepare(plugin, "one", uid).error == ""
             assert list(cdi.iterdir()) == []
+
+
+def test_an_update_hands_the_claims_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two instances side by side, each by its pod's UID: the new one has the old one's claims when it serves."""
+    gpu = address(0x23)
+    with claims_node(g23="vfio-pci") as (node, api, cdi):
+        uid, other = api.claim("one", gpu), api.claim("two", gpu)
+        monkeypatch.setenv("POD_UID", "old")
+        with daemon_of(node, cdi) as old:
+            with plugin_of(node.kubelet_dir, "old") as plugin:
+                first = prepare(plugin, "one", uid)
+                assert first.error == ""
+            monkeypatch.setenv("POD_UID", "new")
+            with daemon_of(node, cdi) as new:
+                old.wait_event("daemon.handed_over")
+                new.wait_event("checkpoint.read", claims=1)
+                with plugin_of(node.kubelet_dir, "new") as plugin:
+                    registry = node.kubelet_dir / "plugins_registry"
+                    eventually(lambda: len(list(registry.iterdir())) == 1, "the end of the old one's socket")
+                    assert list(prepare(plugin, "one", uid).devices) == list(first.devices)
+                    assert unprepare(plugin, "one", uid).error == ""
+                    assert prepare(plugin, "two", other).error == ""
+                    assert unprepare(plugin, "two", other).error == ""
+                assert list(cdi.iterdir()) == []
 
 
 def test_the_new_claim_waits_in_its_call_for_the_old_one() -> None:

@@ -103,9 +103,10 @@ def write_kubeconfig(path: Path, port: int) -> None:
 
 
 @contextmanager
-def plugin_of(kubelet_dir: Path) -> Iterator[Mapping[str, Any]]:
+def plugin_of(kubelet_dir: Path, instance: str = "") -> Iterator[Mapping[str, Any]]:
     """The DRA plugin's methods, found as kubelet finds them: by the registration socket."""
-    registry = kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+    name = f"{DRIVER}-{instance}-reg.sock" if instance else f"{DRIVER}-reg.sock"
+    registry = kubelet_dir / "plugins_registry" / name
     deadline = time.monotonic() + WAIT_S
     while not registry.exists():
         if time.monotonic() > deadline:

@@ -146,6 +146,7 @@ class ClaimsWorld:
                 files=StoredFiles(
                     ClaimFiles(self.disk, driver=DRIVER, cdi_dir=CDI_DIR, plugin_dir=PLUGIN_DIR), inline
                 ),
+                touched=None,
                 binder=SysfsBinder(
                     HostRoot(str(self.tree.root)), self.writes, MemoryPersistence(self.kernel), inline
                 ),

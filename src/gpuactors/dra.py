@@ -3,6 +3,7 @@
 claims cell -> checkpoint_keeper -> plugins/<driver>/checkpoint.json -> inbox
             -> claim_reader      -> API server                       -> inbox
             -> claim_worker      -> drivers, CDI and metadata files  -> inbox
+CDI files   -> cdi_watcher                                           -> inbox
 offer cell  -> slice_publisher   -> API server                       -> inbox
 health cell -> claims_plugin     -> kubelet                          -> inbox
 
@@ -18,7 +19,14 @@ from typing import TypeVar, final
 
 import trio
 
-from gpuactors.actors import checkpoint_keeper, claim_reader, claim_worker, claims_plugin, slice_publisher
+from gpuactors.actors import (
+    cdi_watcher,
+    checkpoint_keeper,
+    claim_reader,
+    claim_worker,
+    claims_plugin,
+    slice_publisher,
+)
 from gpuactors.actors.registry import ClaimCells
 from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import CheckpointFile
@@ -54,6 +62,7 @@ from gpuactors.ports import (
     DriverBinder,
     HostError,
     PluginStatus,
+    TouchedFiles,
 )
 from gpuactors.ports_kube import ClaimApi, NodeApi, SliceApi
 
@@ -72,6 +81,8 @@ class DraOutside:
     settings: ClaimSettings
     store: CheckpointStore
     files: ClaimFileStore
+    touched: TouchedFiles | None
+    """None: nobody else touches the files."""
     binder: DriverBinder
     claims: ClaimApi
     node: NodeApi
@@ -92,6 +103,7 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
         ),
         store=StoredCheckpoint(CheckpointFile(disk, plugin_dir, boot_id(root)), OneThread("checkpoint")),
         files=StoredFiles(files, OneThread("claim files")),
+        touched=files,
         binder=SysfsBinder(
             root, ProcessWrites(os.path.join(plugin_dir, "acts")), Persistenced(root), _in_a_thread
         ),
@@ -163,6 +175,8 @@ class DraActors:
             "claim_worker",
             lambda: claim_worker.run(wanted.subscribe(), outside.binder, outside.files, driver, inbox),
         )
+        if (touched := outside.touched) is not None:
+            actor("cdi_watcher", lambda: cdi_watcher.run(touched, inbox))
         actor("slice_publisher", lambda: slice_publisher.run(self._cells.offer.subscribe(), publisher))
         actor("claims_plugin", lambda: self._serve(wanted.subscribe()))
 

@@ -6,7 +6,7 @@ import anything but the core's values and the latest-value cell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -399,6 +399,15 @@ class ClaimFileStore(Protocol):
 
     async def remove(self, uid: ClaimUid) -> None:
         """No file of the claim is there when this returns; none was is no error."""
+        ...
+
+
+class TouchedFiles(Protocol):
+    """The directory of the CDI files, which others may touch."""
+
+    def touches(self) -> AsyncGenerator[None, None]:
+        """Yields at the start, and when somebody has touched a file of ours, or the directory was replaced. Never
+        ends."""
         ...
 
 

@@ -138,6 +138,7 @@ EVENTS: tuple[events.Event, ...] = (
     events.CheckpointUnwritten(5, "disk full"),
     events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),)),
     events.ActFailed(7, "hangs", ActFault.HANGS),
+    events.FilesTouched(),
     events.SlicesPublished(
         Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"})
     ),

@@ -83,6 +83,21 @@ def test_a_claim_outlives_the_daemon() -> None:
             assert list(cdi.iterdir()) == []
 
 
+def test_a_cdi_file_that_somebody_removes_is_written_again() -> None:
+    gpu = address(0x23)
+    with claims_node(g23="vfio-pci") as (node, api, cdi), daemon_of(node, cdi):
+        with plugin_of(node.kubelet_dir) as plugin:
+            assert prepare(plugin, "one", api.claim("one", gpu)).error == ""
+        before = {path: path.read_bytes() for path in cdi.iterdir()}
+        assert len(before) == 2
+        for path in before:
+            path.unlink()
+        eventually(
+            lambda: {path: path.read_bytes() for path in cdi.iterdir() if path in before} == before,
+            "the files that were removed",
+        )
+
+
 def test_an_update_hands_the_claims_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two instances side by side, each by its pod's UID: the new one has the old one's claims when it serves."""
     gpu = address(0x23)

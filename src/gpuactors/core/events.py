@@ -431,6 +431,11 @@ CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
 
 
 @dataclass(frozen=True, slots=True)
+class FilesTouched:
+    """Somebody has touched the CDI files of our claims, or their directory: one may be missing now."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlicesPublished:
     """The publisher of our ResourceSlices knows something else than before."""
 
@@ -449,6 +454,7 @@ ClaimEvent = (
     | CheckpointUnwritten
     | ActDone
     | ActFailed
+    | FilesTouched
     | SlicesPublished
 )
 DaemonEvent = PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested

@@ -134,6 +134,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.CheckpointUnwritten()
             | events.ActDone()
             | events.ActFailed()
+            | events.FilesTouched()
             | events.SlicesPublished()
         ):
             after, effects = _claim(state, event, at)
@@ -443,6 +444,8 @@ def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
             return claims.act_done(state, event), []
         case events.ActFailed():
             return claims.act_failed(state, event, at)
+        case events.FilesTouched():
+            return claims.files_touched(state), []
         case events.SlicesPublished(publication):
             return claims.published(state, publication)
 

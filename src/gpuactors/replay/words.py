@@ -109,6 +109,8 @@ def event_words(event: events.Event) -> str:
             return f"act {number} done" + (f": {drivers}" if drivers else "")
         case events.ActFailed(number, reason):
             return f"act {number} failed: {reason}"
+        case events.FilesTouched():
+            return "the CDI files of claims were touched"
         case events.SlicesPublished(publication):
             done = "as offered" if publication.settled else publication.problem or "being written"
             return f"slices of {publication.driver}: {publication.slices}, {done}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuactors import limits
 from gpuactors.core.dra.claim import ActFault, Prepared, Target, Unprepared
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.events import ActFailed
+from gpuactors.core.events import ActFailed, FilesTouched
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 
@@ -74,3 +74,15 @@ def test_a_gpu_that_stays_open_is_named_at_the_deadline() -> None:
             core.feed(ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE))
         core.pass_time(limits.CLAIM_RETRY_S)
     assert f"{A} is open by process 4711" in core.refusal(token)
+
+
+def test_files_that_were_touched_are_looked_at_for_every_prepared_claim() -> None:
+    core = core_with(PRE_BOUND, gpu(B, group=2), one=(A,), two=(B,))
+    for claim in ("one", "two"):
+        core.prepare(name(claim))
+    core.held_back = {"files"}
+    core.feed(FilesTouched())
+    assert set(core.wanted.files) == {name("one").uid, name("two").uid}
+    numbers = {f.number for f in core.wanted.files.values()}
+    core.feed(FilesTouched())
+    assert numbers.isdisjoint(f.number for f in core.wanted.files.values()), "it may have looked before"

@@ -349,6 +349,17 @@ def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
     return with_claims(state, moved(state.claims, stopped, on)), [line]
 
 
+def files_touched(state: NodeState) -> NodeState:
+    """The files of every prepared claim are looked at, and written where they are missing: a container that restarts is
+    started with what is there, without a call to us. What is right is left alone, and so touches nothing. One that is
+    under way may have looked before: then another one follows."""
+    claims = state.claims
+    for entry in state.claims.entries.values():
+        if entry.state is ClaimState.PREPARED:
+            claims = moved(claims, entry, On.RETRY)
+    return with_claims(state, claims)
+
+
 def published(state: NodeState, publication: Publication) -> Stepped:
     """What is published of our devices has changed, or cannot be published."""
     before = state.claims.publication

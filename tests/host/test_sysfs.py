@@ -387,6 +387,16 @@ def test_a_missing_bus_is_an_error_with_its_remedy(tmp_path: Path) -> None:
         sysfs.inspect(PciAddress(GPU.address))
 
 
+@pytest.mark.parametrize("cdev", [True, False])
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", None])
+def test_whether_the_node_has_iommufd_does_not_depend_on_the_driver(
+    tmp_path: Path, cdev: bool, driver: str | None
+) -> None:
+    with_or_without = HostTree(tmp_path, cdev=cdev)
+    with_or_without.plug(replace(GPU, driver=driver))
+    assert inspect(with_or_without).iommufd is cdev
+
+
 def test_a_group_of_no_iommu_mode(tree: HostTree) -> None:
     tree.plug(GPU)
     assert not inspect(tree).without_iommu

@@ -85,6 +85,8 @@ class PciFunction:
     """What could not be read, as a sentence; None if everything could."""
     without_iommu: bool = False
     """Its group is one of vfio's no-IOMMU mode, whose node is `/dev/vfio/noiommu-81`."""
+    iommufd: bool = False
+    """The node has `/dev/iommu`, whatever driver the function is bound to."""
 
     @property
     def has_node(self) -> bool:

@@ -219,6 +219,7 @@ class SysfsReader:
             else None,
             fault=faults[0] if faults else None,
             without_iommu=vfio_bound and group is not None and self._is_without_iommu(group),
+            iommufd=os.path.exists(self._root.real(IOMMUFD_NODE)),
         )
 
     def _iommu_group(self, name: str, path: str, faults: list[str]) -> int | None:

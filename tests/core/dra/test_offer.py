@@ -25,6 +25,17 @@ def test_a_gpu_on_its_host_driver_is_offered_as_is_one_on_vfio() -> None:
     assert [offered(core, a).blocked for a in (A, B)] == [None, None]
 
 
+def test_a_gpu_offers_iommufd_as_long_as_the_node_has_it_and_a_bind_changes_nothing_of_the_slice() -> None:
+    """A GPU on its host's driver has no cdev. If the attribute followed the binding, no claim could ask for a GPU by
+    it, and each prepare and each release would write the slice."""
+    core = ClaimCore(replace(gpu(A, group=1, driver="nvidia"), iommufd=True))
+    before = offered(core, A)
+    assert before.iommufd
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.prepare(name("one"))
+    assert replace(offered(core, A), claimed=False) == before
+
+
 def test_a_companion_on_the_host_does_not_block_it() -> None:
     core = ClaimCore(gpu(A, group=1), audio("0000:01:00.1", 1, driver="snd_hda_intel"))
     assert offered(core, A).blocked is None

@@ -110,7 +110,7 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
         numa_node=function.numa_node,
         pcie_root=function.pcie_root,
         iommu_group=function.iommu_group,
-        iommufd="/dev/iommu" in function.nodes and any("/devices/" in node for node in function.nodes),
+        iommufd=function.iommufd,
         blocked=None if claimed else _blocked(device, assessment),
         claimed=claimed,
     )

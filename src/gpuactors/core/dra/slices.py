@@ -52,7 +52,7 @@ class OfferedDevice:
     pcie_root: str | None
     iommu_group: int | None
     iommufd: bool
-    """A virtual machine can open it by its cdev."""
+    """The node has iommufd, so that a virtual machine may open it by its cdev once it is on vfio."""
     uuid: str | None = None
     blocked: Blocked | None = None
     claimed: bool = False

@@ -43,7 +43,7 @@ from tests.core.builders import Core, audio, gpu
 GPU = "0000:23:00.0"
 KEYS = [
     "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
-    "resource", "listed", "health", "cause", "reason", "owner", "holders",
+    "resource", "listed", "health", "cause", "reason", "owner", "holders", "for_claims",
 ]  # fmt: skip
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
 
@@ -117,7 +117,9 @@ def test_without_a_daemon_it_inspects_the_host_itself(config: Config) -> None:
         "reason": "free",
         "owner": None,
         "holders": [],
+        "for_claims": None,
     }
+    assert json.loads(as_json(found))["claims"] is None, "it knows nothing of claims"
 
 
 @pytest.mark.parametrize("place", ["misc/pci.ids", "hwdata/pci.ids", "pci.ids"])

@@ -96,13 +96,13 @@ def inspect(output: str, **flags: object) -> None:
 
 
 @cli.command(cls=Configured)
-@click.argument("address")
+@click.argument("address", metavar="ADDRESS|CLAIM")
 @_output("text")
 def explain(address: str, output: str, **flags: object) -> None:
-    """Explain one GPU: owner, holders, health and why, history.
+    """Explain one GPU: owner, holders, health and why, history. Or one claim.
 
-    ADDRESS is its PCI address; the domain may be left out (23:00.0). The running daemon is asked. Without one this
-    command reads the node itself, and has no history.
+    ADDRESS is its PCI address; the domain may be left out (23:00.0). CLAIM is NAMESPACE/NAME of a ResourceClaim, or its
+    UID. The running daemon is asked. Without one this command reads the node itself, and has no history and no claims.
     """
     from gpuactors import inspection
 
@@ -113,7 +113,11 @@ def explain(address: str, output: str, **flags: object) -> None:
         _fail(str(exc), 1)
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
-    click.echo(inspection.explanation_json(found) if output == "json" else inspection.explanation(found))
+    if isinstance(found, inspection.ExplainedClaim):
+        as_json, as_text = inspection.claim_explanation_json(found), inspection.claim_explanation(found)
+    else:
+        as_json, as_text = inspection.explanation_json(found), inspection.explanation(found)
+    click.echo(as_json if output == "json" else as_text)
 
 
 @cli.command()

@@ -15,14 +15,15 @@ from typing import Any, Final
 
 import trio
 
+from gpuactors import inspection_claims
 from gpuactors.actors import pod_resources
 from gpuactors.app import about, node_of, sysfs_of
 from gpuactors.app import settings_of as core_settings_of
 from gpuactors.config import Config, Resolved
+from gpuactors.control.claims_view import ClaimView
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.unix import socket_path
 from gpuactors.control.view import (
-    NOT_LISTED,
     Change,
     DeviceView,
     Member,
@@ -77,19 +78,30 @@ class Explained:
     inspected: Inspected
 
 
+@dataclass(frozen=True, slots=True)
+class ExplainedClaim:
+    """One claim of a view."""
+
+    claim: ClaimView
+    inspected: Inspected
+
+
 def inspect(config: Config) -> Inspected:
     """The running daemon's view of the node, or the command's own. Raises `ports.HostError` if the node cannot be
     read."""
     return trio.run(inspected, config)
 
 
-def explain(config: Config, address: str) -> Explained:
-    """The view of one device; `address` may lack the PCI domain (`23:00.0`).
+def explain(config: Config, address: str) -> Explained | ExplainedClaim:
+    """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), or of one claim by its
+    NAMESPACE/NAME or UID.
 
     Raises `UnknownAddressError`, and `ports.HostError` as `inspect`.
     """
     found = inspect(config)
     try:
+        if (claim := find_claim(found, address)) is not None:
+            return ExplainedClaim(claim, found)
         return Explained(find(found.view, address), found)
     except UnknownAddressError as exc:
         if found.by_daemon:
@@ -181,6 +193,22 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
     return None
 
 
+def find_claim(found: Inspected, name: str) -> ClaimView | None:
+    """The claim of this NAMESPACE/NAME or UID; None if it is no claim's. Raises `UnknownAddressError`."""
+    if (claim := inspection_claims.claim_named(found.view, name.strip())) is not None:
+        return claim
+    if "/" not in name:
+        return None
+    if not found.by_daemon:
+        raise UnknownAddressError(f"only the running daemon knows claims, and {name} looks like one")
+    if found.view.claims is None:
+        raise UnknownAddressError(
+            f"the running daemon serves no claims (--dra off), so it knows no claim {name}"
+        )
+    known = ", ".join(str(claim) for claim in found.view.claims.claims) or "none"
+    raise UnknownAddressError(f"the running daemon knows no claim {name}; it knows {known}")
+
+
 def find(view: NodeView, address: str) -> DeviceView:
     """The device at `address`. Raises `UnknownAddressError`."""
     wanted = address.strip().lower()
@@ -218,7 +246,8 @@ def as_json(found: Inspected) -> str:
         "source_problem": found.problem or None,
         "role": found.view.role if found.by_daemon else None,
         "resources": [_resource_dict(resource, found) for resource in found.view.resources],
-        "devices": [_as_dict(device) for device in _shown(found)],
+        "devices": [_as_dict(device, found.view) for device in _shown(found)],
+        "claims": inspection_claims.claims_dict(found.view.claims),
         "ledger_problem": found.view.ledger_problem or None,
         "kubelet_problem": found.view.kubelet_problem or None,
         "uevents_problem": found.view.uevents_problem or None,
@@ -243,7 +272,7 @@ def _shown(found: Inspected) -> list[DeviceView]:
     return [device for device in found.view.devices if device.present or device.listed]
 
 
-def _as_dict(device: DeviceView) -> dict[str, object]:
+def _as_dict(device: DeviceView, view: NodeView) -> dict[str, object]:
     return {
         "address": device.address,
         "vendor": device.vendor,
@@ -261,10 +290,11 @@ def _as_dict(device: DeviceView) -> dict[str, object]:
         "reason": device.reason,
         "owner": device.owner,
         "holders": [{"pid": h.pid, "command": h.command, "pod_uid": h.pod_uid} for h in device.holders],
+        "for_claims": inspection_claims.device_dict(device, view),
     }
 
 
-TABLE_COLUMNS: Final = 100
+TABLE_COLUMNS: Final = inspection_claims.COLUMNS
 """How wide the table may get: a reason that does not fit is continued below. Resource names have lines of their own, as
 a name may have 75 characters."""
 
@@ -279,8 +309,9 @@ def as_table(found: Inspected) -> str:
     devices = _shown(found)
     sections = [_heading(found)]
     if not devices:
-        return "\n".join([*sections[0], "", NO_DEVICES])
-    rows = {device.address: _row(device) for device in devices}
+        sections += [[NO_DEVICES], *inspection_claims.sections(found.view.claims)]
+        return "\n\n".join("\n".join(section) for section in sections)
+    rows = {device.address: _row(device, found.view) for device in devices}
     widths = [max(len(row[i]) for row in (_COLUMNS, *rows.values())) for i in range(len(_COLUMNS) - 1)]
     totals = {resource.name: resource for resource in found.view.resources}
     for name in sorted({device.resource for device in devices}):
@@ -289,6 +320,7 @@ def as_table(found: Inspected) -> str:
         for row in (_COLUMNS, *(rows[device.address] for device in of_it)):
             section += _lines(row, widths)
         sections.append(section)
+    sections += inspection_claims.sections(found.view.claims)
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -321,15 +353,15 @@ def _registration(resource: ResourceView) -> str:
     return f"not registered with kubelet: {resource.problem or 'it is being registered'}"
 
 
-def _row(device: DeviceView) -> tuple[str, ...]:
+def _row(device: DeviceView, view: NodeView) -> tuple[str, ...]:
     return (
         device.address,
         f"{device.vendor}:{device.device}" if device.present else "gone",
         device.driver or "-",
         "-" if device.iommu_group is None else str(device.iommu_group),
         "-" if device.numa_node is None else str(device.numa_node),
-        device.health if device.listed else NOT_LISTED,
-        device.reason,
+        inspection_claims.listing(device),
+        inspection_claims.reason(device, view),
     )
 
 
@@ -356,7 +388,7 @@ def explanation_json(explained: Explained) -> str:
     device, view = explained.device, explained.inspected.view
     resource = next((r for r in view.resources if r.name == device.resource), None)
     known: dict[str, Any] = {
-        **_as_dict(device),
+        **_as_dict(device, view),
         "id": device.id,
         "present": device.present,
         "remedy": device.remedy,
@@ -391,6 +423,7 @@ def explanation(explained: Explained) -> str:
     facts = [
         ("To do", device.remedy),
         ("Owner", _owner(device, explained.inspected.view)),
+        *inspection_claims.device_facts(device, explained.inspected.view),
         *(("Held by", str(holder)) for holder in device.holders),
         ("IOMMU group", _group(device)),
         ("Resource", _resource(device, explained.inspected)),
@@ -403,13 +436,43 @@ def explanation(explained: Explained) -> str:
         ("Node", explained.inspected.node or None),
         ("Seen by", explained.inspected.source),
     ]
+    seen = explained.inspected.view
+    status = f"{inspection_claims.listing(device)}: {inspection_claims.reason(device, seen)}"
+    return "\n".join([_title(device), status, "", *_columns(facts)])
+
+
+def claim_explanation(explained: ExplainedClaim) -> str:
+    """What its state means, its devices and what becomes of each at its end."""
+    claim, found = explained.claim, explained.inspected
+    facts = [
+        *inspection_claims.claim_explanation(claim, found.view, lambda ago_s: _time(found.wall - ago_s)),
+        ("Node", found.node or None),
+        ("Seen by", found.source),
+    ]
+    return "\n".join([*inspection_claims.claim_title(claim), "", *_columns(facts)])
+
+
+def claim_explanation_json(explained: ExplainedClaim) -> str:
+    """The view of the claim, as one object."""
+    claim, found = explained.claim, explained.inspected
+    known = {
+        **inspection_claims.claim_dict(claim),
+        "time": _time(found.wall - claim.age_s),
+        "node": found.node,
+        "source": "daemon",
+    }
+    return json.dumps(known, indent=2)
+
+
+def _columns(facts: Sequence[tuple[str, str | None]]) -> list[str]:
+    """Each fact with its name, which is not repeated."""
     width = max(len(name) for name, _ in facts)
-    lines, last = [_title(device), f"{device.health}: {device.reason}", ""], ""
+    lines, last = [], ""
     for name, fact in facts:
         if fact is not None:
             lines.append(f"{'' if name == last else name:{width}}  {fact}")
             last = name
-    return "\n".join(lines)
+    return lines
 
 
 def _title(device: DeviceView) -> str:

@@ -162,3 +162,33 @@ def test_without_an_api_server_it_says_what_to_do() -> None:
         )  # fmt: skip
     assert ended.returncode == 78, "a configuration that cannot work (sysexits.h, EX_CONFIG)"
     assert "name a kubeconfig file with --kubeconfig" in ended.stderr
+
+
+def test_inspect_and_explain_show_claims() -> None:
+    gpu = address(0x23)
+    with (
+        claims_node(g23="vfio-pci") as (node, api, cdi),
+        daemon_of(node, cdi) as daemon,
+        plugin_of(node.kubelet_dir) as plugin,
+    ):
+        old, new = api.claim("old", gpu), api.claim("new", gpu)
+        assert prepare(plugin, "old", old).error == ""
+        waiting = threading.Thread(target=prepare, args=(plugin, "new", new))
+        waiting.start()
+        daemon.wait_event("claim.waiting", claim="default/new", has=["the claim default/old"])
+        where = (f"--host-root={node.tree.root}", f"--state-dir={node.directory / 's'}")
+        known = json.loads(gpuactors("inspect", "-o", "json", *where).stdout)
+        assert {c["name"]: (c["state"], c["waiting_calls"]) for c in known["claims"]["claims"]} == {
+            "old": ("Prepared", 0),
+            "new": ("Waiting", 1),
+        }
+        assert known["claims"]["slices"]["settled"]
+        assert known["devices"][0]["for_claims"]["claim"]["uid"] == old
+        told = gpuactors("explain", gpu, *where).stdout
+        assert f"default/old, UID {old}: Prepared" in told
+        assert "it stays on its vfio driver: it was first seen on vfio-pci" in told
+        assert f"{gpu}: it belongs to the claim default/old" in gpuactors("explain", new, *where).stdout
+        unknown = gpuactors("explain", "default/none", *where)
+        assert (unknown.returncode, "it knows default/old, default/new" in unknown.stderr) == (1, True)
+        assert unprepare(plugin, "old", old).error == ""
+        waiting.join(WAIT_S)

@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpuactors.control.claims_view import (
+    ClaimsView,
+    DeviceOfClaimsView,
+    claims_view,
+    device_of_claims_view,
+)
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.assessment.cause import Cause
@@ -76,6 +82,8 @@ class DeviceView:
     """What to do, where the reason does not include it."""
     listed: bool
     """It is advertised to kubelet."""
+    for_claims: DeviceOfClaimsView | None = None
+    """None while DRA is off, and of a device that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,8 @@ class NodeView:
     """Why kubelet's ledger could not be read the last time, or that it has not been read yet; empty if it was."""
     uevents_problem: str
     """Why uevents are not received, and what finds changes instead; empty if they are received."""
+    claims: ClaimsView | None = None
+    """None while DRA is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +156,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         ledger_problem=state.kubelet.ledger.problem
         or ("" if state.kubelet.ledger.read else "it has not been read yet"),
         uevents_problem=state.host.uevents and f"not received: {state.host.uevents}; only scans find changes",
+        claims=claims_view(state, at),
     )
 
 
@@ -202,6 +213,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         history=_changes(found.history, at),
         remedy=_remedy(state, device, found.holders),
         listed=found.listed,
+        for_claims=device_of_claims_view(state, function.address),
     )
 
 

@@ -70,6 +70,9 @@ class Entry:
     """When the API server is asked whether the claim still exists, as kubelet lists it for no pod."""
     missing: int = 0
     """How many reads in a row found no claim of this UID at the API server any more."""
+    changed_at: float = 0.0
+    """When it came to its present state, in seconds of the clock of the state's events; of a claim that was read from
+    disk, when that was read."""
 
 
 @dataclass(frozen=True, slots=True)

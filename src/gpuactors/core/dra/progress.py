@@ -48,7 +48,23 @@ def advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
         state, lines = further
         state = with_claims(state, with_reserved(state.claims))
         effects += lines
-    return state, effects
+    return with_claims(state, _dated(before.claims, state.claims, at)), effects
+
+
+def _dated(before: Claims, claims: Claims, at: float) -> Claims:
+    """`claims` with the time at which each entry came to its state; the same object if no state changed."""
+    if claims.entries is before.entries:
+        return claims
+    dates = {
+        uid: known.changed_at if known is not None and known.state is entry.state else at
+        for uid, entry in claims.entries.items()
+        for known in (before.entries.get(uid),)
+    }
+    if all(entry.changed_at == dates[uid] for uid, entry in claims.entries.items()):
+        return claims
+    return replace(
+        claims, entries={uid: replace(entry, changed_at=dates[uid]) for uid, entry in claims.entries.items()}
+    )
 
 
 def _seen_again(state: NodeState) -> Claims:

@@ -4,16 +4,21 @@
 # This file has been @generated
 
 __all__ = (
+    "Blocked",
     "Change",
+    "Claim",
+    "Claims",
     "ControlBase",
     "ControlStub",
     "Device",
+    "DeviceOfClaims",
     "HandOverRequest",
     "HandOverResponse",
     "Holder",
     "Member",
     "Resource",
     "Setting",
+    "Slices",
     "StatusRequest",
     "StatusResponse",
 )
@@ -37,6 +42,16 @@ betterproto2.check_compiler_version(_COMPILER_VERSION)
 
 
 @dataclass(eq=False, repr=False)
+class Blocked(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    reason: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+
+default_message_pool.register_message("v1", "Blocked", Blocked)
+
+
+@dataclass(eq=False, repr=False)
 class Change(betterproto2.Message):
     age_s: "float" = betterproto2.field(1, betterproto2.TYPE_DOUBLE)
     """
@@ -57,6 +72,71 @@ class Change(betterproto2.Message):
 
 
 default_message_pool.register_message("v1", "Change", Change)
+
+
+@dataclass(eq=False, repr=False)
+class Claim(betterproto2.Message):
+    namespace: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    uid: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+
+    state: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    of core/dra/table.py
+    """
+
+    age_s: "float" = betterproto2.field(5, betterproto2.TYPE_DOUBLE)
+    """
+    seconds since it came to this state, as far as this daemon has seen it
+    """
+
+    devices: "list[str]" = betterproto2.field(6, betterproto2.TYPE_STRING, repeated=True)
+    """
+    PCI addresses: those that it has for itself, or waits for
+    """
+
+    admin_devices: "list[str]" = betterproto2.field(7, betterproto2.TYPE_STRING, repeated=True)
+    """
+    those to which it has admin access
+    """
+
+    problem: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
+    """
+    why it is not further, as a sentence
+    """
+
+    waiting_calls: "int" = betterproto2.field(9, betterproto2.TYPE_INT32)
+    """
+    calls of kubelet that wait for an answer about it
+    """
+
+
+default_message_pool.register_message("v1", "Claim", Claim)
+
+
+@dataclass(eq=False, repr=False)
+class Claims(betterproto2.Message):
+    driver: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    problem: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    why no claim is served, or why the checkpoint cannot be written; empty if all is well
+    """
+
+    claims: "list[Claim]" = betterproto2.field(3, betterproto2.TYPE_MESSAGE, repeated=True)
+    """
+    in the order in which they came
+    """
+
+    slices: "Slices | None" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    absent: nothing is known of them yet
+    """
+
+
+default_message_pool.register_message("v1", "Claims", Claims)
 
 
 @dataclass(eq=False, repr=False)
@@ -125,8 +205,53 @@ class Device(betterproto2.Message):
     why it has this health, as a word for programs: see docs/causes.md
     """
 
+    for_claims: "DeviceOfClaims | None" = betterproto2.field(21, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    absent: DRA is off, or the device is gone
+    """
+
 
 default_message_pool.register_message("v1", "Device", Device)
+
+
+@dataclass(eq=False, repr=False)
+class DeviceOfClaims(betterproto2.Message):
+    """
+    What claims may do with a device.
+    """
+
+    claim_uid: "str | None" = betterproto2.field(1, betterproto2.TYPE_STRING, optional=True)
+    """
+    the claim that has it
+    """
+
+    stays: "bool" = betterproto2.field(2, betterproto2.TYPE_BOOL)
+    """
+    on its vfio driver when a claim ends; else it is returned to its first driver
+    """
+
+    rule: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    which decided, as a word for programs; empty if it was another daemon's
+    """
+
+    why: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    that rule, as a sentence
+    """
+
+    first_drivers: "list[Member]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
+    """
+    of this boot, before any act of ours: the device's and its companions'
+    """
+
+    offer: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
+    """
+    "offered", "claimed", "held", "unhealthy"; empty while it is not known
+    """
+
+
+default_message_pool.register_message("v1", "DeviceOfClaims", DeviceOfClaims)
 
 
 @dataclass(eq=False, repr=False)
@@ -216,6 +341,40 @@ default_message_pool.register_message("v1", "Setting", Setting)
 
 
 @dataclass(eq=False, repr=False)
+class Slices(betterproto2.Message):
+    slices: "int" = betterproto2.field(1, betterproto2.TYPE_INT64)
+
+    generation: "int" = betterproto2.field(2, betterproto2.TYPE_INT64)
+
+    settled: "bool" = betterproto2.field(3, betterproto2.TYPE_BOOL)
+    """
+    all is stored as it should be
+    """
+
+    tainted: "list[Blocked]" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, repeated=True)
+
+    withdrawn: "list[Blocked]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
+    """
+    not offered, as the server keeps no taints
+    """
+
+    left_out: "list[Blocked]" = betterproto2.field(6, betterproto2.TYPE_MESSAGE, repeated=True)
+    """
+    never offered; named by address
+    """
+
+    problem: "str" = betterproto2.field(7, betterproto2.TYPE_STRING)
+
+    keeps_taints: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
+    """
+    whether the server does: "yes", "no", "unknown"
+    """
+
+
+default_message_pool.register_message("v1", "Slices", Slices)
+
+
+@dataclass(eq=False, repr=False)
 class StatusRequest(betterproto2.Message):
     pass
 
@@ -267,6 +426,11 @@ class StatusResponse(betterproto2.Message):
     settings: "list[Setting]" = betterproto2.field(10, betterproto2.TYPE_MESSAGE, repeated=True)
     """
     what the daemon runs with, in the order in which they are shown
+    """
+
+    claims: "Claims | None" = betterproto2.field(11, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    absent: DRA is off
     """
 
 

@@ -1,0 +1,273 @@
+"""Claims in the output of `gpuactors inspect` and `gpuactors explain`: as text, and as values for JSON.
+
+Must not decide anything: what is said of a claim or a device comes from the daemon's view.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gpuactors.control.claims_view import BlockedView, ClaimsView, ClaimView, DeviceOfClaimsView, SlicesView
+from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView
+from gpuactors.core.dra.report import CLAIMED, OFFERED
+from gpuactors.core.dra.table import ClaimState
+
+COLUMNS: Final = 100
+"""How wide the output may get."""
+
+_FACT_COLUMNS: Final = 80
+"""What is left of it beside the name of a fact."""
+
+_MEANINGS: Final[Mapping[str, str]] = {
+    ClaimState.FETCHING: "it is being read from the API server",
+    ClaimState.WAITING: "another claim or pod, or a process, has one of its devices",
+    ClaimState.RESERVED: "its devices are its own; that is being written to disk",
+    ClaimState.BINDING: "its devices are being bound to a vfio driver",
+    ClaimState.WRITING: "its CDI and metadata files are being written",
+    ClaimState.COMMITTING: "all is done; that is being written to disk",
+    ClaimState.PREPARED: "its containers may run",
+    ClaimState.STOPPED: "an act failed; its devices stay as they are, and its own, until kubelet asks again",
+    ClaimState.RELEASING: "its files are being removed, and its devices returned",
+    ClaimState.TOMBSTONE: "nothing of it is left",
+}
+
+
+def lasted(seconds: float) -> str:
+    """For how long, in the largest unit that is not 0."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{int(seconds)} s"
+
+
+# --- of a device ------------------------------------------------------------------------------------------
+
+
+def listing(device: DeviceView) -> str:
+    """The device's health at kubelet; of one that is not listed for the device plugin what it is to claims."""
+    if device.listed:
+        return device.health
+    offer = device.for_claims.offer if device.for_claims is not None else ""
+    return {OFFERED: "offered to claims", CLAIMED: "claimed"}.get(offer, NOT_LISTED)
+
+
+def reason(device: DeviceView, view: NodeView) -> str:
+    """Why it is so. What keeps a device from the device plugin's list does not keep it from claims."""
+    life = device.for_claims
+    if device.listed or life is None:
+        return device.reason
+    if life.offer == OFFERED:
+        return f"on {device.driver or 'no driver'}; a claim binds it to a vfio driver"
+    claim = view.claims.of(life.claim_uid) if view.claims is not None else None
+    return f"claim {claim} has it ({claim.state})" if claim is not None else device.reason
+
+
+def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | None]]:
+    """What `explain` says of a device and claims; nothing while DRA is off."""
+    life = device.for_claims
+    if life is None:
+        return []
+    claim = view.claims.of(life.claim_uid) if view.claims is not None else None
+    return [
+        ("Claim", _claim_of(claim, life)),
+        *(("Claim", line) for line in _folded(claim.problem if claim is not None else "")),
+        *(("At a claim's end", line) for line in _folded(at_the_end(device, life))),
+        *(
+            ("First driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
+            for first in life.first_drivers
+        ),
+    ]
+
+
+def _folded(text: str) -> list[str]:
+    """Lines of one fact that fit beside its name."""
+    return textwrap.wrap(text, _FACT_COLUMNS, break_on_hyphens=False)
+
+
+def _whose(address: str, device: str) -> str:
+    return "" if address == device else f" ({address})"
+
+
+def _claim_of(claim: ClaimView | None, life: DeviceOfClaimsView) -> str:
+    if claim is not None:
+        return f"{claim}, UID {claim.uid}: {claim.state} for {lasted(claim.age_s)}"
+    offers = {
+        OFFERED: "none; it is offered to claims",
+        CLAIMED: "none any more; it is offered again when it has been seen on its driver",
+        "": "none; it is not offered to claims",
+    }
+    return offers.get(life.offer, "none; it is not to be given to a claim now, as it is " + life.offer)
+
+
+def at_the_end(device: DeviceView, life: DeviceOfClaimsView) -> str:
+    """What becomes of the device when a claim on it ends, and why."""
+    if life.stays:
+        return f"it stays on its vfio driver: {life.why}"
+    driver = next((first.driver for first in life.first_drivers if first.address == device.address), None)
+    back = f"it is returned to {driver}" if driver is not None else "it is left without a driver"
+    return f"{back}: {life.why}"
+
+
+def device_dict(device: DeviceView, view: NodeView) -> dict[str, Any] | None:
+    """As `device_facts`, for JSON; None while DRA is off."""
+    life = device.for_claims
+    if life is None:
+        return None
+    claim = view.claims.of(life.claim_uid) if view.claims is not None else None
+    return {
+        "claim": _brief(claim) if claim is not None else None,
+        "offer": life.offer or None,
+        "stays_on_vfio": life.stays,
+        "rule": life.rule or None,
+        "why": life.why,
+        "first_drivers": {first.address: first.driver for first in life.first_drivers},
+    }
+
+
+def _brief(claim: ClaimView) -> dict[str, Any]:
+    return {
+        "namespace": claim.namespace,
+        "name": claim.name,
+        "uid": claim.uid,
+        "state": claim.state,
+        "age_s": round(claim.age_s, 1),
+        "problem": claim.problem or None,
+    }
+
+
+# --- of a node --------------------------------------------------------------------------------------------
+
+
+def sections(claims: ClaimsView | None) -> list[list[str]]:
+    """The claims and the slices, each as the lines of one section; nothing while DRA is off."""
+    if claims is None:
+        return []
+    head = [f"Claims of driver {claims.driver}" + ("" if claims.claims else ": none")]
+    if claims.problem:
+        head += _wrapped(claims.problem, indent=2)
+    for claim in claims.claims:
+        head += _claim_lines(claim)
+    return [head, _slices_lines(claims.slices)]
+
+
+def _claim_lines(claim: ClaimView) -> list[str]:
+    devices = ", ".join(claim.devices) or ("no device of its own" if claim.admin_devices else "")
+    parts = [f"{claim}  {claim.state} for {lasted(claim.age_s)}", devices, *_rest(claim)]
+    lines = _wrapped("  ".join(filter(None, parts)), indent=2)
+    return lines + (_wrapped(claim.problem, indent=4) if claim.problem else [])
+
+
+def _rest(claim: ClaimView) -> list[str]:
+    found = []
+    if claim.admin_devices:
+        found.append(f"(admin access to {', '.join(claim.admin_devices)})")
+    if claim.waiting_calls:
+        calls = "call of kubelet waits" if claim.waiting_calls == 1 else "calls of kubelet wait"
+        found.append(f"({claim.waiting_calls} {calls})")
+    return found
+
+
+def _slices_lines(slices: SlicesView | None) -> list[str]:
+    if slices is None:
+        return ["ResourceSlices: nothing is known of them yet"]
+    state = "as offered" if slices.settled else "being written"
+    lines = [f"ResourceSlices: {slices.slices}, generation {slices.generation}, {state}"]
+    if slices.problem:
+        lines += _wrapped(slices.problem, indent=2)
+    for word, blocked in (
+        ("tainted", slices.tainted),
+        ("withdrawn", slices.withdrawn),
+        ("left out", slices.left_out),
+    ):
+        for device in blocked:
+            named = device.reason if device.name in device.reason else f"{device.name}: {device.reason}"
+            lines += _wrapped(f"{word}: {named}".removesuffix(": "), indent=2)
+    return lines
+
+
+def _wrapped(text: str, indent: int = 0) -> list[str]:
+    margin = " " * indent
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=margin, subsequent_indent=margin + "  ", break_on_hyphens=False
+    )
+
+
+def claims_dict(claims: ClaimsView | None) -> dict[str, Any] | None:
+    """The claims and the slices, for JSON; None while DRA is off."""
+    if claims is None:
+        return None
+    slices = claims.slices
+    return {
+        "driver": claims.driver,
+        "problem": claims.problem or None,
+        "claims": [claim_dict(claim) for claim in claims.claims],
+        "slices": {
+            "slices": slices.slices,
+            "generation": slices.generation,
+            "settled": slices.settled,
+            "keeps_taints": slices.keeps_taints,
+            "tainted": _blocked_dict(slices.tainted),
+            "withdrawn": _blocked_dict(slices.withdrawn),
+            "left_out": _blocked_dict(slices.left_out),
+            "problem": slices.problem or None,
+        }
+        if slices is not None
+        else None,
+    }
+
+
+def claim_dict(claim: ClaimView) -> dict[str, Any]:
+    """One claim, for JSON."""
+    return _brief(claim) | {
+        "devices": list(claim.devices),
+        "admin_devices": list(claim.admin_devices),
+        "waiting_calls": claim.waiting_calls,
+    }
+
+
+def _blocked_dict(devices: tuple[BlockedView, ...]) -> dict[str, str | None]:
+    return {device.name: device.reason or None for device in devices}
+
+
+# --- of a claim -------------------------------------------------------------------------------------------
+
+
+def claim_named(view: NodeView, text: str) -> ClaimView | None:
+    """The claim of this NAMESPACE/NAME or UID. Of several of one name the last one: the others have ended."""
+    claims = view.claims.claims if view.claims is not None else ()
+    return next((claim for claim in reversed(claims) if text in (str(claim), claim.uid)), None)
+
+
+def claim_explanation(
+    claim: ClaimView, view: NodeView, time: Callable[[float], str]
+) -> list[tuple[str, str]]:
+    """The facts of a claim; `time` is the time of day of so many seconds ago."""
+    of_devices = {device.address: device for device in view.devices}
+    facts = [
+        ("UID", claim.uid),
+        ("Since", f"{time(claim.age_s)}, {lasted(claim.age_s)} ago"),
+        *(("Problem", line) for line in _folded(claim.problem)),
+    ]
+    if claim.waiting_calls:
+        facts.append(("Waiting calls", str(claim.waiting_calls)))
+    for address in claim.devices:
+        device = of_devices.get(address)
+        facts.append(("Device", _device_line(address, device)))
+        if device is not None and device.for_claims is not None:
+            facts += [("Device", f"  {line}") for line in _folded(at_the_end(device, device.for_claims))]
+    facts += [("Admin access", address) for address in claim.admin_devices]
+    return facts
+
+
+def _device_line(address: str, device: DeviceView | None) -> str:
+    if device is None or not device.present:
+        return f"{address}, gone from this node"
+    return f"{address}, {device.model or 'unknown model'}, on {device.driver or 'no driver'}"
+
+
+def claim_title(claim: ClaimView) -> list[str]:
+    """Which claim it is, and what its state means."""
+    meaning = _MEANINGS.get(claim.state, "")
+    return [f"Claim {claim}", f"{claim.state}" + (f": {meaning}" if meaning else "")]

@@ -184,6 +184,16 @@ def test_a_prebound_function_that_lost_its_driver_goes_back_to_vfio(tmp_path: Pa
     assert node.overrides == []
 
 
+@pytest.mark.parametrize("now", [None, "vfio-pci"])
+def test_a_gpu_that_is_prebound_by_the_operators_word_never_goes_to_the_hosts_driver(
+    tmp_path: Path, now: str | None
+) -> None:
+    # --prebound, and first seen on nvidia; None: our act was killed between the unbind and the bind.
+    node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver=now)])
+    assert node.bring(Target.FIRST_DRIVER, (FirstDriver(GPU, "nvidia", vfio=True),))[0].driver == "vfio-pci"
+    assert not any("nvidia" in write for write in node.written)
+
+
 def test_no_driver_is_a_state_to_come_from_and_to_go_back_to(tmp_path: Path) -> None:
     node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51)])
     firsts = (FirstDriver(GPU, None),)

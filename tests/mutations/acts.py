@@ -45,10 +45,11 @@ ACTS: Final = (
     Mutation(
         "a pre-bound GPU is returned",
         "acts/driver.py",
-        "            if first.vfio and bound.driver is not None:\n                continue\n"
-        "            if (bound.vfio or bound.driver is None) and bound.driver != first.driver:\n",
-        "            if bound.vfio or bound.driver is None:\n",
-        tests=(f"{DRIVER}::test_a_prebound_gpu_is_written_nothing_to_and_leaves_vfio_for_nobody",),
+        "            if first.vfio:  # pre-bound",
+        "            if first.vfio and bound.driver is None:  # pre-bound",
+        tests=(
+            f"{DRIVER}::test_a_gpu_that_is_prebound_by_the_operators_word_never_goes_to_the_hosts_driver",
+        ),
     ),
     Mutation(
         "driver_override is left behind",

@@ -172,11 +172,12 @@ class SysfsBinder:
             first, bound = noted.get(function.address), function.bound
             if first is None:
                 continue
-            if first.vfio and bound.driver is not None:
-                continue
-            if (bound.vfio or bound.driver is None) and bound.driver != first.driver:
-                moves.append(_Move(function, self._loaded(function, first.driver), by_override=first.vfio))
-            elif not first.vfio:
+            if first.vfio:  # pre-bound: by what it was first seen on, or by the operator's word
+                if bound.driver is None:
+                    moves.append(_Move(function, self._vfio_driver(function), by_override=True))
+            elif (bound.vfio or bound.driver is None) and bound.driver != first.driver:
+                moves.append(_Move(function, self._loaded(function, first.driver), by_override=False))
+            else:
                 # On its driver, or on one that somebody else has bound it to meanwhile.
                 leftovers.append(function.address)
         return _Plan(tuple(moves), tuple(leftovers))

@@ -47,9 +47,10 @@ vm-iommufd-kernel *ARGS:
 vm-table *ARGS:
     python -m tests.vm.table "$@"
 
-# Every order of up to five events in worlds of two GPUs, only through the core.
+# Every order of up to five events in worlds of two GPUs, and of two claims and one GPU, only through the core.
 small-worlds LENGTH="5":
-    SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
+    SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py \
+        tests/core/dra/test_claim_small_worlds.py -k after_every_order
 
 # What CI tries of any order of events: 3,000 histories of a whole node, chosen by the commit; most pairs of kinds must occur.
 histories *ARGS:

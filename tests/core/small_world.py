@@ -676,11 +676,11 @@ def _checked(node: Node, names: tuple[str, ...]) -> None:
 def _canonical(node: Node) -> object:
     """What makes two nodes the same for all that can follow: numbers of inspections by their order, times from now."""
     state = node.state
-    ranks = {number: rank for rank, number in enumerate(sorted(_numbers(state)))}
+    ranks = {number: rank for rank, number in enumerate(sorted(numbers_of(state)))}
     return (
         node.outside,
         tuple((ranks[n], o) for n, o in sorted(node.asked.items())),
-        _ranked(state, ranks, node.at),
+        ranked(state, ranks, node.at),
     )
 
 
@@ -690,7 +690,7 @@ def _age(seconds: float, *, exact: bool) -> float:
     return seconds if exact else max(seconds, -2 * limits.LEDGER_FRESH_S)
 
 
-def _numbers(state: NodeState) -> Iterator[int]:
+def numbers_of(state: NodeState) -> Iterator[int]:
     yield from {
         state.host.inspections.last,
         state.host.inspections.scan or 0,
@@ -708,7 +708,7 @@ def _numbers(state: NodeState) -> Iterator[int]:
     }
 
 
-def _ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
+def ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
     inspections, ledger, polls = state.host.inspections, state.kubelet.ledger, state.host.polls
     return (
         (

@@ -237,20 +237,20 @@ class ClaimCore(Core):
         for first in act.functions:
             if (known := self.functions.get(first.address)) is None:
                 return ActFailed(act.number, f"{first.address} is not there", ActFault.GONE)
-            driver = _after(known, first, act.target)
-            now = _bound(known, driver)
+            driver = driver_after(known, first, act.target)
+            now = on_driver(known, driver)
             self.functions[first.address] = now
             bound.append(BoundFunction(now.address, driver, now.iommu_group, None, vfio=now.vfio_bound))
         return ActDone(act.number, tuple(bound))
 
 
-def _after(known: PciFunction, first: FirstDriver, target: Target) -> str | None:
+def driver_after(known: PciFunction, first: FirstDriver, target: Target) -> str | None:
     if target is Target.VFIO:
         return known.driver if known.vfio_bound else "vfio-pci"
     return known.driver if first.vfio and known.driver is not None else first.driver
 
 
-def _bound(function: PciFunction, driver: str | None) -> PciFunction:
+def on_driver(function: PciFunction, driver: str | None) -> PciFunction:
     vfio = driver == "vfio-pci"
     nodes = ("/dev/vfio/vfio", f"/dev/vfio/{function.iommu_group}") if vfio else ()
     return replace(function, driver=driver, vfio_bound=vfio, nodes=nodes)

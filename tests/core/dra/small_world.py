@@ -1,0 +1,600 @@
+"""Every order of a few events in a world of two claims and one GPU, and what must hold after each: only the core.
+
+As `tests/core/small_world.py`: the world outside (functions, disk, files, kubelet, API server) is a value like the
+core's state, both change by pure functions, and a node that was met before is not followed again. What the daemon reads
+of the node (sysfs, the groups' use, kubelet's ledger) is answered as it is at that moment when an event says so; what
+it asks of the API server, of the disk and of the drivers is answered one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpuactors.core.dra.claim import (
+    ActFault,
+    BoundFunction,
+    ClaimName,
+    ClaimUid,
+    Prepared,
+    Target,
+    Unprepared,
+)
+from gpuactors.core.dra.entries import Claims, StoredEntry
+from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, FilesAct, claims_wanted
+from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.effects import Answer, Effect, Granted, Refused, Reply
+from gpuactors.core.events import (
+    ActDone,
+    ActFailed,
+    AllocateAsked,
+    CheckpointRead,
+    CheckpointWritten,
+    ClaimMissing,
+    ClaimRead,
+    Event,
+    FunctionInspected,
+    GroupsObserved,
+    HostChanged,
+    HostScanned,
+    PrepareAsked,
+    Ticked,
+    UnprepareAsked,
+)
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    GroupUse,
+    Health,
+    LedgerEntry,
+    PciAddress,
+    PciFunction,
+    Pod,
+    Token,
+)
+from gpuactors.core.snapshot import project
+from gpuactors.core.state import NodeState
+from gpuactors.core.step import initial_state, step
+from tests.core.builders import H100, SETTINGS, ledger_read
+from tests.core.dra.claim_core import CLAIM_SETTINGS, DRIVER, POOL, allocated, driver_after, name, on_driver
+from tests.core.small_world import Count, WrongError, numbers_of, ranked
+
+GPU: Final = PciAddress("0000:01:00.0")
+CLAIMS: Final = (name("one"), name("two"))
+
+PASSING_S: Final = 61.0
+"""How far the clock jumps: beyond the deadline of a call, the next try of an act, and the time between two questions
+whether a claim still exists; a tombstone outlasts one jump."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The node before the daemon's first start. All functions are in one IOMMU group; the first one is the GPU."""
+
+    functions: tuple[PciFunction, ...]
+    begins: tuple[str, ...] = ()
+    """What has happened before the orders begin."""
+
+    @property
+    def is_prebound(self) -> bool:
+        return self.functions[0].vfio_bound
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The node without the daemon, its kubelet and its API server."""
+
+    world: World
+    functions: tuple[PciFunction, ...]
+    disk: CheckpointWanted | None = None
+    files: frozenset[ClaimUid] = frozenset()
+    """The claims whose files are there."""
+    deleted: frozenset[ClaimUid] = frozenset()
+    """Claims that the API server does not have any more."""
+    calls: Mapping[Token, tuple[ClaimUid, bool]] = field(default_factory=dict)
+    """Calls without an answer: the claim, and whether it is a prepare."""
+    prepared: frozenset[ClaimUid] = frozenset()
+    """Claims that kubelet has as prepared."""
+    admitting: Token | None = None
+    """The Allocate that is not answered yet."""
+    pod: bool = False
+    """A pod has the GPU by the device plugin API."""
+    disturbed: bool = False
+    """The GPU was unplugged since an act of ours bound it, or before any."""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The world and the daemon's state."""
+
+    outside: Outside
+    state: NodeState
+    at: float
+
+    @property
+    def wanted(self) -> ClaimsWanted:
+        return claims_wanted(self.state)
+
+
+def start(world: World) -> Node:
+    """A daemon that has started in this world, and has seen it."""
+    node = seen(_started(Node(Outside(world, world.functions), initial_state(SETTINGS), 0.0)))
+    for happened in world.begins:
+        happening = next(h for h in HAPPENINGS if h.name == happened)
+        assert happening.enabled(node), f"that cannot happen there: {happened}"
+        node = happening.happens(node)
+    return node
+
+
+def _started(node: Node) -> Node:
+    """A new daemon reads the checkpoint at once, and the node when it is seen."""
+    fresh = replace(node, state=initial_state(SETTINGS, claim_settings=CLAIM_SETTINGS))
+    disk = node.outside.disk
+    return stepped(fresh, CheckpointRead(disk.entries, disk.first_drivers) if disk else CheckpointRead())
+
+
+# --- the daemon ---------------------------------------------------------------------------------------------
+
+
+def stepped(node: Node, event: Event) -> Node:
+    """The node after an event, and after what kubelet does with the answers; checked."""
+    try:
+        state, effects = step(node.state, event, node.at)
+    except (AssertionError, KeyError) as error:
+        raise WrongError(f"the core ends with {error!r} at {type(event).__name__}") from error
+    node = replace(node, state=state)
+    for effect in effects:
+        node = _replied(node, effect)
+    check_always(node)
+    return node
+
+
+def _replied(node: Node, effect: Effect) -> Node:
+    if not isinstance(effect, Reply):
+        return node
+    o, token, answer = node.outside, effect.token, effect.answer
+    if token == o.admitting:
+        granted = isinstance(answer, Granted)
+        if granted:
+            _check_grant(node)
+        return _with(node, admitting=None, pod=o.pod or granted)
+    if token not in o.calls:
+        raise WrongError(f"call {token} is answered a second time, or was never made")
+    uid, prepares = o.calls[token]
+    node = _with(node, calls={t: c for t, c in o.calls.items() if t != token})
+    return _claim_replied(node, uid, prepares=prepares, answer=answer)
+
+
+def _claim_replied(node: Node, uid: ClaimUid, *, prepares: bool, answer: Answer) -> Node:
+    prepared = node.outside.prepared
+    match answer:
+        case Prepared() if prepares:
+            _check_prepared(node, uid)
+            return _with(node, prepared=prepared | {uid})
+        case Unprepared() if not prepares:
+            return _with(node, prepared=prepared - {uid})
+        case Refused():
+            return node
+        case _:
+            raise WrongError(f"a {'prepare' if prepares else 'unprepare'} is answered with {answer}")
+
+
+def _with(node: Node, **changes: object) -> Node:
+    return replace(node, outside=replace(node.outside, **changes))  # type: ignore[arg-type]
+
+
+# --- what kubelet and the operator do -------------------------------------------------------------------------
+
+
+def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
+    """A prepare or an unprepare comes. Kubelet gives up its prepare when it unprepares."""
+    o = node.outside
+    token = Token(o.tokens + 1)
+    prepared = o.prepared if prepares else o.prepared - {claim.uid}
+    node = _with(
+        node, tokens=o.tokens + 1, calls={**o.calls, token: (claim.uid, prepares)}, prepared=prepared
+    )
+    return stepped(node, PrepareAsked(token, claim) if prepares else UnprepareAsked(token, claim))
+
+
+def _is_asked(node: Node, claim: ClaimName, *, prepares: bool) -> bool:
+    return (claim.uid, prepares) in node.outside.calls.values()
+
+
+def _calls(claim: ClaimName, *, prepares: bool) -> Happening:
+    def enabled(node: Node) -> bool:
+        return node.wanted.is_serving and not _is_asked(node, claim, prepares=prepares)
+
+    words = "is to be prepared" if prepares else "is to be unprepared"
+    return Happening(f"{claim.name} {words}", enabled, lambda node: asked(node, claim, prepares=prepares))
+
+
+def _deleted_by_force(claim: ClaimName) -> Happening:
+    """Its pod and itself are gone from the API server; its containers run on. Its unprepare comes later or never."""
+    return Happening(
+        f"{claim.name} is deleted by force",
+        lambda node: claim.uid in node.outside.prepared and claim.uid not in node.outside.deleted,
+        lambda node: _with(node, deleted=node.outside.deleted | {claim.uid}),
+    )
+
+
+def _is_offered(node: Node) -> bool:
+    listed = node.state.published.device_lists.get(H100, ())
+    return any(entry.address == GPU and entry.health is Health.HEALTHY for entry in listed)
+
+
+def _allocated(node: Node) -> Node:
+    token = Token(node.outside.tokens + 1)
+    node = _with(node, tokens=token, admitting=token)
+    return stepped(node, AllocateAsked(token, H100, ((DeviceId(GPU),),)))
+
+
+def _unplugged(node: Node) -> Node:
+    node = _with(node, functions=(), disturbed=True)
+    return stepped(node, HostChanged(GPU, None, "remove pci"))
+
+
+def _plugged(node: Node) -> Node:
+    """It is bound as at the node's start."""
+    node = _with(node, functions=node.outside.world.functions)
+    return stepped(node, HostChanged(GPU, None, "add pci"))
+
+
+def restarted(node: Node) -> Node:
+    """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
+    return _started(_with(node, calls={}, admitting=None))
+
+
+def _time_passes(node: Node) -> Node:
+    return stepped(replace(node, at=node.at + PASSING_S), Ticked())
+
+
+# --- what the daemon asks for -----------------------------------------------------------------------------------
+
+
+def claim_read(node: Node) -> Node:
+    """The API server answers the first read."""
+    wanted = node.wanted.reads[0]
+    if wanted.claim.uid in node.outside.deleted:
+        return stepped(node, ClaimMissing(wanted.number, "it was deleted"))
+    return stepped(node, ClaimRead(wanted.number, allocated(wanted.claim, GPU)))
+
+
+def checkpoint_written(node: Node) -> Node:
+    """The newest contents are on disk."""
+    wanted = node.wanted.checkpoint
+    assert wanted is not None
+    return stepped(_with(node, disk=wanted), CheckpointWritten(wanted.number))
+
+
+def _acts(node: Node) -> list[DeviceAct | FilesAct]:
+    wanted = node.wanted
+    found: list[DeviceAct | FilesAct] = [*wanted.devices.values(), *wanted.files.values()]
+    return sorted(found, key=lambda act: act.number)
+
+
+def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
+    """The act is carried out."""
+    match act:
+        case FilesAct():
+            files = node.outside.files
+            left = files - {act.name.uid} if act.claim is None else files | {act.name.uid}
+            return stepped(_with(node, files=left), ActDone(act.number))
+        case DeviceAct():
+            there = {f.address: f for f in node.outside.functions}
+            if GPU not in there:
+                return stepped(node, ActFailed(act.number, "it is gone", ActFault.GONE))
+            after = dict(there)
+            for first in act.functions:
+                known = there[first.address]
+                after[first.address] = on_driver(known, driver_after(known, first, act.target))
+            node = _with(node, functions=tuple(after.values()))
+            if act.target is Target.VFIO:
+                node = _with(node, disturbed=False)
+            bound = tuple(
+                BoundFunction(f.address, f.driver, f.iommu_group, None, vfio=f.vfio_bound)
+                for f in (after[first.address] for first in act.functions)
+            )
+            return stepped(node, ActDone(act.number, bound))
+
+
+def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
+    """The first act fails. One that the kernel refuses may leave a device without a driver."""
+
+    def happens(node: Node) -> Node:
+        act = _acts(node)[0]
+        if isinstance(act, DeviceAct) and fault is ActFault.REFUSED:
+            node = _with(node, functions=tuple(_unbound(f, act) for f in node.outside.functions))
+        return stepped(node, ActFailed(act.number, "it failed", fault))
+
+    return happens
+
+
+def _unbound(function: PciFunction, act: DeviceAct) -> PciFunction:
+    first = next(f for f in act.functions if f.address == function.address)
+    stays = driver_after(function, first, act.target) == function.driver
+    return function if stays else on_driver(function, None)
+
+
+def _observations(node: Node) -> Event | None:
+    """The answer to one thing that the daemon reads of the node."""
+    state, functions = node.state, node.outside.functions
+    inspections = state.host.inspections
+    if inspections.scan is not None:
+        return HostScanned(inspections.scan, functions)
+    for address, number in inspections.functions.items():
+        is_there = any(f.address == address for f in functions)
+        return FunctionInspected(number, address, functions if is_there else ())
+    if (read := state.kubelet.ledger.outstanding) is not None:
+        return ledger_read(read, _pods(node.outside), _listed(node.outside))
+    if (poll := state.host.polls.outstanding) is not None:
+        targets = project(state).poll.targets
+        uses = (GroupUse(t.group, dict.fromkeys(t.functions, 0), frozenset(), None, None) for t in targets)
+        return GroupsObserved(poll, tuple(uses))
+    return None
+
+
+def _pods(outside: Outside) -> tuple[LedgerEntry, ...]:
+    return (LedgerEntry(H100, DeviceId(GPU), Pod("default", "vm", "")),) if outside.pod else ()
+
+
+def _listed(outside: Outside) -> tuple[ClaimedDevice, ...]:
+    """Kubelet lists what it has prepared, for pods that it knows."""
+    return tuple(
+        ClaimedDevice(DRIVER, POOL, device_name(GPU), str(claim), Pod("default", claim.name, ""))
+        for claim in CLAIMS
+        if claim.uid in outside.prepared - outside.deleted
+    )
+
+
+def seen(node: Node) -> Node:
+    """Everything that the daemon reads of the node is answered, as it is now."""
+    for _ in range(100):
+        if (event := _observations(node)) is None:
+            return node
+        node = stepped(node, event)
+    raise WrongError("the daemon reads the node without end")
+
+
+def all_answered(node: Node) -> Node:
+    """Everything that the daemon asks for is done."""
+    for _ in range(100):
+        node = seen(node)
+        wanted = node.wanted
+        if wanted.reads:
+            node = claim_read(node)
+        elif wanted.checkpoint is not None:
+            node = checkpoint_written(node)
+        elif acts := _acts(node):
+            node = act_done(node, acts[0])
+        else:
+            return node
+    raise WrongError("the daemon asks without end")
+
+
+# --- what happens -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One kind of event: when it can happen, and the node after it."""
+
+    name: str
+    enabled: Callable[[Node], bool]
+    happens: Callable[[Node], Node]
+
+
+HAPPENINGS: Final = (
+    *(_calls(claim, prepares=prepares) for claim in CLAIMS for prepares in (True, False)),
+    *(_deleted_by_force(claim) for claim in CLAIMS),
+    Happening("the claim is read", lambda n: bool(n.wanted.reads), claim_read),
+    Happening("the checkpoint is written", lambda n: n.wanted.checkpoint is not None, checkpoint_written),
+    Happening("the act is done", lambda n: bool(_acts(n)), lambda n: act_done(n, _acts(n)[0])),
+    Happening("the last act is done", lambda n: len(_acts(n)) > 1, lambda n: act_done(n, _acts(n)[-1])),
+    Happening("the act is refused", lambda n: bool(_acts(n)), _act_failed(ActFault.REFUSED)),
+    Happening("the act finds the GPU in use", lambda n: bool(n.wanted.devices), _act_failed(ActFault.IN_USE)),
+    Happening("the node is seen", lambda n: _observations(n) is not None, seen),
+    Happening("all that is asked for is done", lambda n: n.wanted.load > 0, all_answered),
+    Happening("the daemon restarts", lambda _: True, restarted),
+    Happening(
+        "the device plugin allocates it",
+        lambda n: _is_offered(n) and not (n.outside.pod or n.outside.admitting),
+        _allocated,
+    ),
+    Happening("its pod ends", lambda n: n.outside.pod, lambda n: _with(n, pod=False)),
+    Happening("it is unplugged", lambda n: bool(n.outside.functions), _unplugged),
+    Happening("it is plugged in", lambda n: not n.outside.functions, _plugged),
+    Happening("time passes", lambda _: True, _time_passes),
+)
+"""Everything that can happen, in no order."""
+
+
+# --- what must hold ---------------------------------------------------------------------------------------------
+
+
+def check_always(node: Node) -> None:
+    """After every event."""
+    o, claims = node.outside, node.state.claims
+    owners = [e for e in claims.entries.values() if e.state in OWNING]
+    if len(owners) + o.pod > 1:
+        raise WrongError(f"the GPU has several owners: {[str(e.name) for e in owners]}, pod {o.pod}")
+    if owners and _is_offered(node):
+        raise WrongError(f"the GPU is {owners[0].name}'s, and offered to pods")
+    there = next((f for f in o.functions if f.address == GPU), None)
+    if there is not None and not o.disturbed and _is_offered(node) and not there.vfio_bound:
+        raise WrongError(f"the GPU is on {there.driver}, and offered to pods")
+    if there is not None and o.world.is_prebound and not there.vfio_bound:
+        raise WrongError(f"a pre-bound GPU is on {there.driver}")
+    for claim in CLAIMS:
+        _check_claim(node, claim.uid)
+    for act in _acts(node):
+        _check_act(node, act)
+
+
+def _check_claim(node: Node, uid: ClaimUid) -> None:
+    o, entry = node.outside, node.state.claims.entries.get(uid)
+    if uid in o.prepared - o.deleted and (entry is None or entry.state is not ClaimState.PREPARED):
+        raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
+    if entry is None or entry.state is not ClaimState.PREPARED:
+        return
+    astray = [f for f in o.functions if not (f.vfio_bound or o.disturbed)]
+    if astray:
+        raise WrongError(f"{astray[0].address} of the prepared claim {uid} is on {astray[0].driver}")
+
+
+def _check_prepared(node: Node, uid: ClaimUid) -> None:
+    o = node.outside
+    stored = _stored(o).get(uid)
+    if stored is None or stored.state is not ClaimState.PREPARED:
+        raise WrongError(f"{uid} is said to be prepared, and is not on disk as that")
+    if uid not in o.files:
+        raise WrongError(f"{uid} is said to be prepared, and its files are not there")
+
+
+def _check_grant(node: Node) -> None:
+    if any(e.state in OWNING for e in node.state.claims.entries.values()) or node.outside.prepared:
+        raise WrongError("a claim has the GPU, and a pod gets it")
+
+
+def _stored(outside: Outside) -> Mapping[ClaimUid, StoredEntry]:
+    return {e.name.uid: e for e in outside.disk.entries} if outside.disk is not None else {}
+
+
+def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
+    """Its intent is on disk, and nobody else has the device."""
+    o = node.outside
+    undoes = act.claim is None if isinstance(act, FilesAct) else act.target is Target.FIRST_DRIVER
+    meant = [e for e in _stored(o).values() if undoes == (e.state is ClaimState.RELEASING)]
+    if isinstance(act, FilesAct):
+        meant = [e for e in meant if e.name.uid == act.name.uid]
+    if not meant:
+        raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
+    if isinstance(act, DeviceAct) and o.pod:
+        raise WrongError(f"{act} is wanted, and a pod has the GPU")
+
+
+def check_settled(node: Node, met: set[object]) -> None:
+    """When everything is answered, and all claims are unprepared, nothing is left. `met` are the nodes of which this is
+    known."""
+    node = _with(all_answered(node), pod=False)
+    for claim in CLAIMS:
+        node = asked(node, claim, prepares=False)
+    node = all_answered(node)
+    key = _canonical(node)
+    if key in met:
+        return
+    met.add(key)
+    for _ in range(4):
+        node = all_answered(_time_passes(all_answered(node)))
+    o, claims = node.outside, node.state.claims
+    if o.calls or claims.calls or o.admitting:
+        raise WrongError(f"calls were never answered: {dict(o.calls)}")
+    if claims.entries or o.files or _stored(o):
+        raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {_stored(o)}")
+    if claims.reserved or claims.returned or claims.reads:
+        raise WrongError("something is left of claims in the daemon")
+    for now in o.functions:
+        rightful = next(f for f in o.world.functions if f.address == now.address)
+        if now.driver != rightful.driver:
+            raise WrongError(f"{now.address} is on {now.driver}, and should be on {rightful.driver}")
+    if o.functions and _is_offered(node) is not all(f.vfio_bound for f in o.world.functions):
+        raise WrongError(f"the GPU is {'' if _is_offered(node) else 'not '}offered to pods")
+    again = all_answered(asked(_with(node, deleted=frozenset()), CLAIMS[1], prepares=True))
+    if o.functions and again.outside.prepared != {CLAIMS[1].uid}:
+        raise WrongError("the GPU cannot be claimed again")
+
+
+# --- every order ------------------------------------------------------------------------------------------------
+
+
+def every_order(world: World, length: int) -> Count:
+    """Tries every order of at most `length` events. Raises `WrongError` with the order that fails."""
+    count = Count()
+    met: dict[object, tuple[int, int]] = {}
+    count.orders = _follow(start(world), length, (), met, set(), count)
+    return count
+
+
+def _follow(
+    node: Node,
+    left: int,
+    names: tuple[str, ...],
+    met: dict[object, tuple[int, int]],
+    settled: set[object],
+    count: Count,
+) -> int:
+    """The number of orders that begin here."""
+    key = _canonical(node)
+    known = met.get(key)
+    if known is not None and known[0] == left:
+        return known[1]
+    if known is None:
+        count.nodes += 1
+        _named(lambda n: check_settled(n, settled), node, names)
+    orders = 1
+    if left:
+        for happening in HAPPENINGS:
+            if happening.enabled(node):
+                path = (*names, happening.name)
+                after = _named(happening.happens, node, path)
+                orders += _follow(after, left - 1, path, met, settled, count)
+    met[key] = (left, orders)
+    return orders
+
+
+def _named(does: Callable[[Node], Node | None], node: Node, names: tuple[str, ...]) -> Node:
+    try:
+        return does(node) or node
+    except (AssertionError, KeyError) as error:
+        raise WrongError(f"{error}; after: {'; '.join(names) or 'the start'}") from error
+
+
+def _canonical(node: Node) -> object:
+    """What makes two nodes the same for all that can follow: numbers by their order, times from now."""
+    state, claims, o = node.state, node.state.claims, node.outside
+    of_host = {*numbers_of(state), *(e.since for e in claims.entries.values())}
+    of_host |= {r.since for r in claims.returned.values()}
+    ranks = {number: rank for rank, number in enumerate(sorted(of_host))}
+    own = {number: rank for rank, number in enumerate(sorted(set(_numbers(claims))))}
+    return (
+        (o.functions, _disk(o), o.files, o.deleted, o.prepared, o.pod, o.disturbed, o.admitting is None),
+        tuple(sorted(o.calls.values())),
+        ranked(state, ranks, node.at),
+        (claims.loaded, claims.unwritten, own[claims.checkpoint], own[claims.durable]),
+        tuple(
+            (e.name.uid, *_entry(claims, e.name.uid, ranks, own, node.at)) for e in claims.entries.values()
+        ),
+        frozenset((u, own[n]) for u, n in claims.reads.items()),
+        frozenset(claims.first_drivers.items()),
+        (claims.acted, frozenset(claims.reserved.items())),
+        frozenset((a, r.claim, ranks[r.since]) for a, r in claims.returned.items()),
+        tuple(sorted((c.uid, c.prepares, c.deadline - node.at) for c in claims.calls.values())),
+    )
+
+
+def _numbers(claims: Claims) -> Iterator[int]:
+    yield from (0, claims.checkpoint, claims.durable, *claims.reads.values())
+    for entry in claims.entries.values():
+        yield from (entry.intent, *entry.acts.values())
+
+
+def _entry(
+    claims: Claims, uid: ClaimUid, ranks: Mapping[int, int], own: Mapping[int, int], at: float
+) -> tuple[object, ...]:
+    entry = claims.entries[uid]
+    return (
+        (entry.state, entry.gpus, entry.problem, entry.missing, entry.claim is None),
+        (ranks[entry.since], own[entry.intent], frozenset((k, own[n]) for k, n in entry.acts.items())),
+        frozenset(entry.bound.items()),
+        (entry.retry_at - at, entry.collect_at - at),
+    )
+
+
+def _disk(outside: Outside) -> object:
+    if outside.disk is None:
+        return None
+    entries = tuple((e.name.uid, e.state, e.gpus, frozenset(e.bound.items())) for e in outside.disk.entries)
+    return entries, outside.disk.first_drivers

@@ -1,0 +1,145 @@
+"""Every order of up to five events in worlds of two claims and one GPU (`just small-worlds`; up to three in `just
+test`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gpuactors.core.dra import exclusion, outputs, prebound, progress, table, transitions
+from gpuactors.core.dra.table import ClaimState, On
+from tests.core.builders import audio, gpu
+from tests.core.dra.small_world import GPU, World, every_order
+from tests.core.small_world import WrongError
+
+LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
+
+ON_HOST = gpu(GPU, 1, driver="nvidia")
+PRE_BOUND = gpu(GPU, 1)
+AUDIO = audio("0000:01:00.1", 1, driver="snd_hda_intel")
+
+DONE = "all that is asked for is done"
+PREPARED = ("one is to be prepared", DONE)
+BINDING = (
+    "one is to be prepared",
+    "the claim is read",
+    "the node is seen",
+    "the checkpoint is written",
+)
+RELEASING = (*PREPARED, "one is to be unprepared", "the checkpoint is written")
+WAITED_FOR = (*PREPARED, "two is to be prepared", "the claim is read", "the node is seen")
+
+WORLDS = {
+    "on its host driver": World((ON_HOST,)),
+    "pre-bound": World((PRE_BOUND,)),
+    "on its host driver, with an audio function": World((ON_HOST, AUDIO)),
+    "on its host driver, being bound for a claim": World((ON_HOST,), BINDING),
+    "on its host driver, and a claim has it": World((ON_HOST,), PREPARED),
+    "with an audio function, a claim has both, and another one waits": World((ON_HOST, AUDIO), WAITED_FOR),
+    "pre-bound, a claim has it, and another one waits": World((PRE_BOUND,), WAITED_FOR),
+    "pre-bound, with an audio function, and a claim has both": World((PRE_BOUND, AUDIO), PREPARED),
+    "with an audio function, being returned": World((ON_HOST, AUDIO), RELEASING),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.timeout(900)
+def test_the_gpu_has_one_owner_and_its_rightful_driver_after_every_order(name: str) -> None:
+    count = every_order(WORLDS[name], LENGTH)
+    print(f"{count.orders} orders of up to {LENGTH} events, {count.nodes} different nodes after them")
+    assert count.nodes > LENGTH
+
+
+# --- planted bugs -----------------------------------------------------------------------------------------------
+
+
+def _nobody_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's: exclusion by name, in memory only."""
+    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: "")
+
+
+def _pods_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: "")
+
+
+def _pods_do_not_see_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "with_reserved", lambda claims: claims)
+
+
+def _a_release_is_over_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    owning = table.OWNING - {ClaimState.RELEASING}
+    for module in (exclusion, outputs, transitions):
+        monkeypatch.setattr(module, "OWNING", owning)
+
+
+def _the_first_driver_is_noted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's: a retry after its own bind finds the GPU on vfio."""
+    noted = prebound.noted
+    monkeypatch.setattr(prebound, "noted", lambda known, functions, _acted: noted(known, functions))
+
+
+def _companions_stay_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = exclusion.with_companions
+    monkeypatch.setattr(
+        progress, "with_companions", lambda s, a: tuple(f for f in alone(s, a) if f.address == a)
+    )
+
+
+def _the_checkpoint_does_not_tell_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk = outputs._on_disk
+    monkeypatch.setattr(outputs, "_on_disk", lambda e: replace(on_disk(e), state=ClaimState.PREPARED))
+
+
+def _a_stopped_claim_is_forgotten_without_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's: a half-done claim is dropped."""
+    rows = {
+        **table.TRANSITIONS,
+        (ClaimState.STOPPED, On.UNPREPARE): (ClaimState.TOMBSTONE, table.Request.FORGET),
+    }
+    monkeypatch.setattr(table, "TRANSITIONS", rows)
+
+
+def _a_returned_gpu_is_offered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_seen_again", lambda state: replace(state.claims, returned={}))
+
+
+def _a_read_outlives_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "read_over", lambda claims, _uid: claims)
+
+
+def _a_failed_release_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_is_to_be_undone", lambda _s, e: not e.acts and not e.problem)
+
+
+HOST, PAIR = "on its host driver", "on its host driver, with an audio function"
+HELD = "on its host driver, and a claim has it"
+BOUND = "on its host driver, being bound for a claim"
+WAITS = "pre-bound, a claim has it, and another one waits"
+
+BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
+    _nobody_else_is_seen: (HELD, 3),
+    _pods_are_not_seen: ("pre-bound", 3),
+    _pods_do_not_see_claims: ("pre-bound", 1),
+    _a_release_is_over_when_it_begins: (WAITS, 2),
+    _the_first_driver_is_noted_anew: (HELD, 2),
+    _companions_stay_behind: (PAIR, 1),
+    _the_checkpoint_does_not_tell_a_release: (HOST, 2),
+    _a_stopped_claim_is_forgotten_without_a_release: (BOUND, 2),
+    _a_returned_gpu_is_offered_at_once: (HELD, 2),
+    _a_read_outlives_its_claim: (HOST, 4),
+    _a_failed_release_is_given_up: ("with an audio function, being returned", 2),
+}
+"""With a world and the length of the orders that find it."""
+
+
+@pytest.mark.parametrize("plant", BUGS)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    world, length = BUGS[plant]
+    with pytest.raises(WrongError, match="; after: "):  # and the order that fails is named
+        every_order(WORLDS[world], length)

@@ -295,7 +295,9 @@ def _changes(
         }
         effects.append(Log(Level.INFO, "device.gone", dict(fields)))
     for entry in (logged := _worth_a_line(state, changed)):
-        level = Level.INFO if entry.health is Health.HEALTHY else Level.WARNING
+        # That a claim of ours has it is what is meant, and no warning.
+        is_meant = entry.health is Health.HEALTHY or entry.address in state.claims.reserved
+        level = Level.INFO if is_meant else Level.WARNING
         fields = {
             "resource": resource,
             "device": quoted_id(entry.id),

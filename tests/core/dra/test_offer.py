@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpuactors.core.dra.claim import DraHealth
 from gpuactors.core.dra.slices import Blocked, BlockKind, OfferedDevice
+from gpuactors.core.effects import Level, Log
 from gpuactors.core.events import AllocateAsked
 from gpuactors.core.model import DeviceId, Token
 from tests.core.builders import H100, audio, gpu
@@ -77,3 +78,12 @@ def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() ->
     ]
     core.unprepare(name("one"))
     assert core.wanted.health == ()
+
+
+def test_that_a_claim_has_it_is_no_warning_of_the_device_plugin() -> None:
+    core = ClaimCore(gpu(A, group=1))
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.effects.clear()
+    core.prepare(name("one"))
+    changed = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+    assert [(e.level, e.fields["cause"]) for e in changed] == [(Level.INFO, "ClaimedElsewhere")]

@@ -27,7 +27,7 @@ from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused
 from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
-from tests.kube.cluster import DRIVER, NODE, Cluster, cluster
+from tests.kube.cluster import DRIVER, NODE, Cluster, cluster, spec
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)
@@ -297,3 +297,39 @@ async def test_a_port_that_refuses_is_told_in_the_kernels_word() -> None:
         pass
     with trio.fail_after(WITHIN_S), pytest.raises(ApiAway, match="ECONNREFUSED"):
         await client.ask(GROUP)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_without_end_is_malformed(at: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "API_BODY_MAX_BYTES", 100)
+    with pytest.raises(ApiMalformed, match="more than 100 bytes"):
+        await at.node.read()
+
+
+async def test_a_line_without_end_is_malformed(at: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "API_LINE_MAX_BYTES", 100)
+
+    async def long() -> AsyncIterator[Object]:
+        yield {"x": "y" * 50}
+        yield {"x": "y" * 200_000}
+
+    async def answer(_: ApiRequest) -> ApiAnswer:
+        return ApiAnswer(200, lines=long())
+
+    at.server.answer = answer  # type: ignore[assignment, method-assign]
+    with trio.fail_after(WITHIN_S):
+        async with at.client.lines(GROUP, 10.0) as lines:
+            assert len(await anext(lines)) == 59
+            with pytest.raises(ApiMalformed, match="a line of it has more than 100 bytes"):
+                await anext(lines)
+
+
+async def test_a_watch_that_is_left_closes_its_connection(at: Cluster) -> None:
+    async with at.slices.follow() as events:
+        await anext(events)
+        await at.slices.create(spec("gpu-a"), 0, at.node_uid)
+        await anext(events)
+        assert at.api.connections == 1
+    assert at.api.connections == 0

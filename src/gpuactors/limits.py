@@ -508,6 +508,10 @@ CDI_DIR_RETRY_S: Final = 5.0
 """How often to look for the CDI directory while it does not exist: it is made when the first claim is prepared, or by
 the container runtime."""
 
+CDI_TOUCH_REST_S: Final = 1.0
+"""After CDI files of ours were touched the next touch is posted so late: a program that removes them again and again
+must cost no more than a look a second, and keep no prepare from its answer, which waits for a look of milliseconds."""
+
 MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
 """The kernel's modules.alias: 1 to 2 MB on distributions' kernels."""
 

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import trio
 
+from gpuactors import limits
 from gpuactors.core.events import Event, FilesTouched
 from gpuactors.ports import TouchedFiles
 
@@ -15,3 +16,4 @@ async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event]) -> None
     async with aclosing(files.touches()) as touches:
         async for _ in touches:
             await inbox.send(FilesTouched())
+            await trio.sleep(limits.CDI_TOUCH_REST_S)

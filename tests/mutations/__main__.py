@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.mutations.acts import ACTS
+from tests.mutations.dra_plugin import DRA_PLUGIN
 from tests.mutations.mutations import MUTATIONS, Mutation
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -51,7 +52,11 @@ def main() -> int:
     parser.add_argument("--histories", type=int, default=3000, help="CI's budget (default: 3000)")
     parser.add_argument("--seed", default="commit", help="as for `just fuzz` (default: commit)")
     options = parser.parse_args()
-    chosen = [m for m in (*MUTATIONS, *ACTS) if not options.names or any(n in m.name for n in options.names)]
+    chosen = [
+        m
+        for m in (*MUTATIONS, *ACTS, *DRA_PLUGIN)
+        if not options.names or any(n in m.name for n in options.names)
+    ]
     missed = 0
     for mutation in chosen:
         outcome = tried(mutation, histories=options.histories, seed=options.seed)
@@ -68,7 +73,7 @@ def tried(mutation: Mutation, *, histories: int, seed: str) -> Outcome:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutation-") as name:
         copy = Path(name)
-        for part in ("src", "tests", "pyproject.toml"):
+        for part in ("src", "tests", "protos", "pyproject.toml"):
             source = ROOT / part
             if source.is_dir():
                 shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimName, ClaimUid, Prepared, PreparedDevice
+from gpuactors.core.dra.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
 from gpuactors.core.effects import Refused
 from gpuactors.kubelet.dra.service import ClaimCalls
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
@@ -177,18 +177,26 @@ async def test_garbage_is_an_error_to_its_caller_and_to_nobody_else() -> None:
                 assert not answer.claims["uid-a"].error
 
 
-async def test_the_claims_of_a_call_are_asked_for_at_once() -> None:
+class Slow:
+    """Takes 10 s for each claim. Implements `ports.ClaimCaller`."""
+
+    async def prepare(self, claim: ClaimName) -> Prepared | Refused:
+        await trio.sleep(10)
+        return Prepared(())
+
+    async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
+        await trio.sleep(10)
+        return Unprepared()
+
+
+async def test_the_claims_of_a_call_are_asked_for_at_once(autojump_clock: MockClock) -> None:
     """One that waits for its GPU holds up none that could be prepared meanwhile."""
-    core = Core(hold=trio.Event())
-    with short_directory() as directory:
-        async with serving(directory, core) as served:
-            with served.dialled() as channel:
-                waiting = plugin(channel)["NodePrepareResources"].future(
-                    prepare_request(A, B, C), timeout=WITHIN_S
-                )
-                await core.until(lambda: len(core.asked) == 3)
-                waiting.cancel()
-                await core.until(lambda: len(core.cancelled) == 3)
+    calls = ClaimCalls(Slow(), lambda _, exc: pytest.fail(repr(exc)))
+    claims = [v1.Claim(namespace="default", name=f"claim-{n}", uid=f"uid-{n}") for n in range(5)]
+    for call in (calls.prepare, calls.unprepare):
+        began = trio.current_time()
+        assert len(await call(claims)) == 5
+        assert trio.current_time() - began == 10
 
 
 async def test_a_cancelled_prepare_ends_its_wait_and_nothing_is_unprepared() -> None:

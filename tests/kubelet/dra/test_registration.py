@@ -218,10 +218,19 @@ async def test_a_withdrawal_ends_when_kubelet_has_disconnected(kubelet_dir: Path
 # --- sockets and directories that somebody else removes --------------------------------------------------------
 
 
-async def mended(served: Plugin) -> None:
+async def mended(served: Plugin, remove: Callable[[], object]) -> None:
+    """While it is watched for, something is removed."""
     with trio.fail_after(WITHIN_S):
-        await served.endpoint.lost()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(served.endpoint.lost)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            remove()
         await served.endpoint.mend()
+
+
+@pytest.fixture
+def by_inotify_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PLUGIN_SOCKETS_CHECK_S", 3600.0)
 
 
 async def test_directories_are_made_if_absent(kubelet_dir: Path) -> None:
@@ -229,6 +238,7 @@ async def test_directories_are_made_if_absent(kubelet_dir: Path) -> None:
         assert (await get_info(served)).name == DRIVER
 
 
+@pytest.mark.usefixtures("by_inotify_alone")
 @pytest.mark.parametrize("gone", ["api", "registration"])
 async def test_a_removed_socket_is_made_again_and_calls_in_flight_go_on(kubelet_dir: Path, gone: str) -> None:
     core = Core(hold=trio.Event())
@@ -236,8 +246,7 @@ async def test_a_removed_socket_is_made_again_and_calls_in_flight_go_on(kubelet_
         with served.dialled() as channel:
             waiting = plugin(channel)["NodePrepareResources"].future(prepare_request(CLAIM), timeout=WITHIN_S)
             await core.until(lambda: len(core.asked) == 1)
-            os.unlink(getattr(served, gone))
-            await mended(served)
+            await mended(served, lambda: os.unlink(getattr(served, gone)))
             assert (await get_info(served)).name == DRIVER
             with served.dialled() as fresh:
                 second = plugin(fresh)["NodePrepareResources"].future(prepare_request(CLAIM))
@@ -253,12 +262,10 @@ async def test_a_removed_socket_is_made_again_and_calls_in_flight_go_on(kubelet_
 async def test_a_directory_that_is_made_anew_gets_its_socket_again(kubelet_dir: Path) -> None:
     """An operator clears plugins_registry; a node's provisioning removes both."""
     async with serving(kubelet_dir) as served:
-        shutil.rmtree(kubelet_dir / "plugins_registry")
-        await mended(served)
+        await mended(served, lambda: shutil.rmtree(kubelet_dir / "plugins_registry"))
         assert (await get_info(served)).name == DRIVER
         shutil.rmtree(kubelet_dir / "plugins_registry")
-        shutil.rmtree(kubelet_dir / "plugins")
-        await mended(served)
+        await mended(served, lambda: shutil.rmtree(kubelet_dir / "plugins"))
         assert (await get_info(served)).name == DRIVER
         with served.dialled() as channel:
             answer = await served.call(plugin(channel)["NodePrepareResources"], prepare_request(CLAIM))
@@ -274,8 +281,7 @@ async def test_without_inotify_a_removed_socket_is_found_by_looking(
     monkeypatch.setattr(limits, "PLUGIN_SOCKETS_CHECK_S", 0.02)
     io = replace(plugin_io_of_the_node(), watch=none_left)
     async with serving(kubelet_dir, io=io) as served:
-        os.unlink(served.registration)
-        await mended(served)
+        await mended(served, lambda: os.unlink(served.registration))
         assert (await get_info(served)).name == DRIVER
 
 

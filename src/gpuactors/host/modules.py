@@ -17,7 +17,7 @@ from gpuactors.host.root import MODULES, OS_RELEASE, PCI_DRIVERS, HostRoot
 
 DEFAULT: Final = "vfio-pci"
 
-_ALIAS: Final = re.compile(rb"^alias vfio_pci:(\S+) (\S+)$", re.MULTILINE)
+_ALIAS: Final = b"\nalias vfio_pci:"
 _FIELDS: Final = re.compile(
     r"v([0-9A-F]{8}|\*)d([0-9A-F]{8}|\*)sv([0-9A-F]{8}|\*)sd([0-9A-F]{8}|\*)"
     r"bc([0-9A-F]{2}|\*)sc([0-9A-F]{2}|\*)i([0-9A-F]{2}|\*)"
@@ -38,9 +38,11 @@ def best(aliases: bytes, modalias: str) -> str:
     if match is None:
         return DEFAULT
     wanted = match.groups()
-    for pattern, module in _ALIAS.findall(aliases):
+    # Twenty of 26,000 lines: a regular expression for all of them takes 8 ms, which each prepare would wait for.
+    for part in (b"\n" + aliases).split(_ALIAS)[1:]:
+        pattern, _, module = part.partition(b"\n")[0].rstrip().partition(b" ")
         fields = _FIELDS.fullmatch(pattern.decode("latin-1"))
-        if fields is None:
+        if fields is None or not module:
             continue
         wildcards = fields.groups().count("*")
         if wildcards < fewest and all(f in ("*", w) for f, w in zip(fields.groups(), wanted, strict=True)):

@@ -97,6 +97,8 @@ class Outside:
     """Calls without an answer: the claim, and whether it is a prepare."""
     prepared: frozenset[ClaimUid] = frozenset()
     """Claims that kubelet has as prepared."""
+    unprepared: frozenset[ClaimUid] = frozenset()
+    """Claims whose last unprepare was answered, and that no prepare came for since."""
     admitting: Token | None = None
     """The Allocate that is not answered yet."""
     pod: bool = False
@@ -175,7 +177,7 @@ def _claim_replied(node: Node, uid: ClaimUid, *, prepares: bool, answer: Answer)
             _check_prepared(node, uid)
             return _with(node, prepared=prepared | {uid})
         case Unprepared() if not prepares:
-            return _with(node, prepared=prepared - {uid})
+            return _with(node, unprepared=node.outside.unprepared | {uid})
         case Refused():
             return node
         case _:
@@ -194,9 +196,9 @@ def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
     o = node.outside
     token = Token(o.tokens + 1)
     prepared = o.prepared if prepares else o.prepared - {claim.uid}
-    node = _with(
-        node, tokens=o.tokens + 1, calls={**o.calls, token: (claim.uid, prepares)}, prepared=prepared
-    )
+    unprepared = o.unprepared - {claim.uid}
+    calls = {**o.calls, token: (claim.uid, prepares)}
+    node = _with(node, tokens=o.tokens + 1, calls=calls, prepared=prepared, unprepared=unprepared)
     return stepped(node, PrepareAsked(token, claim) if prepares else UnprepareAsked(token, claim))
 
 
@@ -483,7 +485,7 @@ def check_settled(node: Node, met: set[object]) -> None:
     for claim in CLAIMS:
         node = asked(node, claim, prepares=False)
     node = all_answered(node)
-    key = _canonical(node)
+    key = canonical(node)
     if key in met:
         return
     met.add(key)
@@ -527,7 +529,7 @@ def _follow(
     count: Count,
 ) -> int:
     """The number of orders that begin here."""
-    key = _canonical(node)
+    key = canonical(node)
     known = met.get(key)
     if known is not None and known[0] == left:
         return known[1]
@@ -552,7 +554,7 @@ def _named(does: Callable[[Node], Node | None], node: Node, names: tuple[str, ..
         raise WrongError(f"{error}; after: {'; '.join(names) or 'the start'}") from error
 
 
-def _canonical(node: Node) -> object:
+def canonical(node: Node) -> object:
     """What makes two nodes the same for all that can follow: numbers by their order, times from now."""
     state, claims, o = node.state, node.state.claims, node.outside
     of_host = {*numbers_of(state), *(e.since for e in claims.entries.values())}
@@ -560,7 +562,8 @@ def _canonical(node: Node) -> object:
     ranks = {number: rank for rank, number in enumerate(sorted(of_host))}
     own = {number: rank for rank, number in enumerate(sorted(set(_numbers(claims))))}
     return (
-        (o.functions, _disk(o), o.files, o.deleted, o.prepared, o.pod, o.disturbed, o.admitting is None),
+        (o.functions, _disk(o), o.files, o.deleted, o.prepared, o.unprepared),
+        (o.pod, o.disturbed, o.admitting is None),
         tuple(sorted(o.calls.values())),
         ranked(state, ranks, node.at),
         (claims.loaded, claims.unwritten, own[claims.checkpoint], own[claims.durable]),

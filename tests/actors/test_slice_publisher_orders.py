@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.slices import OfferedDevice
-from gpuactors.simulation.kube.server import ApiFault
+from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
 from tests.actors.test_slice_publisher import HELD, Published, device, offer, published
 from tests.kube.cluster import NODE
@@ -92,15 +92,15 @@ WHAT = (
 )  # fmt: skip
 
 
-async def history(ops: list[Op], last: int, seed: int) -> None:
+async def history(ops: list[Op], last: int, gate: bool, seed: int) -> None:
     trio._core._run._r.seed(seed)  # Hypothesis makes the schedule the same each time
-    async with published(None) as found:
+    async with published(None, FakeApiServer(device_taints=gate)) as found:
         for op in ops:
             await happen(found, op)
         found.server.away = False
         found.server.end_faults()
         found.server.break_connections()  # what hangs ends
-        found.offers.set(offer(*offered(last)))
+        found.offers.set(offer(*reversed(offered(last))))
         await trio.sleep(120.0)
         await trio.sleep(3700.0)  # whether taints are kept has been asked since
         await found.settled(120.0)
@@ -120,8 +120,12 @@ def expect(found: Published, last: list[OfferedDevice]) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 255)), max_size=14),
     st.integers(0, 255),
+    st.booleans(),
     st.integers(0, 2**32),
 )
-@example([("offer", 255), ("wait", 4), ("gate", 0), ("fault", 8), ("offer", 129)], 129, 1)
-def test_after_any_order_the_server_has_what_is_offered(ops: list[Op], last: int, seed: int) -> None:
-    trio.run(history, ops, last, seed, clock=MockClock(autojump_threshold=0))
+@example([("offer", 255), ("wait", 4), ("gate", 0), ("fault", 8), ("offer", 129)], 129, True, 1)
+@example([], 127, False, 1)
+def test_after_any_order_the_server_has_what_is_offered(
+    ops: list[Op], last: int, gate: bool, seed: int
+) -> None:
+    trio.run(history, ops, last, gate, seed, clock=MockClock(autojump_threshold=0))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.core.dra.config import BackendPolicy, VfioConfig
+from gpuactors.core.dra.prebound import Rule
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = (ROOT / "docs" / "dra.md").read_text(encoding="utf-8")
@@ -60,6 +61,17 @@ def test_each_log_event_that_is_named_is_one() -> None:
 def test_the_defaults_of_a_configuration_are_as_said() -> None:
     assert VfioConfig() == VfioConfig(BackendPolicy.LEGACY_ONLY, enable_api_device=True)
     assert "iommu: {backendPolicy: LegacyOnly, enableAPIDevice: true}     # the defaults" in DOCUMENT
+
+
+def test_the_rules_of_pre_bound_gpus_are_those_that_explain_names() -> None:
+    rows = [line for line in section("Pre-bound GPUs").splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == [*Rule]
+    for shown in (
+        "At a claim's end",
+        "it stays on its vfio driver: ",
+        " in this boot, before any act of ours",
+    ):
+        assert is_said(shown)
 
 
 def test_links_lead_somewhere() -> None:

@@ -70,9 +70,16 @@ def played(scenario: str, seed: int = 0) -> tuple[int, list[dict[str, Any]], dic
 def test_the_scenarios_that_must_be_there() -> None:
     names = [name for name, _ in run.list_scenarios()]
     assert names == NAMES
-    assert {"late-binding", "new-model", "unplug", "kubelet-restart", "incident", "external-holder"} <= set(
-        names
-    )
+    assert {
+        "late-binding",
+        "new-model",
+        "unplug",
+        "kubelet-restart",
+        "incident",
+        "external-holder",
+        "claims",
+        "prebound",
+    } <= set(names)
     assert all(len(line) < 100 for _, line in run.list_scenarios())
 
 

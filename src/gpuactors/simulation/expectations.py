@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.replay import counts
+from gpuactors.simulation.expectations_claims import ClaimsSeen
 from gpuactors.simulation.kubelet.device_manager import KubeletView, LedgerEntry, Phase
 
 
@@ -33,6 +34,8 @@ class Situation:
     """Why a device is listed as it is, by device ID."""
     holders: Mapping[str, int] = field(default_factory=dict)
     """By the node's own tree: the PID that has a GPU's group open."""
+    claims: ClaimsSeen = field(default_factory=ClaimsSeen)
+    """On a node that serves claims."""
 
 
 class Expectation(Protocol):

@@ -38,3 +38,5 @@ class Scenario:
     """For the list of scenarios."""
     text: str
     steps: Callable[[random.Random], tuple[Step, ...]]
+    claims: bool = False
+    """The node serves claims: it has an API server, and a kernel that does what the daemon writes."""

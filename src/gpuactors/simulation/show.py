@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, final
 
+from gpuactors.simulation.expectations_claims import ClaimSeen
 from gpuactors.simulation.kubelet.device_manager import DeviceRow, Phase
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import Moment
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 WIDTH_MAX: Final = 110
 RESOURCES_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
 DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
+GPUS_HEAD: Final = ("GPU", "Driver", "Companion", "ResourceSlice", "Claim")
 _LOG_LINES_SHOWN: Final = 15
 
 Row = tuple[str, ...]
@@ -144,6 +146,26 @@ class JsonLines:
                 }
                 for row in view.devices
             ],
+            gpus=[
+                {
+                    "address": gpu.address,
+                    "driver": gpu.driver,
+                    "companions": dict(gpu.companions),
+                    "offered": gpu.is_offered,
+                    "tainted": gpu.is_tainted,
+                }
+                for gpu in result.moment.claims.gpus
+            ],
+            claims=[
+                {
+                    "name": claim.name,
+                    "devices": sorted(claim.devices),
+                    "prepared": claim.is_prepared,
+                    "state": claim.state or None,
+                    "problem": claim.problem or None,
+                }
+                for claim in result.moment.claims.claims
+            ],
             pods={name: {"phase": pod.phase, "message": pod.message} for name, pod in view.pods.items()},
             expected=[str(expectation) for expectation in result.step.expect],
             unmet=list(result.unmet),
@@ -197,6 +219,7 @@ class PlainText:
     def step_ends(self, result: StepResult) -> None:
         tables = [aligned(RESOURCES_HEAD, resource_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
         tables.append(aligned(DEVICES_HEAD, device_rows(result.moment), right=frozenset({2})))
+        tables.append(aligned(GPUS_HEAD, gpu_rows(result.moment), right=frozenset()))
         for table in tables:
             if table:
                 self._say("", *(f"  {line}" for line in table))
@@ -285,8 +308,14 @@ class LiveTable:
         for resource, device, numa, health, pod in device_rows(moment):
             shown_health = Text(health, style=_COLOUR_OF_HEALTH.get(health, ""))
             devices.add_row(resource, device, numa, shown_health, pod)
+        gpus = Table(box=None, header_style="dim", pad_edge=False)
+        for name in GPUS_HEAD:
+            _column(gpus, name, is_name=name == "Claim", right=False)
+        for row in gpu_rows(moment):
+            gpus.add_row(*row)
+        of_claims: list[RenderableType] = ["", gpus] if gpus.row_count else []
         remarks = [Text(line, style="yellow") for line in remark_lines(moment)]
-        return Group("", resources, "", devices, *([""] if remarks else []), *remarks, "")
+        return Group("", resources, "", devices, *of_claims, *([""] if remarks else []), *remarks, "")
 
     def _prose(self, text: str) -> None:
         self._console.print(_plain("\n\n".join(_paragraphs(text))))
@@ -350,6 +379,26 @@ def device_rows(moment: Moment) -> list[Row]:
     ]
 
 
+def gpu_rows(moment: Moment) -> list[Row]:
+    """The GPUs of a node that serves claims, on whatever driver, and their claims."""
+    return [
+        (
+            gpu.address,
+            gpu.driver or "-",
+            ", ".join(driver or "-" for _, driver in gpu.companions) or "-",
+            ("tainted" if gpu.is_tainted else "offered") if gpu.is_offered else "-",
+            ", ".join(
+                _claim_words(c) for c in moment.claims.claims if gpu.address in c.devices and c.is_known
+            ),
+        )
+        for gpu in moment.claims.gpus
+    ]
+
+
+def _claim_words(claim: ClaimSeen) -> str:
+    return f"{claim.name} ({'Prepared' if claim.is_prepared else claim.state or 'not prepared'})"
+
+
 def reason_of(row: DeviceRow, moment: Moment) -> str | None:
     """Why a device is not Healthy, if it is known."""
     if row.health == "Healthy":
@@ -371,6 +420,9 @@ def remark_lines(moment: Moment) -> list[str]:
         f"{row.id}: {reason}"
         for row in moment.view.devices
         if row.resource in moment.view.connected and (reason := reason_of(row, moment)) is not None
+    ]
+    lines += [
+        f"{claim.name}: {claim.problem}" for claim in moment.claims.claims if claim.is_known and claim.problem
     ]
     return lines + [
         f"{pod.name}: {pod.phase}" + (f", {pod.message}" if pod.message else "")

@@ -12,8 +12,8 @@ import itertools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
@@ -26,7 +26,9 @@ from gpuactors.config import Config
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import Health, ResourceName, Role
 from gpuactors.core.state import NodeState
+from gpuactors.simulation.claims import ClaimsSide, open_claims
 from gpuactors.simulation.expectations import Expectation, Situation
+from gpuactors.simulation.expectations_claims import ClaimsSeen
 from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
 from gpuactors.simulation.host.uevents import UeventSender
 from gpuactors.simulation.kubelet.containers import TreeTenancy
@@ -55,6 +57,8 @@ class Moment:
     view: KubeletView
     reasons: Mapping[str, str]
     """Why a device is Unhealthy, in the daemon's words."""
+    claims: ClaimsSeen = field(default_factory=ClaimsSeen)
+    """On a node that serves claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,10 @@ class Outcome:
 
 
 @asynccontextmanager
-async def open_world(seed: int, log: LogTail) -> AsyncIterator[World]:
+async def open_world(seed: int, log: LogTail, *, claims: bool = False) -> AsyncIterator[World]:
     """An empty node: no functions, kubelet and daemon not started. Everything ends with the context.
 
-    `log` is where the daemon's log goes; an error in it is a fault.
+    `log` is where the daemon's log goes; an error in it is a fault. `claims`: it serves claims.
     """
     with _short_directory() as directory:
         (directory / "h").mkdir()
@@ -84,10 +88,21 @@ async def open_world(seed: int, log: LogTail) -> AsyncIterator[World]:
                         nursery.start_soon(sender.send_all, uevents)
 
                 transport = UnixTransport(directory / "k")
-                async with open_fake_kubelet(
-                    transport, seed=seed, tenancy=TreeTenancy(tree, tell)
-                ) as kubelet:
-                    world = World(directory, transport, kubelet, tree, (one, other), nursery, log)
+                async with AsyncExitStack() as stack:
+                    side = (
+                        await stack.enter_async_context(open_claims(directory, tree, tell))
+                        if claims
+                        else None
+                    )
+                    kubelet = await stack.enter_async_context(
+                        open_fake_kubelet(
+                            transport,
+                            seed=seed,
+                            tenancy=TreeTenancy(tree, tell),
+                            dra=side.around() if side is not None else None,
+                        )
+                    )
+                    world = World(directory, transport, kubelet, tree, (one, other), nursery, log, side)
                     nursery.start_soon(world.watch_free_count)
                     yield world
                     await world.close()
@@ -119,9 +134,11 @@ class World:
         senders: tuple[UeventSender, UeventSender],
         nursery: trio.Nursery,
         log: LogTail,
+        claims: ClaimsSide | None = None,
     ) -> None:
         self.kubelet = kubelet
         self.tree = tree
+        self._claims = claims
         self._transport = transport
         self._senders = senders
         """Netlink sends to every listener. A datagram socket has one owner, so daemons take turns with two of them: in
@@ -135,6 +152,7 @@ class World:
                 state_dir=directory / "s",
                 uevents=f"unix:{directory / socket}",
                 holders="proc",
+                **(claims.settings if claims is not None else {}),
             )
             for socket in ("u0", "u1")
         )
@@ -204,7 +222,13 @@ class World:
         ended = self._daemon_ended
 
         async def watched(*, task_status: trio.TaskStatus[app.Daemon]) -> None:
-            await app.run(next(self._configs), task_status=task_status)
+            config = next(self._configs)
+            if self._claims is None:
+                await app.run(config, task_status=task_status)
+            else:
+                outside = self._claims.within(app.outside_of(config, {}))
+                settings = app.settings_of(config, hand_over=outside.control is not None)
+                await app.run_daemon(settings, outside, task_status=task_status)
             nursery.cancel_scope.cancel()
 
         try:
@@ -259,7 +283,10 @@ class World:
     async def plug(self, *specs: PciSpec) -> None:
         """Functions are plugged in."""
         for spec in specs:
-            await self._tell(self.tree.plug_steps(spec))
+            if self._claims is not None:
+                self._claims.plug(spec)
+            else:
+                await self._tell(self.tree.plug_steps(spec))
 
     async def unplug(self, address: str) -> None:
         """A function is unplugged."""
@@ -307,9 +334,11 @@ class World:
 
     def truth(self) -> frozenset[str]:
         """The GPUs that should be listed Healthy: a VM could open them, or the pod that has them by kubelet's ledger
-        could or does. On a vfio driver, with no host driver in the group, and held by no external process."""
+        could or does. On a vfio driver, with no host driver in the group, held by no external process, and no
+        claim's."""
         gpus = (a for a, spec in self.tree.functions.items() if spec.class_code.startswith(_GPU_CLASSES))
-        return frozenset(address for address in gpus if self._usable(address) and self._available(address))
+        free = frozenset(address for address in gpus if self._usable(address) and self._available(address))
+        return free - self._claims_seen().taken
 
     def _usable(self, address: str) -> bool:
         group = self.tree.functions[address].group
@@ -326,6 +355,20 @@ class World:
         if group is None:
             raise ValueError(f"{address} is in no IOMMU group, so no process can open it; give it one")
         return group
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    @property
+    def claims(self) -> ClaimsSide:
+        """The API server and the kernel of a node that serves claims. Raises `RuntimeError` on another one."""
+        if self._claims is None:
+            raise RuntimeError("this scenario serves no claims; say so in its `claims`")
+        return self._claims
+
+    def _claims_seen(self) -> ClaimsSeen:
+        if self._claims is None:
+            return ClaimsSeen()
+        return self._claims.seen(self.kubelet.view, self._state)
 
     # --- pods ---------------------------------------------------------------------------------------------------
 
@@ -359,7 +402,7 @@ class World:
 
     def moment(self) -> Moment:
         """What is shown of this moment."""
-        return Moment(self.now_s, self.kubelet.view, self.reasons())
+        return Moment(self.now_s, self.kubelet.view, self.reasons(), self._claims_seen())
 
     def reasons(self) -> Mapping[str, str]:
         """Why a device is Unhealthy, in the daemon's words, by device ID."""
@@ -470,6 +513,7 @@ class World:
             reasons=self.reasons(),
             causes=self.causes(),
             holders=self.holders(),
+            claims=self._claims_seen(),
             faults=(
                 *self._faults,
                 *crashes,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpuactors.simulation.scenarios.claims import CLAIMS
 from gpuactors.simulation.scenarios.external_holder import EXTERNAL_HOLDER
 from gpuactors.simulation.scenarios.incident import INCIDENT
 from gpuactors.simulation.scenarios.kubelet_restart import KUBELET_RESTART
 from gpuactors.simulation.scenarios.late_binding import LATE_BINDING
 from gpuactors.simulation.scenarios.new_model import NEW_MODEL
+from gpuactors.simulation.scenarios.prebound import PREBOUND
 from gpuactors.simulation.scenarios.two_plugins import TWO_PLUGINS
 from gpuactors.simulation.scenarios.unplug import UNPLUG
 from gpuactors.simulation.script import Scenario
@@ -21,4 +23,6 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     UNPLUG,
     KUBELET_RESTART,
     TWO_PLUGINS,
+    CLAIMS,
+    PREBOUND,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from gpuactors.simulation.host.tree import PciSpec
@@ -11,6 +12,7 @@ from gpuactors.simulation.world import World
 
 VFIO: Final = "vfio-pci"
 HOST_DRIVER: Final = "nvidia"
+AUDIO_DRIVER: Final = "snd_hda_intel"
 
 H100: Final = "nvidia.com/GH100_H100_SXM5_80GB"
 L40S: Final = "nvidia.com/AD102GL_L40S"
@@ -43,6 +45,16 @@ def h100s(count: int, driver: str | None) -> tuple[PciSpec, ...]:
 def gpu(address: str, device: str, group: int, driver: str | None, *, numa_node: int = 0) -> PciSpec:
     """A GPU in a slot of its own."""
     return PciSpec(address, "10de", device, "030200", group, numa_node, "pci0000:60", driver)
+
+
+def with_audio(*gpus: PciSpec) -> tuple[PciSpec, ...]:
+    """The GPUs, each with an audio function in its slot and IOMMU group."""
+    return tuple(function for gpu in gpus for function in (gpu, _audio_of(gpu)))
+
+
+def _audio_of(gpu: PciSpec) -> PciSpec:
+    address = f"{gpu.address[:-1]}1"
+    return replace(gpu, address=address, device="22ba", class_code="040300", driver=AUDIO_DRIVER)
 
 
 Act = Callable[[World], Awaitable[None]]
@@ -105,6 +117,27 @@ def force_delete(name: str) -> Act:
     async def act(world: World) -> None:
         await world.until_in_ledger(name)
         world.force_delete_pod(name)
+
+    return act
+
+
+def start_claimed(pod: str, gpu: str) -> Act:
+    """A pod is created with a claim of its own, to which the scheduler allocates this GPU."""
+
+    async def act(world: World) -> None:
+        world.claims.allocate(f"{pod}-gpu", gpu)
+        world.kubelet.submit(pod, {}, uses=(f"{pod}-gpu",))
+
+    return act
+
+
+def end_claimed(pod: str) -> Act:
+    """A pod is deleted; its claim goes when it is gone."""
+
+    async def act(world: World) -> None:
+        world.end_pod(pod)
+        await world.until(lambda view: pod not in view.pods, f"{pod} is gone")
+        world.claims.delete(f"{pod}-gpu")
 
     return act
 

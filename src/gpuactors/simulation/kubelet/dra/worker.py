@@ -100,6 +100,7 @@ class ClaimWorker:
         for driver in sorted({driver for found in objects for driver in found.drivers}):
             self._drivers.check(driver)  # also of a claim that is prepared already
         unprepared = self._claims.use(pod.uid, objects)
+        self._publish()
         batches = self._batches(unprepared)
         for driver, batch in batches.items():
             answers = await self._drivers.prepare(driver, batch)

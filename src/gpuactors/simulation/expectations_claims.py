@@ -1,0 +1,179 @@
+"""What must hold of claims after a step of a scenario: each a value that is shown as a sentence.
+
+As `expectations.py`, for nodes that serve claims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuactors.simulation.expectations import Situation
+
+_WAITING = "Waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeen:
+    """A GPU on the node, by the kernel and the API server."""
+
+    address: str
+    driver: str | None
+    companions: tuple[tuple[str, str | None], ...]
+    """The other functions of its IOMMU group, each with its driver."""
+    is_offered: bool
+    """It is in a ResourceSlice."""
+    is_tainted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSeen:
+    """A claim, by the API server and kubelet; of the daemon its words only."""
+
+    name: str
+    devices: frozenset[str]
+    """The addresses of the GPUs that are allocated to it."""
+    is_known: bool
+    """Kubelet knows it: its pod is starting, runs or ends."""
+    is_prepared: bool
+    """For kubelet: its prepare was answered, and its unprepare was not."""
+    state: str
+    """In the daemon's words; empty if it does not know it."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsSeen:
+    """All that is seen of claims at one moment."""
+
+    gpus: tuple[GpuSeen, ...] = ()
+    claims: tuple[ClaimSeen, ...] = ()
+    left: tuple[str, ...] = ()
+    """What claims have on the node: files, entries of the checkpoint, overrides."""
+
+    def find(self, name: str) -> ClaimSeen | None:
+        """The claim of this name that kubelet knows, else the last one."""
+        of_name = [claim for claim in self.claims if claim.name == name]
+        return next((claim for claim in of_name if claim.is_known), of_name[-1] if of_name else None)
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The GPUs of the claims that kubelet knows: nobody else may be offered them."""
+        return frozenset(device for claim in self.claims if claim.is_known for device in claim.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Kubelet has found the daemon's DRA plugin, and is connected to it."""
+
+    def __str__(self) -> str:
+        return "kubelet has found the DRA plugin"
+
+    def unmet(self, situation: Situation) -> str | None:
+        """As `Expectation.unmet`."""
+        is_found = any(instance.connected for instance in situation.view.dra.instances)
+        return None if is_found else "it has not"
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Exactly these GPUs are in the node's ResourceSlices, and none is tainted."""
+
+    gpus: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"the API server has {_listed(self.gpus)} in the node's ResourceSlices"
+
+    def unmet(self, situation: Situation) -> str | None:
+        """As `Expectation.unmet`."""
+        found = frozenset(g.address for g in situation.claims.gpus if g.is_offered and not g.is_tainted)
+        return None if found == self.gpus else f"it has {_listed(found)}"
+
+
+@dataclass(frozen=True, slots=True)
+class OnDriver:
+    """A GPU is on this driver, and its companions on that one."""
+
+    gpu: str
+    driver: str
+    companions: str = ""
+    """Empty: it has none."""
+
+    def __str__(self) -> str:
+        its = f", its companion on {self.companions}" if self.companions else ""
+        return f"{self.gpu} is on {self.driver}{its}"
+
+    def unmet(self, situation: Situation) -> str | None:
+        """As `Expectation.unmet`."""
+        gpu = next((g for g in situation.claims.gpus if g.address == self.gpu), None)
+        if gpu is None:
+            return f"{self.gpu} is gone"
+        found = [(gpu.address, gpu.driver), *gpu.companions]
+        wanted = [self.driver, *([self.companions] * len(gpu.companions))]
+        wrong = [
+            f"{a} is on {driver or 'no driver'}"
+            for (a, driver), w in zip(found, wanted, strict=True)
+            if driver != w
+        ]
+        return "; ".join(wrong) or None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedOn:
+    """Kubelet has the claim prepared, with these GPUs."""
+
+    claim: str
+    gpus: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"claim {self.claim} is prepared, with {_listed(self.gpus)}"
+
+    def unmet(self, situation: Situation) -> str | None:
+        """As `Expectation.unmet`."""
+        claim = situation.claims.find(self.claim)
+        if claim is None or not claim.is_prepared:
+            return f"it is {_state(claim)}"
+        return None if claim.devices == self.gpus else f"it has {_listed(claim.devices)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsFor:
+    """The claim's prepare waits in its call, and the daemon names the claim that it waits for."""
+
+    claim: str
+    other: str
+
+    def __str__(self) -> str:
+        return f"the prepare of {self.claim} waits for {self.other}"
+
+    def unmet(self, situation: Situation) -> str | None:
+        """As `Expectation.unmet`."""
+        claim = situation.claims.find(self.claim)
+        if claim is None or claim.is_prepared or claim.state != _WAITING:
+            return f"it is {_state(claim)}"
+        return None if self.other in claim.problem else f"the reason is: {claim.problem or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLeft:
+    """No claim is prepared, and nothing of one is left on the node."""
+
+    def __str__(self) -> str:
+        return "nothing is left of any claim: no file, no entry in the checkpoint, no driver_override"
+
+    def unmet(self, situation: Situation) -> str | None:
+        """As `Expectation.unmet`."""
+        known = [f"kubelet still has the claim {c.name}" for c in situation.claims.claims if c.is_known]
+        return "; ".join([*known, *(f"there is {left}" for left in situation.claims.left)]) or None
+
+
+def _state(claim: ClaimSeen | None) -> str:
+    if claim is None:
+        return "not there"
+    state = "prepared" if claim.is_prepared else claim.state or "not known to the daemon"
+    return state + (f": {claim.problem}" if claim.problem else "")
+
+
+def _listed(addresses: frozenset[str]) -> str:
+    return ", ".join(sorted(addresses)) or "nothing"

@@ -437,6 +437,34 @@ def test_a_return_that_waits_for_a_virtual_machine_ends_when_it_closes_the_devic
     assert node.overrides == []
 
 
+def test_a_companion_that_the_kernel_refuses_to_return_beside_a_user_says_so_and_returns_when_he_has_gone(
+    tmp_path: Path,
+) -> None:
+    """As a real kernel does where no table of open files shows the user of the GPU, as its descriptor is on its way to
+    another process."""
+    node = Node(tmp_path)
+    node.bring(Target.VFIO)
+
+    def then_open(what: str) -> None:
+        if what.endswith("vfio-pci/unbind") and node.tree.holder_of(51) is None:
+            node.tree.open_group(51, 77, device=False)
+            node.tree.open_device(GPU, 77)
+
+    node.writes = MemoryWrites(node.kernel, before=then_open)
+    node.binder = node.new_daemon()
+    error = node.fails(Target.FIRST_DRIVER)
+    assert error.fault is ActFault.REFUSED
+    assert f"the write of {AUDIO}" in str(error)
+    assert "usually because a process has a device of IOMMU group 51 open" in str(error)
+    assert (node.drivers[GPU], node.drivers[AUDIO]) == ("vfio-pci", None)
+    node.kernel.end(77)
+    node.writes = MemoryWrites(node.kernel)
+    node.binder = node.new_daemon()
+    node.bring(Target.FIRST_DRIVER)
+    assert node.drivers == AT_HOME
+    assert node.overrides == []
+
+
 def test_a_wait_that_is_given_up_leaves_the_write_to_its_process(node: Node) -> None:
     node.kernel.plan(Planned("nvidia/unbind", hangs=True))
 

@@ -340,12 +340,10 @@ class SysfsBinder:
             where = (
                 f"; it is on {quoted_id(now.driver)}" if now.driver is not None else "; it has no driver now"
             )
-        remedy = (
-            "mount the host's /sys writable and run the daemon as root (deploy/overlays/dra)"
-            if error is not None and error.errno in _FORBIDDEN
-            else f"see the kernel's log for {address}; it is gone on with when it is asked for again"
+        return ActError(
+            ActFault.REFUSED,
+            f"the write of {address} to {path} {what}{where}: {_remedy(address, error, now)}",
         )
-        return ActError(ActFault.REFUSED, f"the write of {address} to {path} {what}{where}: {remedy}")
 
     async def _persist(self, address: PciAddress, *, on: bool) -> None:
         """Its refusal is no failure of the act: what it leaves open is found; what it does not take again costs its
@@ -358,6 +356,20 @@ class SysfsBinder:
 
     def _real(self, *parts: str) -> str:
         return self._root.real("/".join(parts))
+
+
+def _remedy(address: PciAddress, error: OSError | None, now: BoundFunction | None) -> str:
+    """What to do after a write that was refused, or changed nothing."""
+    if error is not None and error.errno in _FORBIDDEN:
+        return "mount the host's /sys writable and run the daemon as root (deploy/overlays/dra)"
+    again = f"see the kernel's log for {address}; it is gone on with when it is asked for again"
+    if error is not None and error.errno == errno.EBUSY and now is not None and now.driver is None:
+        # iommu_device_use_default_domain: a group is the host's or user space's, as a whole.
+        return (
+            f"usually because a process has a device of IOMMU group {now.iommu_group} open, if only in a message that "
+            f"nobody has received yet, which no list of open files shows; {again}"
+        )
+    return again
 
 
 def _named(holders: list[Holder]) -> str:

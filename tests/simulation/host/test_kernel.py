@@ -156,6 +156,20 @@ def test_while_a_virtual_machine_has_it_the_unbind_sleeps_and_so_does_who_reads_
     assert node.tree.driver_of(GPU) is None
 
 
+def test_no_driver_of_the_host_gets_into_a_group_of_which_a_process_has_a_device(node: Node) -> None:
+    node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    node.override("vfio-pci\n")
+    node.write(f"{DRIVERS}/vfio-pci/bind", f"{GPU}\n")
+    node.write(f"{DRIVERS}/snd_hda_intel/unbind", f"{AUDIO}\n")
+    node.tree.open_group(51, 77)
+    with pytest.raises(OSError, match=r".") as caught:
+        node.write(f"{DRIVERS}/snd_hda_intel/bind", f"{AUDIO}\n")
+    assert caught.value.errno == errno.EBUSY
+    node.kernel.end(77)
+    node.write(f"{DRIVERS}/snd_hda_intel/bind", f"{AUDIO}\n")
+    assert node.tree.driver_of(AUDIO) == "snd_hda_intel"
+
+
 def test_planned_faults_strike_as_often_as_planned(node: Node) -> None:
     node.kernel.plan(Planned("nvidia/unbind", error=errno.EINVAL, times=2))
     path = f"{node.tree.root}/{DRIVERS}/nvidia/unbind"

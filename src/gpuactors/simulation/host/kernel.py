@@ -240,8 +240,13 @@ class FakeKernel:
             raise _error(errno.EBUSY, path)
         if not self._matches(driver, address):
             raise _error(errno.ENODEV, path)
-        if driver in VFIO_DRIVERS and self.tree.functions[address].group is None:
+        group = self.tree.functions[address].group
+        if driver in VFIO_DRIVERS and group is None:
             raise _error(errno.EINVAL, path)
+        if driver not in VFIO_DRIVERS and group is not None and self.tree.has_user(group):
+            # No driver of the host beside user space in one group (drivers/iommu/iommu.c,
+            # iommu_device_use_default_domain).
+            raise _error(errno.EBUSY, path)
         self._deliver(self.tree.bind(address, driver))
         self._made(address, driver)
 

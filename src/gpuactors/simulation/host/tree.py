@@ -462,6 +462,10 @@ class HostTree:
         else:
             yield from rest
 
+    def has_user(self, group: int) -> bool:
+        """A process has a device of the group open: the group is user space's as a whole."""
+        return any(self._is_open(self._functions[address]) for address in self._members.get(group, ()))
+
     def _is_open(self, plugged: _Plugged) -> bool:
         return self._tenants.opener_of(plugged.spec.address) is not None
 

@@ -35,8 +35,12 @@ def unordered(pod: vm.Pod) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("directory", "made"),
-    [(vm.BASE.parent, vm.base_pod), (vm.HOLDERS_PROC.parent, vm.holders_proc_pod)],
-    ids=["base", "holders-proc"],
+    [
+        (vm.BASE.parent, vm.base_pod),
+        (vm.HOLDERS_PROC.parent, vm.holders_proc_pod),
+        (vm.DRA.parent, vm.dra_pod),
+    ],
+    ids=["base", "holders-proc", "dra"],
 )
 def test_the_same_pod(directory: Path, made: vm.MakePod) -> None:
     assert unordered(made(*NODE)) == unordered(rendered(directory))
@@ -49,6 +53,13 @@ def test_every_volume_is_the_guests_own() -> None:
     assert sources["/host/sys"] == "/sys"
 
 
+def test_a_directory_is_mounted_before_what_is_below_it() -> None:
+    targets = [mount.target for mount in vm.dra_pod(*NODE).mounts]
+    assert targets.index("/host/sys") < min(
+        targets.index("/host/sys/devices"), targets.index("/host/sys/bus/pci")
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "made"),
     [
@@ -56,6 +67,8 @@ def test_every_volume_is_the_guests_own() -> None:
         (("--holders", "passive"), vm.base_pod),
         (("--select", "x", "--holders", "proc"), vm.holders_proc_pod),
         (("--holders", "open"), vm.privileged_pod),
+        (("--dra", "on"), vm.dra_pod),
+        (("--dra", "off"), vm.base_pod),
     ],
 )
 def test_the_pod_that_arguments_need(arguments: tuple[str, ...], made: vm.MakePod) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,6 +21,7 @@ import yaml
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 BASE: Final = CHECKOUT / "deploy" / "base" / "daemonset.yaml"
 HOLDERS_PROC: Final = CHECKOUT / "deploy" / "overlays" / "holders-proc" / "holders.yaml"
+DRA: Final = CHECKOUT / "deploy" / "overlays" / "dra" / "dra.yaml"
 
 KUBELET_DIR: Final = "/var/lib/kubelet"
 STATE_DIR: Final = "/var/lib/gpuactors"
@@ -79,6 +82,12 @@ def holders_proc_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
     return pod_of(_merged(_manifest(BASE), _manifest(HOLDERS_PROC)), kubelet_dir, state_dir)
 
 
+def dra_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
+    """deploy/overlays/dra: on top of holders-proc."""
+    holders = _merged(_manifest(BASE), _manifest(HOLDERS_PROC))
+    return pod_of(_merged(holders, _manifest(DRA)), kubelet_dir, state_dir)
+
+
 def privileged_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
     """deploy/base with `privileged: true`: every capability and device, no seccomp; what is mounted stays so."""
     patch = {"containers": [{"name": "gpuactors", "securityContext": {
@@ -89,6 +98,8 @@ def privileged_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
 
 def pod_for(arguments: Sequence[str], kubelet_dir: Path, state_dir: Path) -> Pod:
     """The pod that deploy/README.md says these arguments need."""
+    if ("--dra", "on") in pairwise(arguments):
+        return dra_pod(kubelet_dir, state_dir)
     match [arguments[at + 1] for at, word in enumerate(arguments[:-1]) if word == "--holders"]:
         case [*_, "proc"]:
             return holders_proc_pod(kubelet_dir, state_dir)
@@ -145,7 +156,8 @@ def pod_of(spec: Mapping[str, Any], kubelet_dir: Path, state_dir: Path) -> Pod:
                 read_only=mount.get("readOnly", False),
                 recursive_read_only=mount.get("recursiveReadOnly") == "IfPossible",
             )
-            for mount in container["volumeMounts"]
+            # As container runtimes do: a directory before what is mounted below it.
+            for mount in sorted(container["volumeMounts"], key=lambda mount: mount["mountPath"].count("/"))
         ),
         capabilities=tuple(rights["capabilities"].get("add", ())),
         no_new_privileges=not rights["allowPrivilegeEscalation"],
@@ -163,8 +175,10 @@ def _variable(item: Mapping[str, Any]) -> tuple[str, str]:
     """A variable of the container, as kubelet fills it in."""
     if (source := item.get("valueFrom")) is None:
         return item["name"], item["value"]
-    assert source == {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    return item["name"], os.uname().nodename
+    node = os.uname().nodename
+    of_pod = {"spec.nodeName": node, "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, node))}
+    assert source.keys() == {"fieldRef"}
+    return item["name"], of_pod[source["fieldRef"]["fieldPath"]]
 
 
 def _on_this_node(path: str, kubelet_dir: Path, state_dir: Path) -> str:

@@ -8,8 +8,19 @@ from dataclasses import dataclass, field
 from typing import final
 
 from gpuactors.core.assessment.presence import function_at
+from gpuactors.core.dra.entries import Entry
+from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.report import devices_of
 from gpuactors.core.effects import Reply
-from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core.events import (
+    ActDone,
+    ActFailed,
+    AllocateAsked,
+    ClaimMissing,
+    ClaimUnreadable,
+    PreferenceAsked,
+    PreStartAsked,
+)
 from gpuactors.core.model import AdvertisedDevice, PciAddress, Token
 from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import Header
@@ -81,14 +92,33 @@ class Device:
             self.known = self.address in played.state.host.facts
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
-        about = now != was or bool(answered & self._calls)
+        about = now != was or bool(answered & self._calls) or self._is_about_its_claim(played, answered)
         self._calls -= answered
         lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
-        if any(self._names(played.before, now, was).search(line) for line in lines):
+        names = self._names(played.before, self._claims(played.state), now, was)
+        if any(names.search(line) for line in lines):
             about = True
             if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked):
                 self._calls |= {played.event.token} - answered
         return about
+
+    def _is_about_its_claim(self, played: Played, answered: set[Token]) -> bool:
+        """An answer to a call about a claim that has it or waits for it, or a result of an act or a read for one."""
+        of_it = {entry.name.uid: entry for entry in self._claims(played.before)}
+        calls = played.before.claims.calls
+        if any(token in calls and calls[token].uid in of_it for token in answered):
+            return True
+        match played.event:
+            case ActDone(number) | ActFailed(number):
+                return any(number in entry.acts.values() for entry in of_it.values())
+            case ClaimMissing(number) | ClaimUnreadable(number):
+                return any(played.before.claims.reads.get(uid) == number for uid in of_it)
+            case _:
+                return False
+
+    def _claims(self, state: NodeState) -> list[Entry]:
+        """The claims that have it or wait for it."""
+        return [entry for entry in state.claims.entries.values() if self.address in devices_of(entry)]
 
     def _listed(self, state: NodeState) -> dict[str, AdvertisedDevice]:
         return {
@@ -98,9 +128,15 @@ class Device:
             if a.address == self.address
         }
 
-    def _names(self, state: NodeState, *lists: dict[str, AdvertisedDevice]) -> re.Pattern[str]:
-        """Its names: its address, the IDs that it is listed by, a uevent's group."""
+    def _names(
+        self, state: NodeState, claims: Iterable[Entry], *lists: dict[str, AdvertisedDevice]
+    ) -> re.Pattern[str]:
+        """Its names: its address, the IDs that it is listed by, its name in a slice, a uevent's group; and those of the
+        claims that have it or wait for it."""
         names = {re.escape(self.address), *(re.escape(a.id) for listed in lists for a in listed.values())}
+        names |= {device_name(self.address)}
+        for entry in (*self._claims(state), *claims):
+            names |= {re.escape(str(entry.name)), re.escape(entry.name.uid)}
         function = function_at(state, self.address)
         if function is not None and function.iommu_group is not None:
             names.add(f"IOMMU group {function.iommu_group}")

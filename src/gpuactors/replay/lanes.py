@@ -13,6 +13,8 @@ from typing import Final, assert_never
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.presence import not_offered
+from gpuactors.core.dra.entries import Entry
+from gpuactors.core.dra.table import OWNING
 from gpuactors.core.index import index_of
 from gpuactors.core.model import PciAddress, ResourceName, Role
 from gpuactors.core.registration import is_registered
@@ -26,11 +28,17 @@ BANDS_MAX: Final = 5_000
 UNHEALTHY: Final = "unhealthy"
 """The kind of a device that a cause of its files or of its list makes Unhealthy, whatever its owner."""
 
+CLAIMED: Final = "claimed"
+"""The kind of a device that a claim has."""
+
+OFFERED: Final = "offered"
+"""The kind of a device that is offered to claims only: it is on no vfio driver."""
+
 KINDS: Final[Mapping[Cause, str]] = {
     Cause.FREE: "free",
     Cause.ALLOCATED: "allocated",
     Cause.JUST_ALLOCATED: "allocated",
-    Cause.CLAIMED_ELSEWHERE: "claimed",
+    Cause.CLAIMED_ELSEWHERE: CLAIMED,
     Cause.GROUP_IN_USE: "group-in-use",
     Cause.ORPHANED: "orphaned",
     Cause.HELD_BY_OTHER: "external",
@@ -163,22 +171,46 @@ class Lanes:
 
 
 def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
-    """Each device that is there or listed, with its resource, the kind of its band, and the reason."""
+    """Each device that is there or listed, or that a claim has, with its resource, the kind of its band, and the
+    reason."""
     listed = {
         a.address: (resource, a)
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
     }
-    devices = index_of(state).devices
+    devices, claims, offered = index_of(state).devices, _claims(state), _offered(state)
     for address, device in devices.items():
         _, advertised = listed.get(address, (None, None))
+        claim = _claim_words(claims[address]) if address in claims else ""
         if advertised is not None:
-            yield address, device.resource, KINDS.get(advertised.cause, UNHEALTHY), advertised.reason
+            text = "\n".join(filter(None, (advertised.reason, claim)))
+            yield address, device.resource, KINDS.get(advertised.cause, UNHEALTHY), text
+        elif claim:
+            yield address, device.resource, CLAIMED, claim
+        elif address in offered:
+            text = f"offered to claims, on {device.function.driver or 'no driver'}"
+            yield address, device.resource, OFFERED, text
         elif not device.function.vfio_bound:
             yield address, device.resource, "not-offered", not_offered(device.function).message
     for address, (resource, advertised) in listed.items():
         if address not in devices:
             yield address, resource, UNHEALTHY, advertised.reason
+
+
+def _claims(state: NodeState) -> dict[PciAddress, Entry]:
+    """The claim that has a device for itself."""
+    owning = (entry for entry in state.claims.entries.values() if entry.state in OWNING)
+    return {gpu.address: entry for entry in owning for gpu in entry.gpus}
+
+
+def _claim_words(entry: Entry) -> str:
+    return f"claim {entry.name}: {entry.state}" + (f", {entry.problem}" if entry.problem else "")
+
+
+def _offered(state: NodeState) -> frozenset[PciAddress]:
+    """The devices that may be given to a claim now."""
+    devices = state.offered.offer.devices if state.offered.offer is not None else ()
+    return frozenset(device.address for device in devices if device.blocked is None)
 
 
 def _daemon(state: NodeState) -> tuple[str, str]:
@@ -203,6 +235,8 @@ def _same(before: NodeState, state: NodeState) -> bool:
     return (
         before.published.device_lists is state.published.device_lists
         and before.host.facts is state.host.facts
+        and before.claims.entries is state.claims.entries
+        and before.offered.offer is state.offered.offer
         and before.published.plugins == state.published.plugins  # a tick makes new ones, most of them equal
         and before.kubelet.ledger.entries is state.kubelet.ledger.entries
         and before.kubelet.pending_allocations.keys() == state.kubelet.pending_allocations.keys()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from gpuactors.core import effects, events
+from gpuactors.core.dra.report import devices_of
 from gpuactors.core.model import DeviceList, PciAddress, ResourceName, Token
 from gpuactors.replay.choice import Device
 from gpuactors.replay.lanes import Lane, Lanes, Mark
@@ -32,6 +33,7 @@ ROWS_MAX: Final = 2_000
 KINDS: Final = {
     "free": "free",
     "allocated": "allocated to a pod",
+    "offered": "offered to claims, not on a vfio driver",
     "claimed": "allocated by a claim, or under another name",
     "group-in-use": "its IOMMU group is in use",
     "orphaned": "held by a pod that is gone",
@@ -129,6 +131,24 @@ class Page:
                 and (asked := self._asked.pop(effect.token, None)) is not None
             ):
                 self._answered(effect, asked, played, at)
+        self._claim_calls(played, at)
+
+    def _claim_calls(self, played: Played, at: float) -> None:
+        """Marks on the lanes of the claim's devices, for each answer about it."""
+        for effect in played.effects:
+            call = played.before.claims.calls.get(effect.token) if isinstance(effect, effects.Reply) else None
+            if call is None or not isinstance(effect, effects.Reply):
+                continue
+            entry = played.before.claims.entries.get(call.uid)
+            what = "NodePrepareResources" if call.prepares else "NodeUnprepareResources"
+            match effect.answer:
+                case effects.Refused(status, reason):
+                    kind, text = "refused", f"refused, {status}: {reason}"
+                case _:
+                    kind, text = "granted", "done"
+            for address in devices_of(entry) if entry is not None else ():
+                if (lane := self.lanes.devices.get(address)) is not None and entry is not None:
+                    lane.marks.append(Mark(at, kind, f"{what} of claim {entry.name} {text}"))
 
     def _answered(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import Prepared
+from gpuactors.core.dra.claim import ActFault, Prepared, Target
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.events import ActFailed, ClaimUnreadable
+from gpuactors.core.events import ActFailed, CallAbandoned, ClaimUnreadable
 from tests.core.dra.claim_core import ClaimCore, name
 from tests.core.dra.test_claims import ON_HOST, A, core_with
 
@@ -129,6 +129,21 @@ def test_a_claim_that_is_stopped_is_collected_as_well() -> None:
     core.api.clear()
     core.pass_time(limits.LEDGER_QUIET_S + 2 * limits.CLAIM_COLLECT_S)
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
+def test_a_claim_whose_gpu_stays_in_use_is_collected_as_well() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    core.feed(CallAbandoned(core.prepare(name("one"))))
+    core.api.clear()
+    for _ in range(60):
+        core.pass_time(limits.CLAIM_RETRY_S)
+        for act in core.wanted.devices.values():
+            if act.target is Target.VFIO:
+                core.feed(ActFailed(act.number, "a process has it open", ActFault.IN_USE))
+    core.release("device")
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    assert core.driver(A) == "nvidia"
 
 
 def test_files_that_could_not_be_written_are_tried_again_while_kubelet_lists_the_claim() -> None:

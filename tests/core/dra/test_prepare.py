@@ -21,7 +21,7 @@ from gpuactors.core.dra.claim import (
     Unprepared,
 )
 from gpuactors.core.dra.config import API_VERSION, KIND, BackendPolicy
-from gpuactors.core.dra.table import ClaimState, NoTransitionError, On, follow
+from gpuactors.core.dra.table import TRANSITIONS, ClaimState, NoTransitionError, On, Request, follow
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -486,3 +486,14 @@ def test_a_gpu_that_is_unplugged_during_its_return_ends_the_release() -> None:
 def test_a_pair_without_a_row_is_a_bug() -> None:
     with pytest.raises(NoTransitionError, match="has no transition on fetched"):
         follow(ClaimState.PREPARED, On.FETCHED)
+
+
+def test_each_state_has_a_row_for_what_may_come_in_it() -> None:
+    """Calls come at any time; an act ends where one is requested; what is on disk is restored."""
+    for state in ClaimState:
+        assert {(state, On.PREPARE), (state, On.UNPREPARE)} <= TRANSITIONS.keys()
+    for state, request in TRANSITIONS.values():
+        if request in (Request.BIND, Request.WRITE, Request.UNDO):
+            assert {(state, On.DONE), (state, On.FAILED)} <= TRANSITIONS.keys()
+    for state in (ClaimState.RESERVED, ClaimState.PREPARED, ClaimState.RELEASING):
+        assert (state, On.RESTORED) in TRANSITIONS

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import Prepared, Target, Unprepared
+from gpuactors.core.dra.claim import FirstDriver, Prepared, Target, Unprepared
+from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
 from gpuactors.core.dra.prebound import OperatorsList
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Granted
@@ -87,6 +88,15 @@ def test_a_retry_after_our_own_bind_does_not_take_the_gpu_for_pre_bound() -> Non
     assert core.driver(A) == "nvidia"
 
 
+def test_a_gpu_that_was_seen_on_vfio_by_our_own_bind_is_returned_after_the_next_claim_as_well() -> None:
+    core = core_with(ON_HOST, one=(A,), two=(A,))
+    for claim in (name("one"), name("two"), name("one")):
+        core.prepare(claim)
+        core.changed(*core.functions.values())
+        core.unprepare(claim)
+        assert core.driver(A) == "nvidia"
+
+
 def test_a_prepared_claims_files_are_healed_at_the_start() -> None:
     """A running pod's container that restarts gets the CDI ids of kubelet's own checkpoint, without a call to us."""
     core = core_with(ON_HOST, one=(A,))
@@ -132,6 +142,31 @@ def test_when_the_checkpoint_is_lost_everything_on_vfio_stays() -> None:
     core.unprepare(name("one"))
     assert core.driver(A) == "vfio-pci"
     assert (Target.FIRST_DRIVER, A) not in core.acts
+
+
+def rebuilt(*addresses: str) -> CheckpointRead:
+    """What is found out from the files of the claim `one`."""
+    first = (FirstDriver(PciAddress(a), None, vfio=True) for a in addresses)
+    gpus = tuple(ClaimedGpu(f.address, (f,), "the checkpoint is lost") for f in first)
+    return CheckpointRead((StoredEntry(name("one"), ClaimState.PREPARED, None, gpus),), (), "it is lost")
+
+
+def test_a_claim_found_out_from_its_files_has_no_device_with_admin_access() -> None:
+    core = ClaimCore(gpu(A, 1))
+    core.api = {
+        "default/one": allocated(name("one"), A, admin=True),
+        "default/two": allocated(name("two"), A),
+    }
+    core.feed(rebuilt(A))
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
+
+
+def test_a_claim_found_out_from_its_files_that_is_not_allocated_any_more_is_not_prepared() -> None:
+    core = ClaimCore(gpu(A, 1))
+    core.api = {"default/one": replace(allocated(name("one"), A), results=None)}
+    core.feed(rebuilt(A))
+    assert "not allocated" in core.refusal(core.prepare(name("one")))
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served() -> None:

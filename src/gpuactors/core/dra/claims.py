@@ -39,7 +39,7 @@ from gpuactors.core.dra.exclusion import (
 from gpuactors.core.dra.names import is_subdomain, is_uid
 from gpuactors.core.dra.progress import not_prepared
 from gpuactors.core.dra.slices import Publication
-from gpuactors.core.dra.table import ClaimState, On
+from gpuactors.core.dra.table import OWNING, ClaimState, On
 from gpuactors.core.dra.transitions import (
     moved,
     read_over,
@@ -70,8 +70,9 @@ from gpuactors.core.state import NodeState, with_inspections
 Stepped = tuple[NodeState, list[Effect]]
 
 
-_COLLECTED: Final = (ClaimState.PREPARED, ClaimState.STOPPED)
-"""The states in which a claim may wait for ever for an unprepare."""
+_COLLECTED: Final = OWNING - {ClaimState.RELEASING}
+"""The states in which a claim has its devices until an unprepare comes: also one that is never prepared, as a process
+has its GPU open, or the disk is full."""
 
 
 _PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
@@ -211,7 +212,7 @@ def read(state: NodeState, event: ClaimRead, at: float) -> Stepped:
         return state, []
     claims = read_over(state.claims, entry.name.uid)
     if entry.claim is None and entry.state is ClaimState.STOPPED:
-        return with_claims(state, moved(claims, replace(entry, claim=event.claim), On.FETCHED)), []
+        return with_claims(state, _found_again(state, claims, entry, event.claim)), []
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
         again = replace(entry, missing=0, collect_at=at + limits.CLAIM_FOUND_S)
         return with_claims(state, with_entry(claims, again)), []
@@ -221,6 +222,15 @@ def read(state: NodeState, event: ClaimRead, at: float) -> Stepped:
     since = state.host.inspections.last
     claims = moved(claims, replace(entry, claim=event.claim, since=since, problem=""), On.FETCHED)
     return _looked_at(with_claims(state, claims), event.claim, at), []
+
+
+def _found_again(state: NodeState, claims: Claims, entry: Entry, claim: Claim) -> Claims:
+    """A claim whose entry was found out from its files. These name devices with admin access as well."""
+    if wanted := _refused_by_content(state, claim):
+        return with_entry(claims, replace(entry, problem=wanted))
+    own = {claimed_address(name) for name in exclusive_devices(claim)}
+    gpus = tuple(gpu for gpu in entry.gpus if gpu.address in own)
+    return moved(claims, replace(entry, claim=claim, gpus=gpus), On.FETCHED)
 
 
 def missing(state: NodeState, event: ClaimMissing, at: float) -> Stepped:

@@ -46,7 +46,7 @@ def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
         case Request.BIND:
             acts = [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
             # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
-            entry = replace(entry, retry_at=math.inf, collect_at=math.inf)
+            entry = replace(entry, retry_at=math.inf)
             return with_acts(claims, entry, acts) if acts else moved(claims, entry, On.DONE)
         case Request.WRITE:
             return with_acts(claims, replace(entry, problem="", retry_at=math.inf), [FILES])

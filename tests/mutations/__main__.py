@@ -26,6 +26,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"
+CLAIMS: Final = (*ORDERS[:-1], "tests/core/dra/test_claim_small_worlds.py", "-k", "after_every_order")
+"""Of claims, for a bug in their part of the core."""
 
 FEW: Final = "3"
 MANY: Final = "5"
@@ -89,6 +91,7 @@ def tried(mutation: Mutation, *, histories: int, seed: str) -> Outcome:
         named = (sys.executable, "-m", "pytest", "-q", "-x", *mutation.tests)
         for what, command, length in (
             *((("named tests", named, FEW),) if mutation.tests else ()),
+            *((("claims' worlds", CLAIMS, FEW),) if mutation.file.startswith("core/dra/") else ()),
             ("small worlds", (*ORDERS, "-k", RIGHT), FEW),
             ("histories", campaign, FEW),
             ("small worlds", (*ORDERS, "-k", RIGHT), MANY),

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 INDEX: Final = "tests/core/test_index.py"
+EXCLUSION: Final = "tests/core/dra/test_exclusion.py"
+PREPARE: Final = "tests/core/dra/test_prepare.py"
+FORCED: Final = "tests/core/dra/test_force_deletion.py"
 YOUNG: Final = "tests/core/test_young_kubelet.py"
 
 POOL: Final = "tests/core/dra/test_pool.py"
@@ -680,5 +683,146 @@ MUTATIONS: Final = (
         "    if credentials.ca is not None and not credentials.ca.strip():\n",
         "    if False:\n",
         tests=("tests/kube/test_tls.py",),
+    ),
+    # --- claims and acts in the core --------------------------------------------------------------------------------
+    Mutation(
+        "two claims may have one GPU",
+        "core/dra/exclusion.py",
+        "            _by_another_claim(state, entry, functions)\n            or _by_ledger",
+        "            _by_ledger",
+        tests=(EXCLUSION,),
+    ),
+    Mutation(
+        "only prepared claims count as owners",
+        "core/dra/table.py",
+        "        _S.RESERVED,\n        _S.BINDING,\n        _S.WRITING,\n        _S.COMMITTING,\n        _S.PREPARED,\n        _S.STOPPED,\n        _S.RELEASING,\n    }",  # noqa: E501
+        "        _S.PREPARED,\n    }",
+        tests=(EXCLUSION, PREPARE),
+    ),
+    Mutation(
+        "a release touches a GPU that a pod or another driver's claim has",
+        "core/dra/progress.py",
+        "            if _is_returned(g) and not has_another_owner(state, entry, g.address)\n",
+        "            if _is_returned(g)\n",
+        tests=(EXCLUSION,),
+    ),
+    Mutation(
+        "a claim that was woken does not look who still has the group open",
+        "core/dra/exclusion.py",
+        "            or _by_use(state, address)\n",
+        "",
+        tests=(EXCLUSION,),
+    ),
+    Mutation(
+        "a GPU that was returned is offered as it was last seen",
+        "core/dra/claims.py",
+        "    if entry.state is ClaimState.RELEASING and changed:\n",
+        "    if False:\n",
+        tests=(EXCLUSION,),
+    ),
+    Mutation(
+        "the companions of IOMMU group 0 are forgotten",
+        "core/dra/exclusion.py",
+        "    members = index_of(state).groups[group] if group is not None else (function,)\n",
+        "    members = index_of(state).groups[group] if group else (function,)\n",
+        tests=(EXCLUSION,),
+    ),
+    Mutation(
+        "two GPUs of one IOMMU group are bound by two acts",
+        "core/dra/transitions.py",
+        "            acts = [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]\n",
+        "            acts = [str(gpu.address) for gpu in entry.gpus]\n",
+        tests=(EXCLUSION,),
+    ),
+    Mutation(
+        "admin access that kubelet lists is an owner",
+        "core/index.py",
+        "        listed = [c for c in claims.get(address, ()) if (c.name, address) not in admin]\n",
+        "        listed = [*claims.get(address, ())]\n",
+        tests=(EXCLUSION,),
+    ),
+    Mutation(
+        "an act is wanted before its intent is on disk",
+        "core/dra/transitions.py",
+        "            entry = replace(entry, intent=number, acts={},",
+        "            entry = replace(entry, intent=claims.durable, acts={},",
+        tests=("tests/core/dra/test_claims.py",),
+    ),
+    Mutation(
+        "a prepare is answered before its commit is on disk",
+        "core/dra/progress.py",
+        "        case ClaimState.COMMITTING if claims.durable >= entry.intent:\n",
+        "        case ClaimState.COMMITTING:\n",
+        tests=(PREPARE,),
+    ),
+    Mutation(
+        "the checkpoint calls a claim prepared that is being released",
+        "core/dra/outputs.py",
+        "        case ClaimState.RELEASING:\n            state = ClaimState.RELEASING\n",
+        "        case ClaimState.RELEASING:\n            state = ClaimState.PREPARED\n",
+        tests=(FORCED,),
+    ),
+    Mutation(
+        "the first driver is noted anew after our own bind",
+        "core/dra/progress.py",
+        "    found = prebound.noted(claims.first_drivers, functions.values(), claims.acted)\n",
+        "    found = prebound.noted(claims.first_drivers, functions.values())\n",
+        tests=("tests/core/dra/test_restart.py", PREPARE),
+    ),
+    Mutation(
+        "a claim that is stopped is forgotten without a release",
+        "core/dra/table.py",
+        "    (_S.STOPPED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),\n",
+        "    (_S.STOPPED, _E.UNPREPARE): (_S.TOMBSTONE, _R.FORGET),\n",
+        tests=(PREPARE,),
+    ),
+    Mutation(
+        "a release that was under way is not gone on with after a restart",
+        "core/dra/progress.py",
+        "        case ClaimState.RELEASING if _is_to_be_undone(state, entry):\n",
+        "        case ClaimState.RELEASING if entry.intent and _is_to_be_undone(state, entry):\n",
+        tests=("tests/core/dra/test_restart.py",),
+    ),
+    Mutation(
+        "an unprepare is a success before the checkpoint is read",
+        "core/dra/claims.py",
+        "    if not state.claims.loaded:\n",
+        "    if False:\n",
+        tests=("tests/core/dra/test_restart.py",),
+    ),
+    Mutation(
+        "a checkpoint that was read while the predecessor wrote it counts",
+        "core/dra/claims.py",
+        "    if settings is None or event.load < load_of(state.daemon.role):\n",
+        "    if settings is None:\n",
+        tests=("tests/core/dra/test_restart.py",),
+    ),
+    Mutation(
+        "a claim is collected after one answer",
+        "core/dra/claims.py",
+        "    if entry.missing == 0 or not _is_unlisted(state, entry):\n",
+        "    if not _is_unlisted(state, entry):\n",
+        tests=("tests/core/dra/test_collect.py",),
+    ),
+    Mutation(
+        "kubelet's last list counts while kubelet is away",
+        "core/dra/claims.py",
+        "    return ledger.problem is None and not ledger.source.is_settling and str(",
+        "    return str(",
+        tests=("tests/core/dra/test_collect.py",),
+    ),
+    Mutation(
+        "a claim without a call that waits for it is prepared all the same",
+        "core/dra/progress.py",
+        "        case ClaimState.WAITING if not calls:\n",
+        "        case ClaimState.WAITING if False:\n",
+        tests=(PREPARE,),
+    ),
+    Mutation(
+        "an act that is not wanted any more counts",
+        "core/dra/claims.py",
+        "    return next((e for e in claims.entries.values() if number in e.acts.values()), None)\n",
+        "    return next((e for e in claims.entries.values() if e.acts), None)\n",
+        tests=(PREPARE,),
     ),
 )

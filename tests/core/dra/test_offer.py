@@ -73,11 +73,15 @@ def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() ->
     core.api[str(name("one"))] = allocated(name("one"), A)
     core.prepare(name("one"))
     core.unplugged(A)
+    gone = offered(core, A)
+    assert (gone.claimed, gone.blocked) == (True, Blocked(BlockKind.UNHEALTHY, "Gone"))
     assert [(h.health, h.message) for h in core.wanted.health] == [
         (DraHealth.UNHEALTHY, "the PCI function is gone from this node")
     ]
     core.unprepare(name("one"))
     assert core.wanted.health == ()
+    assert core.wanted.offer is not None
+    assert core.wanted.offer.devices == ()
 
 
 def test_that_a_claim_has_it_is_no_warning_of_the_device_plugin() -> None:

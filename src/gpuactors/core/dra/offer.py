@@ -55,6 +55,8 @@ _HELD: Final = frozenset(
 )
 """A pod, a claim or a process has it."""
 
+_GONE: Final = Blocked(BlockKind.UNHEALTHY, str(Cause.GONE))
+
 _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
 """What a claim mends itself: it binds the device and its companions to vfio."""
 
@@ -84,10 +86,13 @@ def offered(state: NodeState) -> NodeState:
     known = {d.address: d for d in carried.offer.devices} if carried.offer is not None else {}
     health = {h.device: h for h in carried.health}
     for address in touched:
-        known.pop(address, None)
+        was = known.pop(address, None)
         health.pop(device_name(address), None)
         if address in index.names and address in index.devices:
             known[address] = _offered(state, index.devices[address], assessments[address])
+        elif address in reserved and was is not None:
+            # A pool never has less than what is held: it stays until its claim ends.
+            known[address] = replace(was, claimed=True, blocked=_GONE)
         if address in known or address in reserved:
             of_device = _health(state, settings.pool, address, assessments.get(address), known.get(address))
             health[of_device.device] = of_device

@@ -18,7 +18,7 @@ from gpuactors.simulation.histories import campaign, draw, found
 from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
 from gpuactors.simulation.histories.coverage import Coverage, summary, table
 from gpuactors.simulation.histories.draw import Guide, drawn
-from gpuactors.simulation.histories.events import DRAWN, KINDS, PAIRS
+from gpuactors.simulation.histories.events import DRAWN, PAIRS
 from gpuactors.simulation.histories.kinds import that_can_happen
 from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
@@ -95,8 +95,8 @@ def test_what_can_follow(before: str, after: str, can: bool) -> None:
 def test_what_no_kind_that_is_drawn_brings_about_is_not_drawn(
     never: set[str], then_neither: set[str]
 ) -> None:
-    drawn_kinds = {kind.name for kind in that_can_happen(k for k in KINDS.values() if k.name not in never)}
-    assert KINDS.keys() - drawn_kinds == never | then_neither
+    drawn_kinds = {kind.name for kind in that_can_happen(k for k in DRAWN.values() if k.name not in never)}
+    assert DRAWN.keys() - drawn_kinds == never | then_neither
 
 
 def test_what_is_left_out_really_never_happens() -> None:

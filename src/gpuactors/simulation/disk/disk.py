@@ -43,6 +43,8 @@ class FakeDisk:
         """A write at which the process is killed has written half of its content."""
         self.failures: dict[int, int] = {}
         """The errno with which the operation of this index fails."""
+        self.full = False
+        """No file and no directory can be made or grow."""
 
     # --- what happens to it -------------------------------------------------------------------------------------------
 
@@ -99,6 +101,11 @@ class FakeDisk:
             self._durable_directories.add(directory)
         self._files[path] = self._durable[path] = _File(content, content)
 
+    def lose(self, path: str) -> None:
+        """A file is gone, and durably, without an operation."""
+        self._files.pop(path, None)
+        self._durable.pop(path, None)
+
     def inode(self, path: str) -> int:
         """What stays the same as long as a file is not replaced by another one."""
         return id(self._files[path])
@@ -118,6 +125,7 @@ class FakeDisk:
     def make_directory(self, path: str) -> None:
         """As `Disk.make_directory`."""
         self.count(f"mkdir {path}")
+        self._need_room(path)
         self._need_directory(posixpath.dirname(path))
         if path in self._directories or path in self._files:
             raise _error(errno.EEXIST, path)
@@ -138,6 +146,9 @@ class FakeDisk:
             if self.torn:
                 self._write(path, content[: len(content) // 2])
             raise
+        if self.full:
+            self._write(path, b"")
+        self._need_room(path)
         self._write(path, content)
 
     def _write(self, path: str, content: bytes) -> None:
@@ -185,6 +196,10 @@ class FakeDisk:
         if path not in self._files:
             raise _error(errno.EISDIR if path in self._directories else errno.ENOENT, path)
         return self._files[path]
+
+    def _need_room(self, path: str) -> None:
+        if self.full:
+            raise _error(errno.ENOSPC, path)
 
     def _need_directory(self, path: str) -> None:
         if path not in self._directories:

@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     seed = _seed(options.seed)
     seconds = None if options.histories is not None else 60.0 * options.minutes
-    plan = Plan(seed, options.histories, seconds, options.workers, options.histories is not None)
+    plan = Plan(
+        seed, options.histories, seconds, options.workers, options.histories is not None, options.claims_every
+    )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
     result = run_campaign(plan, _Progress())
@@ -56,6 +58,13 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="PERCENT",
         help="fail if fewer of the ordered pairs of kinds have followed each other",
+    )
+    parser.add_argument(
+        "--claims-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="one node in so many has claims (default: none)",
     )
     parser.add_argument(
         "--table",
@@ -96,9 +105,10 @@ class _Progress:
         self._printed = 0
 
     def __call__(self, result: Result) -> None:
-        coverage = result.coverage
+        coverage, claims = result.coverage, result.with_claims
         line = (
-            f"{coverage.histories:7d} histories in {result.took_s:5.0f} s, {coverage.steps} steps, "
+            f"{coverage.histories + claims.histories:7d} histories in {result.took_s:5.0f} s, "
+            f"{coverage.steps + claims.steps} steps, "
             f"{100 * coverage.adjacent_share:.1f} % of pairs, {sum(result.failed.values())} failed"
         )
         print(line, file=sys.stderr, flush=True)
@@ -114,6 +124,10 @@ def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int |
     few = share < min_pairs and not result.failures
     if show_table or few:
         print(table(result.coverage))
+    if result.with_claims.histories:
+        if show_table:
+            print(table(result.with_claims))
+        print(f"With claims: {summary(result.with_claims)}.")
     print(f"{summary(result.coverage)}; {result.took_s:.0f} s.")
     for why, times in result.known.items():
         print(f"Known and not repaired yet, met {times} times: {why}")
@@ -127,7 +141,8 @@ def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int |
         print(f"Only {share:.1f} % of the pairs were covered; {min_pairs:g} % are wanted.")
     if result.failures:
         return 1
-    short = wanted is not None and result.coverage.histories < wanted
+    played_all = result.coverage.histories + result.with_claims.histories
+    short = wanted is not None and played_all < wanted
     if result.interrupted and (few or short):
         print("It was interrupted, so less was tried than requested.")
         return INTERRUPTED

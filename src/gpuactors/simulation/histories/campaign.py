@@ -24,6 +24,7 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Final
 
+from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.coverage import Coverage
 from gpuactors.simulation.histories.draw import Guide, drawn
 from gpuactors.simulation.histories.found import known
@@ -45,6 +46,9 @@ class Result:
     """What a campaign found."""
 
     coverage: Coverage = field(default_factory=Coverage)
+    """Of the nodes without claims."""
+    with_claims: Coverage = field(default_factory=lambda: Coverage(claims=True))
+    """Of those with them."""
     failures: list[Played] = field(default_factory=list)
     """The first history that failed each check."""
     failed: Counter[str] = field(default_factory=Counter)
@@ -64,20 +68,26 @@ class Plan:
     seconds: float | None = None
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     stop_at_first: bool = False
+    claims_every: int = 0
+    """One node in so many has claims; 0: none."""
 
 
-def history_seed(campaign: int, number: int) -> int:
-    """The seed of one history of a campaign."""
-    return int.from_bytes(hashlib.blake2b(f"{campaign}/{number}".encode(), digest_size=4).digest(), "big")
+def history_seed(campaign: int, number: int, *, claims: bool = False) -> int:
+    """The seed of one history of a campaign, on a node with or without claims."""
+    digest = hashlib.blake2b(f"{campaign}/{number}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") | (CLAIMS if claims else 0)
 
 
-def play_part(campaign: int, part: int, parts: int, on_played: Callable[[Played], bool]) -> None:
+def play_part(
+    campaign: int, part: int, parts: int, on_played: Callable[[Played], bool], *, claims_every: int = 0
+) -> None:
     """Plays one worker's share until `on_played` returns False."""
-    guide, number = Guide(part, parts), part
+    guides, number = {claims: Guide(part, parts, claims=claims) for claims in (False, True)}, part
     while True:
-        seed = history_seed(campaign, number)
+        claims = claims_every > 0 and number // parts % claims_every == 0
+        seed = history_seed(campaign, number, claims=claims)
         faulthandler.dump_traceback_later(HANG_S, exit=True)
-        played = play_chosen(drawn(random.Random(seed), guide), seed)
+        played = play_chosen(drawn(random.Random(seed), guides[claims]), seed)
         faulthandler.cancel_dump_traceback_later()
         if not on_played(played):
             return
@@ -101,7 +111,7 @@ def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None
         return left != 0 and not stop.is_set()
 
     if left != 0:
-        play_part(plan.seed, part, plan.workers, on_played)
+        play_part(plan.seed, part, plan.workers, on_played, claims_every=plan.claims_every)
     results.put(None)
 
 
@@ -195,7 +205,7 @@ def _collect(
 
 def _count(result: Result, played: Played) -> bool:
     """Counts a history; returns whether it failed for a reason that is not known."""
-    result.coverage.add(played.script)
+    (result.with_claims if played.seed & CLAIMS else result.coverage).add(played.script)
     if played.failure is None:
         return False
     if (fault := known(played.failure)) is not None:

@@ -19,6 +19,13 @@ from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.answers import Answers
+from gpuactors.simulation.histories.claim_check import (
+    ClaimSafety,
+    Problem,
+    all_run,
+    end_faults,
+    nothing_is_left,
+)
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
 from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, UNREAD, failed_for_nothing
 from gpuactors.simulation.histories.truth import (
@@ -229,6 +236,7 @@ class Safety:
         self._before = world.kubelet.view
         self._answers = Answers(world)
         world.on_step = self._answers.stepped
+        self._claims = ClaimSafety(world, world.claims) if world.claims is not None else None
         self._calm = 0
         """The number of registrations at the last moment at which nothing could move without time passing."""
 
@@ -262,6 +270,8 @@ class Safety:
         if self._answers.problems:
             raise ViolationError(*self._answers.problems[0])
         _check_swap(world)
+        if self._claims is not None:
+            _raise(self._claims.problem())
         _check_owner(world)
         _check_failed(world, self._answers)
         if not second:
@@ -393,6 +403,9 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         await trio.sleep(AWAY_S)
         safety.check(time_passed=True)
     await make_quiet(world)
+    if world.claims is not None:
+        _raise(await all_run(world, world.claims, lambda: safety.check(time_passed=True)))
+        safety.check(time_passed=True)
     silent = world.tree.waits_silently and world.waiting()
     missed_s = RESYNC_S if world.missed or silent else 0.0
     deadline = trio.current_time() + missed_s + SETTLE_S
@@ -408,8 +421,17 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         if trio.current_time() >= deadline:
             raise ViolationError("kubelet's view does not settle", "; ".join(unmet))
         await trio.sleep(CHECK_EVERY_S)
-    if long:
+    if long and world.claims is None:
         await _stay_calm(world, safety)
+    if world.claims is not None:
+        # Kubelet's retries of a prepare may come minutes later: it is calm when all pods are gone.
+        _raise(await nothing_is_left(world, world.claims, lambda: safety.check(time_passed=True)))
+        safety.check(time_passed=True)
+
+
+def _raise(problem: Problem | None) -> None:
+    if problem is not None:
+        raise ViolationError(*problem)
 
 
 async def _stay_calm(world: World, safety: Safety) -> None:
@@ -436,7 +458,9 @@ async def make_quiet(world: World) -> None:
     """What is broken is repaired, what is late comes, and both processes run."""
     if world.second is not None and (world.second.is_stubborn or world.counts[SECOND_PLUGIN[0]] > 1):
         world.second.leave()  # the daemon waits longer each time: neither is to win such a fight
-    world.kubelet.find_api_server()
+    world.find_api_server()
+    if world.claims is not None:
+        end_faults(world, world.claims)
     world.faults.end(Fault.NO_DESCRIPTORS)
     if not world.kubelet_runs:
         await world.start_kubelet()

@@ -12,13 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpuactors.simulation.histories.events import DRAWN, PAIRS, Pair
+from gpuactors.simulation.histories.events import (
+    DRAWN,
+    DRAWN_WITH_CLAIMS,
+    PAIRS,
+    PAIRS_WITH_CLAIMS,
+    Pair,
+)
 from gpuactors.simulation.histories.script import Step
 
 
 @dataclass(slots=True)
 class Coverage:
-    """What a number of histories have covered."""
+    """What a number of histories have covered, on nodes without claims or on those with them."""
+
+    claims: bool = False
 
     adjacent: Counter[Pair] = field(default_factory=Counter)
     """How often B came right after A."""
@@ -36,25 +44,35 @@ class Coverage:
         self.ordered.update({(a, b) for n, a in enumerate(kinds) for b in kinds[n + 1 :]})
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """What was drawn from."""
+        return tuple(DRAWN_WITH_CLAIMS if self.claims else DRAWN)
+
+    @property
+    def pairs(self) -> frozenset[Pair]:
+        """The pairs that can follow each other."""
+        return PAIRS_WITH_CLAIMS if self.claims else PAIRS
+
+    @property
     def adjacent_share(self) -> float:
         """Of the pairs that can follow each other, how many have: 0 to 1."""
-        return len(PAIRS & self.adjacent.keys()) / len(PAIRS)
+        return len(self.pairs & self.adjacent.keys()) / len(self.pairs)
 
     @property
     def ordered_share(self) -> float:
         """Of all pairs of kinds, how many have occurred in this order: 0 to 1."""
-        return len(self.ordered) / len(DRAWN) ** 2
+        return len(self.ordered) / len(self.kinds) ** 2
 
     def missing(self) -> list[Pair]:
         """The pairs that can follow each other and never have, sorted."""
-        return sorted(PAIRS - self.adjacent.keys())
+        return sorted(self.pairs - self.adjacent.keys())
 
 
 def summary(coverage: Coverage) -> str:
     """One line for a person."""
     return (
-        f"{coverage.histories} histories, {coverage.steps} steps; of {len(PAIRS)} ordered pairs of kinds "
-        f"{100 * coverage.adjacent_share:.1f} % have followed each other directly, of {len(DRAWN) ** 2} "
+        f"{coverage.histories} histories, {coverage.steps} steps; of {len(coverage.pairs)} ordered pairs of kinds "
+        f"{100 * coverage.adjacent_share:.1f} % have followed each other directly, of {len(coverage.kinds) ** 2} "
         f"{100 * coverage.ordered_share:.1f} % have occurred in that order in one history"
     )
 
@@ -63,8 +81,8 @@ def table(coverage: Coverage) -> str:
     """A row for each kind: how often it came, how many kinds have come right after it, and which have not."""
     rows = [("Kind", "Times", "Followed by", "of", "Never yet followed by")]
     times = _times(coverage.adjacent)
-    for name in DRAWN:
-        possible = [b for a, b in sorted(PAIRS) if a == name]
+    for name in coverage.kinds:
+        possible = [b for a, b in sorted(coverage.pairs) if a == name]
         never = [b for b in possible if (name, b) not in coverage.adjacent]
         shown = "; ".join(never[:3]) + (f"; and {len(never) - 3} more" if len(never) > 3 else "")
         rows.append((name, str(times[name]), str(len(possible) - len(never)), str(len(possible)), shown))

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, final
 
-from gpuactors.simulation.histories.events import DRAWN, PAIRS
-from gpuactors.simulation.histories.kinds import SLOTS
+from gpuactors.simulation.histories.claim_events import FIRST_OF_CLAIMS
+from gpuactors.simulation.histories.events import DRAWN, DRAWN_WITH_CLAIMS, PAIRS, PAIRS_WITH_CLAIMS
+from gpuactors.simulation.histories.kinds import SLOTS, Kind
 from gpuactors.simulation.histories.play import Chooser
 from gpuactors.simulation.histories.script import Step
 from gpuactors.simulation.histories.world import CARDS, World
@@ -21,7 +22,13 @@ from gpuactors.simulation.histories.world import CARDS, World
 WAITS_S: Final = (0.0, 0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0)
 """No wait, most often: that is where races are. The longest is longer than most backoffs."""
 
+WAITS_WITH_CLAIMS_S: Final = (0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0, 70.0)
+"""The longest is longer than most of kubelet's retries of a prepare."""
+
 STEPS_MAX: Final = 20
+
+_COMES: Final = 0.5
+"""While no pod has a claim, one comes with that probability: without one little else is tried."""
 
 _TRIES: Final = 40
 """How many of the pairs that are wanted are tried before chance decides."""
@@ -32,12 +39,14 @@ _GUIDED: Final = 0.9
 
 @final
 class Guide:
-    """The pairs that are still wanted. Each of several processes has its own share (`part` of `parts`)."""
+    """The pairs that are still wanted, on nodes without claims or on those with them. Each of several processes has its
+    own share (`part` of `parts`)."""
 
-    def __init__(self, part: int = 0, parts: int = 1) -> None:
-        numbered = sorted(PAIRS)
+    def __init__(self, part: int = 0, parts: int = 1, *, claims: bool = False) -> None:
+        kinds, pairs = (DRAWN_WITH_CLAIMS, PAIRS_WITH_CLAIMS) if claims else (DRAWN, PAIRS)
+        numbered = sorted(pairs)
         mine = (pair for n, pair in enumerate(numbered) if n % parts == part)
-        self._wanted: dict[str, dict[str, None]] = {name: {} for name in DRAWN}
+        self._wanted: dict[str, dict[str, None]] = {name: {} for name in kinds}
         self._wanting: Counter[str] = Counter()
         """In how many wanted pairs each kind is."""
         for before, after in mine:
@@ -69,12 +78,16 @@ def drawn(rng: random.Random, guide: Guide | None = None) -> Chooser:
             if guide is not None and before is not None:
                 guide.happened(before, kind)
             before = kind
-            yield Step(kind, slot, rng.choice(WAITS_S))
+            yield Step(kind, slot, rng.choice(WAITS_S if world.claims is None else WAITS_WITH_CLAIMS_S))
 
     return choose
 
 
 def _next(world: World, rng: random.Random, guide: Guide | None, before: str | None) -> tuple[str, int]:
+    if world.claims is not None and not world.claims.claims and rng.random() < _COMES:
+        slot = _slot_for(world, rng, FIRST_OF_CLAIMS)
+        if slot is not None:
+            return FIRST_OF_CLAIMS, slot
     if guide is not None and before is not None and rng.random() < _GUIDED:
         wanted = guide.wanted_after(before)
         # A kind that can seldom happen is taken when it can; the others come later.
@@ -82,17 +95,22 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
             if (slot := _slot_for(world, rng, kind)) is not None:
                 return kind, slot
     slot = rng.randrange(SLOTS)
-    enabled = [name for name, kind in DRAWN.items() if kind.enabled(world, slot)]
+    enabled = [name for name, kind in _kinds(world).items() if kind.enabled(world, slot)]
     if guide is None:
         return rng.choice(enabled), slot
     # Where most is still wanted, more of it can be found next.
     return rng.choices(enabled, [1 + len(guide.wanted_after(name)) ** 2 for name in enabled])[0], slot
 
 
+def _kinds(world: World) -> dict[str, Kind]:
+    """What is drawn from."""
+    return DRAWN if world.claims is None else DRAWN_WITH_CLAIMS
+
+
 def _slot_for(world: World, rng: random.Random, kind: str) -> int | None:
     """A slot for which it can happen now, some card's; None if it cannot for any."""
     detail = rng.randrange(SLOTS // CARDS) * CARDS
     for card in rng.sample(range(CARDS), CARDS):
-        if DRAWN[kind].enabled(world, detail + card):
+        if _kinds(world)[kind].enabled(world, detail + card):
             return detail + card
     return None

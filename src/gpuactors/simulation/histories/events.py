@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Final
 
+from gpuactors.simulation.histories.claim_events import BESIDE, CLAIM_KINDS
 from gpuactors.simulation.histories.daemon_events import DAEMON_KINDS
 from gpuactors.simulation.histories.host_events import HOST_KINDS
 from gpuactors.simulation.histories.kinds import Kind, can_follow, that_can_happen
@@ -16,7 +17,15 @@ from gpuactors.simulation.histories.script import Script, ScriptError
 
 KINDS: Final[dict[str, Kind]] = {
     kind.name: kind
-    for kind in (*HOST_KINDS, *NODE_KINDS, *KUBELET_KINDS, *LEDGER_KINDS, *NEIGHBOUR_KINDS, *DAEMON_KINDS)
+    for kind in (
+        *HOST_KINDS,
+        *NODE_KINDS,
+        *KUBELET_KINDS,
+        *LEDGER_KINDS,
+        *NEIGHBOUR_KINDS,
+        *DAEMON_KINDS,
+        *CLAIM_KINDS,
+    )
 }
 """By name, in a fixed order."""
 
@@ -24,17 +33,34 @@ NOT_DRAWN: Final[frozenset[str]] = frozenset()
 """Kinds that find faults that are not repaired yet: scripts may name them, campaigns leave them out. Should be
 empty."""
 
+OF_CLAIMS: Final[frozenset[str]] = frozenset(kind.name for kind in CLAIM_KINDS)
+"""Only on a node with claims, which a campaign has by `--claims-every`: CI's has none, as these kinds still find what
+is not repaired."""
+
 DRAWN: Final[dict[str, Kind]] = {
-    kind.name: kind for kind in that_can_happen(k for k in KINDS.values() if k.name not in NOT_DRAWN)
+    kind.name: kind
+    for kind in that_can_happen(k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS)
 }
-"""What campaigns draw from."""
+"""What campaigns draw from, on a node without claims."""
+
+DRAWN_WITH_CLAIMS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name in {*BESIDE, *OF_CLAIMS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with claims."""
 
 Pair = tuple[str, str]
 
-PAIRS: Final[frozenset[Pair]] = frozenset(
-    (a.name, b.name) for a in DRAWN.values() for b in DRAWN.values() if can_follow(a, b)
-)
-"""Every ordered pair of kinds of which the second can come right after the first."""
+
+def pairs_of(kinds: dict[str, Kind]) -> frozenset[Pair]:
+    """Every ordered pair of these kinds of which the second can come right after the first."""
+    return frozenset((a.name, b.name) for a in kinds.values() for b in kinds.values() if can_follow(a, b))
+
+
+PAIRS: Final = pairs_of(DRAWN)
+PAIRS_WITH_CLAIMS: Final = pairs_of(DRAWN_WITH_CLAIMS)
 
 
 def check_names(script: Script) -> Script:

@@ -223,8 +223,7 @@ def _is_held_externally(world: World, slot: int) -> bool:
 
 
 def _external_is_killed(world: World, slot: int) -> None:
-    del world.external[card_of(slot)]
-    world.tell(world.tree.kill(EXTERNAL_PID + card_of(slot)))
+    world.end_external(card_of(slot))
 
 
 def _external_closes(world: World, slot: int) -> None:

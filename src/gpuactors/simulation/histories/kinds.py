@@ -34,6 +34,7 @@ class Flag(StrEnum):
     ATTRIBUTES_ARE_BROKEN = "attributes cannot be read"
     SECOND_PLUGIN = "a second plugin serves our resource"
     API_SERVER_IS_AWAY = "the API server is away"
+    CLAIMS_DISK_IS_FULL = "the disk where claims are kept is full"
     FILE_IS_DAMAGED = "kubelet's ledger file is damaged"
 
 

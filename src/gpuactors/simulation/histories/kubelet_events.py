@@ -308,14 +308,14 @@ KUBELET_KINDS: Final = (
     Kind(
         "the API server goes away",
         lambda w, _s: w.kubelet.has_api_server,
-        lambda w, _s: w.kubelet.lose_api_server(),
+        lambda w, _s: w.lose_api_server(),
         needs={Flag.API_SERVER_IS_AWAY: False},
         leaves={Flag.API_SERVER_IS_AWAY: True},
     ),
     Kind(
         "the API server is back",
         lambda w, _s: not w.kubelet.has_api_server,
-        lambda w, _s: w.kubelet.find_api_server(),
+        lambda w, _s: w.find_api_server(),
         needs={Flag.API_SERVER_IS_AWAY: True},
         leaves={Flag.API_SERVER_IS_AWAY: False},
     ),

@@ -59,7 +59,13 @@ _HELD: Final = (
     "the node reboots",
 )
 
-_OTHERS: Final = ("another plugin gives a card away", "a claim takes a card")
+_OTHERS: Final = (
+    "another plugin gives a card away",
+    "a claim takes a card",
+    "a pod with a claim comes",
+    "a pod with a claim for two cards comes",
+    "a pod and a claim race for a card",
+)
 
 _CHANGED: Final = (
     "unbind",

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpuactors.core.dra.table import OWNING
 from gpuactors.core.model import PciAddress
 from gpuactors.core.selector import matches
-from gpuactors.simulation.histories.world import GPU_CLASS, World
+from gpuactors.simulation.histories.world import GPU_CLASS, World, states_of
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.kubelet.values import Phase
 
@@ -55,6 +56,26 @@ def others_cards(world: World) -> dict[str, str]:
     return claims | {g.card: g.pod for g in _given(world) if g.card and not world.is_ours(g.resource)}
 
 
+def claimed_cards(world: World) -> tuple[set[str], set[str]]:
+    """The cards of claims that kubelet has prepared, and those of claims that kubelet or the daemon is about: they may
+    be the claim's or nobody's."""
+    if world.claims is None:
+        return set(), set()
+    node, known = world.claims, world.kubelet.view.dra.claims
+    prepared = {
+        card for info in known if info.prepared and not info.unpreparing for card in node.given[info.uid]
+    }
+    others = {card for info in known for card in node.given[info.uid]}
+    others |= {
+        gpu.address
+        for state in states_of(world.daemons)
+        for entry in state.claims.entries.values()
+        if entry.state in OWNING
+        for gpu in entry.gpus
+    }
+    return prepared, others - prepared
+
+
 def _given(world: World) -> Iterator[Given]:
     for (pod, resource), entry in world.kubelet.view.holdings.items():
         for device in entry.devices:
@@ -77,7 +98,9 @@ def expected(world: World) -> Lists:
     it."""
     given = given_by_us(world)
     owned = {g.card for g in given if g.card is not None} | others_cards(world).keys()
-    unsure = _unsure(world, given)
+    prepared, doubtful = claimed_cards(world)
+    owned |= prepared
+    unsure = _unsure(world, given) | doubtful
     lists: Lists = {}
     for address, spec in world.tree.functions.items():
         bound, waiting = world.is_bound(address), world.tree.is_waiting(address)

@@ -6,8 +6,7 @@ must hold is in `check.py`. Here are the parts, and what takes more than one of 
 uevents come, changes that take time.
 
 Of what the daemon keeps on disk there are its journal, which a killed daemon leaves as a real disk would, and the
-resources that it has served, which the next one reads. What it will keep besides (claims, their CDI files) belongs
-beside them.
+resources that it has served, which the next one reads. What there is for claims, where there is, is in `claims.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
 from gpuactors.core.selector import Selector, parse_selector
 from gpuactors.core.state import NodeState
+from gpuactors.dra import DraOutside
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader
@@ -39,6 +39,7 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
 from gpuactors.ports import Step
 from gpuactors.simulation.faults import Fault, Faults
+from gpuactors.simulation.histories.claims import CLAIMS, COMPANION_DRIVER, DRIVER, ClaimsNode
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.watch import Watch
 from gpuactors.simulation.host.tree import HostTree, PciSpec
@@ -50,7 +51,7 @@ from gpuactors.simulation.kubelet.values import Pod
 from gpuactors.simulation.memory.control import memory_control
 from gpuactors.simulation.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from gpuactors.simulation.memory.journal import MemoryJournal
-from gpuactors.simulation.memory.kubelet import memory_kubelet, memory_ledger
+from gpuactors.simulation.memory.kubelet import memory_claims, memory_kubelet, memory_ledger
 from gpuactors.simulation.memory.served import MemoryServed
 from gpuactors.simulation.neighbours import OtherPlugin
 
@@ -150,7 +151,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
 
     `seed` chooses what comes in no fixed order, how the daemon finds the holders of a group (`HOLDERS`), whether the
     kernel has cdevs (if the third bit is set), or else sends no uevent of an unbind that waits (if the fourth one is),
-    and whether PreStartContainer is required (not in one of 16).
+    and whether PreStartContainer is required (not in one of 16). With the bit CLAIMS the daemon serves claims as well:
+    there are two cards more, which the boot has put on their host's driver, each with a companion.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -159,18 +161,25 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     def tell(uevents: Sequence[Uevent]) -> None:
         held_back[0].tell(uevents)
 
+    claims = ClaimsNode(tree, seed, tell) if seed & CLAIMS else None
+    dra = claims.surroundings if claims is not None else None
     async with (
-        open_fake_kubelet(transport, seed=seed, tenancy=_Machines(tree, tell, held_back)) as kubelet,
+        open_fake_kubelet(transport, seed=seed, tenancy=_Machines(tree, tell, held_back), dra=dra) as kubelet,
         trio.open_nursery() as nursery,
     ):
         world = World(root, tree, transport, kubelet, nursery, trace, HOLDERS[seed % len(HOLDERS)])
         world.pre_start_gate = seed // 64 % 16 != 5
         held_back.append(world)
-        for slot in range(3):
-            tree.plug(world.card(slot, MODEL, "vfio-pci"))
+        if claims is None:
+            for slot in range(3):
+                tree.plug(world.card(slot, MODEL, "vfio-pci"))
+        else:
+            world.join(claims, prebound_companion=seed & 256 != 0)
         await kubelet.start()
         await world.start_daemon()
         await trio.sleep(1)
+        if claims is not None:
+            await kubelet.until(lambda view: any(i.connected for i in view.dra.instances))
         yield world
         world.closing = True
         nursery.cancel_scope.cancel()
@@ -242,6 +251,8 @@ class World:
         self.on_step: Callable[[str, Step], None] = lambda _daemon, _step: None
         """Called with each step of each daemon."""
         self.closing = False
+        self.claims: ClaimsNode | None = None
+        """None: the daemons serve no claims."""
         self.kubelet_runs = True
         self.kubelet_since = -math.inf
         """When kubelet was last started with pods that it had to hear of first."""
@@ -284,6 +295,43 @@ class World:
         self.journal_is_torn = False
         """A daemon was killed or a disk full: something of the journal may be missing."""
         self._started = 0
+        self._pods_of_daemons = 1
+
+    # --- claims ---------------------------------------------------------------------------------------------
+
+    def join(self, claims: ClaimsNode, *, prebound_companion: bool) -> None:
+        """The node is one with claims: its cards are plugged, and the cluster's controllers run."""
+        self.claims = claims
+        for slot in range(5):
+            driver, companion = (
+                ("vfio-pci", prebound_companion and slot == 2) if slot < 3 else ("nvidia", True)
+            )
+            claims.plug(self.card(slot, MODEL, driver))
+            if companion:
+                audio = PciSpec(
+                    self.address(slot, 1), "10de", "22ba", "040300", self.group(slot), driver=COMPANION_DRIVER
+                )
+                claims.plug(audio)
+        self.nursery.start_soon(claims.network.run)
+        self.nursery.start_soon(self._collect_claims, claims)
+
+    async def _collect_claims(self, claims: ClaimsNode) -> None:
+        """The cluster's controller: the claim of a pod goes with it. A claim has its pod's name."""
+        async for view in self.kubelet.changes():
+            for name in sorted(claims.claims.keys() - view.pods.keys()):
+                claims.delete(name)
+
+    def lose_api_server(self) -> None:
+        """The node cannot reach the API server any more: kubelet, and a daemon that serves claims."""
+        self.kubelet.lose_api_server()
+        if self.claims is not None:
+            self.claims.api.go_away()
+
+    def find_api_server(self) -> None:
+        """It can again."""
+        self.kubelet.find_api_server()
+        if self.claims is not None:
+            self.claims.api.away = False
 
     # --- cards ----------------------------------------------------------------------------------------------
 
@@ -485,17 +533,28 @@ class World:
         for card in list(self.external):
             self.tree.kill(EXTERNAL_PID + card)
         self.external.clear()
-        functions = [(a, spec, self.tree.driver_of(a)) for a, spec in self.tree.functions.items()]
+        if self.claims is not None:
+            self.claims.power_cut()
+        functions = [(a, spec, self._driver_of_boot(a)) for a, spec in self.tree.functions.items()]
         for address, _, _ in functions:
             self.tree.unplug(address)
         self.groups = {slot: before[(slot + 1) % CARDS] for slot in range(CARDS)}
         for address, spec, driver in functions:
             slot = int(address[5:7], 16) - 1
-            self.tree.plug(replace(spec, group=self.group(slot), driver=driver))
+            moved = replace(spec, group=self.group(slot), driver=driver)
+            if self.claims is not None:
+                self.claims.kernel.plug(moved)
+            else:
+                self.tree.plug(moved)
             self.disturbed.add(address)
         self.late.clear()
         self.uevent_mode = None
         self.transport.kill(OTHER_CLIENT)
+
+    def _driver_of_boot(self, address: str) -> str | None:
+        """The driver that the boot gives to a function: with claims the one that it was plugged with, else the one that
+        it was on."""
+        return self.tree.driver_of(address) if self.claims is None else self.claims.home[address]
 
     # --- uevents --------------------------------------------------------------------------------------------
 
@@ -549,6 +608,11 @@ class World:
         finally:
             self.changing.discard(slot)
 
+    def end_external(self, card: int) -> None:
+        """The external process of a card is killed."""
+        del self.external[card]
+        self.tell(self.tree.kill(EXTERNAL_PID + card))
+
     # --- attributes -----------------------------------------------------------------------------------------
 
     def break_attribute(self, address: str, name: str) -> None:
@@ -580,6 +644,7 @@ class World:
     async def start_daemon(self) -> None:
         """A daemon starts; returns when it runs, which is before its first scan."""
         self._started += 1
+        self._pods_of_daemons += bool(self.daemons)  # a container that ended is started again in its pod
         name = f"daemon {self._started}"
         journal = MemoryJournal(self.journal_directory, name, self.faults)
         daemon = RunningDaemon(name, self.next_options, MemoryUevents(self.faults), journal)
@@ -597,6 +662,8 @@ class World:
         self.state_dir.kill(daemon.name)
         daemon.journal.kill(lost_bytes=13 * (after_ticks % 50))
         self.journal_is_torn = True
+        if self.claims is not None:
+            self.claims.kill(daemon.name)
         daemon.scope.cancel()
         # What its tasks still send while they end is lost.
         if daemon in self.daemons:
@@ -618,7 +685,22 @@ class World:
             control=memory_control(self.state_dir, hanging, daemon.name, self.faults),
             served=self.served,
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
+            dra=self._dra_of(daemon, hanging),
         )
+
+    def _dra_of(self, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]) -> DraOutside | None:
+        if self.claims is None:
+            return None
+        kubelet = memory_claims(
+            self.transport,
+            DRIVER,
+            lambda name, error: self.problems.append(f"{name} of {daemon.name} failed: {error!r}"),
+            instance=f"pod-{self._pods_of_daemons}",
+            faults=self.faults,
+            owner=daemon.name,
+            hanging=hanging.subscribe(),
+        )
+        return self.claims.outside_of(daemon.name, kubelet)
 
     def _stepped(self, daemon: str, step: Step) -> None:
         self.on_step(daemon, step)

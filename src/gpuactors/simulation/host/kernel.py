@@ -135,12 +135,26 @@ class FakeKernel:
         """A fault for the next writes to a path."""
         self._planned.append(planned)
 
+    def forget_plans(self) -> None:
+        """No planned fault strikes any more."""
+        self._planned.clear()
+
     def release(self) -> None:
         """Every write that hangs by a plan goes on."""
         asleep, self._asleep = self._asleep, {}
         for go_on in asleep.values():
             go_on()
         self._show_all()
+
+    def power_off(self) -> None:
+        """The machine stops: no process has a GPU open, no write sleeps, and every function is without override. The
+        functions come back by `plug`."""
+        for address in list(self._minors):
+            for pid in self._users.get(address, ()):
+                self.tree.kill(pid)
+            self._unmade(address)
+        for held in (self._users, self._asleep, self._overrides, self._planned):
+            held.clear()
 
     # --- what is there ------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from gpuactors.core.device_lists import publish
 from gpuactors.core.dra import claims, progress
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.dra.offer import offered
+from gpuactors.core.dra.table import NoTransitionError
 from gpuactors.core.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
@@ -421,6 +422,19 @@ def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
 
 
 def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
+    """A transition that the table of claims lacks is a bug of ours. In production this claim stays as it was, and the
+    others are served."""
+    try:
+        return _of_claim(state, event, at)
+    except NoTransitionError as error:
+        if state.daemon.settings.strict:
+            raise
+        return state, [
+            Log(Level.ERROR, "claim.broken", {"event": type(event).__name__, "reason": str(error)})
+        ]
+
+
+def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
     match event:
         case events.PrepareAsked():
             return claims.prepare_asked(state, event, at)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.dra import table
 from gpuactors.core.dra.claim import (
     ActFault,
     AllocatedDevice,
@@ -22,6 +23,7 @@ from gpuactors.core.dra.claim import (
 )
 from gpuactors.core.dra.config import API_VERSION, KIND, BackendPolicy
 from gpuactors.core.dra.table import TRANSITIONS, ClaimState, NoTransitionError, On, Request, follow
+from gpuactors.core.effects import Log
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -32,7 +34,7 @@ from gpuactors.core.events import (
     ClaimUnreadable,
     ShutdownRequested,
 )
-from tests.core.builders import gpu
+from tests.core.builders import SETTINGS, gpu
 from tests.core.dra.claim_core import POOL, ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
 
@@ -486,6 +488,21 @@ def test_a_gpu_that_is_unplugged_during_its_return_ends_the_release() -> None:
 def test_a_pair_without_a_row_is_a_bug() -> None:
     with pytest.raises(NoTransitionError, match="has no transition on fetched"):
         follow(ClaimState.PREPARED, On.FETCHED)
+
+
+def test_a_pair_without_a_row_is_logged_in_production_and_the_rest_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = ClaimCore(ON_HOST, gpu(B, 2), settings=replace(SETTINGS, strict=False))
+    core.api = {"default/one": allocated(ONE, A), "default/two": allocated(name("two"), B)}
+    core.prepare(ONE)
+    rows = {pair: row for pair, row in TRANSITIONS.items() if pair != (ClaimState.PREPARED, On.UNPREPARE)}
+    monkeypatch.setattr(table, "TRANSITIONS", rows)
+    core.unprepare(ONE)
+    (line,) = (e for e in core.effects if isinstance(e, Log) and e.name == "claim.broken")
+    assert "a claim that is Prepared has no transition on unprepare" in str(line.fields["reason"])
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+    assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
 
 
 def test_each_state_has_a_row_for_what_may_come_in_it() -> None:

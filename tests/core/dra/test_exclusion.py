@@ -315,6 +315,16 @@ def test_admin_access_that_kubelet_lists_does_not_keep_a_gpu_from_its_return() -
     assert core.driver(A) == "nvidia"
 
 
+def test_admin_access_that_has_ended_does_not_make_the_gpu_unhealthy_while_kubelet_lists_it() -> None:
+    core = admin_core(PRE_BOUND)
+    core.prepare(name("admin"))
+    core.listed(name("admin"), A)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.unprepare(name("admin"))
+    assert core.claim_state(name("admin")) is ClaimState.TOMBSTONE
+    assert core.device_list() == {A: "Healthy"}
+
+
 def test_admin_access_to_a_device_that_is_gone_is_refused() -> None:
     core = core_with(ON_HOST)
     core.api[str(name("admin"))] = allocated(name("admin"), B, admin=True)

@@ -18,7 +18,7 @@ from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import OWNING, ClaimState, On, Request, follow
 from gpuactors.core.effects import Refusal, Refused
 from gpuactors.core.identity import claimed_address
-from gpuactors.core.model import ClaimedDevice, PciAddress
+from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress
 from gpuactors.core.state import NodeState
 
 
@@ -88,10 +88,16 @@ def with_reserved(claims: Claims) -> Claims:
         ((settings.driver, str(entry.name)), address)
         for entry in owning
         for address in _with_admin_access(entry)
-    )
+    ) | _still_listed(claims)
     if reserved == claims.reserved and admin == claims.admin:
         return claims
     return replace(claims, reserved=claims.reserved if reserved == claims.reserved else reserved, admin=admin)
+
+
+def _still_listed(claims: Claims) -> frozenset[AdminAccess]:
+    """Admin access that has ended: kubelet lists it a little longer."""
+    ended = {str(e.name) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE}
+    return frozenset(access for access in claims.admin if access[0][1] in ended)
 
 
 def _with_admin_access(entry: Entry) -> set[PciAddress]:

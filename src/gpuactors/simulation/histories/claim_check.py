@@ -3,13 +3,13 @@ server. Only on a node with claims (`World.claims`)."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, final
 
 import trio
 
+from gpuactors import limits
 from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import OWNING
 from gpuactors.core.model import PciAddress
@@ -22,9 +22,9 @@ RUNS_WITHIN_S: Final = 400.0
 """A pod whose claim nobody stands in the way of runs: kubelet repeats a prepare after 90 s, twice at most where its
 call was cut off, and collects a claim whose unprepare never comes."""
 
-ENDS_WITHIN_S: Final = 600.0
-"""Nothing of claims is left after all pods are gone: the daemon asks the API server twice, 60 s apart, about a claim
-whose unprepare never comes, and repeats a failed act each minute at least."""
+ENDS_WITHIN_S: Final = limits.CLAIM_FOUND_S + 600.0
+"""Nothing of claims is left after all pods are gone. About a claim whose unprepare never comes the daemon asks the API
+server twice, 60 s apart, and CLAIM_FOUND_S after an answer that it exists; a failed act is repeated each minute."""
 
 SLICES_SETTLE_S: Final = 120.0
 """What the API server has follows so late after it was away: longer than the publisher's longest backoff."""
@@ -182,8 +182,9 @@ def _left(world: World, node: ClaimsNode) -> list[str]:
             for e in state.claims.entries.values()
             if e.state in OWNING
         ]
-    if content := node.disk.files.get(CHECKPOINT):
-        left += [f"the checkpoint has {uid}" for uid in node.given if uid in json.dumps(content.decode())]
+    content = node.disk.files.get(CHECKPOINT, b"")
+    if node.boot_id.encode() in content:  # else it is of another boot, and counts for nothing
+        left += [f"the checkpoint has {uid}" for uid in node.given if uid.encode() in content]
     for address, home in node.home.items():
         driver = world.tree.driver_of(address)
         if driver != home and not (node.is_forgotten and driver == "vfio-pci"):

@@ -189,6 +189,11 @@ class ClaimsNode:
     # --- what is there --------------------------------------------------------------------------------------
 
     @property
+    def boot_id(self) -> str:
+        """Of the boot that runs."""
+        return f"boot-{self._boots}"
+
+    @property
     def cards(self) -> list[str]:
         """The cards, without their companions."""
         return [a for a, driver in self.home.items() if driver != COMPANION_DRIVER]
@@ -205,7 +210,7 @@ class ClaimsNode:
     def outside_of(self, daemon: str, kubelet: ClaimsKubelet) -> DraOutside:
         """All that a daemon reaches for claims."""
         root, client = HostRoot(str(self._tree.root)), self.network.client(daemon)
-        checkpoint = CheckpointFile(self.disk, PLUGIN_DIR, f"boot-{self._boots}")
+        checkpoint = CheckpointFile(self.disk, PLUGIN_DIR, self.boot_id)
         files = ClaimFiles(self.disk, driver=DRIVER, cdi_dir=CDI_DIR, plugin_dir=PLUGIN_DIR)
         return DraOutside(
             settings=ClaimSettings(DRIVER, NODE),

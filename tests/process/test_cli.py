@@ -354,6 +354,7 @@ def _device(
         "reason": reason,
         "owner": None,
         "holders": [],
+        "for_claims": None,
     }
 
 

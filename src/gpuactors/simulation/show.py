@@ -313,9 +313,9 @@ class LiveTable:
             _column(gpus, name, is_name=name == "Claim", right=False)
         for row in gpu_rows(moment):
             gpus.add_row(*row)
-        of_claims: list[RenderableType] = ["", gpus] if gpus.row_count else []
+        tables = [part for table in (resources, devices, gpus) if table.row_count for part in ("", table)]
         remarks = [Text(line, style="yellow") for line in remark_lines(moment)]
-        return Group("", resources, "", devices, *of_claims, *([""] if remarks else []), *remarks, "")
+        return Group(*tables, *([""] if remarks else []), *remarks, "")
 
     def _prose(self, text: str) -> None:
         self._console.print(_plain("\n\n".join(_paragraphs(text))))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from gpuactors.core.dra import exclusion, progress
 from gpuactors.core.dra.prebound import PreBound, Rule
 from gpuactors.simulation import run
+from gpuactors.simulation.claims import DRIVER, ClaimsSide
 from gpuactors.simulation.expectations import Expectation, Situation
 from gpuactors.simulation.expectations_claims import (
     ClaimSeen,
@@ -27,6 +31,9 @@ from gpuactors.simulation.expectations_claims import (
     PreparedOn,
     WaitsFor,
 )
+from gpuactors.simulation.host.kernel import FakeKernel
+from gpuactors.simulation.host.tree import HostTree
+from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.scenarios.claims import CLAIMS
 from gpuactors.simulation.scenarios.prebound import PREBOUND
@@ -178,3 +185,24 @@ def test_an_unmet_expectation_says_what_is_there_instead(
 
 def test_a_claim_that_kubelet_knows_takes_its_gpu() -> None:
     assert ClaimsSeen(claims=(ONE, replace(WAITING, devices=frozenset({B}), is_known=False))).taken == {A}
+
+
+def test_a_file_that_goes_while_it_is_looked_for_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon removes a claim's files in a thread, while what is left is looked at after each change."""
+    left = tmp_path / "k/plugins" / DRIVER / "metadata"
+    for uid in ("uid-1", "uid-2"):
+        (left / uid).mkdir(parents=True)
+        (left / uid / "gpu.json").write_text("{}")
+    scandir = os.scandir
+
+    def removing(path: Any) -> Any:
+        if os.path.basename(str(path)) == "uid-1":
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    (tmp_path / "h").mkdir()
+    side = ClaimsSide(tmp_path, FakeApiServer(), FakeKernel(HostTree(tmp_path / "h")))
+    assert side.seen(EMPTY, None).left == ("gpu.json",)

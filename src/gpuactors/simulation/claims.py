@@ -9,6 +9,7 @@ its writes to sysfs go to the fake kernel in this process. Must not judge: what 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -135,7 +136,10 @@ class ClaimsSide:
     def _cdi_devices(self) -> Iterator[tuple[str, list[str]]]:
         """Each device of the CDI files by its id, with its nodes."""
         for path in sorted(self._cdi_dir.glob("*.json")):
-            spec = json.loads(path.read_text())
+            try:
+                spec = json.loads(path.read_text())
+            except FileNotFoundError:  # of a claim that ends at this moment
+                continue
             for device in spec["devices"]:
                 nodes = device.get("containerEdits", {}).get("deviceNodes", ())
                 yield f"{spec['kind']}={device['name']}", [node["path"] for node in nodes]
@@ -202,8 +206,9 @@ class ClaimsSide:
                 yield f"driver_override {override} of {address}"
 
     def _files(self) -> Iterator[Path]:
+        """They come and go while this looks: the daemon removes them in a thread. `os.walk` takes that."""
         for directory in (self._cdi_dir, self._plugin_dir / "metadata"):
-            yield from sorted(path for path in directory.rglob("*") if path.is_file())
+            yield from sorted(Path(at, name) for at, _, names in os.walk(directory) for name in names)
         if (checkpoint := self._plugin_dir / _CHECKPOINT).is_file():
             yield checkpoint
 

@@ -517,6 +517,7 @@ MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
 
 HOLDERS_NAMED_MAX: Final = 4
 """Processes named in one refusal to take a GPU; the others are counted."""
+
 CLAIM_TOMBSTONE_S: Final = 90.0
 """90 s. How long an unprepared claim is remembered: kubelet repeats a prepare that was under way after 60 to 90 s."""
 

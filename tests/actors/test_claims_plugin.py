@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import claims_plugin
@@ -72,6 +72,7 @@ class Running:
     serving: list[tuple[str, ...]] = field(default_factory=list)
     problems: list[tuple[float, str]] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
+    ended_at: float | None = None
 
 
 @asynccontextmanager
@@ -86,9 +87,14 @@ async def running(kubelet: FakeKubelet) -> AsyncIterator[Running]:
         on_problem=lambda reason: found.problems.append((trio.current_time(), reason)),
         on_failure=lambda _name, exc: found.failures.append(exc),
     )
+
+    async def run() -> None:
+        await claims_plugin.run(ports, found.stop)
+        found.ended_at = trio.current_time()
+
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(claims_plugin.run, ports, found.stop)
+            nursery.start_soon(run)
             yield found
             nursery.cancel_scope.cancel()
 
@@ -152,7 +158,8 @@ async def test_it_ends_while_it_waits_to_try_again(autojump_clock: MockClock) ->
     kubelet = FakeKubelet(serve_errors=[KubeletError("no room")] * 1000)
     async with running(kubelet) as actor:
         await until(lambda: len(actor.problems) == 10)
+        stopped_at = trio.current_time()
         actor.stop.set()
-        await wait_all_tasks_blocked()
         await trio.sleep(100)
+        assert actor.ended_at == stopped_at, "at once"
         assert len(actor.problems) == 10

@@ -47,10 +47,10 @@ vm-iommufd-kernel *ARGS:
 vm-table *ARGS:
     python -m tests.vm.table "$@"
 
-# Every order of up to five events in worlds of two GPUs, and of two claims and one GPU, only through the core.
-small-worlds LENGTH="5":
-    SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py \
-        tests/core/dra/test_claim_small_worlds.py -k after_every_order
+# Every order of up to five events in worlds of two GPUs, and of up to four in worlds of two claims and one GPU, through the core only.
+small-worlds LENGTH="5" CLAIMS="4":
+    SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
+    SMALL_WORLDS_LENGTH={{ CLAIMS }} python -m pytest -n 2 -rP tests/core/dra/test_claim_small_worlds.py -k after_every_order
 
 # What CI tries of any order of events: 3,000 histories of a whole node, chosen by the commit; most pairs of kinds must occur.
 histories *ARGS:

@@ -129,7 +129,10 @@ class Tab:
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._back], [], [], max(0.0, deadline - time.monotonic()))
+            # Not select(): it takes no descriptor above 1023, and whoever ran before in this process may have as many.
+            waiting = select.poll()
+            waiting.register(self._back, select.POLLIN)
+            ready = waiting.poll(1000 * max(0.0, deadline - time.monotonic()))
             chunk = os.read(self._back, 1 << 16) if ready else b""
             if not chunk:
                 raise BrowserError("the browser ended" if ready else f"no answer within {WAIT_S:g} s")

@@ -62,6 +62,7 @@ from gpuactors.observe.journal_format import (
 from gpuactors.ports import Step
 from tests.core.builders import H100, gpu
 from tests.observe.recording import WALL, Held, QuietNode, files, story, write
+from tests.support.descriptors import open_files
 
 GPU = pci_address("0000:23:00.0")
 ID = DeviceId("0000:23:00.0")
@@ -434,6 +435,15 @@ async def test_the_last_steps_are_written_when_the_daemon_ends(tmp_path: Path) -
     ]
 
 
+async def test_no_file_is_left_open_when_the_daemon_ends(tmp_path: Path) -> None:
+    journal = recorder(tmp_path)
+    for step in story().steps[:2]:
+        journal.record(step)
+        await writes_the_last(journal)
+        assert open_files(tmp_path) == []
+    assert len(os.listdir(tmp_path)) == 2
+
+
 def test_routine_waits_and_news_does_not(tmp_path: Path) -> None:
     """On the mock clock: the write happens at the time that the bounds name."""
     steps = story(events=100).steps
@@ -442,7 +452,7 @@ def test_routine_waits_and_news_does_not(tmp_path: Path) -> None:
     news = next(s for s in steps if s.effects)
     written: list[float] = []
 
-    async def write() -> bool:
+    async def write(*, last: bool = False) -> bool:
         if journal._waiting:
             journal._waiting.clear()
             written.append(trio.current_time())

@@ -102,7 +102,9 @@ PRINTING = (
 def test_a_full_disk_behind_standard_output_is_said_in_a_sentence(tmp_path: Path) -> None:
     HostTree(tmp_path).plug(PciSpec("0000:23:00.0", "10de", "2330", "030200", 0x23, driver="vfio-pci"))
     core = RecordedCore(gpu("23:00.0"))
-    files(tmp_path / "journal").write(core.steps, Anchor(core.at, WALL))
+    journal = files(tmp_path / "journal")
+    journal.write(core.steps, Anchor(core.at, WALL))
+    journal.close()
 
     def ended(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         with Path("/dev/full").open("w") as full:

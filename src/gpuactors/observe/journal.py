@@ -233,7 +233,7 @@ class FileJournal:
             self._arrived.set()
 
     async def run(self) -> None:
-        """Writes for ever. Only one may run at a time."""
+        """Writes until it is cancelled, then what still waits, and closes the file. Only one may run at a time."""
         try:
             while True:
                 with trio.move_on_after(limits.JOURNAL_ROUTINE_S):
@@ -244,13 +244,18 @@ class FileJournal:
                     await trio.sleep(limits.JOURNAL_RETRY_S)
         finally:
             with trio.move_on_after(limits.JOURNAL_LAST_S, shield=True):
-                await self._write()
+                await self._write(last=True)
 
-    async def _write(self) -> bool:
-        """Writes the waiting steps; returns whether that succeeded."""
+    def close(self) -> None:
+        """Ends the file; what waits is not written."""
+        with self._lock:
+            self._files.close()
+
+    async def _write(self, *, last: bool = False) -> bool:
+        """Writes the waiting steps, and closes the file behind the `last`; returns whether that succeeded."""
         try:
             now = Anchor(trio.current_time(), time.time())
-            await self._apart(lambda: self._write_all(now))
+            await self._apart(lambda: self._write_all(now, last=last))
         except Exception as exc:
             self._fails(exc)
             return False
@@ -259,9 +264,11 @@ class FileJournal:
             log.info("journal.resumed", directory=self._directory)
         return True
 
-    def _write_all(self, now: Anchor) -> None:
+    def _write_all(self, now: Anchor, *, last: bool) -> None:
         with self._lock:
             self._files.write([self._waiting.popleft() for _ in range(len(self._waiting))], now)
+            if last:
+                self._files.close()
 
     def _fails(self, exc: Exception) -> None:
         """Logs why, each time the reason changes."""

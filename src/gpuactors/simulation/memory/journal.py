@@ -39,7 +39,10 @@ class MemoryJournal:
 
     async def run(self) -> None:
         """As `ports.Journal.run`."""
-        await self._journal.run()
+        try:
+            await self._journal.run()
+        finally:
+            self._journal.close()  # of a killed process the kernel does it
 
     def kill(self, lost_bytes: int) -> None:
         """The process ends, and the disk loses so many bytes of the newest file."""

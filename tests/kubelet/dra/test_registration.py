@@ -194,6 +194,37 @@ async def test_the_api_is_there_before_the_registration_and_goes_after_it(
     assert ends[-1] == ()
 
 
+@pytest.mark.parametrize("last", ["dra.sock", f"{DRIVER}-reg.sock"])
+async def test_a_plugin_that_is_cancelled_while_it_makes_a_socket_ends(kubelet_dir: Path, last: str) -> None:
+    """It served for ever (found by a history): trio drops what a task that is being cancelled has started, and a
+    shielded one is never cancelled."""
+    made: list[BoundListener] = []
+
+    def bind(path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
+        made.append(bind_unix(path, mode=mode, evict=evict))
+        if os.path.basename(path) == last:
+            scope.cancel()
+        return made[-1]
+
+    async def end() -> None:
+        """What is shielded ends with its listener only; the second one is made after the first one has ended."""
+        for number in range(2):
+            await trio.sleep(WITHIN_S / 2)
+            hangs.append(made[number])
+            await made[number].aclose()
+
+    hangs: list[BoundListener] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end)
+        with trio.CancelScope() as scope:
+            async with serving(kubelet_dir, io=replace(plugin_io_of_the_node(), bind=bind)):
+                await trio.sleep_forever()
+        nursery.cancel_scope.cancel()
+    assert not hangs
+    paths = socket_paths(str(kubelet_dir), DRIVER, None)
+    assert not any(map(os.path.exists, (paths.api, paths.registration)))
+
+
 async def test_a_kubelet_that_still_calls_after_the_withdrawal_is_answered(kubelet_dir: Path) -> None:
     """It acts on a removed socket only each second; a refused prepare is tried again after 60 s."""
     async with serving(kubelet_dir) as served:
@@ -328,6 +359,59 @@ async def test_a_second_daemon_without_an_instance_does_not_take_the_firsts_plac
             async with serving(kubelet_dir):
                 pytest.fail("it does not serve")
         assert (await get_info(first)).name == DRIVER
+
+
+# --- sockets of instances that were killed ------------------------------------------------------------------------
+
+DEAD_UID: Final = "0b8f2a11-6d3c-4e0f-9f7e-5a4b3c2d1e0f"
+STATIC_UID: Final = "0b8f2a116d3c4e0f9f7e5a4b3c2d1e0f"
+
+
+def dead_socket(path: Path) -> Path:
+    """As a process that was killed leaves it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+        killed.listen()
+    return path
+
+
+async def test_sockets_of_killed_instances_are_removed_when_one_serves(kubelet_dir: Path) -> None:
+    """Kubelet dials what is in its registry for ever."""
+    registry, own = kubelet_dir / "plugins_registry", kubelet_dir / "plugins" / DRIVER
+    dead = [
+        dead_socket(registry / f"{DRIVER}-{DEAD_UID}-reg.sock"),
+        dead_socket(registry / f"{DRIVER}-{STATIC_UID}-reg.sock"),
+        dead_socket(own / f"dra-{DEAD_UID}.sock"),
+    ]
+    async with serving(kubelet_dir, instance=POD_UID) as served:
+        assert [path for path in dead if path.exists()] == []
+        assert (await get_info(served)).name == DRIVER
+
+
+async def test_what_is_not_a_dead_socket_of_this_driver_is_left(kubelet_dir: Path) -> None:
+    registry = kubelet_dir / "plugins_registry"
+    others = [
+        dead_socket(registry / f"{DRIVER}-csi-{DEAD_UID}-reg.sock"),
+        dead_socket(registry / f"compute-domain.nvidia.com-{DEAD_UID}-reg.sock"),
+        dead_socket(registry / f"{DRIVER}-reg.sock"),
+        registry / f"{DRIVER}-{STATIC_UID}-reg.sock",
+    ]
+    others[-1].write_text("no socket")
+    async with serving(kubelet_dir, instance=DEAD_UID) as old, serving(kubelet_dir, instance=POD_UID):
+        assert [path.name for path in others if not path.exists()] == []
+        assert (await get_info(old)).name == DRIVER, "the one that is being replaced answers until its end"
+
+
+async def test_a_hanging_instance_with_a_full_backlog_keeps_its_socket(kubelet_dir: Path) -> None:
+    path = kubelet_dir / "plugins_registry" / f"{DRIVER}-{DEAD_UID}-reg.sock"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as hangs, socket.socket(socket.AF_UNIX) as waiting:
+        hangs.bind(str(path))
+        hangs.listen(0)
+        waiting.connect(str(path))
+        async with serving(kubelet_dir, instance=POD_UID):
+            assert path.exists()
 
 
 def test_names_that_the_kernel_does_not_take_have_a_digest() -> None:

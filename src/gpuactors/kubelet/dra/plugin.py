@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, c
 from dataclasses import dataclass
 from typing import Final, final
 
+import structlog
 import trio
 
 from gpuactors import limits
@@ -25,11 +26,14 @@ from gpuactors.core.dra.claim import DeviceHealth
 from gpuactors.core.text import encodable
 from gpuactors.grpc_trio import Bind, BoundListener, Server, bind_unix
 from gpuactors.kubelet.binding import Hanging, bound
+from gpuactors.kubelet.dra.dead_sockets import remove_dead
 from gpuactors.kubelet.dra.health import HealthV1, HealthV1alpha1
 from gpuactors.kubelet.dra.registration import RegistrationService
 from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1beta1, OnFailure
 from gpuactors.kubelet.sockets import Changes, directory_of_the_node
 from gpuactors.ports import ClaimCaller, KubeletError, PluginStatus
+
+_log: Final = structlog.get_logger(__name__)
 
 PLUGINS: Final = "plugins"
 REGISTRY: Final = "plugins_registry"
@@ -47,11 +51,13 @@ class PluginIo:
     """As `DirectoryIo.watch`."""
     now: Callable[[], float] | None = None
     """The time of day, in seconds since 1970; None: the node's."""
+    remove_dead: Callable[[str, str, str], tuple[str, ...]] = lambda _registry, _plugin_dir, _driver: ()
+    """As `dead_sockets.remove_dead`; without it nothing is removed."""
 
 
 def plugin_io_of_the_node() -> PluginIo:
     """Unix sockets, and inotify."""
-    return PluginIo(bind_unix, _make_directory, directory_of_the_node().watch)
+    return PluginIo(bind_unix, _make_directory, directory_of_the_node().watch, remove_dead=remove_dead)
 
 
 def _make_directory(path: str) -> None:
@@ -113,6 +119,7 @@ class UnixClaims:
             )
             try:
                 await endpoint.mend()
+                self._remove_dead()
                 yield endpoint
             except KubeletError as exc:
                 failed = exc
@@ -121,6 +128,12 @@ class UnixClaims:
                     await endpoint.close()
         if failed is not None:
             raise failed
+
+    def _remove_dead(self) -> None:
+        """Once this instance is there: kubelet is never without one that it can dial."""
+        registry, own = os.path.dirname(self._paths.registration), os.path.dirname(self._paths.api)
+        for path in self._io.remove_dead(registry, own, self._driver):
+            _log.info("claims.dead_socket_removed", path=encodable(path), reason="no process listens on it")
 
 
 @final
@@ -209,7 +222,8 @@ class _Socket:
         before, self._listener = self._listener, listener
         if before is not None:
             await before.aclose()
-        await self._nursery.start(self._serve, listener)
+        # Not by `start`: where this is being cancelled, it would wait for ever for a shielded task.
+        self._nursery.start_soon(self._serve, listener)
 
     async def close(self) -> None:
         """Removes the socket's file first."""
@@ -218,13 +232,13 @@ class _Socket:
         for scope in list(self._scopes):
             scope.cancel()
 
-    async def _serve(self, listener: BoundListener, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _serve(self, listener: BoundListener) -> None:
         """Until `close`, or until the file was made again and all have gone who came by this one. Shielded: the
         sockets are closed in their order, also when everything is cancelled at once."""
         with trio.CancelScope(shield=True) as scope:
             self._scopes.append(scope)
             try:
-                await self.server.serve(listener, task_status=task_status)
+                await self.server.serve(listener)
             finally:
                 self._scopes.remove(scope)
 

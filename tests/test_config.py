@@ -58,6 +58,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("kubeconfig", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("cdi_dir", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("prebound", '["all"]', "[all]", "0000:23:00.0;all", ("all",), ("all",)),
+    ("nvswitch", '"allow"', "allow", "refuse", "allow", "allow"),
     ("journal", "true", "true", "true", False, False),
     ("node_name", '"of-file"', "of-file", "of-env", "of-flag", "of-flag"),
     ("log_format", '"console"', "console", "console", "json", "json"),

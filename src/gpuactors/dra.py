@@ -34,6 +34,7 @@ from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.persistenced import Persistenced
+from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
@@ -95,17 +96,26 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
     or our credentials cannot be had."""
     root, driver = HostRoot(str(config.host_root)), config.driver_name
     plugin_dir = os.path.join(config.kubelet_dir, PLUGINS, driver)
-    client, disk = ApiClient(_access_of(config)), RealDisk()
+    client, disk, lock = ApiClient(_access_of(config)), RealDisk(), StateLock(plugin_dir)
     files = ClaimFiles(disk, driver=driver, cdi_dir=str(config.cdi_dir), plugin_dir=plugin_dir)
     return DraOutside(
         settings=ClaimSettings(
-            driver, node, _operators_list(config.prebound), kernel_ids(command_line(root))
+            driver,
+            node,
+            _operators_list(config.prebound),
+            kernel_ids(command_line(root)),
+            nvswitch_allowed=config.nvswitch == "allow",
         ),
-        store=StoredCheckpoint(CheckpointFile(disk, plugin_dir, boot_id(root)), OneThread("checkpoint")),
-        files=StoredFiles(files, OneThread("claim files")),
+        store=StoredCheckpoint(
+            CheckpointFile(disk, plugin_dir, boot_id(root)), OneThread("checkpoint"), lock
+        ),
+        files=StoredFiles(files, OneThread("claim files"), lock),
         touched=files,
         binder=SysfsBinder(
-            root, ProcessWrites(os.path.join(plugin_dir, "acts")), Persistenced(root), _in_a_thread
+            root,
+            ProcessWrites(os.path.join(plugin_dir, "acts"), taken=lock.taken),
+            Persistenced(root),
+            _in_a_thread,
         ),
         claims=KubeClaims(client, driver, node),
         node=KubeNode(client, node),

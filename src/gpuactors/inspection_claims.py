@@ -28,8 +28,10 @@ _MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.WRITING: "its CDI and metadata files are being written",
     ClaimState.COMMITTING: "all is done; that is being written to disk",
     ClaimState.PREPARED: "its containers may run",
+    ClaimState.VERIFYING: "it was prepared, and kubelet asks again: its devices are being looked at",
     ClaimState.STOPPED: "an act failed; its devices stay as they are, and its own, until kubelet asks again",
     ClaimState.RELEASING: "its files are being removed, and its devices returned",
+    ClaimState.CLEARING: "it was unprepared; files that may be left of it are being removed",
     ClaimState.TOMBSTONE: "nothing of it is left",
 }
 

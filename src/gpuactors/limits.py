@@ -504,6 +504,11 @@ PERSISTENCED_DEADLINE_S: Final = 5.0
 FILES_DEADLINE_S: Final = 10.0
 """Writing or removing the files of a claim, or the checkpoint: milliseconds, and two syncs of a disk that is busy."""
 
+STATE_LOCK_WAIT_S: Final = 5.0
+"""5 s. A write or read of the claims' state waits so long for that of another daemon, two syncs; then it says who
+writes. Less than FILES_DEADLINE_S, so that this is said and not that the disk does not answer."""
+assert STATE_LOCK_WAIT_S < FILES_DEADLINE_S
+
 CDI_DIR_RETRY_S: Final = 5.0
 """How often to look for the CDI directory while it does not exist: it is made when the first claim is prepared, or by
 the container runtime."""

@@ -374,8 +374,9 @@ class ServedResources(Protocol):
 class CheckpointStore(Protocol):
     """The checkpoint of the claims on disk."""
 
-    async def read(self) -> Restored:
-        """What the daemon before this one left; a corrupt one is set aside. Raises `StateFileError` if it is a newer
+    async def read(self, *, owns: bool) -> Restored:
+        """What the daemon before this one left. `owns`: only this daemon writes from now on, and a corrupt one is set
+        aside; else another one serves, and nothing is touched. Raises `StateFileError` if it is a newer
         daemon's, or cannot be read: no GPU may be touched then."""
         ...
 
@@ -388,8 +389,9 @@ class CheckpointStore(Protocol):
 class ClaimFileStore(Protocol):
     """The CDI and metadata files of the claims. Raises `StateFileError` where a file cannot be written or removed."""
 
-    async def found(self) -> Mapping[ClaimUid, FoundFiles]:
-        """What is there of each claim, half or whole; what a killed daemon left half written is removed."""
+    async def found(self, *, owns: bool) -> Mapping[ClaimUid, FoundFiles]:
+        """What is there of each claim, half or whole. `owns` as in `CheckpointStore.read`: what a killed daemon left
+        half written is removed."""
         ...
 
     async def write(self, contents: ClaimContents) -> None:

@@ -51,12 +51,12 @@ async def test_the_stores_in_line_and_in_threads_do_what_their_files_do() -> Non
             ClaimFiles(disk, driver="d", cdi_dir="/cdi", plugin_dir="/plugins/d"), apart
         )
         with trio.fail_after(PATIENCE_S):
-            assert (await checkpoints.read()).origin is Origin.NONE
+            assert (await checkpoints.read(owns=True)).origin is Origin.NONE
             await checkpoints.write(Checkpoint({UID: {"state": "prepared"}}))
-            assert (await checkpoints.read()).checkpoint.claims == {UID: {"state": "prepared"}}
+            assert (await checkpoints.read(owns=True)).checkpoint.claims == {UID: {"state": "prepared"}}
             await files.write(ClaimContents(ClaimName("ns", "n", UID), {"devices": ()}, ()))
             disk.put("/cdi/.k8s.d-claim_u2.json.new", b"")
-            assert list(await files.found()) == [UID]
+            assert list(await files.found(owns=True)) == [UID]
             assert "/cdi/.k8s.d-claim_u2.json.new" not in disk.files
             await files.remove(UID)
-            assert await files.found() == {}
+            assert await files.found(owns=True) == {}

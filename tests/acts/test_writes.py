@@ -1,4 +1,4 @@
-"""The process that writes to sysfs: real processes, real files, a FIFO as the file of a driver that never answers."""
+"""The process that writes to sysfs: real processes, real files, one of them of a driver that does not answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gpuactors.acts import writer_process
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.core.dra.claim import ActFault
 from gpuactors.ports import ActError
+from gpuactors.simulation.host.hanging import HangingFile
 from tests.support.patience import patient
 
 PATIENCE_S = patient(20.0)
@@ -35,15 +37,15 @@ def writes(tmp_path: Path, deadline_s: float = PATIENCE_S) -> ProcessWrites:
     return ProcessWrites(str(tmp_path / "locks"), deadline_s=deadline_s)
 
 
-def fifo(tmp_path: Path) -> Path:
-    path = tmp_path / "unbind"
-    os.mkfifo(path)
-    return path
+@pytest.fixture
+def unbind(tmp_path: Path) -> Iterator[HangingFile]:
+    with HangingFile(tmp_path / "unbind") as file:
+        yield file
 
 
-def answer(path: Path) -> str:
+async def answer(file: HangingFile) -> str:
     """The kernel takes the write that hangs."""
-    return path.read_text()
+    return await trio.to_thread.run_sync(file.answer, PATIENCE_S)
 
 
 def text(path: Path) -> str:
@@ -51,16 +53,19 @@ def text(path: Path) -> str:
 
 
 async def until_it_ends(pid: int) -> None:
-    """A process of ours that was given up ends by itself."""
-    descriptor = os.pidfd_open(pid)
+    """A process that was given up, or whose daemon was killed, ends by itself."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
     try:
         await trio.lowlevel.wait_readable(descriptor)
     finally:
         os.close(descriptor)
 
 
-def holder(tmp_path: Path) -> int:
-    return int((tmp_path / "locks/iommu-group-51.lock").read_text())
+def holder(tmp_path: Path, group: int = 51) -> int:
+    return int((tmp_path / f"locks/iommu-group-{group}.lock").read_text())
 
 
 async def override_and_unbind(open_writes: ProcessWrites, override: Path, unbind: Path) -> None:
@@ -103,12 +108,11 @@ async def test_the_kernels_error_is_the_acts_error(
 
 
 async def test_a_write_that_hangs_is_given_up_and_blocks_its_group_only(
-    tmp_path: Path, override: Path
+    tmp_path: Path, override: Path, unbind: HangingFile
 ) -> None:
-    path = fifo(tmp_path)
     with trio.fail_after(PATIENCE_S):
         with pytest.raises(ActError) as caught:
-            await override_and_unbind(writes(tmp_path, SHORT_S), override, path)
+            await override_and_unbind(writes(tmp_path, SHORT_S), override, unbind.path)
         assert caught.value.fault is ActFault.HANGS
         pid = holder(tmp_path)
         # Another daemon, the same lock files.
@@ -119,21 +123,21 @@ async def test_a_write_that_hangs_is_given_up_and_blocks_its_group_only(
         async with writes(tmp_path)(52) as other:
             await other.read(str(override))
         assert text(override) == "vfio-pci\n"
-        assert await trio.to_thread.run_sync(answer, path) == "0000:23:00.0\n"
+        assert await answer(unbind) == "0000:23:00.0\n"
         await until_it_ends(pid)
         assert text(override) == "\n"
         async with writes(tmp_path)(51) as act:
             await act.write(str(override), "z\n")
 
 
-async def test_a_cancelled_wait_ends_at_once_and_the_write_goes_on(tmp_path: Path, override: Path) -> None:
-    path = fifo(tmp_path)
-
+async def test_a_cancelled_wait_ends_at_once_and_the_write_goes_on(
+    tmp_path: Path, override: Path, unbind: HangingFile
+) -> None:
     async def act(started: trio.Event) -> None:
         async with writes(tmp_path)(51) as act:
             await act.at_the_end(str(override), "\n")
             started.set()
-            await act.write(str(path), "0000:23:00.0\n")
+            await act.write(str(unbind.path), "0000:23:00.0\n")
             pytest.fail("nothing is written after it")
 
     with trio.fail_after(PATIENCE_S):
@@ -145,7 +149,7 @@ async def test_a_cancelled_wait_ends_at_once_and_the_write_goes_on(tmp_path: Pat
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.cancel_scope.cancel()
         pid = holder(tmp_path)
-        assert await trio.to_thread.run_sync(answer, path) == "0000:23:00.0\n"
+        assert await answer(unbind) == "0000:23:00.0\n"
         await until_it_ends(pid)
         assert text(override) == "\n"
 
@@ -161,49 +165,68 @@ async def test_after_a_refusal_too_the_last_word_is_written_and_the_lock_free(
             assert text(override) == "\n"
 
 
-async def test_a_last_word_that_hangs_is_said(tmp_path: Path) -> None:
-    path = fifo(tmp_path)
-
+async def test_a_last_word_that_hangs_is_said(tmp_path: Path, unbind: HangingFile) -> None:
     async def only_at_the_end() -> None:
         async with writes(tmp_path, SHORT_S)(51) as act:
-            await act.at_the_end(str(path), "\n")
+            await act.at_the_end(str(unbind.path), "\n")
 
     with trio.fail_after(PATIENCE_S):
         with pytest.raises(ActError, match="driver_override of a function of IOMMU group 51") as caught:
             await only_at_the_end()
         assert caught.value.fault is ActFault.HANGS
-        assert await trio.to_thread.run_sync(answer, path) == "\n"
+        assert await answer(unbind) == "\n"
 
 
 KILLED = """
 import sys, trio, trio.testing
 from gpuactors.acts.writes import ProcessWrites
-async def main(locks, override, fifo):
-    async with ProcessWrites(locks)(51) as act:
+async def hangs(writes, override, unbind):
+    async with writes(51) as act:
         await act.at_the_end(override, "\\n")
         await act.write(override, "vfio-pci\\n")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(act.write, fifo, "0000:23:00.0\\n")
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            print("begun", flush=True)
+        await act.write(unbind, "0000:23:00.0\\n")
+async def is_idle(writes, override, task_status):
+    async with writes(52) as act:
+        await act.at_the_end(override, "\\n")
+        await act.write(override, "vfio-pci\\n")
+        task_status.started()
+        await trio.sleep_forever()
+async def main(locks, override, unbind, other):
+    writes = ProcessWrites(locks)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(is_idle, writes, other)
+        nursery.start_soon(hangs, writes, override, unbind)
+        while open(override).read() != "vfio-pci\\n":
+            await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        print("begun", flush=True)
 trio.run(main, *sys.argv[1:])
 """
+"""A daemon with two acts: the write of that on group 51 hangs, that on group 52 has nothing to write just now."""
 
 
-def test_a_write_that_hangs_outlives_the_daemon_and_holds_the_lock_against_the_next_one(
-    tmp_path: Path, override: Path
-) -> None:
-    path = fifo(tmp_path)
-    daemon = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path / "locks"), str(override), str(path)],
+@pytest.fixture
+def killed(tmp_path: Path, override: Path, unbind: HangingFile) -> Path:
+    """Kills a daemon with two acts; the `driver_override` of group 52."""
+    other = tmp_path / "other_override"
+    other.write_text("(null)\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, *map(str, (tmp_path / "locks", override, unbind.path, other))],
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert daemon.stdout is not None
-    with daemon.stdout:
-        assert daemon.stdout.readline() == "begun\n"
-    daemon.send_signal(signal.SIGKILL)
-    daemon.wait(PATIENCE_S)
+    ) as daemon:
+        assert daemon.stdout is not None
+        try:
+            assert daemon.stdout.readline() == "begun\n"
+        finally:
+            daemon.kill()
+    return other
+
+
+@pytest.mark.usefixtures("killed")
+def test_a_write_that_hangs_outlives_the_daemon_and_holds_the_lock_against_the_next_one(
+    tmp_path: Path, override: Path, unbind: HangingFile
+) -> None:
     pid = holder(tmp_path)
 
     async def next_daemon() -> None:
@@ -211,12 +234,27 @@ def test_a_write_that_hangs_outlives_the_daemon_and_holds_the_lock_against_the_n
             with pytest.raises(ActError, match=f"blocked by process {pid}"):
                 async with writes(tmp_path)(51):
                     pytest.fail("the group is blocked")
-            await trio.to_thread.run_sync(answer, path)
+            await answer(unbind)
             await until_it_ends(pid)
             async with writes(tmp_path)(51) as act:
                 assert await act.read(str(override)) == "\n"
 
     trio.run(next_daemon)
+
+
+async def test_a_process_with_nothing_to_write_ends_with_its_killed_daemon(
+    tmp_path: Path, killed: Path, unbind: HangingFile
+) -> None:
+    """Also beside one that hangs: neither has a descriptor of the other's input."""
+    with trio.fail_after(PATIENCE_S):
+        await until_it_ends(holder(tmp_path, 52))
+        assert text(killed) == "\n"
+        async with writes(tmp_path)(52) as act:
+            assert await act.read(str(killed)) == "\n"
+        with pytest.raises(ActError, match=f"blocked by process {holder(tmp_path)}"):
+            async with writes(tmp_path)(51):
+                pytest.fail("the group is blocked")
+        await answer(unbind)
 
 
 async def test_a_signal_to_the_daemons_group_does_not_reach_it(tmp_path: Path, override: Path) -> None:
@@ -267,9 +305,10 @@ def test_it_starts_without_anything_of_ours() -> None:
     assert not imported & {b"gpuactors", b"trio", b"subprocess", b"json", b"asyncio"}
 
 
-async def test_no_descriptor_and_no_thread_is_left(tmp_path: Path, override: Path) -> None:
+async def test_no_descriptor_and_no_thread_is_left(
+    tmp_path: Path, override: Path, unbind: HangingFile
+) -> None:
     opened = writes(tmp_path)
-    path = fifo(tmp_path)
 
     async def one() -> None:
         async with opened(51) as act:
@@ -282,7 +321,7 @@ async def test_no_descriptor_and_no_thread_is_left(tmp_path: Path, override: Pat
             await one()
         with pytest.raises(ActError):
             async with writes(tmp_path, 0.05)(52) as act:
-                await act.write(str(path), "x\n")
+                await act.write(str(unbind.path), "x\n")
         assert len(os.listdir("/proc/self/fd")) == before
-        await trio.to_thread.run_sync(answer, path)
+        await answer(unbind)
     assert threading.active_count() < 20

@@ -350,3 +350,22 @@ def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
     )
     assert list(index_of(moved).devices) == [GPU]
     assert index_of(moved) == index_of(replace(moved, index=NO_INDEX))
+
+
+def test_a_claim_of_another_driver_that_has_ended_is_no_owner_any_more() -> None:
+    core = Core(gpu(GPU), gpu(NEXT))
+    core.claims = {"gpu-0000-01-00-0": "train"}
+    core.pass_time(LEDGER_QUIET_S)
+    assert list(core.state.index.owners) == [GPU]
+    core.claims = {}
+    core.pass_time(LEDGER_QUIET_S)
+    assert core.state.index.owners == {}
+
+
+def test_a_function_that_begins_to_leave_its_driver_is_polled() -> None:
+    core = Core(gpu(GPU, 7), gpu(NEXT, 7, driver=None))
+    core.pass_time(60)
+    polls = replace(core.state.host.polls, leaving=frozenset({NEXT}))
+    assert NEXT not in core.state.index.polled[7]
+    begun = replace(core.state, host=replace(core.state.host, polls=polls))
+    assert list(index_of(begun).polled[7]) == [GPU, NEXT]

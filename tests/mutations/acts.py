@@ -30,7 +30,7 @@ ACTS: Final = (
     ),
     Mutation(
         "the host bridge in a GPU's group is bound with it",
-        "host/group.py",
+        "core/model.py",
         '    return class_code.startswith("06") and',
         '    return class_code.startswith("0604") and',
         tests=(f"{GROUP}::test_host_bridges_are_bridges_and_an_nvswitch_is_none",),

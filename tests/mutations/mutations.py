@@ -232,7 +232,7 @@ MUTATIONS: Final = (
         "core/calls.py",
         "            if taken := _taken(state, call):\n                if state.kubelet.ledger.done <= call.since:\n",
         "            if taken := _taken(state, call):\n                if False:\n",
-        tests=(f"{FOUND}[both cards of a group are released, and one is given to the next pod at once]",),
+        tests=("tests/core/test_ledger_asked.py",),
     ),
     Mutation(
         "on a quiet node the ledger is never read",
@@ -417,7 +417,7 @@ MUTATIONS: Final = (
         "kubelet/kubelet.py",
         "        except Exception as exc:\n            problem",
         "        except OSError as exc:\n            problem",
-        tests=(f"{FOUND}[new model while kubelet restarts]",),
+        tests=("tests/kubelet/test_register.py",),
     ),
     Mutation(
         "a kubelet.sock that is another one is not told of",
@@ -451,8 +451,8 @@ MUTATIONS: Final = (
     Mutation(
         "a claim that has ended is an owner for ever",
         "core/index.py",
-        "    touched = changed_keys(index.claims, claims)\n",
-        "    touched = {*claims.keys() - index.claims.keys()}\n",
+        "    touched = changed_keys(index.claims, claims) | changed_keys(index.reserved, reserved)\n",
+        "    touched = {*claims.keys() - index.claims.keys()} | changed_keys(index.reserved, reserved)\n",
         tests=(INDEX,),
     ),
     Mutation(
@@ -695,7 +695,7 @@ MUTATIONS: Final = (
     Mutation(
         "only prepared claims count as owners",
         "core/dra/table.py",
-        "        _S.RESERVED,\n        _S.BINDING,\n        _S.WRITING,\n        _S.COMMITTING,\n        _S.PREPARED,\n        _S.STOPPED,\n        _S.RELEASING,\n    }",  # noqa: E501
+        "        _S.RESERVED,\n        _S.BINDING,\n        _S.WRITING,\n        _S.COMMITTING,\n        _S.PREPARED,\n        _S.VERIFYING,\n        _S.STOPPED,\n        _S.RELEASING,\n    }",  # noqa: E501
         "        _S.PREPARED,\n    }",
         tests=(EXCLUSION, PREPARE),
     ),

@@ -15,6 +15,7 @@ import trio
 
 from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import FakeApiServer
+from gpuactors.simulation.kube.status import CLAIMS
 from tests.support import dra_grpcio
 from tests.support.patience import patient
 
@@ -24,10 +25,10 @@ WAIT_S: Final = patient(20.0)
 
 
 class Api:
-    """A fake API server in a thread of its own."""
+    """A fake API server in a thread of its own. The UIDs that it gives follow from `seed`."""
 
-    def __init__(self) -> None:
-        self.server = FakeApiServer()
+    def __init__(self, seed: int = 0) -> None:
+        self.server = FakeApiServer(seed=seed)
         self.server.add_node(NODE)
         self.port = 0
         self._began = threading.Event()
@@ -55,8 +56,9 @@ class Api:
         self.do(self._stop.set)
         self._thread.join(WAIT_S)
 
-    def claim(self, name: str, *addresses: str) -> str:
-        """Makes a claim that the scheduler has given these devices; its UID."""
+    def claim(self, name: str, *addresses: str, uid: str = "") -> str:
+        """Makes a claim that the scheduler has given these devices; its UID, which is `uid` where that is given: the
+        claim of a cluster that has outlived its node."""
         made = self.do(
             self.server.add_claim,
             {
@@ -68,6 +70,9 @@ class Api:
                 },
             },
         )
+        if uid:
+            made["metadata"]["uid"] = uid
+            self.do(self.server.store.put, CLAIMS, made)
         results = [
             {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device_of(a)} for a in addresses
         ]
@@ -102,23 +107,33 @@ def write_kubeconfig(path: Path, port: int) -> None:
     path.write_text(json.dumps(content))
 
 
-@contextmanager
-def plugin_of(kubelet_dir: Path, instance: str = "") -> Iterator[Mapping[str, Any]]:
-    """The DRA plugin's methods, found as kubelet finds them: by the registration socket."""
+def get_info(kubelet_dir: Path, instance: str = "", timeout_s: float = dra_grpcio.GET_INFO_S) -> Any:
+    """What the plugin says of itself, on a new connection. Raises grpc.RpcError."""
+    with grpc.insecure_channel(f"unix:{_registry_socket(kubelet_dir, instance)}") as channel:
+        request = dra_grpcio.REGISTRATION.message("InfoRequest")()
+        return dra_grpcio.registration(channel)["GetInfo"](request, timeout=timeout_s)
+
+
+def _registry_socket(kubelet_dir: Path, instance: str) -> Path:
     name = f"{DRIVER}-{instance}-reg.sock" if instance else f"{DRIVER}-reg.sock"
-    registry = kubelet_dir / "plugins_registry" / name
+    return kubelet_dir / "plugins_registry" / name
+
+
+@contextmanager
+def plugin_of(
+    kubelet_dir: Path, instance: str = "", *, get_info_s: float = dra_grpcio.GET_INFO_S
+) -> Iterator[Mapping[str, Any]]:
+    """The DRA plugin's methods, found as kubelet finds them: by the registration socket."""
+    registry = _registry_socket(kubelet_dir, instance)
     deadline = time.monotonic() + WAIT_S
     while not registry.exists():
         if time.monotonic() > deadline:
             raise TimeoutError("the registration socket did not come")
         time.sleep(0.01)
+    info = get_info(kubelet_dir, instance, get_info_s)
     with grpc.insecure_channel(f"unix:{registry}") as channel:
-        methods = dra_grpcio.registration(channel)
-        info = methods["GetInfo"](
-            dra_grpcio.REGISTRATION.message("InfoRequest")(), timeout=dra_grpcio.GET_INFO_S
-        )
         status = dra_grpcio.REGISTRATION.message("RegistrationStatus")(plugin_registered=True)
-        methods["NotifyRegistrationStatus"](status, timeout=WAIT_S)
+        dra_grpcio.registration(channel)["NotifyRegistrationStatus"](status, timeout=WAIT_S)
     with grpc.insecure_channel(f"unix:{info.endpoint}") as channel:
         yield dra_grpcio.plugin(channel)
 

@@ -1,7 +1,9 @@
 """The checkpoint keeper: reads the claims' checkpoint when it is wanted, and writes the newest contents.
 
 A number that is written stands for all before it. Where the checkpoint is lost, the CDI and metadata files say which
-devices belong to claims; files of no claim are removed, as a daemon that was killed may have left them.
+devices belong to claims; files of no claim are removed, as a daemon that was killed may have left them. So are metadata
+files without the CDI file of the devices, which is written last, and gone after a reboot: no container can be started
+with what they are left of.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.checkpoint import Checkpoint, MalformedError, Origin
 from gpuactors.core.dra.claim import ClaimUid, FirstDriver
-from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry, load_of
 from gpuactors.core.dra.files import FoundFiles
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted
 from gpuactors.core.dra.stored import decoded_entry, encoded_entry
@@ -28,6 +30,7 @@ from gpuactors.core.events import (
     Event,
 )
 from gpuactors.core.identity import claimed_address
+from gpuactors.core.model import Role
 from gpuactors.ports import CheckpointStore, ClaimFileStore, StateFileError
 
 
@@ -42,7 +45,7 @@ async def run(
     async for _ in wanted:
         while (now := wanted.value).load not in (0, loaded):
             try:
-                event, known = await _read(store, files)
+                event, known = await _read(store, files, owns=now.load >= load_of(Role.SERVING))
             except StateFileError as exc:
                 await inbox.send(CheckpointRefused(str(exc)))
                 await _pause(wanted, now)
@@ -84,10 +87,13 @@ class _Rebuilt:
     """Files whose claim or devices cannot be read."""
 
 
-async def _read(store: CheckpointStore, files: ClaimFileStore) -> tuple[CheckpointRead, Checkpoint]:
-    """Raises `StateFileError`."""
-    restored = await store.read()
-    found = await files.found()
+async def _read(
+    store: CheckpointStore, files: ClaimFileStore, *, owns: bool
+) -> tuple[CheckpointRead, Checkpoint]:
+    """`owns`: this daemon serves from now on. Until then another one does, whose newest claim may be in its files and
+    not yet in what was read: nothing is removed. Raises `StateFileError`."""
+    restored = await store.read(owns=owns)
+    found = await files.found(owns=owns)
     checkpoint, drivers = restored.checkpoint, tuple(restored.checkpoint.first_drivers.values())
     lost = restored.origin is Origin.CORRUPT or (restored.origin is Origin.NONE and found)
     try:
@@ -99,11 +105,14 @@ async def _read(store: CheckpointStore, files: ClaimFileStore) -> tuple[Checkpoi
         )
     else:
         warning = restored.sentence if lost else ""
+    kept = {uid for uid, of_claim in found.items() if of_claim.devices is not None}
     if not lost:
-        for uid in found.keys() - {entry.name.uid for entry in entries}:
-            await files.remove(uid)
+        kept = {entry.name.uid for entry in entries}
+    for uid in found.keys() - kept if owns else ():
+        await files.remove(uid)
+    if not lost:
         return CheckpointRead(entries, drivers), checkpoint
-    rebuilt = _rebuilt(found)
+    rebuilt = _rebuilt({uid: found[uid] for uid in found.keys() & kept})
     if rebuilt.unknown:
         warning += (
             f"; whose files are those of {', '.join(rebuilt.unknown)} cannot be read, and they are left"

@@ -7,6 +7,7 @@ Must not decide anything: the core says what is to be on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar, final
 
 import trio
@@ -73,43 +74,89 @@ async def inline(call: Callable[[], T]) -> T:
     return call()
 
 
+class Lock(Protocol):
+    """As `StateLock`."""
+
+    def reading(self, *, owns: bool) -> AbstractContextManager[None]: ...
+
+    def writing(self) -> AbstractContextManager[None]: ...
+
+
+@final
+class NoLock:
+    """Of a simulation, in which no two writes overlap."""
+
+    def reading(self, *, owns: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 @final
 class StoredCheckpoint:
     """Implements `ports.CheckpointStore`."""
 
-    def __init__(self, file: CheckpointFile, apart: Apart) -> None:
+    def __init__(self, file: CheckpointFile, apart: Apart, lock: Lock | None = None) -> None:
+        """`lock`: None where there is one daemon only."""
         self._file = file
         self._apart = apart
+        self._lock = lock or NoLock()
 
-    async def read(self) -> Restored:
+    async def read(self, *, owns: bool = True) -> Restored:
         """As `ports.CheckpointStore.read`."""
-        return await self._apart(self._file.read)
+
+        def read() -> Restored:
+            with self._lock.reading(owns=owns):
+                return self._file.read(touches=owns)
+
+        return await self._apart(read)
 
     async def write(self, checkpoint: Checkpoint) -> None:
         """As `ports.CheckpointStore.write`."""
-        await self._apart(lambda: self._file.write(checkpoint))
+
+        def write() -> None:
+            with self._lock.writing():
+                self._file.write(checkpoint)
+
+        await self._apart(write)
 
 
 @final
 class StoredFiles:
     """Implements `ports.ClaimFileStore`."""
 
-    def __init__(self, files: ClaimFiles, apart: Apart) -> None:
+    def __init__(self, files: ClaimFiles, apart: Apart, lock: Lock | None = None) -> None:
+        """`lock`: None where there is one daemon only."""
         self._files = files
         self._apart = apart
+        self._lock = lock or NoLock()
 
-    async def found(self) -> Mapping[ClaimUid, FoundFiles]:
+    async def found(self, *, owns: bool = True) -> Mapping[ClaimUid, FoundFiles]:
         """As `ports.ClaimFileStore.found`."""
-        return await self._apart(self._swept)
 
-    def _swept(self) -> Mapping[ClaimUid, FoundFiles]:
-        self._files.sweep()
-        return self._files.found()
+        def found() -> Mapping[ClaimUid, FoundFiles]:
+            with self._lock.reading(owns=owns):
+                if owns:
+                    self._files.sweep()
+                return self._files.found()
+
+        return await self._apart(found)
 
     async def write(self, contents: ClaimContents) -> None:
         """As `ports.ClaimFileStore.write`."""
-        await self._apart(lambda: self._files.write(contents))
+
+        def write() -> None:
+            with self._lock.writing():
+                self._files.write(contents)
+
+        await self._apart(write)
 
     async def remove(self, uid: ClaimUid) -> None:
         """As `ports.ClaimFileStore.remove`."""
-        await self._apart(lambda: self._files.remove(uid))
+
+        def remove() -> None:
+            with self._lock.writing():
+                self._files.remove(uid)
+
+        await self._apart(remove)

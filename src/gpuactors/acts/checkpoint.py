@@ -56,19 +56,22 @@ class CheckpointFile:
         self._path = os.path.join(directory, FILE_NAME)
         self._boot_id = boot_id
 
-    def read(self) -> Restored:
-        """What the daemon before this one left. Sets a corrupt file aside, and removes a half written one.
+    def read(self, *, touches: bool = True) -> Restored:
+        """What the daemon before this one left. Sets a corrupt file aside, and removes a half written one, if it
+        `touches` any: not beside a daemon that serves.
 
         Raises `CheckpointNewerError`; `StateFileError` if it cannot be read, or not be set aside.
         """
-        restored = self._read()
+        restored = self._read(touches=touches)
+        if not touches:
+            return restored
         temporary = temporary_of(self._path)
         with suppress(OSError):  # the next write replaces it
             if os.path.basename(temporary) in self._disk.names(self._directory):
                 unlink_if_there(self._disk, temporary)
         return restored
 
-    def _read(self) -> Restored:
+    def _read(self, *, touches: bool) -> Restored:
         try:
             stored = self._disk.read(self._path, limits.CLAIMS_FILE_MAX_BYTES)
         except FileNotFoundError:
@@ -81,7 +84,10 @@ class CheckpointFile:
         try:
             boot_id, checkpoint = self._decoded(stored)
         except (ValueError, RecursionError) as error:
-            return self._set_aside(quoted(str(error), limits.QUOTED_NAME_CHARS_MAX))
+            reason = quoted(str(error), limits.QUOTED_NAME_CHARS_MAX)
+            return (
+                self._set_aside(reason) if touches else self._corrupt(f"{self._path} is corrupt ({reason})")
+            )
         if boot_id != self._boot_id:
             return Restored(
                 Checkpoint(),

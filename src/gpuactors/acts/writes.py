@@ -54,8 +54,16 @@ on it has not come to its end."""
 class ProcessWrites:
     """`OpenWrites` on a real host. `directory` is for the lock files; it is the same for every daemon of this node."""
 
-    def __init__(self, directory: str, *, deadline_s: float = limits.SYSFS_WRITE_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        directory: str,
+        *,
+        taken: Callable[[], str] = lambda: "",
+        deadline_s: float = limits.SYSFS_WRITE_DEADLINE_S,
+    ) -> None:
+        """`taken`: why this daemon may begin no act any more, as a sentence; empty if it may (`StateLock.taken`)."""
         self._directory = directory
+        self._taken = taken
         self._deadline_s = deadline_s
         self._left: list[subprocess.Popen[bytes]] = []
         """Processes that had not ended when their act was given up, to be reaped."""
@@ -103,6 +111,9 @@ class ProcessWrites:
         `ActError`."""
         lock = self._lock(group)
         try:
+            # Under the lock: an act that begins now has the group until its end, also for a successor.
+            if taken := self._taken():
+                raise ActError(ActFault.BLOCKED, taken)
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", _PROGRAM],
                 stdin=subprocess.PIPE,

@@ -27,6 +27,7 @@ DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 OnOff: TypeAlias = Literal["on", "off"]
+Nvswitch: TypeAlias = Literal["refuse", "allow"]
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -259,6 +260,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             check=_checked_prebound,
         ),
     ] = ()
+    nvswitch: Annotated[
+        Nvswitch,
+        Described(
+            "Whether a claim may take a GPU from its host's driver while NVSwitches of the node are on a driver of "
+            "the host, whose fabric manager then misses it."
+        ),
+    ] = "refuse"
     journal: Annotated[
         bool,
         Described(

@@ -535,7 +535,7 @@ def _late(state: NodeState, call: Call) -> Refused:
         message = (
             "the checkpoint of the claims, which may have a device of the call, could not be read in time"
         )
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, message))
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.CHECKPOINT_LATE, message))
     if _is_unread(state, call):
         message = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
         return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, message))

@@ -71,6 +71,8 @@ class Index:
     """As `Fact.short`, where it is not empty."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """By the number of their IOMMU group; each sorted by address."""
+    switches: frozenset[PciAddress]
+    """The NVSwitches that are on a driver of the host."""
     names: Mapping[PciAddress, ResourceName]
     """The selected functions with the resource of their model's name, sorted by address: an older plugin's ID, which is
     the group's number, means the first of the group's members."""
@@ -133,6 +135,7 @@ NO_INDEX: Final = Index(
     functions=_NOTHING,
     short=_NOTHING,
     groups=_NOTHING,
+    switches=_EMPTY,
     names=_NOTHING,
     models=_NOTHING,
     resources=_EMPTY,
@@ -276,6 +279,7 @@ def _with_facts(index: Index, state: NodeState) -> Index:
         index,
         functions=functions,
         groups=_groups(index, functions, changed),
+        switches=_switches(index, functions, changed),
         names=index.names if names == index.names else names,
         models=index.models if same else _models(names, functions),
     )
@@ -292,6 +296,20 @@ def _groups(
         if members:
             groups[group] = tuple(members)
     return groups
+
+
+def _switches(
+    index: Index, functions: Mapping[PciAddress, PciFunction], changed: Set[PciAddress]
+) -> frozenset[PciAddress]:
+    """The same object unless one of them changed."""
+    found = {
+        a
+        for a in changed
+        if (f := functions.get(a)) is not None and f.is_nvswitch and f.driver is not None and not f.vfio_bound
+    }
+    if found == index.switches & changed:
+        return index.switches
+    return (index.switches - changed) | found
 
 
 def _models(

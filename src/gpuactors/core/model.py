@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress
 from operator import is_not
-from typing import NewType
+from typing import Final, NewType
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.quote import quoted_id, quoted_name
@@ -57,6 +57,17 @@ class Health(StrEnum):
     UNHEALTHY = "Unhealthy"
 
 
+_NVIDIA: Final = "10de"
+_OTHER_BRIDGE: Final = "0680"
+"""PCI_CLASS_BRIDGE_OTHER."""
+
+
+def is_bridge(class_code: str) -> bool:
+    """A function of this class is a PCI bridge, or a host bridge as many AMD hosts have in a GPU's group; not an
+    NVSwitch. Bridges are never bound to vfio (drivers/vfio/pci/vfio_pci_core.c takes type 0 headers)."""
+    return class_code.startswith("06") and not class_code.startswith(_OTHER_BRIDGE)
+
+
 @dataclass(frozen=True, slots=True)
 class PciFunction:
     """One PCI function as one inspection of sysfs and /dev found it."""
@@ -87,6 +98,11 @@ class PciFunction:
     """Its group is one of vfio's no-IOMMU mode, whose node is `/dev/vfio/noiommu-81`."""
     iommufd: bool = False
     """The node has `/dev/iommu`, whatever driver the function is bound to."""
+
+    @property
+    def is_nvswitch(self) -> bool:
+        """An NVSwitch, the switch of an HGX board's NVLink fabric."""
+        return self.vendor == _NVIDIA and self.class_code.startswith(_OTHER_BRIDGE)
 
     @property
     def has_node(self) -> bool:

@@ -36,6 +36,7 @@ from gpuactors.core.dra import claims, progress
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.dra.offer import offered
 from gpuactors.core.dra.table import NoTransitionError
+from gpuactors.core.dra.transitions import refusal, set_aside
 from gpuactors.core.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
@@ -422,16 +423,15 @@ def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
 
 
 def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
-    """A transition that the table of claims lacks is a bug of ours. In production this claim stays as it was, and the
+    """A transition that the table of claims lacks is a bug of ours. In production this claim is set aside, and the
     others are served."""
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:
-        if state.daemon.settings.strict:
-            raise
-        return state, [
-            Log(Level.ERROR, "claim.broken", {"event": type(event).__name__, "reason": str(error)})
-        ]
+        state, lines = set_aside(state, error)
+        if isinstance(event, events.PrepareAsked | events.UnprepareAsked):
+            lines.append(Reply(event.token, refusal(str(error))))
+        return state, lines
 
 
 def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
@@ -459,20 +459,21 @@ def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
         case events.ActFailed():
             return claims.act_failed(state, event, at)
         case events.FilesTouched():
-            return claims.files_touched(state), []
+            return claims.files_touched(state)
         case events.SlicesPublished(publication):
             return claims.published(state, publication)
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, answered = calls.expired(progress.due(schedule.due(inspections.due(state, at), at), at), at)
+    state, broken = progress.due(schedule.due(inspections.due(state, at), at), at)
+    state, answered = calls.expired(state, at)
     plugins = _each(state.published.plugins, lambda p: registration.due(p, at))
     held = {r: until for r, until in state.calls.no_removal_until.items() if until > at}
     return replace(
         state,
         published=replace(state.published, plugins=plugins),
         calls=replace(state.calls, no_removal_until=held),
-    ), answered
+    ), [*broken, *answered]
 
 
 def _each(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from gpuactors.core.dra.claim import BoundFunction
-from gpuactors.core.model import PciAddress, is_pci_address
+from gpuactors.core.model import PciAddress, is_bridge, is_pci_address
 from gpuactors.core.text import encodable
 from gpuactors.host.faults import GONE, raise_if_short
 from gpuactors.host.procfs import NodeId, node_id
@@ -100,7 +100,7 @@ class GroupReader:
         )
         return GroupFunction(
             BoundFunction(address, driver, group, cdevs[0] if usable else None, vfio=vfio),
-            is_bridge=_is_bridge(_text(f"{directory}/class").removeprefix("0x")),
+            is_bridge=is_bridge(_text(f"{directory}/class").removeprefix("0x")),
             has_virtual_functions=any(name.startswith("virtfn") for name in _listing(directory)),
             modalias=self._modalias(directory),
         )
@@ -142,12 +142,6 @@ class GroupReader:
                 if name and (node := node_id(self._root.real(name))) is not None:
                     found.setdefault(node, address)
         return found
-
-
-def _is_bridge(class_code: str) -> bool:
-    """Of base class 06: PCI bridges, and the host bridges that many AMD hosts have in a GPU's group. Not 0680, as an
-    NVSwitch is."""
-    return class_code.startswith("06") and not class_code.startswith("0680")
 
 
 def _devices(directory: str) -> list[tuple[int, str]]:

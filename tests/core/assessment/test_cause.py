@@ -12,6 +12,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.assessment import assess
 from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS, Cause, document
+from gpuactors.core.dra.entries import Claims
 from gpuactors.core.effects import Log, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
@@ -40,6 +41,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.snapshot import project, report
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
+from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore
 
 A, B = pci_address("0000:01:00.0"), pci_address("0000:02:00.0")
 T = Token(1)
@@ -197,6 +199,16 @@ def id_released() -> set[Cause]:
     return unlisted(core, "1")
 
 
+def in_the_hosts_fabric() -> set[Cause]:
+    core = ClaimCore(
+        gpu(A, 1, driver="nvidia"), replace(gpu(B, 2, driver="nvidia-nvswitch"), class_code="068000")
+    )
+    assert core.wanted.offer is not None
+    blocked = next(device.blocked for device in core.wanted.offer.devices if device.address == A)
+    assert blocked is not None
+    return {Cause(blocked.cause)}
+
+
 def set_aside() -> set[Cause]:
     right = assess.assess
     with pytest.MonkeyPatch.context() as patch:
@@ -269,6 +281,14 @@ def ledger_late() -> set[Cause]:
     return late(core)
 
 
+def checkpoint_late() -> set[Cause]:
+    core = node()
+    core.state = replace(core.state, claims=Claims(CLAIM_SETTINGS))
+    asked(core, A)
+    found(core, gpu(A))
+    return late(core)
+
+
 def not_serving() -> set[Cause]:
     core = node()
     core.feed(ShutdownRequested())
@@ -316,6 +336,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "its node is missing": (Cause.NODE_MISSING, lambda: broken(gpu(A, has_node=False))),
     "all nodes are missing": (Cause.NODE_MISSING, lambda: broken(replace(gpu(A), nodes=()))),
     "its use cannot be seen": (Cause.USE_UNREADABLE, use_unreadable),
+    "a claim would take it from the host's NVLink fabric": (Cause.FABRIC_OF_HOST, in_the_hosts_fabric),
     "a pod has it, and it is gone": (Cause.GONE, lost),
     "it is gone": (Cause.GONE, gone_unallocated),
     "a pod has it, and another is there": (Cause.REPLACED_BY_ANOTHER, lambda: lost(ANOTHER)),
@@ -337,6 +358,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "no inspection returns": (Cause.INSPECTION_LATE, lambda: late(asked(node(), A))),
     "no poll comes back": (Cause.USE_LATE, use_late),
     "no read comes back": (Cause.LEDGER_LATE, ledger_late),
+    "the checkpoint of the claims is not read": (Cause.CHECKPOINT_LATE, checkpoint_late),
     "nothing was requested": (Cause.INVALID_REQUEST, lambda: refused(asked(node()))),
     "requested twice": (Cause.INVALID_REQUEST, lambda: refused(asked(node(), A, A))),
     "stopping": (Cause.NOT_SERVING, not_serving),

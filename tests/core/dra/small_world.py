@@ -178,8 +178,8 @@ def _claim_replied(node: Node, uid: ClaimUid, *, prepares: bool, answer: Answer)
             return _with(node, prepared=prepared | {uid})
         case Unprepared() if not prepares:
             return _with(node, unprepared=node.outside.unprepared | {uid})
-        case Refused():
-            return node
+        case Refused():  # also of a claim that was prepared before: kubelet starts nothing with it
+            return _with(node, prepared=prepared - {uid}) if prepares else node
         case _:
             raise WrongError(f"a {'prepare' if prepares else 'unprepare'} is answered with {answer}")
 
@@ -247,7 +247,9 @@ def _plugged(node: Node) -> Node:
 
 def restarted(node: Node) -> Node:
     """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
-    return _started(_with(node, calls={}, admitting=None))
+    failed = {uid for uid, prepares in node.outside.calls.values() if prepares}
+    prepared = node.outside.prepared - failed
+    return _started(_with(node, calls={}, admitting=None, prepared=prepared))
 
 
 def _time_passes(node: Node) -> Node:
@@ -438,7 +440,9 @@ def check_always(node: Node) -> None:
 
 def _check_claim(node: Node, uid: ClaimUid) -> None:
     o, entry = node.outside, node.state.claims.entries.get(uid)
-    if uid in o.prepared - o.deleted and (entry is None or entry.state is not ClaimState.PREPARED):
+    kept = (ClaimState.PREPARED, ClaimState.VERIFYING)
+    is_asked = (uid, True) in o.calls.values()  # whether it goes on running is being decided
+    if uid in o.prepared - o.deleted and not is_asked and (entry is None or entry.state not in kept):
         raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
     if entry is None or entry.state is not ClaimState.PREPARED:
         return
@@ -454,6 +458,14 @@ def _check_prepared(node: Node, uid: ClaimUid) -> None:
         raise WrongError(f"{uid} is said to be prepared, and is not on disk as that")
     if uid not in o.files:
         raise WrongError(f"{uid} is said to be prepared, and its files are not there")
+    if uid in o.prepared and (seen := _seen_driver(node)) != "vfio-pci":
+        raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")
+
+
+def _seen_driver(node: Node) -> str | None:
+    """The GPU's driver, as the daemon knows it."""
+    fact = node.state.host.facts.get(GPU)
+    return fact.function.driver if fact is not None and fact.function is not None else None
 
 
 def _check_grant(node: Node) -> None:
@@ -472,7 +484,8 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
     meant = [e for e in _stored(o).values() if undoes == (e.state is ClaimState.RELEASING)]
     if isinstance(act, FilesAct):
         meant = [e for e in meant if e.name.uid == act.name.uid]
-    if not meant:
+    clears = isinstance(act, FilesAct) and undoes and act.name.uid not in {*_stored(o), *o.prepared}
+    if not (meant or clears):
         raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
     if isinstance(act, DeviceAct) and o.pod:
         raise WrongError(f"{act} is wanted, and a pod has the GPU")

@@ -23,6 +23,8 @@ AUDIO = audio("0000:01:00.1", 1, driver="snd_hda_intel")
 
 DONE = "all that is asked for is done"
 PREPARED = ("one is to be prepared", DONE)
+UNREAD = ("one is to be prepared", "one is to be unprepared")
+LOST_BY = (*PREPARED, "it is unplugged", "the node is seen")
 BINDING = (
     "one is to be prepared",
     "the claim is read",
@@ -36,8 +38,10 @@ WORLDS = {
     "on its host driver": World((ON_HOST,)),
     "pre-bound": World((PRE_BOUND,)),
     "on its host driver, with an audio function": World((ON_HOST, AUDIO)),
+    "on its host driver, and a claim was unprepared while it was read": World((ON_HOST,), UNREAD),
     "on its host driver, being bound for a claim": World((ON_HOST,), BINDING),
     "on its host driver, and a claim has it": World((ON_HOST,), PREPARED),
+    "on its host driver, and a claim has it, and it is unplugged": World((ON_HOST,), LOST_BY),
     "with an audio function, a claim has both, and another one waits": World((ON_HOST, AUDIO), WAITED_FOR),
     "pre-bound, a claim has it, and another one waits": World((PRE_BOUND,), WAITED_FOR),
     "pre-bound, with an audio function, and a claim has both": World((PRE_BOUND, AUDIO), PREPARED),
@@ -114,9 +118,15 @@ def _a_failed_release_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_is_to_be_undone", lambda _s, e: not e.acts and not e.problem)
 
 
+def _a_repeated_prepare_does_not_look_at_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "astray", lambda *_: "")
+
+
 HOST, PAIR = "on its host driver", "on its host driver, with an audio function"
 HELD = "on its host driver, and a claim has it"
 BOUND = "on its host driver, being bound for a claim"
+LOST = "on its host driver, and a claim has it, and it is unplugged"
+UNPREPARED = "on its host driver, and a claim was unprepared while it was read"
 WAITS = "pre-bound, a claim has it, and another one waits"
 
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
@@ -129,7 +139,8 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
     _the_checkpoint_does_not_tell_a_release: (HOST, 2),
     _a_stopped_claim_is_forgotten_without_a_release: (BOUND, 2),
     _a_returned_gpu_is_offered_at_once: (HELD, 2),
-    _a_read_outlives_its_claim: (HOST, 4),
+    _a_read_outlives_its_claim: (UNPREPARED, 3),
+    _a_repeated_prepare_does_not_look_at_the_gpu: (LOST, 2),
     _a_failed_release_is_given_up: ("with an audio function, being returned", 2),
 }
 """With a world and the length of the orders that find it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuactors import limits
@@ -217,6 +219,19 @@ def test_a_process_of_nobody_is_in_the_way_and_named() -> None:
     prepare = core.prepare(name("one"))
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert "vfio-tool" in core.refusal(prepare)
+
+
+def test_a_gpu_in_a_fabric_of_the_host_is_not_taken_from_it() -> None:
+    """Nothing is bound, and the error says what to do; a GPU on vfio, and admin access, take nothing from it."""
+    switch = replace(gpu("0000:05:00.0", 5, device="22a3", driver="nvidia-nvswitch"), class_code="068000")
+    core = core_with(ON_HOST, gpu(B, 2), switch, one=(A,), other=(B,))
+    reason = core.refusal(core.prepare(name("one")))
+    assert "NVSwitch 0000:05:00.0" in reason
+    assert "--nvswitch allow" in reason
+    assert core.acts == []
+    assert isinstance(core.answer(core.prepare(name("other"))), Prepared)
+    core.api[str(name("admin"))] = allocated(name("admin"), A, admin=True)
+    assert isinstance(core.answer(core.prepare(name("admin"))), Prepared)
 
 
 # --- claims that kubelet lists ----------------------------------------------------------------------------------

@@ -109,13 +109,13 @@ WORLDS = {
 COUNTS = {
     ("on its host driver", 0): 42,
     ("on its host driver", 1): 9_814,
-    ("on its host driver", 2): 1_083_464,
+    ("on its host driver", 2): 1_207_384,
     ("pre-bound", 0): 15,
     ("pre-bound", 1): 1_130,
-    ("pre-bound", 2): 48_948,
+    ("pre-bound", 2): 58_578,
     ("with an audio function", 0): 42,
     ("with an audio function", 1): 9_814,
-    ("with an audio function", 2): 1_083_464,
+    ("with an audio function", 2): 1_207_384,
 }
 """The interleavings of each world, by the number of restarts in them."""
 

@@ -8,9 +8,9 @@ from gpuactors.core.dra.claim import DraHealth
 from gpuactors.core.dra.slices import Blocked, BlockKind, OfferedDevice
 from gpuactors.core.effects import Level, Log
 from gpuactors.core.events import AllocateAsked
-from gpuactors.core.model import DeviceId, Token
+from gpuactors.core.model import DeviceId, PciFunction, Token
 from tests.core.builders import H100, audio, gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 
@@ -66,6 +66,42 @@ def test_a_gpu_in_no_group_is_blocked_and_unhealthy() -> None:
     core = ClaimCore(replace(gpu(A), iommu_group=None))
     assert offered(core, A).blocked == Blocked(BlockKind.UNHEALTHY, "NoIommuGroup")
     assert [h.health for h in core.wanted.health] == [DraHealth.UNHEALTHY]
+
+
+def nvswitch(driver: str | None) -> PciFunction:
+    return replace(
+        gpu("0000:05:00.0", 5, device="22a3", model="GH100 [H100 NVSwitch]", driver=driver),
+        class_code="068000",
+    )
+
+
+def test_a_gpu_in_a_fabric_of_the_host_is_blocked_and_one_on_vfio_is_not() -> None:
+    core = ClaimCore(gpu(A, group=1, driver="nvidia"), gpu(B, group=2), nvswitch("nvidia-nvswitch"))
+    assert offered(core, A).blocked == Blocked(BlockKind.UNHEALTHY, "FabricOfHost")
+    assert offered(core, B).blocked is None
+    assert next(h.message for h in core.wanted.health if h.device == "gpu-0000-01-00-0").startswith(
+        "0000:01:00.0 is on its host's driver, in an NVLink fabric that the host runs (NVSwitch 0000:05:00.0 is on"
+    )
+
+
+def test_a_gpu_is_offered_when_the_nvswitches_are_off_the_hosts_driver() -> None:
+    core = ClaimCore(gpu(A, group=1, driver="nvidia"), nvswitch("nvidia-nvswitch"))
+    for driver in (None, "vfio-pci"):
+        core.changed(nvswitch(driver))
+        assert offered(core, A).blocked is None
+        core.changed(nvswitch("nvidia-nvswitch"))
+        assert offered(core, A).blocked is not None
+
+
+def test_the_operator_may_allow_a_gpu_to_leave_the_fabric() -> None:
+    allowed = replace(CLAIM_SETTINGS, nvswitch_allowed=True)
+    core = ClaimCore(gpu(A, group=1, driver="nvidia"), nvswitch("nvidia-nvswitch"), claim_settings=allowed)
+    assert offered(core, A).blocked is None
+
+
+def test_an_nvswitch_is_offered_as_what_it_is() -> None:
+    core = ClaimCore(gpu(A, group=1), nvswitch("vfio-pci"))
+    assert [offered(core, a).is_nvswitch for a in (A, "0000:05:00.0")] == [False, True]
 
 
 def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() -> None:

@@ -61,6 +61,11 @@ def test_a_device_has_the_attributes_of_the_contract() -> None:
     assert len(device.attributes) <= limits.SLICE_ATTRIBUTES_MAX
 
 
+def test_a_device_class_for_gpus_selects_no_nvswitch() -> None:
+    (device,) = pool(replace(offered(), is_nvswitch=True)).devices
+    assert device.attributes["type"] == Attribute("string", "nvswitch")
+
+
 def test_what_is_not_known_of_a_device_is_no_attribute_of_it() -> None:
     bare = replace(offered(), model=None, numa_node=None, pcie_root=None, iommu_group=None, vendor="")
     (device,) = pool(bare).devices

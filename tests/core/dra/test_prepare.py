@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,8 @@ from gpuactors.core.events import (
     ClaimUnreadable,
     ShutdownRequested,
 )
-from tests.core.builders import SETTINGS, gpu
+from gpuactors.core.model import Holder, PciFunction
+from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.dra.claim_core import POOL, ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
 
@@ -445,6 +447,60 @@ def test_a_stopping_daemon_refuses_new_calls() -> None:
     assert not core.wanted.is_serving
 
 
+# --- an unprepare of a claim that is not known ----------------------------------------------------------------------
+
+
+def test_an_unprepare_of_an_unknown_claim_removes_its_files_before_it_is_answered() -> None:
+    """The checkpoint is lost, or of another boot: what the daemon before it wrote for the claim may still be there."""
+    core = core_with(ON_HOST, two=(A,))
+    core.held_back = {"files"}
+    token = core.unprepare(ONE)
+    (act,) = core.wanted.files.values()
+    assert (act.name, act.claim) == (ONE, None)
+    assert core.answer(token) is None
+    assert core.disk is None, "it needs no intent"
+    core.release("files")
+    assert isinstance(core.answer(token), Unprepared)
+    assert core.acts == [], "no device is touched"
+
+
+@pytest.mark.parametrize("held_back", ["read", "inspection"], ids=["read", "waiting"])
+def test_an_unprepare_of_a_claim_that_has_no_device_yet_removes_files_of_an_earlier_life(
+    held_back: str,
+) -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {held_back, "files"}
+    core.prepare(ONE)
+    token = core.unprepare(ONE)
+    assert core.answer(token) is None
+    assert [act.claim for act in core.wanted.files.values()] == [None]
+    core.release("files")
+    assert isinstance(core.answer(token), Unprepared)
+
+
+def test_files_of_an_unknown_claim_that_cannot_be_removed_are_tried_again_and_its_pod_may_end() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"files"}
+    token = core.unprepare(ONE)
+    core.feed(ActFailed(core.wanted.files[ONE.uid].number, "the disk is read-only"))
+    assert core.wanted.files == {}
+    core.pass_time(limits.CLAIM_RETRY_S)
+    assert [act.claim for act in core.wanted.files.values()] == [None]
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert isinstance(core.answer(token), Unprepared)
+    assert core.claim_state(ONE) is ClaimState.CLEARING
+
+
+def test_a_prepare_waits_until_the_files_of_an_earlier_life_are_removed() -> None:
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"files"}
+    core.unprepare(ONE)
+    token = core.prepare(ONE)
+    assert core.claim_state(ONE) is ClaimState.CLEARING
+    core.release("files")
+    assert isinstance(core.answer(token), Prepared)
+
+
 # --- a GPU that is unplugged ------------------------------------------------------------------------------------------
 
 
@@ -482,6 +538,153 @@ def test_a_gpu_that_is_unplugged_during_its_return_ends_the_release() -> None:
     assert isinstance(core.answer(token), Unprepared)
 
 
+# --- a prepare of a claim that is prepared ----------------------------------------------------------------------------
+
+
+def prepared_core(*functions: PciFunction) -> ClaimCore:
+    core = core_with(*(functions or (ON_HOST,)), one=(A,))
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+    return core
+
+
+def rebound_by_hand(core: ClaimCore) -> None:
+    core.changed(ON_HOST)
+    assert core.driver(A) == "nvidia"
+
+
+def plugged_in_again(core: ClaimCore) -> None:
+    core.unplugged(A)
+    core.changed(ON_HOST)
+
+
+@pytest.mark.parametrize("happens", [rebound_by_hand, plugged_in_again])
+def test_a_gpu_that_is_back_on_its_host_driver_is_bound_again_before_the_claim_is_prepared(
+    happens: Callable[[ClaimCore], None],
+) -> None:
+    core = prepared_core()
+    happens(core)
+    core.held_back = {"checkpoint"}
+    token = core.prepare(ONE)
+    assert core.claim_state(ONE) is ClaimState.RESERVED
+    assert core.wanted.devices == {}, "the intent is not on disk yet"
+    core.held_back = {"files"}
+    core.release()
+    assert core.driver(A) == "vfio-pci"
+    assert core.answer(token) is None, "its files are not seen yet"
+    core.release("files")
+    assert isinstance(core.answer(token), Prepared)
+    assert any(e.name == "claim.astray" for e in core.effects if isinstance(e, Log))
+    core.unprepare(ONE)
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_repeated_prepare_of_a_gpu_in_its_place_writes_nothing_but_missing_files() -> None:
+    core = prepared_core()
+    written, acts = core.disk, list(core.acts)
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+    assert core.disk is written
+    assert core.acts == acts
+
+
+def test_a_repeated_prepare_is_answered_by_a_look_that_was_asked_for_after_it_came() -> None:
+    """The GPU has been bound to its host driver, and no uevent has said so."""
+    core = prepared_core()
+    core.functions[ON_HOST.address] = ON_HOST
+    core.held_back = {"inspection"}
+    token = core.prepare(ONE)
+    assert core.answer(token) is None
+    assert core.claim_state(ONE) is ClaimState.VERIFYING
+    core.release("inspection")
+    assert isinstance(core.answer(token), Prepared)
+    assert core.driver(A) == "vfio-pci"
+
+
+def test_a_repeated_prepare_of_a_gpu_that_is_gone_is_refused() -> None:
+    core = prepared_core()
+    core.unplugged(A)
+    assert "is gone from this node" in core.refusal(core.prepare(ONE))
+    assert core.claim_state(ONE) is ClaimState.PREPARED, "it is the claim's until its unprepare"
+
+
+def test_a_gpu_in_another_iommu_group_gets_other_files() -> None:
+    """It was plugged in again, and a udev rule bound it to vfio-pci: the container's node would be the old group's."""
+    core = prepared_core(PRE_BOUND)
+    core.unplugged(A)
+    core.changed(gpu(A, 7))
+    core.held_back = {"files"}
+    core.prepare(ONE)
+    core.feed(ActDone(core.wanted.files[ONE.uid].number))
+    (act,) = core.wanted.files.values()
+    assert [f.iommu_group for f in act.devices[0].functions] == [7]
+
+
+def test_a_companion_that_was_plugged_in_is_bound_to_vfio_with_its_gpu() -> None:
+    """A group that is not viable is refused by the kernel when the virtual machine opens it."""
+    core = prepared_core()
+    core.changed(audio("0000:01:00.1", 1, driver="snd_hda_intel"))
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+    assert core.driver("0000:01:00.1") == "vfio-pci"
+    core.unprepare(ONE)
+    assert (core.driver(A), core.driver("0000:01:00.1")) == ("nvidia", "snd_hda_intel")
+
+
+def test_nothing_is_written_while_the_pod_of_the_claim_still_runs() -> None:
+    """QEMU has the group open, and a companion was bound to its host driver by hand: the claim's other pod waits."""
+    core = prepared_core(ON_HOST, audio("0000:01:00.1", 1, driver="snd_hda_intel"))
+    core.listed(ONE, A)
+    core.enabled[A], core.holders[1] = 1, (Holder(77, "qemu-system-x86", None),)
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared), "all is in its place"
+    core.changed(audio("0000:01:00.1", 1, driver="snd_hda_intel"))
+    written, acts = core.disk, list(core.acts)
+    token = core.prepare(ONE)
+    assert core.answer(token) is None
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "77" in core.refusal(token)
+    assert core.disk is written
+    assert core.acts == acts
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+
+
+def test_a_gpu_that_another_pod_has_meanwhile_is_not_bound_again() -> None:
+    """By kubelet's ledger it is that pod's: another driver's claim."""
+    core = prepared_core()
+    plugged_in_again(core)
+    core.ledger[A] = "other"
+    acts = list(core.acts)
+    token = core.prepare(ONE)
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "other" in core.refusal(token)
+    assert core.acts == acts
+
+
+def test_an_unprepare_during_the_look_releases_the_claim() -> None:
+    core = prepared_core()
+    core.held_back = {"inspection"}
+    prepare = core.prepare(ONE)
+    unprepare = core.unprepare(ONE)
+    assert "unprepared while" in core.refusal(prepare)
+    core.release("inspection")
+    assert isinstance(core.answer(unprepare), Unprepared)
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_look_that_nobody_waits_for_ends() -> None:
+    core = prepared_core()
+    core.held_back = {"inspection"}
+    core.feed(CallAbandoned(core.prepare(ONE)))
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+
+
+def test_a_restart_during_the_second_bind_goes_on_with_it() -> None:
+    core = prepared_core()
+    rebound_by_hand(core)
+    core.held_back = {"device"}
+    core.prepare(ONE)
+    core = core.restarted()
+    assert core.driver(A) == "vfio-pci"
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
@@ -503,6 +706,78 @@ def test_a_pair_without_a_row_is_logged_in_production_and_the_rest_served(
     assert "a claim that is Prepared has no transition on unprepare" in str(line.fields["reason"])
     assert core.claim_state(ONE) is ClaimState.PREPARED
     assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *pairs: tuple[ClaimState, On]) -> None:
+    rows = {pair: row for pair, row in TRANSITIONS.items() if pair not in pairs}
+    monkeypatch.setattr(table, "TRANSITIONS", rows)
+
+
+def in_production() -> ClaimCore:
+    core = ClaimCore(ON_HOST, gpu(B, 2), settings=replace(SETTINGS, strict=False))
+    core.api = {"default/one": allocated(ONE, A), "default/two": allocated(name("two"), B)}
+    return core
+
+
+def broken_lines(core: ClaimCore) -> list[Log]:
+    return [e for e in core.effects if isinstance(e, Log) and e.name == "claim.broken"]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (ClaimState.WAITING, On.FREE),
+        (ClaimState.RESERVED, On.DURABLE),
+        (ClaimState.BINDING, On.DONE),
+        (ClaimState.COMMITTING, On.DURABLE),
+    ],
+)
+def test_a_claim_whose_own_next_step_has_no_row_is_set_aside_and_the_rest_served(
+    pair: tuple[ClaimState, On], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = in_production()
+    assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
+    with monkeypatch.context() as planted:
+        without(planted, pair)
+        assert f"has no transition on {pair[1]}" in core.refusal(core.prepare(ONE))
+        core.pass_time(limits.LEDGER_QUIET_S)
+        assert len(broken_lines(core)) == 1, "it is said once, and not at each event"
+        assert isinstance(core.answer(core.unprepare(name("two"))), Unprepared)
+    assert core.claim_state(ONE) is pair[0]
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared), "a call about it is another try"
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_call_about_a_claim_that_has_no_row_for_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = in_production()
+    core.prepare(ONE)
+    without(monkeypatch, (ClaimState.PREPARED, On.UNPREPARE), (ClaimState.PREPARED, On.PREPARE))
+    assert "has no transition on unprepare" in core.refusal(core.unprepare(ONE))
+    assert "has no transition on prepare" in core.refusal(core.prepare(ONE))
+
+
+def test_what_is_due_and_has_no_row_is_set_aside_and_the_rest_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = in_production()
+    core.prepare(ONE)
+    core.unprepare(ONE)
+    without(monkeypatch, (ClaimState.TOMBSTONE, On.FORGOTTEN))
+    core.pass_time(limits.CLAIM_TOMBSTONE_S + limits.LEDGER_QUIET_S)
+    assert len(broken_lines(core)) == 1
+    assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
+
+
+def test_an_entry_on_disk_that_has_no_row_is_set_aside_and_the_others_are_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = in_production()
+    core.prepare(ONE)
+    core.held_back = {"device"}
+    core.prepare(name("two"))
+    without(monkeypatch, (ClaimState.RESERVED, On.RESTORED))
+    core = core.restarted()
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+    assert core.claim_state(name("two")) is ClaimState.RESERVED, "its GPU is its own"
+    assert len(broken_lines(core)) == 1
 
 
 def test_each_state_has_a_row_for_what_may_come_in_it() -> None:

@@ -162,6 +162,19 @@ def test_a_claim_found_out_from_its_files_has_no_device_with_admin_access() -> N
     assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
 
 
+def test_a_release_of_a_claim_found_out_from_its_files_goes_on_after_a_restart() -> None:
+    """What it asks for was never read again: it is not to be bound again instead."""
+    core = ClaimCore(gpu(A, 1))
+    core.api = {"default/one": allocated(name("one"), A)}
+    core.held_back = {"read", "files"}
+    core.feed(rebuilt(A))
+    core.unprepare(name("one"))
+    core = core.restarted("read", "files")
+    assert core.claim_state(name("one")) is ClaimState.RELEASING
+    core.release("files")
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
 def test_a_claim_found_out_from_its_files_that_is_not_allocated_any_more_is_not_prepared() -> None:
     core = ClaimCore(gpu(A, 1))
     core.api = {"default/one": replace(allocated(name("one"), A), results=None)}

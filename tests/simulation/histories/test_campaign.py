@@ -18,7 +18,7 @@ from gpuactors.simulation.histories import campaign, draw, found
 from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
 from gpuactors.simulation.histories.coverage import Coverage, summary, table
 from gpuactors.simulation.histories.draw import Guide, drawn
-from gpuactors.simulation.histories.events import DRAWN, PAIRS
+from gpuactors.simulation.histories.events import DRAWN, PAIRS, PAIRS_WITH_CLAIMS
 from gpuactors.simulation.histories.kinds import that_can_happen
 from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
@@ -43,7 +43,7 @@ def test_pairs_are_counted_by_neighbourhood_and_by_order() -> None:
     assert coverage.adjacent_share == pytest.approx(2 / len(PAIRS))
     assert coverage.ordered_share == pytest.approx(3 / len(DRAWN) ** 2)
     assert len(coverage.missing()) == len(PAIRS) - 2
-    assert summary(coverage).startswith("2 histories, 5 steps; of ")
+    assert summary(coverage).startswith("2 histories, without claims, 5 steps; of ")
     row = next(line for line in table(coverage).splitlines() if line.startswith("unbind  "))
     assert row.split()[:4] == ["unbind", "2", "1", str(len(DRAWN))]
 
@@ -243,10 +243,10 @@ def test_a_known_fault_is_counted_and_no_failure(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_campaign_plays_the_same_histories_again() -> None:
-    plan = Plan(seed=11, histories=13, workers=2)
+    plan = Plan(seed=11, histories=13, workers=2, claims_every=3)
     first, second = run_campaign(plan), run_campaign(plan)
-    assert first.coverage.histories == 13
-    assert first.coverage == second.coverage
+    assert (first.histories, first.with_claims.histories) == (13, 5)
+    assert (first.coverage, first.with_claims) == (second.coverage, second.with_claims)
     assert first.failures == []
     assert history_seed(11, 0) != history_seed(11, 1) != history_seed(12, 1)
 
@@ -255,13 +255,27 @@ def test_the_command_says_what_was_played_and_covered(capsys: pytest.CaptureFixt
     assert command.main(["--histories", "4", "--seed", "3", "--workers", "1"]) == 0
     out = capsys.readouterr().out
     assert "Seed 3, 1 processes, 4 histories." in out
-    assert re.search(r"4 histories, \d+ steps; of \d+ ordered pairs", out)
+    assert re.search(r"3 histories, without claims, \d+ steps; of \d+ ordered pairs", out)
+    assert re.search(r"1 histories, with claims, \d+ steps; of \d+ ordered pairs", out)
 
 
 def test_too_few_pairs_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--histories", "1", "--seed", "3", "--workers", "1", "--min-pairs", "95"]
     assert command.main(arguments) == 1
     assert "95 % are wanted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lacks_claims", [False, True])
+def test_the_pairs_of_nodes_with_and_without_claims_are_both_wanted(
+    lacks_claims: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = Result()
+    whole, few = (result.coverage, result.with_claims)[:: 1 if lacks_claims else -1]
+    whole.adjacent.update(whole.pairs)
+    assert (whole.adjacent_share, few.adjacent_share) == (1.0, 0.0)
+    assert command._report(result, Plan(1, claims_every=4), min_pairs=95, show_table=False) == 1
+    share = 100 * len(whole.pairs) / (len(PAIRS) + len(PAIRS_WITH_CLAIMS))
+    assert f"Only {share:.1f} % of the pairs were covered" in capsys.readouterr().out
 
 
 def test_a_failure_is_printed_as_the_line_that_replays_it(
@@ -271,7 +285,7 @@ def test_a_failure_is_printed_as_the_line_that_replays_it(
     result = Result(failures=[failed])
     result.failed["two"] = 1
     monkeypatch.setattr(command, "shrink", lambda played: replace(played, script=LONG[1:2]))
-    assert command._report(result, min_pairs=0, show_table=False) == 1
+    assert command._report(result, Plan(1), min_pairs=0, show_table=False) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "gpuactors simulate --seed 5 --script unbind@17+3"
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
-from gpuactors.core.dra import exclusion, progress
+from gpuactors.core.dra import claims, exclusion, progress, slice_writes
 from gpuactors.core.dra.entries import ClaimedGpu
 from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState
@@ -18,6 +19,7 @@ from gpuactors.simulation.histories.claim_events import BESIDE, CLAIM_KINDS
 from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.events import DRAWN, DRAWN_WITH_CLAIMS, KINDS, OF_CLAIMS
+from gpuactors.simulation.histories.found import FOUND_WITH_CLAIMS
 from gpuactors.simulation.histories.play import Played, play, play_chosen
 from gpuactors.simulation.histories.script import Step, parse_script
 from gpuactors.simulation.histories.world import World
@@ -30,6 +32,13 @@ STORY = f"a pod with a claim comes@{HOST}+30; a pod with a claim ends+30"
 SUCCESSION = (
     f"a pod with a claim comes@{HOST}+30; "
     "a pod with a claim is force-deleted, has a successor and dies late+1; the uevent socket overflows+30"
+)
+RACE = f"a pod and a claim race for a card@{PREBOUND}+11"
+DELETION = f"a pod with a claim comes@{HOST}+11; a claim is deleted at the API server+70; a stream is lost+70"
+
+LOST_BEFORE_A_REBOOT = (
+    "a pod with a claim comes@282+11; a daemon crashes@237+0.001; the checkpoint is lost@96+3; "
+    "a pod with a claim ends@575+70; the node reboots@198+11; a pod with a claim comes@282+0.001"
 )
 
 
@@ -45,6 +54,14 @@ def test_a_drawn_history_of_a_node_with_claims(seed: int) -> None:
 def test_a_history_of_a_node_with_claims_is_the_same_each_time() -> None:
     first, again = (play_chosen(drawn(random.Random(3)), 3 | CLAIMS) for _ in range(2))
     assert (first.digest, first.script) == (again.digest, again.script)
+
+
+def test_nothing_is_left_of_a_claim_whose_checkpoint_is_lost_before_a_reboot() -> None:
+    """Its CDI files go with the boot, and the metadata that stays names no device: only its unprepare says whose it
+    is."""
+    seed = 6340400397
+    assert seed & CLAIMS
+    passes(play(parse_script(LOST_BEFORE_A_REBOOT), seed))
 
 
 def test_a_claim_binds_its_card_and_gives_it_back() -> None:
@@ -71,6 +88,14 @@ def test_a_successor_waits_for_the_process_of_the_pod_before() -> None:
     passes(play(parse_script(SUCCESSION), CLAIMS, on_step=look))
     assert phases[2] is Phase.STARTING
     assert Phase.RUNNING in phases
+
+
+@pytest.mark.parametrize("name", sorted(FOUND_WITH_CLAIMS))
+def test_a_found_history_of_a_node_with_claims_stays_found(name: str) -> None:
+    seed, script = FOUND_WITH_CLAIMS[name]
+    played = play(script, seed)
+    passes(played)
+    assert played.script == script, "a step of it could not happen: it tries something else now"
 
 
 # --- planted bugs -----------------------------------------------------------------------------------------
@@ -103,6 +128,28 @@ def _keeps_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClaimFiles, "remove", lambda *_: None)
 
 
+def _no_device_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim looks at no allocation of the device plugin: neither at kubelet's ledger nor at who has it open."""
+    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_use", lambda *_: "")
+
+
+def _always_writes_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server has is never what is wanted (a taint that it drops, written again for ever)."""
+    monkeypatch.setattr(slice_writes, "_is", lambda *_: False)
+
+
+def _collects_live_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA: a claim that the API server does not have is rolled back, whatever kubelet lists and whoever has its card
+    open."""
+
+    async def look_at_nobody(*_: object, **__: object) -> None:
+        return
+
+    monkeypatch.setattr(claims, "_listed", lambda _state: set())
+    monkeypatch.setattr(SysfsBinder, "_refuse_users", look_at_nobody)
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -113,6 +160,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
         (_rebinds_prebound, f"a pod with a claim comes@{PREBOUND}+30", "a pre-bound card was unbound"),
         (_never_returns, STORY, "something of a claim is left"),
         (_keeps_files, STORY, "something of a claim is left"),
+        (_no_device_plugin, RACE, "two owners"),
+        (_always_writes_slices, STORY, "the slices do not rest"),
+        (_collects_live_claims, DELETION, "a live claim lost its card"),
     ],
 )
 def test_a_planted_bug_is_found(
@@ -122,6 +172,12 @@ def test_a_planted_bug_is_found(
     failure = play(parse_script(script), CLAIMS).failure
     assert failure is not None
     assert failure.check == check, failure
+
+
+@pytest.mark.parametrize("script", [STORY, SUCCESSION, RACE, DELETION])
+def test_what_finds_planted_bugs_passes_without_them(script: str) -> None:
+    for seed in (24, 25):  # neither watched for long nor replayed
+        passes(play(parse_script(script), seed | CLAIMS))
 
 
 # --- the tables -------------------------------------------------------------------------------------------

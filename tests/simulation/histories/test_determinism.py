@@ -61,5 +61,8 @@ def test_a_history_leaves_the_process_as_it_was() -> None:
     random.seed(1)
     trio_run._r.seed(1)
     before = random.getstate(), trio_run._r.getstate()
-    by_seed(1)
+    descriptors = os.listdir("/proc/self/fd")
+    for seed in range(1, 6):
+        by_seed(seed)
     assert (random.getstate(), trio_run._r.getstate()) == before
+    assert os.listdir("/proc/self/fd") == descriptors

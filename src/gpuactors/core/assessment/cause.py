@@ -35,6 +35,7 @@ class Cause(StrEnum):
     GROUP_NOT_VIABLE = "GroupNotViable"
     NODE_MISSING = "NodeMissing"
     USE_UNREADABLE = "UseUnreadable"
+    FABRIC_OF_HOST = "FabricOfHost"
     # --- that it is not what it was
     GONE = "Gone"
     REPLACED_BY_ANOTHER = "ReplacedByAnother"
@@ -49,6 +50,7 @@ class Cause(StrEnum):
     INSPECTION_LATE = "InspectionLate"
     USE_LATE = "UseLate"
     LEDGER_LATE = "LedgerLate"
+    CHECKPOINT_LATE = "CheckpointLate"
     INVALID_REQUEST = "InvalidRequest"
     NOT_SERVING = "NotServing"
 
@@ -154,6 +156,11 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         "Whether its IOMMU group is open cannot be determined.",
         "See the message: it names what cannot be read.",
     ),
+    Cause.FABRIC_OF_HOST: Meaning(
+        UNHEALTHY,
+        "It is on its host's driver, in an NVLink fabric whose NVSwitches the host runs. It is given to no claim.",
+        "Bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow.",
+    ),
     Cause.GONE: Meaning(
         UNHEALTHY,
         "No PCI function is at its address any more. It is listed as long as a pod has it or a pending call names it.",
@@ -205,9 +212,13 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.LEDGER_LATE: Meaning(
         CALL,
-        "Kubelet did not return its ledger in time (PodResources List), or the daemon's own checkpoint of the claims "
-        "could not be read.",
-        "Check whether kubelet hangs, or the disk.",
+        "Kubelet did not return its ledger in time (PodResources List).",
+        "Check whether kubelet hangs.",
+    ),
+    Cause.CHECKPOINT_LATE: Meaning(
+        CALL,
+        "The daemon's own checkpoint of the claims, which may have the device, could not be read in time.",
+        "Check the disk of kubelet's `plugins` directory; `gpuactors inspect` has the reason.",
     ),
     Cause.INVALID_REQUEST: Meaning(
         CALL, "The call names no device, or one twice.", "Nothing on this node: find the client that called."

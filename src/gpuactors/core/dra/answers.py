@@ -23,6 +23,8 @@ def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepar
         # What waits in the kernel may wait for ever, and an error would keep the pod from ending (kubernetes 129402).
         # The devices stay the claim's until they are returned.
         return Unprepared() if call.deadline <= at else None
+    if entry is not None and entry.broken:
+        return refusal(entry.broken)
     if entry is not None and not entry.acts:
         if entry.state is ClaimState.PREPARED:
             return refusal(entry.problem) if entry.problem else prepared(claims, entry)

@@ -41,6 +41,7 @@ from gpuactors.core.dra.progress import not_prepared
 from gpuactors.core.dra.slices import Publication
 from gpuactors.core.dra.table import OWNING, ClaimState, On
 from gpuactors.core.dra.transitions import (
+    attempted,
     moved,
     read_over,
     refusal,
@@ -63,7 +64,7 @@ from gpuactors.core.events import (
     UnprepareAsked,
 )
 from gpuactors.core.identity import claimed_address
-from gpuactors.core.model import Role, Token
+from gpuactors.core.model import PciAddress, Role, Token
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.state import NodeState, with_inspections
 
@@ -73,6 +74,15 @@ Stepped = tuple[NodeState, list[Effect]]
 _COLLECTED: Final = OWNING - {ClaimState.RELEASING}
 """The states in which a claim has its devices until an unprepare comes: also one that is never prepared, as a process
 has its GPU open, or the disk is full."""
+
+
+_TRIED_AGAIN: Final = (
+    ClaimState.RELEASING,
+    ClaimState.CLEARING,
+    ClaimState.PREPARED,
+    ClaimState.VERIFYING,
+)
+"""The states in which an act that failed is tried again, whatever failed."""
 
 
 _PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
@@ -94,8 +104,9 @@ def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
         first_drivers={f.address: f for f in event.first_drivers},
         acted=frozenset(f.address for f in event.first_drivers),
     )
+    state, lines = with_claims(state, claims), list[Effect]()
     for stored in event.entries:
-        claims = replace(claims, last=claims.last + 1)
+        claims = replace(state.claims, last=state.claims.last + 1)
         entry = Entry(
             stored.name,
             stored.state,
@@ -104,16 +115,18 @@ def checkpoint_read(state: NodeState, event: CheckpointRead) -> Stepped:
             gpus=tuple(_with_operators_word(settings, gpu) for gpu in stored.gpus),
             bound=stored.bound,
         )
-        if stored.claim is None:  # the checkpoint is lost, and it was found out from its files
+        if stored.claim is None and stored.state is not ClaimState.RELEASING:
+            # The checkpoint is lost, and it was found out from its files.
             stopped = replace(entry, state=ClaimState.STOPPED, problem="the checkpoint is lost")
-            claims = with_read(with_entry(claims, stopped), entry.name.uid)
+            state = with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
         else:
-            claims = moved(claims, entry, On.RESTORED)
+            state, broken = attempted(with_claims(state, claims), entry, On.RESTORED)
+            lines += broken
     level = Level.WARNING if event.warning else Level.INFO
     fields: dict[str, Field] = {"claims": len(event.entries)}
     if event.warning:
         fields["reason"] = event.warning
-    return with_claims(state, with_reserved(claims)), [Log(level, "checkpoint.read", fields)]
+    return with_claims(state, with_reserved(state.claims)), [Log(level, "checkpoint.read", fields), *lines]
 
 
 def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu:
@@ -147,6 +160,9 @@ def prepare_asked(state: NodeState, event: PrepareAsked, at: float) -> Stepped:
         return with_claims(
             state, claims if entry.name.uid in claims.reads else with_read(claims, entry.name.uid)
         ), []
+    if entry.state is ClaimState.PREPARED:
+        entry = replace(entry, since=state.host.inspections.last)
+        return _looked_at_again(with_claims(state, moved(claims, entry, On.PREPARE)), entry, at), []
     return with_claims(state, moved(claims, entry, On.PREPARE)), []
 
 
@@ -289,11 +305,25 @@ def _refused_by_content(state: NodeState, claim: Claim) -> str:
 def _looked_at(state: NodeState, claim: Claim, at: float) -> NodeState:
     """`state` with fresh inspections, polls and a read of the ledger requested for the claim's devices."""
     addresses = [a for name in exclusive_devices(claim) if (a := claimed_address(name)) is not None]
+    return _looked(state, addresses, frozenset(), at)
+
+
+def _looked_at_again(state: NodeState, entry: Entry, at: float) -> NodeState:
+    """The same of a claim that has its devices: also of a function that was not there when it was last looked for."""
+    functions = frozenset(f.address for gpu in entry.gpus for f in gpu.functions)
+    return _looked(state, [gpu.address for gpu in entry.gpus], functions, at)
+
+
+def _looked(
+    state: NodeState, addresses: list[PciAddress], others: frozenset[PciAddress], at: float
+) -> NodeState:
+    """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups
+    and a read of the ledger."""
     if not addresses:
         return state
     functions = [f for a in addresses for f in with_companions(state, a)]
-    wanted = inspections.ask_inspections(state.host.inspections, sorted(f.address for f in functions))
-    state = with_inspections(state, wanted)
+    looked_for = {f.address for f in functions} | others
+    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
     groups = frozenset(f.iommu_group for f in functions if f.iommu_group is not None)
     return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at)
 
@@ -346,7 +376,7 @@ def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
     if entry.state is ClaimState.RELEASING and event.fault is ActFault.GONE:
         return _act_over(state, entry, event.number, ()), []  # nothing is left to be returned
     delayed = entry.state is ClaimState.BINDING and event.fault in _PASSING
-    by_itself = delayed or entry.state in (ClaimState.RELEASING, ClaimState.PREPARED)
+    by_itself = delayed or entry.state in _TRIED_AGAIN
     again_at = at + limits.CLAIM_RETRY_S if by_itself else math.inf
     level = Level.DEBUG if entry.problem == event.reason else Level.WARNING
     line = Log(
@@ -359,15 +389,16 @@ def act_failed(state: NodeState, event: ActFailed, at: float) -> Stepped:
     return with_claims(state, moved(state.claims, stopped, on)), [line]
 
 
-def files_touched(state: NodeState) -> NodeState:
+def files_touched(state: NodeState) -> Stepped:
     """The files of every prepared claim are looked at, and written where they are missing: a container that restarts is
     started with what is there, without a call to us. What is right is left alone, and so touches nothing. One that is
     under way may have looked before: then another one follows."""
-    claims = state.claims
+    effects: list[Effect] = []
     for entry in state.claims.entries.values():
-        if entry.state is ClaimState.PREPARED:
-            claims = moved(claims, entry, On.RETRY)
-    return with_claims(state, claims)
+        if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
+            state, lines = attempted(state, entry, On.RETRY)
+            effects += lines
+    return state, effects
 
 
 def published(state: NodeState, publication: Publication) -> Stepped:

@@ -64,6 +64,9 @@ class Entry:
     """What its devices are bound to, as last seen by an act."""
     problem: str = ""
     """Why it is not further, as a sentence: the last act or read that failed, or whom it waits for."""
+    broken: str = ""
+    """Why it goes on by itself no further, as a sentence: the table lacks a transition, which is a bug; empty
+    otherwise. A call about it is another try."""
     retry_at: float = math.inf
     """When a failed act or read is tried again, or a tombstone is forgotten."""
     collect_at: float = math.inf
@@ -107,6 +110,8 @@ class ClaimSettings:
     operator: OperatorsList = NOBODY
     hints: tuple[KernelId, ...] = ()
     """The ids that the kernel command line gives to vfio-pci."""
+    nvswitch_allowed: bool = False
+    """A GPU may be taken from its host's driver although the host runs NVSwitches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import observed_use
 from gpuactors.core.assessment.presence import function_at
-from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.dra.table import ENDED, OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.index import index_of
-from gpuactors.core.model import ClaimedDevice, PciAddress, PciFunction
+from gpuactors.core.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
 from gpuactors.core.quote import quoted_id
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from gpuactors.core.dra.claim import Claim
     from gpuactors.core.dra.entries import Entry
     from gpuactors.core.state import NodeState
-
-_BRIDGES = "06"
-"""The base class of bridges, which are never bound to vfio (drivers/vfio/pci/vfio_pci_core.c takes type 0 headers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction,
     return tuple(
         m
         for m in members
-        if m.address == address or not (m.class_code.startswith(_BRIDGES) or m.driver in HARMLESS_DRIVERS)
+        if m.address == address or not (is_bridge(m.class_code) or m.driver in HARMLESS_DRIVERS)
     )
 
 
@@ -84,6 +81,27 @@ def not_given(state: NodeState, names: Iterable[str]) -> str:
     return ""
 
 
+def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> str:
+    """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches, as a sentence; empty if it
+    may be, or is on vfio already. The host's fabric manager runs one fabric across such GPUs; after the bind it cannot
+    name this one any more, and no other program divides the fabric for it."""
+    settings, switches = state.claims.settings, index_of(state).switches
+    if (
+        not switches
+        or function.vfio_bound
+        or function.is_nvswitch
+        or settings is None
+        or settings.nvswitch_allowed
+    ):
+        return ""
+    switch = min(switches)
+    driver = index_of(state).functions[switch].driver
+    return (
+        f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch {switch} is on "
+        f"{quoted_id(driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow"
+    )
+
+
 def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     assert entry.claim is not None
@@ -97,6 +115,10 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
         functions = with_companions(state, address)
         if unseen := _unseen(state, entry, functions):
             return InTheWay(f"{address}: {unseen}")
+        if (function := function_at(state, address)) is not None and (
+            fabric := of_the_hosts_fabric(state, function)
+        ):
+            return InTheWay(fabric, is_final=True)
         reason = (
             _by_another_claim(state, entry, functions)
             or _by_ledger(state, entry, functions)
@@ -166,7 +188,7 @@ def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
     return any(
         str(e.name) == claimed.claim
         for e in state.claims.entries.values()
-        if e.name.uid == entry.name.uid or e.state is ClaimState.TOMBSTONE or e.state in OWNING
+        if e.name.uid == entry.name.uid or e.state in ENDED or e.state in OWNING
     )
 
 

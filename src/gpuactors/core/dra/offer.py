@@ -15,6 +15,7 @@ from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.claim import DeviceHealth, DraHealth
+from gpuactors.core.dra.exclusion import of_the_hosts_fabric
 from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.slices import Blocked, BlockKind, Offer, OfferedDevice
 from gpuactors.core.index import changed_keys, index_of
@@ -33,6 +34,7 @@ class Offered:
     assessments: Mapping[PciAddress, Assessment] = field(default_factory=dict)
     names: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
+    switches: frozenset[PciAddress] = frozenset()
 
     offer: Offer | None = None
     """None while DRA is off, or the node has not been read."""
@@ -78,11 +80,14 @@ def offered(state: NodeState) -> NodeState:
         and carried.assessments is assessments
         and carried.names is index.names
         and carried.reserved is reserved
+        and carried.switches is index.switches
         and carried.offer is not None
     ):
         return state
     touched = changed_keys(carried.devices, index.devices) | changed_keys(carried.assessments, assessments)
     touched |= changed_keys(carried.names, index.names) | changed_keys(carried.reserved, reserved)
+    if carried.switches != index.switches:
+        touched |= index.devices.keys()
     known = {d.address: d for d in carried.offer.devices} if carried.offer is not None else {}
     health = {h.device: h for h in carried.health}
     for address in touched:
@@ -100,7 +105,13 @@ def offered(state: NodeState) -> NodeState:
     if carried.offer is not None and offer == carried.offer:
         offer = carried.offer
     after = Offered(
-        index.devices, assessments, index.names, reserved, offer, tuple(health[n] for n in sorted(health))
+        index.devices,
+        assessments,
+        index.names,
+        reserved,
+        index.switches,
+        offer,
+        tuple(health[n] for n in sorted(health)),
     )
     return replace(state, offered=after)
 
@@ -116,12 +127,13 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
         pcie_root=function.pcie_root,
         iommu_group=function.iommu_group,
         iommufd=function.iommufd,
-        blocked=None if claimed else _blocked(device, assessment),
+        is_nvswitch=function.is_nvswitch,
+        blocked=None if claimed else _blocked(state, device, assessment),
         claimed=claimed,
     )
 
 
-def _blocked(device: Device, assessment: Assessment) -> Blocked | None:
+def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocked | None:
     ownership, blocker = assessment.ownership, assessment.blocker
     if ownership.cause in _HELD:
         return Blocked(BlockKind.HELD, str(ownership.cause))
@@ -129,6 +141,8 @@ def _blocked(device: Device, assessment: Assessment) -> Blocked | None:
         return Blocked(BlockKind.UNHEALTHY, str(Cause.NO_IOMMU_GROUP))
     if blocker is not None and blocker.cause not in _BOUND_BY_CLAIMS:
         return Blocked(BlockKind.UNHEALTHY, str(blocker.cause))
+    if of_the_hosts_fabric(state, device.function):
+        return Blocked(BlockKind.UNHEALTHY, str(Cause.FABRIC_OF_HOST))
     return None
 
 
@@ -150,5 +164,6 @@ def _health(
     if blocker is not None and blocker.cause not in _BOUND_BY_CLAIMS:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, blocker.message)
     if device.blocked is not None and device.blocked.kind is BlockKind.UNHEALTHY:
-        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, assessment.status.message)
+        why = of_the_hosts_fabric(state, function) or assessment.status.message
+        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, why)
     return DeviceHealth(pool, name, DraHealth.HEALTHY, "")

@@ -123,7 +123,7 @@ def _on_disk(entry: Entry) -> StoredEntry:
     match entry.state:
         case ClaimState.RELEASING:
             state = ClaimState.RELEASING
-        case ClaimState.COMMITTING | ClaimState.PREPARED:
+        case ClaimState.COMMITTING | ClaimState.PREPARED | ClaimState.VERIFYING:
             state = ClaimState.PREPARED
         case _:
             state = ClaimState.RESERVED
@@ -139,7 +139,7 @@ def _device_act(entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
 
 def _files_act(entry: Entry) -> FilesAct:
     number = entry.acts[FILES]
-    if entry.state is ClaimState.RELEASING:
+    if entry.state in (ClaimState.RELEASING, ClaimState.CLEARING):
         return FilesAct(number, entry.name, None)
     assert entry.claim is not None, "files are written for an allocated claim"
     return FilesAct(number, entry.name, entry.claim, _devices(entry, entry.claim))

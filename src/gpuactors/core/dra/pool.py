@@ -107,7 +107,8 @@ def _attributes(offered: OfferedDevice) -> dict[str, Attribute]:
         f"{STANDARD}pciBusID": offered.address,
         f"{STANDARD}pcieRoot": offered.pcie_root,
         f"{STANDARD}numaNode": offered.numa_node,
-        "type": "vfio",
+        # A DeviceClass selects GPUs by it.
+        "type": "nvswitch" if offered.is_nvswitch else "vfio",
         "uuid": offered.uuid,
         "vendorID": f"0x{offered.vendor}" if offered.vendor else None,
         "deviceID": f"0x{offered.device}" if offered.device else None,

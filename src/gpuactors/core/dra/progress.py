@@ -14,12 +14,15 @@ from gpuactors.core.dra.answers import answer_of, answered
 from gpuactors.core.dra.claim import ClaimUid, FirstDriver
 from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, one_of_each_group, with_entry
 from gpuactors.core.dra.exclusion import exclusive_devices, has_another_owner, in_the_way, with_companions
-from gpuactors.core.dra.table import ClaimState, On
+from gpuactors.core.dra.placement import astray, is_seen
+from gpuactors.core.dra.table import ClaimState, NoTransitionError, On
 from gpuactors.core.dra.transitions import (
+    attempted,
     blank,
     moved,
     read_over,
     refusal,
+    set_aside,
     with_acts,
     with_claims,
     with_read,
@@ -88,8 +91,9 @@ def _all_answered(state: NodeState, at: float) -> Stepped | None:
     return with_claims(state, claims), replies
 
 
-def due(state: NodeState, at: float) -> NodeState:
+def due(state: NodeState, at: float) -> Stepped:
     """What is tried again, asked, or forgotten at this time."""
+    effects: list[Effect] = []
     for known in state.claims.entries.values():
         if known.collect_at <= at:
             asked = with_entry(state.claims, replace(known, collect_at=math.inf))
@@ -97,20 +101,20 @@ def due(state: NodeState, at: float) -> NodeState:
     for waiting in state.claims.entries.values():
         if waiting.retry_at > at:
             continue
-        claims, entry = state.claims, replace(waiting, retry_at=math.inf)
+        entry, lines = replace(waiting, retry_at=math.inf), list[Effect]()
         match entry.state:
             case ClaimState.TOMBSTONE:
-                claims = moved(claims, entry, On.FORGOTTEN)
+                state, lines = attempted(state, entry, On.FORGOTTEN)
             case ClaimState.FETCHING | ClaimState.STOPPED:
-                claims = with_read(with_entry(claims, entry), entry.name.uid)
-            case ClaimState.BINDING:
-                claims = moved(claims, entry, On.RETRY)
+                state = with_claims(state, with_read(with_entry(state.claims, entry), entry.name.uid))
+            case ClaimState.BINDING | ClaimState.CLEARING:
+                state, lines = attempted(state, entry, On.RETRY)
             case ClaimState.PREPARED if entry.problem:
-                claims = moved(claims, replace(entry, problem=""), On.RETRY)
+                state, lines = attempted(state, replace(entry, problem=""), On.RETRY)
             case _:
-                claims = with_entry(claims, entry)
-        state = with_claims(state, claims)
-    return state
+                state = with_claims(state, with_entry(state.claims, entry))
+        effects += lines
+    return state, effects
 
 
 def deadline(claims: Claims) -> float:
@@ -129,9 +133,13 @@ def _first_drivers_noted(state: NodeState) -> Claims:
 
 
 def _one_further(state: NodeState, at: float) -> Stepped | None:
-    """The first transition that an entry can make by itself; None if there is none."""
-    steps = (_further(state, entry, at) for entry in state.claims.entries.values())
-    return next((step for step in steps if step is not None), None)
+    """The first transition that an entry can make by itself; None if there is none. One that the table lacks sets its
+    entry aside."""
+    steps = (_further(state, entry, at) for entry in state.claims.entries.values() if not entry.broken)
+    try:
+        return next((step for step in steps if step is not None), None)
+    except NoTransitionError as error:
+        return set_aside(state, error)
 
 
 def _further(state: NodeState, entry: Entry, at: float) -> Stepped | None:
@@ -144,6 +152,10 @@ def _further(state: NodeState, entry: Entry, at: float) -> Stepped | None:
             return with_claims(state, moved(claims, entry, On.ABANDONED)), []
         case ClaimState.WAITING:
             return _waited(state, entry)
+        case ClaimState.VERIFYING if not calls:
+            return with_claims(state, moved(claims, entry, On.ABANDONED)), []
+        case ClaimState.VERIFYING:
+            return _verified(state, entry)
         case ClaimState.RESERVED if claims.durable >= entry.intent:
             return with_claims(state, moved(claims, entry, On.DURABLE)), []
         case ClaimState.COMMITTING if claims.durable >= entry.intent:
@@ -169,6 +181,20 @@ def _is_to_be_undone(state: NodeState, entry: Entry) -> bool:
         and state.host.scanned
         and state.kubelet.ledger.tried
     )
+
+
+def _verified(state: NodeState, entry: Entry) -> Stepped | None:
+    """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
+    nobody else has them. None if it waits on."""
+    if entry.acts or not is_seen(state, entry):
+        return None
+    if not (reason := astray(state, entry)):
+        return with_claims(state, moved(state.claims, entry, On.IN_PLACE)), []
+    if (further := _waited(state, entry)) is None:
+        return None
+    if further[0].claims.entries[entry.name.uid].state is not ClaimState.RESERVED:
+        return further
+    return further[0], [*_logged("claim.astray", entry, reason=reason, level=Level.WARNING), *further[1]]
 
 
 def _waited(state: NodeState, entry: Entry) -> Stepped | None:
@@ -269,7 +295,7 @@ def _is_returned(gpu: ClaimedGpu) -> bool:
 
 
 def not_prepared(state: NodeState, entry: Entry, reason: str) -> Stepped:
-    """The claim is refused: its calls are answered, and nothing of it is kept."""
+    """The claim is refused: its calls are answered. Nothing of it is kept, unless it was prepared before."""
     claims = moved(state.claims, entry, On.REFUSED)
     refused = {t: refusal(reason) for t, c in claims.calls.items() if c.uid == entry.name.uid}
     claims, effects = answered(claims, refused)

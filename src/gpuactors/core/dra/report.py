@@ -51,7 +51,7 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
             changed_at=entry.changed_at,
             devices=devices_of(entry),
             admin_devices=_named(entry, admin=True),
-            problem=entry.problem,
+            problem=entry.broken or entry.problem,
             waiting_calls=calls.count(entry.name.uid),
         )
         for entry in state.claims.entries.values()

@@ -54,6 +54,7 @@ class OfferedDevice:
     iommufd: bool
     """The node has iommufd, so that a virtual machine may open it by its cdev once it is on vfio."""
     uuid: str | None = None
+    is_nvswitch: bool = False
     blocked: Blocked | None = None
     claimed: bool = False
     """A live claim has it: it stays in the slice, whatever else."""

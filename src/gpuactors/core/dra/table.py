@@ -30,11 +30,17 @@ class ClaimState(StrEnum):
     """All is done; that is being written to disk."""
     PREPARED = "Prepared"
     """Its containers may run."""
+    VERIFYING = "Verifying"
+    """It was prepared, and a prepare came again: whether its devices are still on vfio, and its files there, is being
+    looked at."""
     STOPPED = "Stopped"
     """An act failed, or the checkpoint was lost. The devices stay as they are and its own, until a prepare or an
     unprepare comes."""
     RELEASING = "Releasing"
     """Its files are being removed, and its devices returned to their first drivers."""
+    CLEARING = "Clearing"
+    """It was unprepared, and has no devices: files that may be left of it (the checkpoint was lost, or is of another
+    boot) are being removed."""
     TOMBSTONE = "Unprepared"
     """It was unprepared. Nothing is left; it is remembered for a while, for `explain` and late reads of kubelet's
     ledger."""
@@ -51,6 +57,8 @@ class On(StrEnum):
     """It has not; or it asks for what this node cannot give."""
     FREE = "free"
     """No other claim, pod or process has any of its devices."""
+    IN_PLACE = "in place"
+    """Its devices are on a vfio driver, where its files say."""
     DURABLE = "durable"
     """The present state is on disk."""
     DONE = "done"
@@ -85,6 +93,9 @@ class Request(StrEnum):
     """The files removed, and each device returned that may be."""
     FORGET = "forget"
     """The new state is on disk without this claim."""
+    CLEAR = "clear"
+    """The files removed, of a claim that has nothing else. Needs no intent: it concerns this claim's UID only, and may
+    be repeated."""
 
 
 Transition = tuple[ClaimState, Request]
@@ -93,18 +104,18 @@ _S, _E, _R = ClaimState, On, Request
 
 TRANSITIONS: Final[Mapping[tuple[ClaimState, On], Transition]] = {
     (_S.ABSENT, _E.PREPARE): (_S.FETCHING, _R.FETCH),
-    # It was never seen, or is of another boot, or our state is lost: nothing is touched.
-    (_S.ABSENT, _E.UNPREPARE): (_S.TOMBSTONE, _R.NOTHING),
+    # It was never seen, or is of another boot, or our state is lost: no device is touched.
+    (_S.ABSENT, _E.UNPREPARE): (_S.CLEARING, _R.CLEAR),
     (_S.FETCHING, _E.PREPARE): (_S.FETCHING, _R.NOTHING),
     (_S.FETCHING, _E.FETCHED): (_S.WAITING, _R.NOTHING),
     (_S.FETCHING, _E.REFUSED): (_S.ABSENT, _R.NOTHING),
     (_S.FETCHING, _E.ABANDONED): (_S.ABSENT, _R.NOTHING),
-    (_S.FETCHING, _E.UNPREPARE): (_S.TOMBSTONE, _R.NOTHING),
+    (_S.FETCHING, _E.UNPREPARE): (_S.CLEARING, _R.CLEAR),
     (_S.WAITING, _E.PREPARE): (_S.WAITING, _R.NOTHING),
     (_S.WAITING, _E.FREE): (_S.RESERVED, _R.CHECKPOINT),
     (_S.WAITING, _E.REFUSED): (_S.ABSENT, _R.NOTHING),
     (_S.WAITING, _E.ABANDONED): (_S.ABSENT, _R.NOTHING),
-    (_S.WAITING, _E.UNPREPARE): (_S.TOMBSTONE, _R.NOTHING),
+    (_S.WAITING, _E.UNPREPARE): (_S.CLEARING, _R.CLEAR),
     (_S.RESERVED, _E.PREPARE): (_S.RESERVED, _R.NOTHING),
     (_S.RESERVED, _E.DURABLE): (_S.BINDING, _R.BIND),
     (_S.RESERVED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
@@ -124,13 +135,24 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, On], Transition]] = {
     (_S.COMMITTING, _E.PREPARE): (_S.COMMITTING, _R.NOTHING),
     (_S.COMMITTING, _E.DURABLE): (_S.PREPARED, _R.NOTHING),
     (_S.COMMITTING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
-    # The files are seen, and written where they are missing, before a prepare is answered again (kubernetes 141433).
-    (_S.PREPARED, _E.PREPARE): (_S.PREPARED, _R.WRITE),
+    # A GPU may have been unplugged and plugged in again, or bound to another driver by hand, since it was prepared. The
+    # files are seen as well, and written where they are missing, before the answer (kubernetes 141433).
+    (_S.PREPARED, _E.PREPARE): (_S.VERIFYING, _R.WRITE),
     (_S.PREPARED, _E.DONE): (_S.PREPARED, _R.NOTHING),
     (_S.PREPARED, _E.FAILED): (_S.PREPARED, _R.NOTHING),
     (_S.PREPARED, _E.RETRY): (_S.PREPARED, _R.WRITE),
     (_S.PREPARED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.PREPARED, _E.RESTORED): (_S.PREPARED, _R.WRITE),
+    (_S.VERIFYING, _E.PREPARE): (_S.VERIFYING, _R.NOTHING),
+    (_S.VERIFYING, _E.DONE): (_S.VERIFYING, _R.NOTHING),
+    (_S.VERIFYING, _E.FAILED): (_S.PREPARED, _R.NOTHING),
+    (_S.VERIFYING, _E.RETRY): (_S.VERIFYING, _R.WRITE),
+    (_S.VERIFYING, _E.IN_PLACE): (_S.PREPARED, _R.NOTHING),
+    # A device is not where the files say, and nobody else has it: it is bound again, after the intent to.
+    (_S.VERIFYING, _E.FREE): (_S.RESERVED, _R.CHECKPOINT),
+    (_S.VERIFYING, _E.REFUSED): (_S.PREPARED, _R.NOTHING),
+    (_S.VERIFYING, _E.ABANDONED): (_S.PREPARED, _R.NOTHING),
+    (_S.VERIFYING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.STOPPED, _E.PREPARE): (_S.BINDING, _R.BIND),
     # The checkpoint was lost, and with it what the claim asks for: it was read again from the API server.
     (_S.STOPPED, _E.FETCHED): (_S.BINDING, _R.BIND),
@@ -143,6 +165,12 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, On], Transition]] = {
     (_S.RELEASING, _E.DONE): (_S.TOMBSTONE, _R.FORGET),
     (_S.RELEASING, _E.FAILED): (_S.RELEASING, _R.NOTHING),
     (_S.RELEASING, _E.RESTORED): (_S.RELEASING, _R.NOTHING),
+    # A prepare that comes now waits for it, and is then read anew.
+    (_S.CLEARING, _E.PREPARE): (_S.CLEARING, _R.NOTHING),
+    (_S.CLEARING, _E.UNPREPARE): (_S.CLEARING, _R.NOTHING),
+    (_S.CLEARING, _E.DONE): (_S.TOMBSTONE, _R.NOTHING),
+    (_S.CLEARING, _E.FAILED): (_S.CLEARING, _R.NOTHING),
+    (_S.CLEARING, _E.RETRY): (_S.CLEARING, _R.CLEAR),
     (_S.TOMBSTONE, _E.PREPARE): (_S.FETCHING, _R.FETCH),
     (_S.TOMBSTONE, _E.UNPREPARE): (_S.TOMBSTONE, _R.NOTHING),
     (_S.TOMBSTONE, _E.FORGOTTEN): (_S.ABSENT, _R.NOTHING),
@@ -156,6 +184,7 @@ OWNING: Final = frozenset(
         _S.WRITING,
         _S.COMMITTING,
         _S.PREPARED,
+        _S.VERIFYING,
         _S.STOPPED,
         _S.RELEASING,
     }
@@ -163,8 +192,15 @@ OWNING: Final = frozenset(
 """The states in which a claim has its devices: no other claim or pod may get them. These are on disk."""
 
 
+ENDED: Final = frozenset({_S.CLEARING, _S.TOMBSTONE})
+"""The states of a claim that was unprepared, and has nothing here any more but perhaps files."""
+
+
 class NoTransitionError(AssertionError):
     """The table has no row for this state and event: a bug."""
+
+    uid: str = ""
+    """The claim's; empty where it is not known."""
 
 
 def follow(state: ClaimState, event: On) -> Transition:

@@ -15,11 +15,13 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.entries import FILES, Claims, Entry, one_of_each_group, with_entry
 from gpuactors.core.dra.pool import device_name
-from gpuactors.core.dra.table import OWNING, ClaimState, On, Request, follow
-from gpuactors.core.effects import Refusal, Refused
+from gpuactors.core.dra.table import ENDED, OWNING, ClaimState, NoTransitionError, On, Request, follow
+from gpuactors.core.effects import Effect, Field, Level, Log, Refusal, Refused
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress
 from gpuactors.core.state import NodeState
+
+Stepped = tuple[NodeState, list[Effect]]
 
 
 def with_claims(state: NodeState, claims: Claims) -> NodeState:
@@ -27,11 +29,15 @@ def with_claims(state: NodeState, claims: Claims) -> NodeState:
 
 
 def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
-    """`claims` after a transition of one entry, with what that requests."""
-    after, request = follow(entry.state, on)
-    if after is ClaimState.TOMBSTONE:
+    """`claims` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
+    try:
+        after, request = follow(entry.state, on)
+    except NoTransitionError as error:
+        error.uid = entry.name.uid
+        raise
+    if after in ENDED and after is not entry.state:
         entry, claims = replace(blank(entry), retry_at=math.inf), read_over(claims, entry.name.uid)
-    entry = replace(entry, state=after)
+    entry = replace(entry, state=after, broken="")
     match request:
         case Request.NOTHING:
             return with_entry(claims, entry)
@@ -50,8 +56,33 @@ def moved(claims: Claims, entry: Entry, on: On, at: float = 0.0) -> Claims:
             return with_acts(claims, entry, acts) if acts else moved(claims, entry, On.DONE)
         case Request.WRITE:
             return with_acts(claims, replace(entry, problem="", retry_at=math.inf), [FILES])
+        case Request.CLEAR:
+            return with_acts(claims, replace(entry, retry_at=math.inf), [FILES])
         case Request.UNDO:  # which devices are returned follows from the whole state: `_undone`
             return with_entry(claims, entry)
+
+
+def set_aside(state: NodeState, error: NoTransitionError) -> Stepped:
+    """`state` with the claim set aside for which the table lacks a row: what it has stays its own, no act of it stands,
+    it goes on by itself no further, and a call about it is another try. The other claims are served. Under tests and
+    simulation raises `error`."""
+    if state.daemon.settings.strict:
+        raise error
+    sentence = f"{error}, which is a bug of gpuactors: report it with the journal. The claim is left as it is"
+    claims, entry = state.claims, state.claims.entries.get(ClaimUid(error.uid))
+    fields: dict[str, Field] = {"uid": error.uid, "reason": sentence}
+    if entry is not None:
+        fields["claim"] = str(entry.name)
+        claims = with_entry(claims, replace(entry, broken=sentence, acts={}, retry_at=math.inf))
+    return with_claims(state, claims), [Log(Level.ERROR, "claim.broken", fields)]
+
+
+def attempted(state: NodeState, entry: Entry, on: On) -> Stepped:
+    """`state` after a transition of one entry, or with that set aside. Raises as `set_aside`."""
+    try:
+        return with_claims(state, moved(state.claims, entry, on)), []
+    except NoTransitionError as error:
+        return set_aside(with_claims(state, with_entry(state.claims, entry)), error)
 
 
 def blank(entry: Entry) -> Entry:

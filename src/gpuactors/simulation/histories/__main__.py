@@ -11,14 +11,19 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from gpuactors.simulation.histories.campaign import Plan, Result, run_campaign
-from gpuactors.simulation.histories.coverage import summary, table
+from gpuactors.simulation.histories.coverage import share_of, summary, table
+from gpuactors.simulation.histories.play import Played
 from gpuactors.simulation.histories.script import replay_line
 from gpuactors.simulation.histories.shrink import shrink
+
+CLAIMS_EVERY: Final = 4
+"""One of so many histories has a node with claims: there are a third as many pairs of kinds as without, and it takes
+three times as long."""
 
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
@@ -36,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
     result = run_campaign(plan, _Progress())
     show_table = options.table or options.histories is None
-    return _report(result, min_pairs=options.min_pairs, show_table=show_table, wanted=options.histories)
+    return _report(result, plan, min_pairs=options.min_pairs, show_table=show_table)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,14 +62,14 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="PERCENT",
-        help="fail if fewer of the ordered pairs of kinds have followed each other",
+        help="fail if fewer of the ordered pairs of kinds have followed each other, those with claims included",
     )
     parser.add_argument(
         "--claims-every",
         type=int,
-        default=0,
+        default=CLAIMS_EVERY,
         metavar="N",
-        help="one node in so many has claims (default: none)",
+        help=f"one node in so many has claims; 0: none (default: {CLAIMS_EVERY})",
     )
     parser.add_argument(
         "--table",
@@ -107,9 +112,9 @@ class _Progress:
     def __call__(self, result: Result) -> None:
         coverage, claims = result.coverage, result.with_claims
         line = (
-            f"{coverage.histories + claims.histories:7d} histories in {result.took_s:5.0f} s, "
-            f"{coverage.steps + claims.steps} steps, "
-            f"{100 * coverage.adjacent_share:.1f} % of pairs, {sum(result.failed.values())} failed"
+            f"{result.histories:7d} histories in {result.took_s:5.0f} s, {coverage.steps + claims.steps} steps, "
+            f"{100 * coverage.adjacent_share:.1f} % of pairs, {100 * claims.adjacent_share:.1f} % with claims, "
+            f"{sum(result.failed.values())} failed"
         )
         print(line, file=sys.stderr, flush=True)
         for played in result.failures[self._printed :]:
@@ -119,34 +124,37 @@ class _Progress:
         self._printed = len(result.failures)
 
 
-def _report(result: Result, *, min_pairs: float, show_table: bool, wanted: int | None = None) -> int:
-    share = 100 * result.coverage.adjacent_share
+def _report(result: Result, plan: Plan, *, min_pairs: float, show_table: bool) -> int:
+    played = [result.coverage, result.with_claims] if plan.claims_every else [result.coverage]
+    share = 100 * share_of(played)
     few = share < min_pairs and not result.failures
     if show_table or few:
-        print(table(result.coverage))
-    if result.with_claims.histories:
-        if show_table:
-            print(table(result.with_claims))
-        print(f"With claims: {summary(result.with_claims)}.")
-    print(f"{summary(result.coverage)}; {result.took_s:.0f} s.")
+        print("\n\n".join(map(table, played)))
+    for coverage in played:
+        print(f"{summary(coverage)}.")
+    print(f"{share:.1f} % of all pairs in {result.took_s:.0f} s.")
     for why, times in result.known.items():
         print(f"Known and not repaired yet, met {times} times: {why}")
-    for played in result.failures:
-        assert played.failure is not None
-        print(f"\nFAILED {result.failed[played.failure.check]} times: {played.failure.check}", flush=True)
-        shortest = shrink(played)
-        assert shortest.failure is not None
-        print(f"{shortest.failure.text}\n{replay_line(shortest.seed, shortest.script)}")
+    for failed in result.failures:
+        _show(failed, result.failed)
     if few:
         print(f"Only {share:.1f} % of the pairs were covered; {min_pairs:g} % are wanted.")
     if result.failures:
         return 1
-    played_all = result.coverage.histories + result.with_claims.histories
-    short = wanted is not None and played_all < wanted
+    short = plan.histories is not None and result.histories < plan.histories
     if result.interrupted and (few or short):
         print("It was interrupted, so less was tried than requested.")
         return INTERRUPTED
     return 1 if few else 0
+
+
+def _show(played: Played, times: Mapping[str, int]) -> None:
+    """Makes a failure shorter, and prints it as the line that replays it."""
+    assert played.failure is not None
+    print(f"\nFAILED {times[played.failure.check]} times: {played.failure.check}", flush=True)
+    shortest = shrink(played)
+    assert shortest.failure is not None
+    print(f"{shortest.failure.text}\n{replay_line(shortest.seed, shortest.script)}")
 
 
 if __name__ == "__main__":

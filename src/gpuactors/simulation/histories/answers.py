@@ -21,7 +21,7 @@ from gpuactors.core.events import AllocateAsked, PreferenceAsked
 from gpuactors.core.model import Pod, Token
 from gpuactors.ports import Step
 from gpuactors.simulation.histories.refusals import UNREAD
-from gpuactors.simulation.histories.truth import given_by_us, others_cards
+from gpuactors.simulation.histories.truth import claimed_cards, given_by_us, others_cards
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.kubelet.values import Phase
 from gpuactors.simulation.kubelet.values import Pod as FailedPod
@@ -169,11 +169,12 @@ class Answers:
         )
 
     def _unowned(self, call: AllocateAsked) -> set[str]:
-        """The call's cards in groups of which no pod has a card."""
+        """The call's cards in groups of which no pod and no claim has a card."""
         return {card for card in self._cards(call) if self._is_unowned(card)}
 
     def _is_unowned(self, card: str) -> bool:
         owned = {g.card for g in given_by_us(self._world)} | others_cards(self._world).keys()
+        owned = owned.union(*claimed_cards(self._world))
         members = self._members(card)
         return bool(members) and owned.isdisjoint(members)
 

@@ -33,6 +33,10 @@ from gpuactors.simulation.histories.play import Played, play_chosen
 HANG_S: Final = 120.0
 """A history takes some 50 ms; a worker that hangs in one for so long prints its stack, and ends."""
 
+STEPS_MAX: Final = 28
+"""Of one history. Its beginning and its end cost as much as twenty steps, so that more of them cover more pairs in the
+same time; a failure is made shorter in any case."""
+
 PROGRESS_S: Final = 5.0
 
 ENDS_CAMPAIGN: Final = (signal.SIGINT, signal.SIGTERM)
@@ -57,6 +61,11 @@ class Result:
     """How many failed for a reason that is known and not repaired yet."""
     took_s: float = 0.0
     interrupted: bool = False
+
+    @property
+    def histories(self) -> int:
+        """How many were played."""
+        return self.coverage.histories + self.with_claims.histories
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,7 @@ def play_part(
         claims = claims_every > 0 and number // parts % claims_every == 0
         seed = history_seed(campaign, number, claims=claims)
         faulthandler.dump_traceback_later(HANG_S, exit=True)
-        played = play_chosen(drawn(random.Random(seed), guides[claims]), seed)
+        played = play_chosen(drawn(random.Random(seed), guides[claims], STEPS_MAX), seed)
         faulthandler.cancel_dump_traceback_later()
         if not on_played(played):
             return

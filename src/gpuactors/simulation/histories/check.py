@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -259,6 +260,8 @@ class Safety:
             raise ViolationError(
                 "kubelet crashed", f"a device vanished during a call: {world.kubelet.panics[0]}"
             )
+        if self._claims is not None:
+            _raise(self._claims.problem())
         # Without the gate a container starts as kubelet made it; a second plugin is called in our place, and has none.
         ungated = second or ("the node reboots" in world.counts and not world.can_tell_stale_nodes)
         if (doubles := world.kubelet.double_handouts) and not ungated:
@@ -270,8 +273,6 @@ class Safety:
         if self._answers.problems:
             raise ViolationError(*self._answers.problems[0])
         _check_swap(world)
-        if self._claims is not None:
-            _raise(self._claims.problem())
         _check_owner(world)
         _check_failed(world, self._answers)
         if not second:
@@ -404,7 +405,7 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         safety.check(time_passed=True)
     await make_quiet(world)
     if world.claims is not None:
-        _raise(await all_run(world, world.claims, lambda: safety.check(time_passed=True)))
+        _raise(await all_run(world, world.claims, partial(safety.check, time_passed=True)))
         safety.check(time_passed=True)
     silent = world.tree.waits_silently and world.waiting()
     missed_s = RESYNC_S if world.missed or silent else 0.0
@@ -425,7 +426,8 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         await _stay_calm(world, safety)
     if world.claims is not None:
         # Kubelet's retries of a prepare may come minutes later: it is calm when all pods are gone.
-        _raise(await nothing_is_left(world, world.claims, lambda: safety.check(time_passed=True)))
+        check = partial(safety.check, time_passed=True)
+        _raise(await nothing_is_left(world, world.claims, check, long=long))
         safety.check(time_passed=True)
 
 

@@ -3,6 +3,7 @@ server. Only on a node with claims (`World.claims`)."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, final
@@ -18,21 +19,28 @@ from gpuactors.simulation.histories.truth import given_by_us
 from gpuactors.simulation.histories.world import World, states_of
 from gpuactors.simulation.kubelet.values import Phase, Pod
 
-RUNS_WITHIN_S: Final = 400.0
+RUNS_WITHIN_S: Final = limits.CLAIM_FOUND_S + 400.0
 """A pod whose claim nobody stands in the way of runs: kubelet repeats a prepare after 90 s, twice at most where its
-call was cut off, and collects a claim whose unprepare never comes."""
+call was cut off. A claim that kubelet has lost stands in the way until it is collected: about one whose unprepare never
+comes the daemon asks the API server twice, 60 s apart, and CLAIM_FOUND_S after an answer that it exists."""
 
 ENDS_WITHIN_S: Final = limits.CLAIM_FOUND_S + 600.0
-"""Nothing of claims is left after all pods are gone. About a claim whose unprepare never comes the daemon asks the API
-server twice, 60 s apart, and CLAIM_FOUND_S after an answer that it exists; a failed act is repeated each minute."""
+"""Nothing of claims is left after all pods are gone. Claims are collected as above; a failed act is repeated each
+minute."""
 
 SLICES_SETTLE_S: Final = 120.0
 """What the API server has follows so late after it was away: longer than the publisher's longest backoff."""
 
-CALM_S: Final = 90.0
-"""The slices stay as they are for so long."""
+CALM_S: Final = 6.0
+"""What is as it was at first stays so for so long: longer than every period of a read or a poll."""
+
+LONG_CALM_S: Final = 90.0
+"""The slices stay as they are for so long, and nothing is sent to kubelet: longer than the longest pause between two
+restorations of a slice (limits.RESTORE_BACKOFF_S)."""
 
 CHECK_EVERY_S: Final = 1.0
+
+LIVE: Final = "a live claim lost its card"
 
 Problem = tuple[str, str]
 """The name of a check, and what does not hold."""
@@ -74,11 +82,18 @@ class ClaimSafety:
         return None
 
     def _live_claim(self) -> Problem | None:
-        """The cards of a pod that runs stay on vfio-pci."""
-        for pod in self._world.kubelet.containers:
+        """The cards of a pod that runs stay on vfio-pci. An unbind that waits for the pod's process is one already: the
+        kernel asks the process to let go (drivers/vfio/vfio_main.c, vfio_unregister_group_dev)."""
+        world = self._world
+        for pod in world.kubelet.containers:
             for card in self._cards(pod):
-                if not self._world.is_bound(card):
-                    return "a live claim lost its card", f"{card} of pod {pod.name} is not on vfio-pci"
+                if not world.is_bound(card):
+                    return LIVE, f"{card} of pod {pod.name} is not on vfio-pci"
+                group = world.tree.functions[card].group
+                assert group is not None
+                members = world.tree.group_members(group)
+                if leaving := sorted(a for a in members if world.tree.is_waiting(a)):
+                    return LIVE, f"{leaving[0]}, with {card} of pod {pod.name}, is being unbound"
         return None
 
     def _cards(self, pod: Pod) -> list[str]:
@@ -134,9 +149,11 @@ def _should_run(world: World, node: ClaimsNode, pod: Pod) -> bool:
     return not held and others.isdisjoint(cards)
 
 
-async def nothing_is_left(world: World, node: ClaimsNode, check: Callable[[], None]) -> Problem | None:
-    """All pods go, and everything is as it was at first. Then nothing is written any more. `check` is called meanwhile,
-    and raises what it finds."""
+async def nothing_is_left(
+    world: World, node: ClaimsNode, check: Callable[[], None], *, long: bool = False
+) -> Problem | None:
+    """All pods go, and everything is as it was at first. `long` watches for longer afterwards: nothing is written any
+    more. `check` is called meanwhile, and raises what it finds."""
     for external in list(world.external):
         world.end_external(external)
     for name in list(world.kubelet.view.pods):
@@ -144,22 +161,43 @@ async def nothing_is_left(world: World, node: ClaimsNode, check: Callable[[], No
     for pod in list(world.kubelet.containers):
         world.kubelet.end_process(pod.name)
     deadline = trio.current_time() + ENDS_WITHIN_S
-    while left := _left(world, node):
+    if (problem := await _returned(world, node, check, deadline)) is not None or not long:
+        return problem
+    if (problem := await _unrest(world, node)) is not None:
+        return problem
+    left = _left(world, node)
+    return ("something of a claim is left", f"again: {'; '.join(left)}") if left else None
+
+
+async def _returned(
+    world: World, node: ClaimsNode, check: Callable[[], None], deadline: float
+) -> Problem | None:
+    """Nothing is left, and stays so for CALM_S: kubelet may delete the slices once more 30 s after its start."""
+    calm_since = math.inf
+    while trio.current_time() - calm_since < CALM_S:
         check()
-        if trio.current_time() >= deadline:
+        left = _left(world, node)
+        if left and trio.current_time() >= deadline:
             return "something of a claim is left", "; ".join(left)
+        calm_since = math.inf if left else min(calm_since, trio.current_time())
         await trio.sleep(CHECK_EVERY_S)
+    return None
+
+
+async def _unrest(world: World, node: ClaimsNode) -> Problem | None:
+    """What is still written while nothing happens."""
     await trio.sleep(SLICES_SETTLE_S)
-    before, view = _slice_writes(node), world.kubelet.view
-    await trio.sleep(CALM_S)
+    writes, view = _slice_writes(node), world.kubelet.view
+    await trio.sleep(LONG_CALM_S)
     after = world.kubelet.view
     if (after.registrations, after.lists) != (view.registrations, view.lists):
         lists, registrations = after.lists - view.lists, after.registrations - view.registrations
-        return "the daemon does not rest", f"{lists} lists, {registrations} registrations in {CALM_S:g} s"
-    if (writes := _slice_writes(node) - before) > 0:
-        return "the slices do not rest", f"{writes} writes within {CALM_S:g} s in which nothing happened"
-    if left := _left(world, node):
-        return "something of a claim is left", f"again: {'; '.join(left)}"
+        return (
+            "the daemon does not rest",
+            f"{lists} lists, {registrations} registrations in {LONG_CALM_S:g} s",
+        )
+    if (more := _slice_writes(node) - writes) > 0:
+        return "the slices do not rest", f"{more} writes within {LONG_CALM_S:g} s in which nothing happened"
     return None
 
 
@@ -186,11 +224,13 @@ def _left(world: World, node: ClaimsNode) -> list[str]:
     if node.boot_id.encode() in content:  # else it is of another boot, and counts for nothing
         left += [f"the checkpoint has {uid}" for uid in node.given if uid.encode() in content]
     for address, home in node.home.items():
-        driver = world.tree.driver_of(address)
-        if driver != home and not (node.is_forgotten and driver == "vfio-pci"):
+        driver, override = world.tree.driver_of(address), node.kernel.override(address).strip()
+        # An unbind or an override of the daemon before the loss is, for the next one, what it found.
+        forgotten = address in node.forgotten
+        if driver != home and not (forgotten and driver in (None, "vfio-pci")):
             left.append(f"{address} is on {driver}, not on {home}")
-        if node.kernel.override(address).strip():
-            left.append(f"the driver_override of {address} is {node.kernel.override(address)!r}")
+        if override and not (forgotten and override == "vfio-pci"):
+            left.append(f"the driver_override of {address} is {override!r}")
     return left + _not_offered(node)
 
 

@@ -60,17 +60,16 @@ class ClaimsNode:
         for made in (PLUGIN_DIR, "/var/run"):
             self.disk.put(f"{made}/.made", b"")
         self.writes = MemoryWrites(self.kernel)
-        self.api = FakeApiServer(seed=seed)
+        self.api = FakeApiServer(seed=seed, device_taints=seed // 512 % 4 != 1)
         self.api.add_node(NODE)
         self.network = MemoryApiServer(self.api)
         self.home: dict[str, str | None] = {}
         """The driver that the boot gives to each function."""
         self.given: dict[str, tuple[str, ...]] = {}
         """The cards of every claim that was ever allocated, by UID."""
-        self.is_forgotten = False
-        """The checkpoint was lost in this boot: what a card on vfio-pci was on before is not known any more."""
-        self.unreadable: set[str] = set()
-        """Metadata files of a claim whose checkpoint and CDI files are lost: the daemon leaves what it cannot read."""
+        self.forgotten: set[str] = set()
+        """Functions that a daemon had written to before the checkpoint was lost in this boot: their first driver and
+        override are not known any more."""
         self.users: dict[str, int] = {}
         """The process that uses a card by its host driver, by address."""
 
@@ -169,22 +168,24 @@ class ClaimsNode:
         self.kernel.power_off()
         self.users.clear()
         self.writes = MemoryWrites(self.kernel)
-        if self.is_forgotten:
-            self.unreadable.update(self.left_over())
-        self.is_forgotten = False
+        self.forgotten.clear()
         self._boots += 1
 
     def lose_checkpoint(self) -> None:
         """The file is gone."""
         self.disk.lose(CHECKPOINT)
-        self.is_forgotten = True
+        self._forget()
 
     def spoil_checkpoint(self, at: int) -> None:
         """A byte of the file is another one."""
         content = bytearray(self.disk.files[CHECKPOINT])
         content[at % len(content)] ^= 0x15
         self.disk.put(CHECKPOINT, bytes(content))
-        self.is_forgotten = True
+        self._forget()
+
+    def _forget(self) -> None:
+        written = self.writes.written
+        self.forgotten.update(a for a in self.home if any(a in path or a in text for path, text in written))
 
     # --- what is there --------------------------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ class ClaimsNode:
     def left_over(self) -> list[str]:
         """CDI and metadata files."""
         ours = (f"{CDI_DIR}/", f"{PLUGIN_DIR}/metadata/")
-        return [p for p in self.disk.files if p.startswith(ours) and p not in self.unreadable]
+        return [p for p in self.disk.files if p.startswith(ours)]
 
     def outside_of(self, daemon: str, kubelet: ClaimsKubelet) -> DraOutside:
         """All that a daemon reaches for claims."""

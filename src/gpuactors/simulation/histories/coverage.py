@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuactors.simulation.histories.events import (
@@ -56,7 +56,7 @@ class Coverage:
     @property
     def adjacent_share(self) -> float:
         """Of the pairs that can follow each other, how many have: 0 to 1."""
-        return len(self.pairs & self.adjacent.keys()) / len(self.pairs)
+        return share_of([self])
 
     @property
     def ordered_share(self) -> float:
@@ -68,10 +68,18 @@ class Coverage:
         return sorted(self.pairs - self.adjacent.keys())
 
 
+def share_of(coverages: Sequence[Coverage]) -> float:
+    """Of all pairs of these nodes that can follow each other, how many have: 0 to 1."""
+    covered = sum(len(c.pairs & c.adjacent.keys()) for c in coverages)
+    return covered / sum(len(c.pairs) for c in coverages)
+
+
 def summary(coverage: Coverage) -> str:
     """One line for a person."""
+    node = "with" if coverage.claims else "without"
     return (
-        f"{coverage.histories} histories, {coverage.steps} steps; of {len(coverage.pairs)} ordered pairs of kinds "
+        f"{coverage.histories} histories, {node} claims, {coverage.steps} steps; of {len(coverage.pairs)} ordered "
+        "pairs of kinds "
         f"{100 * coverage.adjacent_share:.1f} % have followed each other directly, of {len(coverage.kinds) ** 2} "
         f"{100 * coverage.ordered_share:.1f} % have occurred in that order in one history"
     )

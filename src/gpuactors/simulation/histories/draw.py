@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, final
 
 from gpuactors.simulation.histories.claim_events import FIRST_OF_CLAIMS
+from gpuactors.simulation.histories.claims import ClaimsNode
 from gpuactors.simulation.histories.events import DRAWN, DRAWN_WITH_CLAIMS, PAIRS, PAIRS_WITH_CLAIMS
 from gpuactors.simulation.histories.kinds import SLOTS, Kind
 from gpuactors.simulation.histories.play import Chooser
 from gpuactors.simulation.histories.script import Step
 from gpuactors.simulation.histories.world import CARDS, World
+from gpuactors.simulation.host.kernel import NVIDIA
 
 WAITS_S: Final = (0.0, 0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0)
 """No wait, most often: that is where races are. The longest is longer than most backoffs."""
 
-WAITS_WITH_CLAIMS_S: Final = (0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0, 70.0)
-"""The longest is longer than most of kubelet's retries of a prepare."""
+WAITS_WITH_CLAIMS_S: Final = (*WAITS_S, 0.0, 0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 70.0)
+"""The longest is longer than most of kubelet's retries of a prepare. It costs as much as twenty steps without one."""
 
 STEPS_MAX: Final = 20
 
 _COMES: Final = 0.5
-"""While no pod has a claim, one comes with that probability: without one little else is tried."""
+"""While no pod has a claim, one comes with that probability: without one little else is tried. So it does, on a card
+that is to be bound, while something is planned for the next uevents: nothing else brings any."""
 
 _TRIES: Final = 40
 """How many of the pairs that are wanted are tried before chance decides."""
@@ -68,12 +71,12 @@ class Guide:
             self._wanting.subtract((before, after))
 
 
-def drawn(rng: random.Random, guide: Guide | None = None) -> Chooser:
-    """A history of 2 to `STEPS_MAX` steps, drawn while it is played."""
+def drawn(rng: random.Random, guide: Guide | None = None, steps_max: int = STEPS_MAX) -> Chooser:
+    """A history of 2 to `steps_max` steps, drawn while it is played."""
 
     def choose(world: World) -> Iterator[Step]:
         before: str | None = None
-        for _ in range(rng.randint(2, STEPS_MAX)):
+        for _ in range(rng.randint(2, steps_max)):
             kind, slot = _next(world, rng, guide, before)
             if guide is not None and before is not None:
                 guide.happened(before, kind)
@@ -84,8 +87,8 @@ def drawn(rng: random.Random, guide: Guide | None = None) -> Chooser:
 
 
 def _next(world: World, rng: random.Random, guide: Guide | None, before: str | None) -> tuple[str, int]:
-    if world.claims is not None and not world.claims.claims and rng.random() < _COMES:
-        slot = _slot_for(world, rng, FIRST_OF_CLAIMS)
+    if world.claims is not None and rng.random() < _COMES:
+        slot = _slot_for_claim(world, world.claims, rng)
         if slot is not None:
             return FIRST_OF_CLAIMS, slot
     if guide is not None and before is not None and rng.random() < _GUIDED:
@@ -102,15 +105,23 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
     return rng.choices(enabled, [1 + len(guide.wanted_after(name)) ** 2 for name in enabled])[0], slot
 
 
+def _slot_for_claim(world: World, claims: ClaimsNode, rng: random.Random) -> int | None:
+    """For a pod with a claim, if one is needed now; None if it is not, or cannot come."""
+    if world.uevent_mode is not None:
+        on_host = [card for card in range(CARDS) if claims.home.get(world.address(card)) == NVIDIA]
+        return _slot_for(world, rng, FIRST_OF_CLAIMS, on_host)
+    return None if claims.claims else _slot_for(world, rng, FIRST_OF_CLAIMS)
+
+
 def _kinds(world: World) -> dict[str, Kind]:
     """What is drawn from."""
     return DRAWN if world.claims is None else DRAWN_WITH_CLAIMS
 
 
-def _slot_for(world: World, rng: random.Random, kind: str) -> int | None:
+def _slot_for(world: World, rng: random.Random, kind: str, cards: Sequence[int] = range(CARDS)) -> int | None:
     """A slot for which it can happen now, some card's; None if it cannot for any."""
     detail = rng.randrange(SLOTS // CARDS) * CARDS
-    for card in rng.sample(range(CARDS), CARDS):
+    for card in rng.sample(cards, len(cards)):
         if _kinds(world)[kind].enabled(world, detail + card):
             return detail + card
     return None

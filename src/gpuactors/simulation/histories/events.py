@@ -34,8 +34,7 @@ NOT_DRAWN: Final[frozenset[str]] = frozenset()
 empty."""
 
 OF_CLAIMS: Final[frozenset[str]] = frozenset(kind.name for kind in CLAIM_KINDS)
-"""Only on a node with claims, which a campaign has by `--claims-every`: CI's has none, as these kinds still find what
-is not repaired."""
+"""Only on a node with claims, as a part of a campaign's are (`--claims-every`)."""
 
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.play import Failure
 from gpuactors.simulation.histories.script import Script, parse_script
 
@@ -308,6 +309,32 @@ FOUND: Final[dict[str, Script]] = {
     }.items()
 }
 """By what they are about."""
+
+
+FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
+    name: (seed | CLAIMS, parse_script(script))
+    for name, (seed, script) in {
+        "a daemon is killed while it makes the sockets of its DRA plugin": (
+            5173842126,
+            "the node reboots@454; a daemon crashes@117+0.05",
+        ),
+        "kubelet deletes the slices once more after its start": (
+            8025088847,
+            "the API server goes away; kubelet stops+0.3; kubelet starts+11",
+        ),
+        "neither kubelet nor the daemon knows a claim any more whose metadata is there after a reboot": (
+            7728052990,
+            "a pod with a claim comes+0.001; kubelet stops; kubelet loses its claims; the daemon is told to stop; "
+            "kubelet starts+0.001; the checkpoint is lost; a pod is force-deleted; the node reboots",
+        ),
+        "after a lost checkpoint and a reboot only the metadata of a claim is left": (
+            6340400397,
+            "a pod with a claim comes@282+11; a daemon crashes@237+0.001; the checkpoint is lost@96+3; "
+            "a pod with a claim ends@575+70; the node reboots@198+11; a pod with a claim comes@282+0.001",
+        ),
+    }.items()
+}
+"""On nodes with claims, each with the seed of the schedule that shows it."""
 
 
 @dataclass(frozen=True, slots=True)

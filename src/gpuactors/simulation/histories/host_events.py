@@ -197,14 +197,15 @@ def _garbage(world: World, slot: int) -> None:
 
 
 def _is_free_for_external(world: World, slot: int) -> bool:
-    """Kubelet has allocated it to no pod, and no pod is between kubelet's choice and its own open: the daemon cannot
-    tell an external process from a pod that has not opened yet."""
+    """Kubelet has allocated it to no pod, no claim has it, and no pod is between kubelet's choice and its own open: the
+    daemon cannot tell an external process from a pod that has not opened yet."""
     return (
         _is_bound(world, slot)
         and world.driver(slot) == "vfio-pci"
         and not world.is_held(slot)
         and world.is_viable(world.group(slot))
         and world.given().keys().isdisjoint(world.tree.group_members(world.group(slot)))
+        and world.claimed().isdisjoint(world.tree.group_members(world.group(slot)))
         and not any(pod.phase is Phase.ADMITTING for pod in world.kubelet.view.pods.values())
     )
 

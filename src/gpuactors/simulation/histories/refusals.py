@@ -115,6 +115,7 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.INSPECTION_LATE: ("an inspection hangs", "the clock jumps"),
     Cause.USE_LATE: ("polls can read nothing", "the clock jumps", "descriptors run out"),
     Cause.LEDGER_LATE: ("descriptors run out", "the clock jumps"),
+    Cause.CHECKPOINT_LATE: ("descriptors run out", "the clock jumps"),
     Cause.NOT_SERVING: _STOPS,
 }
 """The events that can lead to a refusal with that cause. No event can lead to a cause that is not here."""

@@ -152,7 +152,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     `seed` chooses what comes in no fixed order, how the daemon finds the holders of a group (`HOLDERS`), whether the
     kernel has cdevs (if the third bit is set), or else sends no uevent of an unbind that waits (if the fourth one is),
     and whether PreStartContainer is required (not in one of 16). With the bit CLAIMS the daemon serves claims as well:
-    there are two cards more, which the boot has put on their host's driver, each with a companion.
+    there are two cards more, which the boot has put on their host's driver, each with a companion; and in one of four
+    the API server drops taints.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -431,6 +432,13 @@ class World:
             for device in entry.devices
             if self.is_ours(resource) and (card := self.meaning(resource, device)) is not None
         }
+
+    def claimed(self) -> set[str]:
+        """The cards of every claim that the API server or kubelet knows."""
+        if self.claims is None:
+            return set()
+        known = self.kubelet.view.dra.claims
+        return self.claims.allocated() | {card for info in known for card in self.claims.given[info.uid]}
 
     # --- names ----------------------------------------------------------------------------------------------
 

@@ -1,14 +1,13 @@
 """Plays the fake kernel for a real process: takes what is written to the real files of a fake tree's sysfs, does it.
 
 The files are ordinary ones, so a write has returned before anything is done, and without an error whatever is done:
-what follows from it is there a moment later (the daemon's act looks for it, as it believes no write). To have a write
-hang its file is made a FIFO without a reader. The kernel's errors are played in memory (`memory/acts.py`), and by the
+what follows from it is there a moment later (the daemon's act looks for it, as it believes no write). A write hangs
+in a `HangingFile`. The kernel's errors are played in memory (`memory/acts.py`), and by the
 real kernel in the virtual machine.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,11 +16,13 @@ from typing import Final, final
 
 from inotify_simple import INotify, flags
 
+from gpuactors.simulation.host.hanging import HangingFile
 from gpuactors.simulation.host.kernel import FakeKernel, SleepsError
 
 _CONTROLS: Final = frozenset({"bind", "unbind", "drivers_probe", "driver_override"})
 _MASK: Final = flags.CLOSE_WRITE | flags.ONLYDIR
 _POLL_MS: Final = 20
+_ANSWER_S: Final = 60.0
 
 
 @final
@@ -32,7 +33,7 @@ class WriteWatcher:
         self._kernel = kernel
         self._root = kernel.tree.root
         self._directories: dict[int, Path] = {}
-        self._hanging: list[Path] = []
+        self._hanging: list[HangingFile] = []
         self.lock = threading.Lock()
         """Held while the tree is changed; for whoever changes it while `serving`."""
         self.written: list[tuple[str, str]] = []
@@ -54,22 +55,24 @@ class WriteWatcher:
             finally:
                 over.set()
                 thread.join()
+                for file in self._hanging:
+                    file.close()
 
     def hang(self, path: str) -> None:
-        """Writes to this file (its path on the host) hang from now on, until `release`."""
+        """Writes to this file (its path on the host) hang from now on, until `release`, and fail if `serving` ends."""
         file = self._root / path.lstrip("/")
         file.unlink()
-        os.mkfifo(file)
-        self._hanging.append(file)
+        self._hanging.append(HangingFile(file))
 
     def release(self) -> None:
         """Writers that hang go on, one for each file, and what they have written is done; later writes do not hang."""
         hanging, self._hanging = self._hanging, []
         for file in hanging:
-            text = file.read_text()
-            file.unlink()
-            file.write_text("")
-            self._do(file, text)
+            with file:
+                text = file.answer(_ANSWER_S)
+            file.path.unlink()
+            file.path.write_text("")
+            self._do(file.path, text)
 
     def _all_directories(self) -> list[Path]:
         tree = self._kernel.tree

@@ -1,0 +1,88 @@
+"""The checkpoint keeper beside a daemon that still serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from gpuactors.actors import checkpoint_keeper
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.dra.checkpoint import Checkpoint, Origin, Restored
+from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.files import ClaimContents, FoundFiles
+from gpuactors.core.dra.outputs import ClaimsWanted
+from gpuactors.core.events import CheckpointRead, Event
+
+PATIENCE_S = 3600.0
+UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
+
+
+@dataclass
+class Store:
+    """An empty checkpoint, and the files of a claim, as if its intent was written since. Implements
+    `ports.CheckpointStore` and `ports.ClaimFileStore`."""
+
+    origin: Origin = Origin.FOUND
+    files: tuple[FoundFiles, ...] = (FoundFiles.of(UID, False, (), [], []),)
+    owned: list[bool] = field(default_factory=list)
+    removed: list[ClaimUid] = field(default_factory=list)
+
+    async def read(self, *, owns: bool) -> Restored:
+        self.owned.append(owns)
+        return Restored(Checkpoint(), self.origin, "")
+
+    async def found(self, *, owns: bool) -> Mapping[ClaimUid, FoundFiles]:
+        self.owned.append(owns)
+        return {files.uid: files for files in self.files}
+
+    async def remove(self, uid: ClaimUid) -> None:
+        self.removed.append(uid)
+
+    async def write(self, _contents: Checkpoint | ClaimContents) -> None:
+        pytest.fail("nothing is to be written")
+
+
+async def test_files_of_no_claim_are_left_while_another_daemon_serves(autojump_clock: object) -> None:
+    """It may have written them since the checkpoint was read, and would say that the claim is prepared."""
+    store, wanted = Store(), Latest(ClaimsWanted(load=1))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            assert isinstance(await inbox.receive(), CheckpointRead)
+            assert (store.owned, store.removed) == ([False, False], [])
+            wanted.set(ClaimsWanted(load=2))
+            assert isinstance(await inbox.receive(), CheckpointRead)
+            assert (store.owned, store.removed) == ([False, False, True, True], [UID])
+            nursery.cancel_scope.cancel()
+
+
+LOST = ClaimUid("8b3f0c52-0000-4000-8000-000000000002")
+
+
+@pytest.mark.parametrize("origin", [Origin.NONE, Origin.CORRUPT])
+async def test_metadata_without_the_cdi_file_is_removed_where_the_checkpoint_is_lost(
+    origin: Origin, autojump_clock: object
+) -> None:
+    """After a reboot nothing else is left of a claim, and kubelet may have lost it as well: then no unprepare names it.
+    Files whose devices cannot be read stay: who has those devices is not known."""
+    metadata = {"metadata": {"namespace": "default", "name": "one", "uid": LOST}}
+    unreadable = FoundFiles.of(UID, True, ("gpu",), [], [])
+    store = Store(origin, (FoundFiles.of(LOST, False, ("gpu",), None, [metadata]), unreadable))
+    wanted = Latest(ClaimsWanted(load=1))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            assert isinstance(await inbox.receive(), CheckpointRead)
+            assert store.removed == [], "another daemon serves"
+            wanted.set(ClaimsWanted(load=2))
+            read = await inbox.receive()
+            assert isinstance(read, CheckpointRead)
+            assert (store.removed, read.entries) == ([LOST], ())
+            assert UID in read.warning
+            assert LOST not in read.warning
+            nursery.cancel_scope.cancel()

@@ -193,6 +193,7 @@ def _warm_bytecode(scenario: str) -> None:
     for module in (
         "gpuactors.__main__",
         "gpuactors.app",
+        "gpuactors.dra",
         "gpuactors.inspection",
         "tests.vm.guest.runner",
         f"tests.vm.guest.{scenario}",

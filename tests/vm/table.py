@@ -47,6 +47,21 @@ HIGHLIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "Storm of uevents, until kubelet's lists are right, ms": ("storm.*settled_ms",),
     "Opens of a group beside the daemon": ("*.opens",),
     "of them EBUSY": ("*.opens_ebusy", "opens.ebusy"),
+    "Prepare of a claim: a GPU and its companion are bound, median and largest of 10, ms": (
+        "claims_rounds.prepare_of_two_functions_*_ms",
+    ),
+    "Prepare of a claim: a GPU alone is bound, median and largest of 10, ms": (
+        "claims_rounds.prepare_of_one_function_*_ms",
+    ),
+    "Prepare of a claim: the GPU is pre-bound, median and largest of 10, ms": (
+        "claims_rounds.prepare_of_a_prebound_*_ms",
+    ),
+    "QEMU is killed, until its GPU and companion are returned, median and largest of 3, ms": (
+        "claims_rounds.kill_to_returned_*_ms",
+    ),
+    "GetInfo while an unbind hangs, median and largest, ms": (
+        "claims_unbind_hangs.unbind_hangs_get_info_*_ms",
+    ),
 }
 """What is shown first, by patterns of `scenario.figure`. Where several figures meet one, the least and the largest
 are shown."""

@@ -98,6 +98,8 @@ class DaemonProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.process.poll() is None:
+            if error is not None:  # where it is, if its log does not say
+                print(f"the daemon: {where_it_is(self.process.pid)}", flush=True)
             self.process.kill()
             self.process.wait()
         journal = self.state_dir / JOURNAL_DIRECTORY
@@ -175,10 +177,23 @@ def number_inside(pid: int) -> int:
     return int(status_of(pid)["NSpid"].split()[-1])
 
 
+def where_it_is(pid: int) -> str:
+    """What the process is, and what it waits for in the kernel."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    waits_in = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace")
+    return f"process {pid}, state {status_of(pid)['State']}, waits in {waits_in}: {command[:200]}"
+
+
 def status_of(pid: int) -> dict[str, str]:
     """/proc/PID/status."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def mounts_of(pid: int) -> dict[str, list[str]]:
+    """Where something is mounted, with the options of the mount itself; the uppermost where several are."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8").splitlines()
+    return {line.split()[4]: line.split()[5].split(",") for line in lines}
 
 
 def _started(command: Sequence[str], environment: dict[str, str], log_file: Path) -> subprocess.Popen[bytes]:

@@ -27,7 +27,7 @@ from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind
-from tests.vm.guest.tenant import Tenant
+from tests.vm.guest.tenant import Tenant, closed_on_failure
 from tests.vm.machine import Machine, PciFunction
 
 HELD: Final = PciFunction("edu1", "edu", "rp1")
@@ -96,7 +96,7 @@ def run(guest: Guest) -> None:
         with _started(node, "first") as daemon:
             # Beside it, as a process takes seconds to start here.
             external, vm = (stack.enter_context(Tenant.start()) for _ in range(2))
-            with _closed_on_failure(external, vm):
+            with closed_on_failure(external, vm):
                 with guest.step("the first daemon starts"):
                     daemon.wait_until_it_listens()
                     node.wait(scene.listed(held=HEALTHY), FIRST_FRAME_WITHIN_S)
@@ -106,21 +106,10 @@ def run(guest: Guest) -> None:
                 with guest.step("SIGTERM while the unplug hangs: 0, in time"):
                     _terminate_in_time(node, daemon, "stop_while_unplug_hangs_s")
         scene.end_pods("unplug_hangs")
-        with _started(node, "second") as daemon, _closed_on_failure(vm):
+        with _started(node, "second") as daemon, closed_on_failure(vm):
             _started_while_it_hangs(scene, daemon, vm)
             with guest.step("SIGTERM: 0, in time"):
                 _terminate_in_time(node, daemon, "stop_s")
-
-
-@contextmanager
-def _closed_on_failure(*tenants: Tenant) -> Iterator[None]:
-    """A daemon that hangs at a held device cannot be ended before the device's holder: so a failure is told at once."""
-    try:
-        yield
-    except BaseException:
-        for tenant in tenants:
-            tenant.kill()
-        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,6 +315,8 @@ def _holds_its_answer(scene: _Scene) -> None:
 def _cuts_a_stream(scene: _Scene) -> None:
     with scene.node.guest.step("kubelet cuts a stream while a GPU is unbound: that resource registers again"):
         for cut, change in enumerate((scene.unbind, scene.bind, scene.unbind)):
+            # Register is answered, and the last life's list may be the right one, before the stream is open.
+            scene.kubelet.wait_for(lambda _: scene.streams_open(EDU) == 1, AGAIN_WITHIN_S, "an open stream")
             registered = len(scene.kubelet.registrations)
             started_ns = time.monotonic_ns()
             scene.kubelet.cut_stream(EDU)

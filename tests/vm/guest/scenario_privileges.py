@@ -18,7 +18,7 @@ from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.support.patience import patient
 from tests.vm.guest.confined import new_pid_namespace
-from tests.vm.guest.daemon import CONFINED, DaemonProcess, environment_of, status_of
+from tests.vm.guest.daemon import CONFINED, DaemonProcess, environment_of, mounts_of, status_of
 from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.pod import STATE_DIR, Pod, base_pod, privileged_pod
 from tests.vm.guest.runner import Guest
@@ -167,7 +167,7 @@ def _as_the_kernel_has_it(scene: _Scene) -> None:
             own, ours = (Path(f"/proc/{who}/ns/{name}").readlink() for who in (pid, "self"))
             assert (own != ours) is (name != "user"), f"{name}: {own} beside {ours}"
     with step("mounts: read-only but for kubelet's directory and its own"):
-        rest = {target: "ro" in options for target, options in _mounts(pid).items()}
+        rest = {target: "ro" in options for target, options in mounts_of(pid).items()}
         kernels = {target for target in rest if target.split("/")[1] in ("proc", "dev")}
         writable = {target for target, read_only in rest.items() if not read_only} - kernels
         assert writable == set(WRITABLE), writable
@@ -184,12 +184,6 @@ def _as_the_kernel_has_it(scene: _Scene) -> None:
         assert given[0] == "run"
         assert words[3 : 3 + len(given)] == given, words
         assert b"GPUACTORS_" not in Path(f"/proc/{pid}/environ").read_bytes()
-
-
-def _mounts(pid: int) -> dict[str, list[str]]:
-    """Where something is mounted, with the options of the mount itself; the uppermost where several are."""
-    lines = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8").splitlines()
-    return {line.split()[4]: line.split()[5].split(",") for line in lines}
 
 
 def _it_works(scene: _Scene) -> None:

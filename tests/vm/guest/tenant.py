@@ -13,11 +13,14 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +102,11 @@ class Tenant:
         """Of what `open_device` opened close the group and the container: the kernel keeps both for the device."""
         self.tell("alone")
 
+    def hide(self) -> None:
+        """Put what it holds into a message to itself that it does not receive, and close it: no process has it in its
+        table of open files then, and the kernel keeps it open."""
+        self.tell("hide")
+
     def fork(self) -> int:
         """A child that holds what it holds; its process id. Not for one in a container."""
         return int(self.tell("fork"))
@@ -166,6 +174,17 @@ class Tenant:
         return words[1].strip() if len(words) > 1 else ""
 
 
+@contextmanager
+def closed_on_failure(*tenants: Tenant) -> Iterator[None]:
+    """A daemon that hangs at a held device cannot be ended before the device's holder: so a failure is told at once."""
+    try:
+        yield
+    except BaseException:
+        for tenant in tenants:
+            tenant.kill()
+        raise
+
+
 def main() -> None:
     """The process's own side, until its standard input ends."""
     held: list[int] = []
@@ -193,6 +212,8 @@ def _do(words: list[str], held: list[int]) -> str:
         case ["alone"]:
             for descriptor in (held.pop(0), held.pop(0)):
                 os.close(descriptor)
+        case ["hide"]:
+            _hide(held)
         case ["fork"]:
             return f"ok {os.fork() or _hold()}"
         case ["cdev", node]:
@@ -220,6 +241,14 @@ def _contain() -> None:
             raise OSError(ctypes.get_errno(), f"mount of {target}")
     for path, number in numbers.items():
         os.mknod(path, 0o600 | stat.S_IFCHR, number)
+
+
+def _hide(held: list[int]) -> None:
+    """In the queue of a socket (man 7 unix, SCM_RIGHTS); the socket's two ends are held instead."""
+    ends = socket.socketpair()
+    socket.send_fds(ends[0], [b"-"], held)
+    _close(held)
+    held.extend(end.detach() for end in ends)
 
 
 def _hold() -> NoReturn:

@@ -47,7 +47,17 @@ FUNCTIONS: Final = (
     PciFunction("twin", GPU_DRIVER, TWIN),
 )
 MODULES: Final = (*VFIO_MODULES, GPU_DRIVER, COMPANION_DRIVER)
-VFIO_PCI_PARAMETERS: Final = ("ids=10de:2330",)
+
+CLAIMS_MACHINE: Final = Machine(
+    ports=PORTS,
+    functions=FUNCTIONS,
+    modules=MODULES,
+    vfio_pci_parameters=("ids=10de:2330",),
+    # One to two minutes on a quiet machine, of which half a minute is Python's start: the daemon in its pod, the API
+    # server, kubelet's gRPC and the tenant.
+    scenario_timeout_s=420.0,
+)
+"""Of every scenario with claims; they add what else they need."""
 
 SELECTORS: Final = ("vendor=8086,device=10d3", "vendor=10de,device=2330")
 """The network functions play GPUs: QEMU has no GPU that a driver of the host takes and gives back."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpuactors import limits
@@ -20,11 +20,8 @@ from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.vm.guest import confined
 from tests.vm.guest.claims import (
     ANSWER_WITHIN_S,
-    FUNCTIONS,
+    CLAIMS_MACHINE,
     GPU_DRIVER,
-    MODULES,
-    PORTS,
-    VFIO_PCI_PARAMETERS,
     Cluster,
     Gpus,
     failed_as,
@@ -36,15 +33,8 @@ from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node
 from tests.vm.guest.qemu import Qemu
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function
-from tests.vm.machine import Machine
 
-MACHINE: Final = Machine(
-    ports=PORTS,
-    functions=FUNCTIONS,
-    modules=MODULES,
-    vfio_pci_parameters=VFIO_PCI_PARAMETERS,
-    memory_mib=1536,
-)
+MACHINE: Final = replace(CLAIMS_MACHINE, memory_mib=1536)
 
 TRIED_WITHIN_S: Final = limits.CLAIM_RETRY_S + SLACK_S
 """From an unprepare to the first try, which finds who has the GPU open."""

@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,9 @@ from tests.support.claims import prepare
 from tests.support.kubelet_grpcio import KubeletStandIn
 from tests.vm.guest.claims import (
     ACT_WITHIN_S,
+    CLAIMS_MACHINE,
     COMPANION_DRIVER,
-    FUNCTIONS,
     GPU_DRIVER,
-    MODULES,
-    PORTS,
-    VFIO_PCI_PARAMETERS,
     Cluster,
     Gpus,
     override_of,
@@ -39,15 +36,10 @@ from tests.vm.guest.claims import (
 )
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
 from tests.vm.guest.runner import Guest
-from tests.vm.machine import CUT_MARKER, Machine
+from tests.vm.machine import CUT_MARKER
 
-MACHINE: Final = Machine(
-    ports=PORTS,
-    functions=FUNCTIONS,
-    modules=MODULES,
-    vfio_pci_parameters=VFIO_PCI_PARAMETERS,
-    disk_mib=128,
-    power_cuts=int(os.environ.get("GPUACTORS_VM_CUTS", "1")),
+MACHINE: Final = replace(
+    CLAIMS_MACHINE, disk_mib=128, power_cuts=int(os.environ.get("GPUACTORS_VM_CUTS", "1"))
 )
 
 DISK: Final = Path("/run/disk")

@@ -9,14 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tests.vm.guest.claims import (
-    FUNCTIONS,
-    MODULES,
-    PORTS,
-    VFIO_PCI_PARAMETERS,
+    CLAIMS_MACHINE,
     Cluster,
     Gpus,
 )
@@ -24,15 +21,8 @@ from tests.vm.guest.node import KUBELET_DIR, Node
 from tests.vm.guest.qemu import Qemu
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function
-from tests.vm.machine import Machine
 
-MACHINE: Final = Machine(
-    ports=PORTS,
-    functions=FUNCTIONS,
-    modules=MODULES,
-    vfio_pci_parameters=VFIO_PCI_PARAMETERS,
-    memory_mib=1536,
-)
+MACHINE: Final = replace(CLAIMS_MACHINE, memory_mib=1536)
 
 ROUNDS: Final = 10
 VIRTUAL_MACHINES: Final = 3

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +21,9 @@ from gpuactors import limits
 from tests.support.claims import unprepare
 from tests.vm.guest.claims import (
     ACT_WITHIN_S,
+    CLAIMS_MACHINE,
     COMPANION_DRIVER,
-    FUNCTIONS,
     GPU_DRIVER,
-    MODULES,
-    PORTS,
-    VFIO_PCI_PARAMETERS,
     Cluster,
     Gpus,
     failed_as,
@@ -38,15 +35,8 @@ from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.tenant import Tenant, closed_on_failure
-from tests.vm.machine import Machine
 
-MACHINE: Final = Machine(
-    ports=PORTS,
-    functions=FUNCTIONS,
-    modules=MODULES,
-    vfio_pci_parameters=VFIO_PCI_PARAMETERS,
-    kernels=("6.1", "6.12"),
-)
+MACHINE: Final = replace(CLAIMS_MACHINE, kernels=("6.1", "6.12"))
 
 GIVEN_UP_WITHIN_S: Final = limits.SYSFS_WRITE_DEADLINE_S + SLACK_S
 

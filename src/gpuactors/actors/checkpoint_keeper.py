@@ -105,9 +105,8 @@ async def _read(
         )
     else:
         warning = restored.sentence if lost else ""
-    kept = {uid for uid, of_claim in found.items() if of_claim.devices is not None}
-    if not lost:
-        kept = {entry.name.uid for entry in entries}
+    whole = {uid for uid, of_claim in found.items() if of_claim.devices is not None}
+    kept = whole if lost else {entry.name.uid for entry in entries}
     for uid in found.keys() - kept if owns else ():
         await files.remove(uid)
     if not lost:

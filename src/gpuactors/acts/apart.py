@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol, TypeVar, final
 
 import trio
@@ -93,6 +94,16 @@ class NoLock:
         return nullcontext()
 
 
+def _under(lock: AbstractContextManager[None], call: Callable[[], T]) -> Callable[[], T]:
+    """`call` with the lock, which is taken where the call is made."""
+
+    def locked() -> T:
+        with lock:
+            return call()
+
+    return locked
+
+
 @final
 class StoredCheckpoint:
     """Implements `ports.CheckpointStore`."""
@@ -105,21 +116,12 @@ class StoredCheckpoint:
 
     async def read(self, *, owns: bool = True) -> Restored:
         """As `ports.CheckpointStore.read`."""
-
-        def read() -> Restored:
-            with self._lock.reading(owns=owns):
-                return self._file.read(touches=owns)
-
-        return await self._apart(read)
+        read = partial(self._file.read, touches=owns)
+        return await self._apart(_under(self._lock.reading(owns=owns), read))
 
     async def write(self, checkpoint: Checkpoint) -> None:
         """As `ports.CheckpointStore.write`."""
-
-        def write() -> None:
-            with self._lock.writing():
-                self._file.write(checkpoint)
-
-        await self._apart(write)
+        await self._apart(_under(self._lock.writing(), partial(self._file.write, checkpoint)))
 
 
 @final
@@ -136,27 +138,16 @@ class StoredFiles:
         """As `ports.ClaimFileStore.found`."""
 
         def found() -> Mapping[ClaimUid, FoundFiles]:
-            with self._lock.reading(owns=owns):
-                if owns:
-                    self._files.sweep()
-                return self._files.found()
+            if owns:
+                self._files.sweep()
+            return self._files.found()
 
-        return await self._apart(found)
+        return await self._apart(_under(self._lock.reading(owns=owns), found))
 
     async def write(self, contents: ClaimContents) -> None:
         """As `ports.ClaimFileStore.write`."""
-
-        def write() -> None:
-            with self._lock.writing():
-                self._files.write(contents)
-
-        await self._apart(write)
+        await self._apart(_under(self._lock.writing(), partial(self._files.write, contents)))
 
     async def remove(self, uid: ClaimUid) -> None:
         """As `ports.ClaimFileStore.remove`."""
-
-        def remove() -> None:
-            with self._lock.writing():
-                self._files.remove(uid)
-
-        await self._apart(remove)
+        await self._apart(_under(self._lock.writing(), partial(self._files.remove, uid)))

@@ -665,9 +665,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a watch that is too old is the end of watching",
-        "kube/slices.py",
-        "                if exc.code != _GONE:\n",
-        "                if exc.code != 0:\n",
+        "kube/watch.py",
+        "            if exc.code != _GONE:\n",
+        "            if exc.code != 0:\n",
         tests=("tests/kube/test_slices.py",),
     ),
     Mutation(

@@ -1,43 +1,32 @@
 """The ResourceSlices of one driver on one node: list, watch and write. Implements `ports_kube.SliceApi`.
 
-Theory of operation of `follow`. All are listed; then a watch begins at the list's version. The server says with each
-event, and with a bookmark each minute, from which version on to watch next. A watch ends after WATCH_S, which is no
-event, and is renewed from there. If the server does not have that version any more, it answers 200 and an ERROR event
-with code 410: all are listed anew. So they are after a watch that ended without a word: its version may be from before
-a restore of etcd, and of a version that is still to come the server says nothing at all.
+Theory of operation of `follow`. All are listed; then a watch begins at the list's version. When that cannot go on
+(`watch.py`), all are listed anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, final
 from urllib.parse import quote
 
 import msgspec
-import trio
 
-from gpuactors import limits
 from gpuactors.core.dra.slice_writes import name_prefix
 from gpuactors.core.dra.slices import SliceSpec, StoredSlice
 from gpuactors.core.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call
+from gpuactors.kube.watch import Change, Watch
 from gpuactors.ports_kube import ApiRefused, SliceDeleted, SliceEvent, SlicesListed, SliceStored
 
 _PATH: Final = f"/apis/{objects.API}/resourceslices"
-_GONE: Final = 410
 
 
 class _List(msgspec.Struct):
     metadata: objects.Meta
     items: list[objects.SliceObject]
-
-
-class _WatchEvent(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
 
 
 class _Preconditions(msgspec.Struct, rename="camel"):
@@ -51,17 +40,6 @@ class _DeleteOptions(msgspec.Struct, rename="camel"):
     kind: str = "DeleteOptions"
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where a watch begins, and what became of it."""
-
-    version: str
-    said: bool = False
-    """The last watch said anything."""
-    short: int = 0
-    """How many watches in a row were cut short."""
-
-
 @final
 class KubeSlices:
     """The slices of one driver on one node."""
@@ -72,6 +50,8 @@ class KubeSlices:
         self._node = node
         self._selector = f"spec.driver={driver},spec.nodeName={node}"
         self._of = f"of {quoted_name(driver)} on {quoted_name(node)}"
+        what = f"watch the ResourceSlices {self._of}"
+        self._watch = Watch(client, what, _PATH, selector=self._selector)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -85,20 +65,11 @@ class KubeSlices:
         while True:
             listed, version = await self._list()
             yield listed
-            place = _Place(version)
-            try:
-                while True:
-                    async with aclosing(self._watch(place)) as events:
-                        async for event in events:
-                            yield event
-                    if not place.said:
-                        break
-                    await trio.sleep(limits.WATCH_AGAIN_S[min(place.short, len(limits.WATCH_AGAIN_S) - 1)])
-            except ApiRefused as exc:
-                if exc.code != _GONE:
-                    raise
-            # Not at once: a server that answers each watch with 410 must not be asked without pause.
-            await trio.sleep(limits.WATCH_AGAIN_S[1])
+            async with aclosing(self._watch.changes(version)) as changes:
+                async for change in changes:
+                    event = self._event(change)
+                    if event is not None:
+                        yield event
 
     async def _list(self) -> tuple[SlicesListed, str]:
         what = f"list the ResourceSlices {self._of}"
@@ -110,46 +81,12 @@ class KubeSlices:
             raise errors.malformed(what, self._client.server, str(exc)) from exc
         return SlicesListed(slices), found.metadata.resource_version
 
-    async def _watch(self, place: _Place) -> AsyncGenerator[SliceEvent]:
-        """One watch from `place`, which it moves on. Raises `ApiRefused` with code 410 if that is too old."""
-        call = self._watch_call(place.version)
-        place.said = False
-        began = trio.current_time()
-        async with self._client.lines(call, limits.WATCH_SILENT_S) as lines:
-            async for line in lines:
-                place.said = True
-                event = self._event(line, place, call.what)
-                if event is not None:
-                    yield event
-                if trio.current_time() > began + limits.WATCH_S + limits.WATCH_LATE_S:
-                    break
-        lasted_s = trio.current_time() - began
-        place.short = place.short + 1 if lasted_s < limits.WATCH_SHORT_S else 0
-
-    def _watch_call(self, version: str) -> Call:
-        query = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": version,
-            "timeoutSeconds": f"{limits.WATCH_S:.0f}",
-            "fieldSelector": self._selector,
-        }
-        return Call(f"watch the ResourceSlices {self._of}", "GET", _PATH, query)
-
-    def _event(self, line: bytes, place: _Place, what: str) -> SliceEvent | None:
+    def _event(self, change: Change) -> SliceEvent | None:
         try:
-            event = msgspec.json.decode(line, type=_WatchEvent)
-            if event.type == "ERROR":
-                raise errors.refused(what, self._client.server, errors.refusal(500, bytes(event.object)))
-            if event.type == "BOOKMARK":
-                found = msgspec.json.decode(event.object, type=objects.PartialObject)
-                place.version = found.metadata.resource_version
-                return None
-            stored = objects.stored_slice(msgspec.json.decode(event.object, type=objects.SliceObject))
+            stored = objects.stored_slice(msgspec.json.decode(change.object, type=objects.SliceObject))
         except msgspec.MsgspecError as exc:
-            raise errors.malformed(what, self._client.server, str(exc)) from exc
-        place.version = stored.version
-        match event.type:
+            raise errors.malformed(self._watch.what, self._client.server, str(exc)) from exc
+        match change.type:
             case "ADDED" | "MODIFIED":
                 return SliceStored(stored)
             case "DELETED":

@@ -1,0 +1,123 @@
+"""A watch of some objects of one kind, renewed as long as the server can go on from where it ended.
+
+Theory of operation. The server says with each event, and with a bookmark each minute, from which version on to watch
+next. A watch ends after WATCH_S, which is no event, and is renewed from there. If the server does not have that version
+any more, it answers 200 and an ERROR event with code 410: all is to be learnt anew. So it is after a watch that ended
+without a word: its version may be from before a restore of etcd, and of a version that is still to come the server says
+nothing at all. Must not know what the objects are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, final
+
+import msgspec
+import trio
+
+from gpuactors import limits
+from gpuactors.kube import errors, objects
+from gpuactors.kube.client import JSON, ApiClient, Call
+from gpuactors.ports_kube import ApiRefused
+
+_GONE: Final = 410
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One event of a watch; no bookmark and no error."""
+
+    type: str
+    """`ADDED`, `MODIFIED`, `DELETED`, or one of a newer server."""
+    object: msgspec.Raw
+
+
+class _WatchEvent(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a watch begins, and what became of it."""
+
+    version: str
+    said: bool = False
+    """The last watch said anything."""
+    short: int = 0
+    """How many watches in a row were cut short."""
+
+
+@final
+class Watch:
+    """The watch of the objects at one path."""
+
+    def __init__(
+        self, client: ApiClient, what: str, path: str, *, selector: str = "", accept: str = JSON
+    ) -> None:
+        """`what` is for sentences (`watch the ResourceSlices …`); `selector` selects by fields."""
+        self._client = client
+        self.what = what
+        self._path = path
+        self._selector = selector
+        self._accept = accept
+
+    async def changes(self, version: str = "") -> AsyncGenerator[Change]:
+        """Each change after `version`; from nothing ("") first each object as it is now, as `ADDED`.
+
+        Ends when all is to be learnt anew, and not at once then: a server that answers each watch with 410 must not be
+        asked without pause. Raises `ApiError`.
+        """
+        place = _Place(version)
+        try:
+            while True:
+                async with aclosing(self._once(place)) as changes:
+                    async for change in changes:
+                        yield change
+                if not place.said:
+                    break
+                await trio.sleep(limits.WATCH_AGAIN_S[min(place.short, len(limits.WATCH_AGAIN_S) - 1)])
+        except ApiRefused as exc:
+            if exc.code != _GONE:
+                raise
+        await trio.sleep(limits.WATCH_AGAIN_S[1])
+
+    async def _once(self, place: _Place) -> AsyncGenerator[Change]:
+        """One watch from `place`, which it moves on. Raises `ApiRefused` with code 410 if that is too old."""
+        place.said = False
+        began = trio.current_time()
+        async with self._client.lines(self._call(place.version), limits.WATCH_SILENT_S) as lines:
+            async for line in lines:
+                place.said = True
+                change = self._change(line, place)
+                if change is not None:
+                    yield change
+                if trio.current_time() > began + limits.WATCH_S + limits.WATCH_LATE_S:
+                    break
+        lasted_s = trio.current_time() - began
+        place.short = place.short + 1 if lasted_s < limits.WATCH_SHORT_S else 0
+
+    def _call(self, version: str) -> Call:
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": f"{limits.WATCH_S:.0f}",
+        }
+        if version:
+            query["resourceVersion"] = version
+        if self._selector:
+            query["fieldSelector"] = self._selector
+        return Call(self.what, "GET", self._path, query, accept=self._accept)
+
+    def _change(self, line: bytes, place: _Place) -> Change | None:
+        try:
+            event = msgspec.json.decode(line, type=_WatchEvent)
+            if event.type == "ERROR":
+                raise errors.refused(self.what, self._client.server, errors.refusal(500, bytes(event.object)))
+            found = msgspec.json.decode(event.object, type=objects.PartialObject)
+        except msgspec.MsgspecError as exc:
+            raise errors.malformed(self.what, self._client.server, str(exc)) from exc
+        place.version = found.metadata.resource_version
+        return None if event.type == "BOOKMARK" else Change(event.type, event.object)

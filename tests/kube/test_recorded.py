@@ -96,9 +96,7 @@ def edit_and_delete(server: FakeApiServer) -> None:
 
 
 def take_label_away(server: FakeApiServer) -> None:
-    (found,) = server.store.objects(NODES)
-    del found["metadata"]["labels"][LABEL]
-    server.store.put(NODES, found)
+    server.label_node("node-1", LABEL, None)
 
 
 UID = "11111111-2222-3333-4444-555555555555"

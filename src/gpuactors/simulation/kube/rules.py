@@ -18,23 +18,20 @@ _STRING_MAX_BYTES: Final = 64
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _VALUES: Final = ("string", "int", "bool", "version")
 _EFFECTS: Final = ("NoExecute", "NoSchedule", "None")
-_TOP: Final = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
+_TOP: Final = frozenset({"apiVersion", "kind", "metadata"})
 
 
 def unknown_field(kind: Kind, given: Object) -> str | None:
     """A field of the object that its kind does not have."""
-    spare = sorted(given.keys() - _TOP | ({"status"} & given.keys() if kind is SLICES else set()))
-    return spare[0] if spare else None
+    return min(given.keys() - _TOP.union(kind.fields), default=None)
 
 
 def pruned(kind: Kind, given: Object) -> Object:
     """The object without fields that its kind does not have, and without those that are empty."""
-    known = {key: deepcopy(value) for key, value in given.items() if key in _TOP}
+    known = {key: deepcopy(value) for key, value in given.items() if key in _TOP.union(kind.fields)}
     known.get("metadata", {}).pop("managedFields", None)
-    if kind is SLICES:
-        known.pop("status", None)
-        if known.get("spec", {}).get("devices") == []:
-            del known["spec"]["devices"]
+    if kind is SLICES and known.get("spec", {}).get("devices") == []:
+        del known["spec"]["devices"]
     return known
 
 

@@ -19,7 +19,17 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import trio
 
 from gpuactors.simulation.kube import patch, rules, status
-from gpuactors.simulation.kube.status import CLAIMS, KINDS, NODES, SLICES, Failure, Kind, Object
+from gpuactors.simulation.kube.status import (
+    CLAIMS,
+    CLIQUES,
+    DOMAINS,
+    KINDS,
+    NODES,
+    SLICES,
+    Failure,
+    Kind,
+    Object,
+)
 from gpuactors.simulation.kube.store import ADDED, Store
 
 BOOKMARK_S: Final = 60.0
@@ -39,7 +49,11 @@ _SELECTABLE: Final = {
     SLICES: {"metadata.name", "spec.driver", "spec.nodeName"},
     CLAIMS: {"metadata.name", "metadata.namespace"},
     NODES: {"metadata.name"},
+    DOMAINS: {"metadata.name", "metadata.namespace"},
+    CLIQUES: {"metadata.name", "metadata.namespace"},
 }
+_CUSTOM: Final = frozenset({DOMAINS.group})
+"""Groups of custom resources: the items of a list carry `apiVersion` and `kind`, as they are kept as JSON."""
 _METADATA_ONLY: Final = "as=PartialObjectMetadata"
 
 
@@ -138,6 +152,45 @@ class FakeApiServer:
     def delete_claim(self, namespace: str, name: str) -> None:
         """The claim goes, whatever became of its pod."""
         self.store.delete(CLAIMS, namespace, name)
+
+    def label_node(self, name: str, label: str, value: str | None) -> Object:
+        """An operator sets a label of a node, or removes it (None)."""
+        found = self.store.get(NODES, "", name)
+        labels = {key: known for key, known in found["metadata"]["labels"].items() if key != label}
+        found["metadata"]["labels"] = labels | ({} if value is None else {label: value})
+        return self.store.put(NODES, found)
+
+    def add_domain(self, namespace: str, name: str) -> Object:
+        """A user makes a ComputeDomain."""
+        metadata = {"namespace": namespace, "name": name}
+        spec = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": f"{name}-channel"}}}
+        return self.store.put(DOMAINS, self.store.named(DOMAINS, {"metadata": metadata, "spec": spec}))
+
+    def set_domain_nodes(self, namespace: str, name: str, nodes: Mapping[str, str]) -> Object:
+        """The controller of compute domains writes the status: by the name of each node `Ready` or `NotReady`."""
+        found = self.store.get(DOMAINS, namespace, name)
+        known = [
+            {"name": node, "ipAddress": "192.0.2.1", "cliqueID": "", "index": index, "status": said}
+            for index, (node, said) in enumerate(nodes.items())
+        ]
+        found["status"] = {"status": "NotReady", "nodes": known}
+        return self.store.put(DOMAINS, found)
+
+    def delete_domain(self, namespace: str, name: str) -> None:
+        """The ComputeDomain goes, whatever became of its pods."""
+        self.store.delete(DOMAINS, namespace, name)
+
+    def set_clique(self, namespace: str, domain: str, clique: str, nodes: Mapping[str, str]) -> Object:
+        """The daemons of a domain's clique write that they are there, and whether they are ready, as above."""
+        name = f"{domain}.{clique}"
+        daemons = [
+            {"nodeName": node, "ipAddress": "192.0.2.1", "cliqueID": clique, "index": index, "status": said}
+            for index, (node, said) in enumerate(nodes.items())
+        ]
+        found = self.store.find(CLIQUES, namespace, name)
+        if found is None:
+            found = self.store.named(CLIQUES, {"metadata": {"namespace": namespace, "name": name}})
+        return self.store.put(CLIQUES, found | {"daemons": daemons})
 
     def slices(self, driver: str | None = None) -> list[Object]:
         """The ResourceSlices, by name."""
@@ -276,8 +329,9 @@ class FakeApiServer:
         items = [
             found for found in self.store.objects(target.kind, target.namespace or None) if wanted(found)
         ]
-        for item in items:
-            del item["apiVersion"], item["kind"]
+        if target.kind.group not in _CUSTOM:
+            for item in items:
+                del item["apiVersion"], item["kind"]
         return {
             "kind": f"{target.kind.kind}List",
             "apiVersion": target.kind.api_version,
@@ -362,7 +416,7 @@ class FakeApiServer:
             for found in filter(wanted, self.store.objects(target.kind, target.namespace or None)):
                 yield {"type": ADDED, "object": _shown(found, target)}
             if bookmarks:
-                yield _bookmark(target.kind, version, initial=True)
+                yield _bookmark(target, version, initial=True)
                 bookmark_at = max(bookmark_at, trio.current_time() + BOOKMARK_LAST_S)
         while True:
             changed = self.store.changed
@@ -379,7 +433,7 @@ class FakeApiServer:
                 return
             if bookmarks and trio.current_time() >= bookmark_at:
                 version = max(version, self.store.version)
-                yield _bookmark(target.kind, version, initial=False)
+                yield _bookmark(target, version, initial=False)
                 last_at = ends_at - BOOKMARK_LAST_S
                 bookmark_at = (
                     min(bookmark_at + BOOKMARK_S, last_at) if bookmark_at < last_at else ends_at + 1.0
@@ -392,14 +446,14 @@ def _bookmark_first_at(ends_at: float) -> float:
     return min(trio.current_time() + BOOKMARK_S, ends_at - BOOKMARK_LAST_S)
 
 
-def _bookmark(kind: Kind, version: int, *, initial: bool) -> Object:
+def _bookmark(target: _Target, version: int, *, initial: bool) -> Object:
     metadata: Object = {"resourceVersion": str(version)}
     if initial:
         metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
-    empty: Object = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
-    if kind is SLICES:
+    empty: Object = {"apiVersion": target.kind.api_version, "kind": target.kind.kind, "metadata": metadata}
+    if target.kind is SLICES:
         empty["spec"] = {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}
-    return {"type": "BOOKMARK", "object": empty}
+    return {"type": "BOOKMARK", "object": _shown(empty, target)}
 
 
 def _target(request: ApiRequest, kinds: Sequence[Kind]) -> _Target:

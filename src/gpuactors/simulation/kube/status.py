@@ -20,7 +20,9 @@ class Kind:
     kind: str
     namespaced: bool = False
     counts_generations: bool = False
-    """`metadata.generation` grows with each change of the spec."""
+    """`metadata.generation` grows with each change of what is neither metadata nor status."""
+    fields: tuple[str, ...] = ("spec", "status")
+    """What an object has beside its metadata."""
 
     @property
     def api_version(self) -> str:
@@ -33,11 +35,31 @@ class Kind:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
-SLICES = Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", counts_generations=True)
+SLICES = Kind(
+    "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", counts_generations=True, fields=("spec",)
+)
 CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", namespaced=True)
 NODES = Kind("", "v1", "nodes", "Node")
+DOMAINS = Kind(
+    "resource.nvidia.com",
+    "v1beta1",
+    "computedomains",
+    "ComputeDomain",
+    namespaced=True,
+    counts_generations=True,
+)
+"""By the CustomResourceDefinitions of `deploy/crds`, as the next one."""
+CLIQUES = Kind(
+    "resource.nvidia.com",
+    "v1beta1",
+    "computedomaincliques",
+    "ComputeDomainClique",
+    namespaced=True,
+    counts_generations=True,
+    fields=("daemons",),
+)
 
-KINDS = (SLICES, CLAIMS, NODES)
+KINDS = (SLICES, CLAIMS, NODES, DOMAINS, CLIQUES)
 
 
 @dataclass(frozen=True, slots=True)

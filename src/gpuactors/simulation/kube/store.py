@@ -104,7 +104,7 @@ class Store:
             meta["resourceVersion"] = before["metadata"]["resourceVersion"]
             if new == before:
                 return deepcopy(new)
-            if kind.counts_generations and new.get("spec") != before.get("spec"):
+            if kind.counts_generations and _counted(new) != _counted(before):
                 meta["generation"] = before["metadata"].get("generation", 0) + 1
         self._store(key, new, MODIFIED if before is not None else ADDED)
         return deepcopy(new)
@@ -146,3 +146,7 @@ class Store:
         self._history.append(Change(self.version, change, kind, deepcopy(of)))
         self.changed.set()
         self.changed = trio.Event()
+
+
+def _counted(of: Object) -> Object:
+    return {key: value for key, value in of.items() if key not in ("metadata", "status")}

@@ -57,7 +57,7 @@ def core() -> ClaimCore:
     core.pass_time(200)
     core.prepare(name("two"))
     core.pass_time(3)
-    left_out = {PciAddress("10000:01:00.0"): VMD}
+    left_out = {"gpu-10000-01-00-0": VMD}
     published = Publication(
         "gpu.nvidia.com", ServerKeepsTaints.NO, True, 3, 1, (), ("gpu-0000-03-00-0",), left_out, ""
     )
@@ -97,7 +97,7 @@ def test_the_table_has_the_claims_and_the_slices(core: ClaimCore) -> None:
         "ResourceSlices: 1, generation 3, as offered",
         "  withdrawn: gpu-0000-03-00-0",
     ]
-    assert slices.splitlines()[2].startswith(f"  left out: {VMD[:40]}")
+    assert slices.splitlines()[2].startswith(f"  left out: gpu-10000-01-00-0: {VMD[:40]}")
 
 
 def test_a_gpu_on_its_hosts_driver_is_offered_to_claims(core: ClaimCore) -> None:

@@ -20,7 +20,16 @@ from gpuactors import limits
 from gpuactors.actors import slice_publisher
 from gpuactors.actors.slice_publisher import PublisherPorts
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.slices import Blocked, BlockKind, Offer, OfferedDevice, Publication, ServerKeepsTaints
+from gpuactors.core.dra.offered import OfferedGpu
+from gpuactors.core.dra.slices import (
+    AnyOffer,
+    Blocked,
+    BlockKind,
+    Offer,
+    OfferedDevice,
+    Publication,
+    ServerKeepsTaints,
+)
 from gpuactors.core.model import pci_address
 from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
@@ -30,9 +39,9 @@ HELD = Blocked(BlockKind.HELD, "HeldByOther")
 HOUR_S = 3600.0
 
 
-def device(number: int = 0x23, blocked: Blocked | None = None, *, claimed: bool = False) -> OfferedDevice:
+def device(number: int = 0x23, blocked: Blocked | None = None, *, claimed: bool = False) -> OfferedGpu:
     address = pci_address(f"0000:{number // 8:02x}:{number % 8:02x}.0")
-    return OfferedDevice(
+    return OfferedGpu(
         address,
         "10de",
         "2330",
@@ -46,7 +55,7 @@ def device(number: int = 0x23, blocked: Blocked | None = None, *, claimed: bool 
     )
 
 
-def offer(*devices: OfferedDevice) -> Offer:
+def offer(*devices: OfferedGpu) -> AnyOffer:
     return Offer(DRIVER, NODE, devices)
 
 
@@ -58,7 +67,7 @@ class Published:
     """A publisher that runs, and its server."""
 
     at: Cluster
-    offers: Latest[Offer | None]
+    offers: Latest[AnyOffer | None]
     told: list[Publication] = field(default_factory=list)
 
     @property
@@ -83,7 +92,7 @@ class Published:
                 await trio.sleep(0.1)
         self.expect_whole()
 
-    async def change(self, new: Offer | None) -> None:
+    async def change(self, new: AnyOffer | None) -> None:
         self.offers.set(new)
         await self.settled()
 
@@ -112,7 +121,7 @@ class Published:
 
 
 @asynccontextmanager
-async def published(first: Offer | None, server: FakeApiServer | None = None) -> AsyncIterator[Published]:
+async def published(first: AnyOffer | None, server: FakeApiServer | None = None) -> AsyncIterator[Published]:
     async with cluster(server) as at, trio.open_nursery() as nursery:
         found = Published(at, Latest(first))
         ports = PublisherPorts(at.slices, at.node, found.tell)
@@ -122,7 +131,7 @@ async def published(first: Offer | None, server: FakeApiServer | None = None) ->
 
 
 def names(*devices: OfferedDevice) -> list[str]:
-    return [f"gpu-{d.address.replace(':', '-').replace('.', '-')}" for d in devices]
+    return [device.name for device in devices]
 
 
 def gate_off() -> FakeApiServer:

@@ -14,8 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from gpuactors.core.dra.pool import device_name
-from gpuactors.core.dra.slices import OfferedDevice
+from gpuactors.core.dra.offered import OfferedGpu, device_name
 from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
 from tests.actors.test_slice_publisher import HELD, Published, device, offer, published
@@ -26,7 +25,7 @@ DEVICES = [device(n) for n in range(66)]
 Op = tuple[str, int]
 
 
-def offered(number: int) -> list[OfferedDevice]:
+def offered(number: int) -> list[OfferedGpu]:
     """Some of the devices, by the bits of a number; the first few of 66 may be blocked or claimed."""
     few = [
         replace(DEVICES[n], blocked=HELD if number >> (n + 3) & 1 else None)
@@ -109,7 +108,7 @@ async def history(ops: list[Op], last: int, gate: bool, seed: int) -> None:
         expect(found, offered(last))
 
 
-def expect(found: Published, last: list[OfferedDevice]) -> None:
+def expect(found: Published, last: list[OfferedGpu]) -> None:
     gate = found.server.device_taints
     kept = [d for d in last if gate or d.blocked is None or d.claimed]
     assert found.names() == [device_name(d.address) for d in kept]

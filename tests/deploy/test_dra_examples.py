@@ -11,8 +11,9 @@ import yaml
 
 from gpuactors.config import Config
 from gpuactors.core.dra.config import ConfigFault, decoded
-from gpuactors.core.dra.pool import STANDARD, wanted_pool
-from gpuactors.core.dra.slices import Offer, OfferedDevice, ServerKeepsTaints
+from gpuactors.core.dra.offered import STANDARD, OfferedGpu
+from gpuactors.core.dra.pool import wanted_pool
+from gpuactors.core.dra.slices import Offer, ServerKeepsTaints
 from gpuactors.core.model import PciAddress
 from gpuactors.core.naming import DOMAINS
 from tests.deploy.manifests import DEPLOY, Manifest
@@ -74,9 +75,7 @@ def test_each_claim_names_a_class_that_is_there() -> None:
 
 def published() -> dict[str, Any]:
     """The attributes of a device as they are in its slice, by their full names."""
-    device = OfferedDevice(
-        PciAddress("0000:23:00.0"), "10de", "2330", "H100", 0, "pci0000:20", 51, iommufd=True
-    )
+    device = OfferedGpu(PciAddress("0000:23:00.0"), "10de", "2330", "H100", 0, "pci0000:20", 51, iommufd=True)
     (shown,) = wanted_pool(Offer(DRIVER, "node-1", (device,)), ServerKeepsTaints.YES).devices
     return {
         name if "/" in name else f"{DRIVER}/{name}": attribute.value

@@ -16,7 +16,7 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.dra.claim import DeviceHealth
 from gpuactors.core.dra.outputs import ClaimsWanted
-from gpuactors.core.dra.slices import Offer
+from gpuactors.core.dra.slices import AnyOffer
 from gpuactors.core.effects import Answer, Effect, Log, Reply
 from gpuactors.core.events import Event, Ticked
 from gpuactors.core.model import DeviceList, ResourceName
@@ -40,7 +40,7 @@ class ClaimCells:
     """The outputs about claims."""
 
     wanted: Latest[ClaimsWanted]
-    offer: Latest[Offer | None]
+    offer: Latest[AnyOffer | None]
     """What the ResourceSlices are to say; None while nothing is to be written."""
     health: Latest[tuple[DeviceHealth, ...]]
 

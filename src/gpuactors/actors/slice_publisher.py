@@ -24,7 +24,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.pool import Pool, has_taints, probe_spec, wanted_pool
 from gpuactors.core.dra.slice_writes import Answered, Create, Delete, Update, Write, writes
-from gpuactors.core.dra.slices import Offer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
+from gpuactors.core.dra.slices import AnyOffer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
 from gpuactors.ports_kube import (
     ApiError,
     ApiRefused,
@@ -47,7 +47,7 @@ class PublisherPorts:
     """Called with what was learnt, each time it is something else."""
 
 
-async def run(offers: LatestReader[Offer | None], ports: PublisherPorts) -> None:
+async def run(offers: LatestReader[AnyOffer | None], ports: PublisherPorts) -> None:
     """Runs for ever. While there is no offer (another daemon serves, or the host has not been read yet) nothing is
     asked and nothing is written."""
     async for offer in offers:
@@ -134,7 +134,7 @@ class _View:
 class _Publisher:
     """One publisher, while there is an offer."""
 
-    def __init__(self, offer: Offer, ports: PublisherPorts) -> None:
+    def __init__(self, offer: AnyOffer, ports: PublisherPorts) -> None:
         self._offer = offer
         self._ports = ports
         self._view = _View()
@@ -154,7 +154,7 @@ class _Publisher:
         self._unasked = ""
         self._told: Publication | None = None
 
-    def offer(self, offer: Offer) -> None:
+    def offer(self, offer: AnyOffer) -> None:
         """The offer is another one."""
         self._offer = offer
         self._wake()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuactors.core.assessment.assessments import assessments_of
-from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.report import claim_reports, device_of_claims
 from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState

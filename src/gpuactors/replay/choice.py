@@ -9,7 +9,7 @@ from typing import final
 
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.dra.entries import Entry
-from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.report import devices_of
 from gpuactors.core.effects import Reply
 from gpuactors.core.events import (

@@ -19,7 +19,7 @@ from typing import Any, Final, final
 from gpuactors.acts.apart import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.app import Outside
-from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState
 from gpuactors.host.root import HostRoot

@@ -203,8 +203,8 @@ def in_the_hosts_fabric() -> set[Cause]:
     core = ClaimCore(
         gpu(A, 1, driver="nvidia"), replace(gpu(B, 2, driver="nvidia-nvswitch"), class_code="068000")
     )
-    assert core.wanted.offer is not None
-    blocked = next(device.blocked for device in core.wanted.offer.devices if device.address == A)
+    assert core.state.offered.offer is not None
+    blocked = next(device.blocked for device in core.state.offered.offer.devices if device.address == A)
     assert blocked is not None
     return {Cause(blocked.cause)}
 

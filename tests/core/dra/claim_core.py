@@ -17,8 +17,8 @@ from gpuactors.core.dra.claim import (
     Unprepared,
 )
 from gpuactors.core.dra.entries import ClaimSettings, Entry
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, claims_wanted
-from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Answer, Effect, Refused, Reply
 from gpuactors.core.events import (

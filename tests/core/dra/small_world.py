@@ -22,8 +22,8 @@ from gpuactors.core.dra.claim import (
     Unprepared,
 )
 from gpuactors.core.dra.entries import Claims, StoredEntry
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, FilesAct, claims_wanted
-from gpuactors.core.dra.pool import device_name
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.effects import Answer, Effect, Granted, Refused, Reply
 from gpuactors.core.events import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuactors.core.dra.claim import DraHealth
-from gpuactors.core.dra.slices import Blocked, BlockKind, OfferedDevice
+from gpuactors.core.dra.offered import OfferedGpu
+from gpuactors.core.dra.slices import Blocked, BlockKind
 from gpuactors.core.effects import Level, Log
 from gpuactors.core.events import AllocateAsked
 from gpuactors.core.model import DeviceId, PciFunction, Token
@@ -15,9 +16,10 @@ from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 A, B = "0000:01:00.0", "0000:02:00.0"
 
 
-def offered(core: ClaimCore, address: str) -> OfferedDevice:
-    offer = core.wanted.offer
+def offered(core: ClaimCore, address: str) -> OfferedGpu:
+    offer = core.state.offered.offer
     assert offer is not None
+    assert core.wanted.offer is offer
     return next(device for device in offer.devices if device.address == address)
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.pool import Pool, device_name, probe_spec, wanted_pool
+from gpuactors.core.dra.offered import OfferedGpu, device_name
+from gpuactors.core.dra.pool import Pool, probe_spec, wanted_pool
 from gpuactors.core.dra.slices import (
     Attribute,
     Blocked,
     BlockKind,
     Offer,
-    OfferedDevice,
     ServerKeepsTaints,
     Taint,
 )
@@ -26,17 +26,17 @@ HELD = Blocked(BlockKind.HELD, "HeldByOther")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def offered(address: str = "0000:23:00.0") -> OfferedDevice:
-    return OfferedDevice(
+def offered(address: str = "0000:23:00.0") -> OfferedGpu:
+    return OfferedGpu(
         pci_address(address), "10de", "2330", "GH100 [H100 SXM5 80GB]", 1, "pci0000:20", 51, iommufd=True
     )
 
 
-def many(count: int) -> tuple[OfferedDevice, ...]:
+def many(count: int) -> tuple[OfferedGpu, ...]:
     return tuple(offered(f"0000:{n // 8:02x}:00.{n % 8}") for n in range(count))
 
 
-def pool(*devices: OfferedDevice, keeps: ServerKeepsTaints = YES) -> Pool:
+def pool(*devices: OfferedGpu, keeps: ServerKeepsTaints = YES) -> Pool:
     return wanted_pool(Offer(DRIVER, NODE, devices), keeps)
 
 
@@ -106,8 +106,8 @@ def test_devices_are_sorted_by_address_whatever_their_order() -> None:
 def test_a_five_digit_domain_is_left_out_with_its_reason() -> None:
     found = pool(offered("10000:01:00.0"), offered())
     assert names(found) == ["gpu-0000-23-00-0"]
-    assert set(found.left_out) == {"10000:01:00.0"}
-    assert "VMD" in found.left_out[PciAddress("10000:01:00.0")]
+    assert set(found.left_out) == {"gpu-10000-01-00-0"}
+    assert "VMD" in found.left_out["gpu-10000-01-00-0"]
 
 
 def test_no_device_is_an_empty_slice_and_not_none() -> None:

@@ -16,8 +16,8 @@ from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.claim import DeviceHealth, DraHealth
 from gpuactors.core.dra.exclusion import of_the_hosts_fabric
-from gpuactors.core.dra.pool import device_name
-from gpuactors.core.dra.slices import Blocked, BlockKind, Offer, OfferedDevice
+from gpuactors.core.dra.offered import OfferedGpu, device_name
+from gpuactors.core.dra.slices import Blocked, BlockKind, Offer
 from gpuactors.core.index import changed_keys, index_of
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import ClaimedDevice, PciAddress, ResourceName
@@ -36,7 +36,7 @@ class Offered:
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
     switches: frozenset[PciAddress] = frozenset()
 
-    offer: Offer | None = None
+    offer: Offer[OfferedGpu] | None = None
     """None while DRA is off, or the node has not been read."""
     health: tuple[DeviceHealth, ...] = ()
     """Of every device that is offered or that a claim has, sorted by address."""
@@ -116,9 +116,9 @@ def offered(state: NodeState) -> NodeState:
     return replace(state, offered=after)
 
 
-def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedDevice:
+def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedGpu:
     function, claimed = device.function, device.function.address in state.claims.reserved
-    return OfferedDevice(
+    return OfferedGpu(
         address=function.address,
         vendor=function.vendor,
         device=function.device,
@@ -151,7 +151,7 @@ def _health(
     pool: str,
     address: PciAddress,
     assessment: Assessment | None,
-    device: OfferedDevice | None,
+    device: OfferedGpu | None,
 ) -> DeviceHealth:
     """The health that kubelet shows in the status of the pod that has the device. That somebody has it is no fault."""
     name = device_name(address)

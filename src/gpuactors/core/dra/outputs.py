@@ -21,7 +21,7 @@ from gpuactors.core.dra.claim import (
 )
 from gpuactors.core.dra.config import VfioConfig
 from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, StoredEntry, load_of
-from gpuactors.core.dra.slices import Offer
+from gpuactors.core.dra.slices import AnyOffer
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import PciAddress, Role
@@ -81,7 +81,7 @@ class ClaimsWanted:
     checkpoint: CheckpointWanted | None = None
     devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
-    offer: Offer | None = None
+    offer: AnyOffer | None = None
     """What the ResourceSlices are to say; None while it is not known."""
     health: tuple[DeviceHealth, ...] = ()
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from gpuactors.core.model import PciAddress
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 
 class ServerKeepsTaints(StrEnum):
@@ -39,35 +38,50 @@ class Blocked:
     """One word for programs (`assessment/cause.py`); the value of the taint."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedDevice:
+class OfferedDevice(Protocol):
     """One device as the node offers it."""
 
-    address: PciAddress
-    vendor: str
-    """Four hex digits, as in `PciFunction`; so is `device`."""
-    device: str
-    model: str | None
-    numa_node: int | None
-    pcie_root: str | None
-    iommu_group: int | None
-    iommufd: bool
-    """The node has iommufd, so that a virtual machine may open it by its cdev once it is on vfio."""
-    uuid: str | None = None
-    is_nvswitch: bool = False
-    blocked: Blocked | None = None
-    claimed: bool = False
-    """A live claim has it: it stays in the slice, whatever else."""
+    @property
+    def name(self) -> str:
+        """A DNS label, unique in the pool. Devices are offered in the order of their names."""
+        ...
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """At most SLICE_ATTRIBUTES_MAX; one that is not known is absent."""
+        ...
+
+    @property
+    def unfit(self) -> str:
+        """Why no slice can have it, as a sentence; empty if one can."""
+        ...
+
+    @property
+    def blocked(self) -> Blocked | None:
+        """Why it must not be given away now."""
+        ...
+
+    @property
+    def claimed(self) -> bool:
+        """A live claim has it: it stays in the slice, whatever else."""
+        ...
+
+
+D_co = TypeVar("D_co", bound=OfferedDevice, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Generic[D_co]):
     """All that one driver offers on this node."""
 
     driver: str
     node: str
-    devices: tuple[OfferedDevice, ...]
+    devices: tuple[D_co, ...]
     """In any order."""
+
+
+AnyOffer: TypeAlias = Offer[OfferedDevice]
+"""Of any driver."""
 
 
 # --- as the API server has them ---------------------------------------------------------------------------
@@ -149,7 +163,7 @@ class Publication:
     """Names of the devices that are offered with a taint."""
     withdrawn: tuple[str, ...] = ()
     """Names of the devices that are left out as the server keeps no taints."""
-    left_out: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The devices that no slice can have, with the reason."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """The names of the devices that no slice can have, with the reason."""
     problem: str = ""
     """Why it is not settled, as a sentence; empty if nothing is wrong."""

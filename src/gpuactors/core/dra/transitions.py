@@ -14,7 +14,7 @@ from itertools import count
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.entries import FILES, Claims, Entry, one_of_each_group, with_entry
-from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.table import ENDED, OWNING, ClaimState, NoTransitionError, On, Request, follow
 from gpuactors.core.effects import Effect, Field, Level, Log, Refusal, Refused
 from gpuactors.core.identity import claimed_address

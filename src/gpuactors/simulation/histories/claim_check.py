@@ -11,7 +11,7 @@ from typing import Final, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.table import OWNING
 from gpuactors.core.model import PciAddress
 from gpuactors.simulation.histories.claims import CHECKPOINT, DRIVER, ClaimsNode

@@ -17,7 +17,7 @@ from gpuactors.acts.checkpoint import FILE_NAME, CheckpointFile
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.dra.entries import ClaimSettings
-from gpuactors.core.dra.pool import device_name
+from gpuactors.core.dra.offered import device_name
 from gpuactors.core.model import PciAddress
 from gpuactors.dra import DraOutside
 from gpuactors.host.root import HostRoot

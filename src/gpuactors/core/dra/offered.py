@@ -1,0 +1,89 @@
+"""A GPU as the node offers it to claims: its name and its attributes.
+
+The name follows from the PCI address alone: it survives a restart, and a hot-plug of another one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpuactors import limits
+from gpuactors.core.dra.slices import Attribute, Blocked
+from gpuactors.core.model import PciAddress
+
+STANDARD = "resource.kubernetes.io/"
+"""The prefix of the attributes that Kubernetes defines (k8s.io/dynamic-resource-allocation/deviceattribute)."""
+
+_PCI_BUS_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+
+
+def device_name(address: PciAddress) -> str:
+    """The device's name in its slice, a DNS label: `gpu-0000-23-00-0`."""
+    return f"gpu-{address.replace(':', '-').replace('.', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedGpu:
+    """As `slices.OfferedDevice`."""
+
+    address: PciAddress
+    vendor: str
+    """Four hex digits, as in `PciFunction`; so is `device`."""
+    device: str
+    model: str | None
+    numa_node: int | None
+    pcie_root: str | None
+    iommu_group: int | None
+    iommufd: bool
+    """The node has iommufd, so that a virtual machine may open it by its cdev once it is on vfio."""
+    uuid: str | None = None
+    is_nvswitch: bool = False
+    blocked: Blocked | None = None
+    claimed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in its slice."""
+        return device_name(self.address)
+
+    @property
+    def unfit(self) -> str:
+        """Why no slice can have it."""
+        if _PCI_BUS_ID.fullmatch(self.address):
+            return ""
+        return (
+            f"{self.address} has a PCI domain of more than four digits (it is behind an Intel VMD controller), "
+            "which neither Kubernetes' attribute pciBusID nor KubeVirt knows; switch VMD off for its slot"
+        )
+
+    @property
+    def attributes(self) -> dict[str, Attribute]:
+        """Scalars only: lists need a gate."""
+        found: dict[str, str | int | bool | None] = {
+            f"{STANDARD}pciBusID": self.address,
+            f"{STANDARD}pcieRoot": self.pcie_root,
+            f"{STANDARD}numaNode": self.numa_node,
+            # A DeviceClass selects GPUs by it.
+            "type": "nvswitch" if self.is_nvswitch else "vfio",
+            "uuid": self.uuid,
+            "vendorID": f"0x{self.vendor}" if self.vendor else None,
+            "deviceID": f"0x{self.device}" if self.device else None,
+            "productName": self.model,
+            "iommuGroup": self.iommu_group,
+            "iommuFDEnabled": self.iommufd,
+        }
+        return {name: attribute(value) for name, value in found.items() if value is not None}
+
+
+def attribute(value: str | int | bool) -> Attribute:
+    """`value` with its type; a string as far as the server takes it."""
+    match value:
+        case bool():
+            return Attribute("bool", value)
+        case int():
+            return Attribute("int", value)
+        case str():
+            # The server counts bytes; a character that would be cut in half is left out.
+            short = value.encode()[: limits.SLICE_STRING_MAX_BYTES].decode(errors="ignore")
+            return Attribute("string", short)

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid
 from gpuactors.core.dra.claim import ClaimAnswer, ClaimName
 from gpuactors.core.dra.slices import SliceSpec, StoredSlice
 from gpuactors.ports import PortError
@@ -68,6 +69,11 @@ class NodeMetadata:
     labels: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class LabelConflict:
+    """The label is not what a patch of it expects: somebody else has changed it. Nothing was changed."""
+
+
 class ClaimApi(Protocol):
     """Reads ResourceClaims, one by one."""
 
@@ -83,11 +89,35 @@ class NodeApi(Protocol):
         """Raises `ApiError`; `ApiRefused` with code 404 if there is no such node."""
         ...
 
-    async def set_label(self, label: str, *, expected: str | None, value: str | None) -> NodeMetadata:
-        """Gives the label `value` (None: removes it) if it is `expected` now (None: absent), in one request.
+    async def set_label(
+        self, label: str, *, expected: str | None, value: str | None
+    ) -> NodeMetadata | LabelConflict:
+        """Gives the label `value` (None: removes it) if it is `expected` now (None: absent), in one request; the node
+        as it is then. That it is not as expected is an answer and no error. Raises `ApiError`."""
+        ...
 
-        Raises `ApiRefused` with code 422 if it is not as expected, else `ApiError`.
-        """
+    def watch_node(self) -> AbstractAsyncContextManager[AsyncIterator[NodeMetadata]]:
+        """The node's metadata as it is now and after every change, for ever; again from the beginning where the watch
+        cannot go on. A node that does not exist yields nothing. The iteration raises `ApiError`."""
+        ...
+
+
+class DomainApi(Protocol):
+    """NVIDIA's objects of compute domains (`resource.nvidia.com/v1beta1`), which its controller and daemons write."""
+
+    async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
+        """The ComputeDomain with this UID, in whatever namespace; None if the server has none. Raises `ApiError`, also
+        where the server does not know ComputeDomains."""
+        ...
+
+    async def read_clique(self, uid: DomainUid, clique_id: str) -> Clique | None:
+        """The domain's ComputeDomainClique of one fabric, in the driver's namespace; None if there is none, as before
+        the first daemon has written it. Raises `ApiError`."""
+        ...
+
+    def watch_domains(self) -> AbstractAsyncContextManager[AsyncIterator[DomainUid]]:
+        """The UID of each ComputeDomain there is, then of each that was made, changed or deleted, for ever; all again
+        where the watch cannot go on. The iteration raises `ApiError`."""
         ...
 
 

@@ -15,13 +15,14 @@ from gpuactors.core.dra.slices import (
 )
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
+from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.memory.kube import MemoryApiServer
 from tests.support.patience import patient
 
-DRIVER, NODE = "gpu.nvidia.com", "node-1"
+DRIVER, NODE, NAMESPACE = "gpu.nvidia.com", "node-1", "nvidia-dra-driver-gpu"
 
 MOCK_S = 100_000.0
 """Of the mock clock: a test that needs more than a day has a loop."""
@@ -51,6 +52,10 @@ class Cluster:
     def node(self) -> KubeNode:
         return KubeNode(self.client, NODE)
 
+    @property
+    def domains(self) -> KubeDomains:
+        return KubeDomains(self.client, NAMESPACE)
+
     def asked(self) -> list[str]:
         """The methods and paths of all requests until now, with WATCH for a watch and DRY-RUN; then forgets them."""
         found = [*map(_named, self.server.requests)]
@@ -62,7 +67,7 @@ def _named(request: tuple[str, str]) -> str:
     method, target = request
     path, _, query = target.partition("?")
     method = "WATCH" if "watch=true" in query else "DRY-RUN" if "dryRun" in query else method
-    what = path.partition("/v1/")[2].split("/")
+    what = path.partition("/v1beta1/" if "/v1beta1/" in path else "/v1/")[2].split("/")
     return f"{method} {what[-2] if len(what) % 2 == 0 else what[-1]}"
 
 

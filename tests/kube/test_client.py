@@ -31,7 +31,6 @@ from tests.kube.cluster import DRIVER, NODE, Cluster, cluster, spec
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)
-LABEL = "resource.nvidia.com/computeDomain"
 
 ALLOCATION = {
     "devices": {
@@ -134,33 +133,6 @@ async def test_an_answer_about_another_object_is_no_answer(at: Cluster) -> None:
 async def test_a_name_of_kubelet_is_one_part_of_the_path(at: Cluster, namespace: str) -> None:
     at.server.add_claim(claim_object())
     assert await at.claims.read(ClaimName(namespace, "vm", ClaimUid("x"))) == ClaimAbsent()
-
-
-# --- the node ---------------------------------------------------------------------------------------------
-
-
-async def test_the_node_is_read_without_its_status(at: Cluster) -> None:
-    found = await at.node.read()
-    assert found.uid == at.node_uid
-    assert found.labels == {"kubernetes.io/hostname": NODE}
-
-
-async def test_a_label_is_set_and_removed_if_it_is_as_expected(at: Cluster) -> None:
-    assert (await at.node.set_label(LABEL, expected=None, value="a")).labels[LABEL] == "a"
-    assert (await at.node.set_label(LABEL, expected="a", value="b")).labels[LABEL] == "b"
-    assert LABEL not in (await at.node.set_label(LABEL, expected="b", value=None)).labels
-
-
-@pytest.mark.parametrize(("expected", "value"), [(None, "other"), ("other", None), ("other", "x")])
-async def test_a_label_that_is_not_as_expected_stays(
-    at: Cluster, expected: str | None, value: str | None
-) -> None:
-    """A failed test of a JSON patch is 422, never 409."""
-    await at.node.set_label(LABEL, expected=None, value="mine")
-    with pytest.raises(ApiRefused) as refused:
-        await at.node.set_label(LABEL, expected=expected, value=value)
-    assert refused.value.code == 422
-    assert (await at.node.read()).labels[LABEL] == "mine"
 
 
 # --- failures ---------------------------------------------------------------------------------------------

@@ -37,8 +37,10 @@ class _Status(msgspec.Struct):
 
 _REMEDIES: Final = {
     401: "The server does not know this client: check that the token or client certificate is valid",
-    403: "Grant its service account this verb on this resource (RBAC; the overlay `dra` has the rules)",
-    404: "Check that the server has what is named; ResourceSlices and ResourceClaims of v1 are there from 1.34 on",
+    403: "Grant its service account this verb on this resource (RBAC; the overlays `dra` and `compute-domains` have "
+    "the rules)",
+    404: "Check that the server has what is named; ResourceSlices and ResourceClaims of v1 are there from 1.34 on, "
+    "ComputeDomains where NVIDIA's CustomResourceDefinitions are installed",
     409: "Somebody else has changed it: it is read again and decided anew",
     410: "It is listed anew",
     422: "The server does not accept this object: an admission policy may forbid it; otherwise report this",

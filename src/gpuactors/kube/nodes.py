@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Final, final
 from urllib.parse import quote
 
 import msgspec
@@ -10,7 +12,10 @@ import msgspec
 from gpuactors.core.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import JSON_PATCH, METADATA_ONLY, ApiClient, Call
-from gpuactors.ports_kube import NodeMetadata
+from gpuactors.kube.watch import Watch
+from gpuactors.ports_kube import ApiRefused, LabelConflict, NodeMetadata
+
+_PATH: Final = "/api/v1/nodes"
 
 
 @final
@@ -20,7 +25,9 @@ class KubeNode:
     def __init__(self, client: ApiClient, node: str) -> None:
         self._client = client
         self._node = node
-        self._path = f"/api/v1/nodes/{quote(node, safe='')}"
+        self._path = f"{_PATH}/{quote(node, safe='')}"
+        what = f"watch the node {quoted_name(node)}"
+        self._watch = Watch(client, what, _PATH, selector=f"metadata.name={node}", accept=METADATA_ONLY)
 
     async def read(self) -> NodeMetadata:
         """As `NodeApi.read`."""
@@ -28,9 +35,11 @@ class KubeNode:
             Call(f"read the node {quoted_name(self._node)}", "GET", self._path, accept=METADATA_ONLY)
         )
 
-    async def set_label(self, label: str, *, expected: str | None, value: str | None) -> NodeMetadata:
+    async def set_label(
+        self, label: str, *, expected: str | None, value: str | None
+    ) -> NodeMetadata | LabelConflict:
         """As `NodeApi.set_label`. A JSON patch: the test and the change are one step of the server, and nothing else of
-        the node is touched."""
+        the node is touched. A test for null holds for a label that is absent."""
         path = f"/metadata/labels/{label.replace('~', '~0').replace('/', '~1')}"
         patch: list[dict[str, str | None]] = [{"op": "test", "path": path, "value": expected}]
         if value is not None:
@@ -39,14 +48,34 @@ class KubeNode:
             patch.append({"op": "remove", "path": path})
         what = f"set the label {label} of the node {quoted_name(self._node)}"
         body = msgspec.json.encode(patch)
-        return await self._ask(
-            Call(what, "PATCH", self._path, body=body, content_type=JSON_PATCH, accept=METADATA_ONLY)
-        )
+        call = Call(what, "PATCH", self._path, body=body, content_type=JSON_PATCH, accept=METADATA_ONLY)
+        try:
+            return await self._ask(call)
+        except ApiRefused as exc:
+            # Of a failed test the server says no more than 422. A policy that forbids the change names the node.
+            if exc.code == 422 and not exc.refusal.name:
+                return LabelConflict()
+            raise
+
+    @asynccontextmanager
+    async def watch_node(self) -> AsyncIterator[AsyncIterator[NodeMetadata]]:
+        """As `NodeApi.watch_node`. From nothing each time: then no right to list nodes is needed."""
+        async with aclosing(self._found()) as found:
+            yield found
+
+    async def _found(self) -> AsyncGenerator[NodeMetadata]:
+        while True:
+            async with aclosing(self._watch.changes()) as changes:
+                async for change in changes:
+                    if change.type != "DELETED":
+                        yield self._metadata(change.object, self._watch.what)
 
     async def _ask(self, call: Call) -> NodeMetadata:
-        body = await self._client.ask(call)
+        return self._metadata(await self._client.ask(call), call.what)
+
+    def _metadata(self, found: bytes | msgspec.Raw, what: str) -> NodeMetadata:
         try:
-            meta = msgspec.json.decode(body, type=objects.PartialObject).metadata
+            meta = msgspec.json.decode(found, type=objects.PartialObject).metadata
         except msgspec.MsgspecError as exc:
-            raise errors.malformed(call.what, self._client.server, str(exc)) from exc
+            raise errors.malformed(what, self._client.server, str(exc)) from exc
         return NodeMetadata(meta.uid, meta.resource_version, meta.labels)

@@ -1,0 +1,115 @@
+"""NVIDIA's ComputeDomains and ComputeDomainCliques, reduced to what one node needs. Implements `ports_kube.DomainApi`.
+
+A ComputeDomain is known by its UID alone, and the server finds objects by name: all are listed. A node is told to be
+ready by either kind (`status.nodes[]` and `daemons[]`); which counts is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Final, final
+from urllib.parse import quote
+
+import msgspec
+
+from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, clique_name
+from gpuactors.core.quote import quoted_name
+from gpuactors.kube import errors, objects
+from gpuactors.kube.client import METADATA_ONLY, ApiClient, Call
+from gpuactors.kube.watch import Watch
+from gpuactors.ports_kube import ApiRefused
+
+_API: Final = "/apis/resource.nvidia.com/v1beta1"
+_DOMAINS: Final = f"{_API}/computedomains"
+_CLIQUES: Final = "computedomaincliques"
+_READY: Final = "Ready"
+
+
+class _Node(msgspec.Struct):
+    name: str
+    status: str = ""
+
+
+class _Status(msgspec.Struct):
+    nodes: list[_Node] | None = None
+
+
+class _Domain(msgspec.Struct):
+    metadata: objects.Meta
+    status: _Status | None = None
+
+
+class _Domains(msgspec.Struct):
+    items: list[_Domain]
+
+
+class _Daemon(msgspec.Struct, rename="camel"):
+    node_name: str
+    status: str = ""
+
+
+class _Clique(msgspec.Struct):
+    daemons: list[_Daemon] | None = None
+
+
+@final
+class KubeDomains:
+    """The compute domains of a cluster, and the cliques in the namespace of NVIDIA's driver."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._watch = Watch(client, "watch the ComputeDomains", _DOMAINS, accept=METADATA_ONLY)
+
+    async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
+        """As `DomainApi.find_domain`."""
+        call = Call(f"look for the ComputeDomain with UID {quoted_name(uid)}", "GET", _DOMAINS)
+        body = await self._client.ask(call)
+        try:
+            found = msgspec.json.decode(body, type=_Domains).items
+        except msgspec.MsgspecError as exc:
+            raise errors.malformed(call.what, self._client.server, str(exc)) from exc
+        return next((_domain(one) for one in found if one.metadata.uid == uid), None)
+
+    async def read_clique(self, uid: DomainUid, clique_id: str) -> Clique | None:
+        """As `DomainApi.read_clique`."""
+        name = clique_name(uid, clique_id)
+        what = f"read the ComputeDomainClique {quoted_name(self._namespace)}/{quoted_name(name)}"
+        path = f"{_API}/namespaces/{quote(self._namespace, safe='')}/{_CLIQUES}/{quote(name, safe='')}"
+        try:
+            body = await self._client.ask(Call(what, "GET", path))
+        except ApiRefused as exc:
+            # A server that does not know cliques answers 404 as well, and names none.
+            said = exc.refusal
+            if (said.code, said.kind, said.name) == (404, _CLIQUES, name):
+                return None
+            raise
+        try:
+            daemons = msgspec.json.decode(body, type=_Clique).daemons or ()
+        except msgspec.MsgspecError as exc:
+            raise errors.malformed(what, self._client.server, str(exc)) from exc
+        return Clique(frozenset(daemon.node_name for daemon in daemons if daemon.status == _READY))
+
+    @asynccontextmanager
+    async def watch_domains(self) -> AsyncIterator[AsyncIterator[DomainUid]]:
+        """As `DomainApi.watch_domains`."""
+        async with aclosing(self._changed()) as changed:
+            yield changed
+
+    async def _changed(self) -> AsyncGenerator[DomainUid]:
+        while True:
+            async with aclosing(self._watch.changes()) as changes:
+                async for change in changes:
+                    try:
+                        found = msgspec.json.decode(change.object, type=objects.PartialObject)
+                    except msgspec.MsgspecError as exc:
+                        raise errors.malformed(self._watch.what, self._client.server, str(exc)) from exc
+                    yield DomainUid(found.metadata.uid)
+
+
+def _domain(found: _Domain) -> ComputeDomain:
+    nodes = (found.status.nodes if found.status is not None else None) or ()
+    meta = found.metadata
+    ready = frozenset(node.name for node in nodes if node.status == _READY)
+    return ComputeDomain(DomainUid(meta.uid), meta.name, meta.namespace, ready)

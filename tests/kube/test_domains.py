@@ -1,0 +1,166 @@
+"""ComputeDomains and ComputeDomainCliques over the API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from gpuactors import limits
+from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid
+from gpuactors.kube.client import ApiClient
+from gpuactors.kube.config import FileAccess, Server
+from gpuactors.kube.domains import KubeDomains
+from gpuactors.ports_kube import ApiMalformed, ApiRefused
+from gpuactors.simulation.kube.http import serve_loopback
+from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, KINDS, Object
+from tests.kube.cluster import NAMESPACE, NODE, Cluster, cluster
+from tests.support.patience import patient
+
+CLIQUE = "3f1c2a10-0000-4000-8000-00000000000a.7"
+NOBODYS = DomainUid("11111111-2222-4333-8444-555555555555")
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[Cluster]:
+    async with cluster() as found:
+        yield found
+
+
+def uid_of(found: Object) -> DomainUid:
+    return DomainUid(found["metadata"]["uid"])
+
+
+# --- ComputeDomains ---------------------------------------------------------------------------------------
+
+
+async def test_a_domain_is_found_by_its_uid_in_every_namespace(at: Cluster) -> None:
+    at.server.add_domain("team-a", "training")
+    uid = uid_of(at.server.add_domain("team-b", "training"))
+    assert await at.domains.find_domain(uid) == ComputeDomain(uid, "training", "team-b")
+
+
+async def test_the_nodes_that_are_ready_are_those_of_its_status(at: Cluster) -> None:
+    uid = uid_of(at.server.add_domain("team-a", "training"))
+    at.server.set_domain_nodes("team-a", "training", {NODE: "Ready", "node-2": "NotReady", "node-3": "Ready"})
+    found = await at.domains.find_domain(uid)
+    assert found == ComputeDomain(uid, "training", "team-a", frozenset({NODE, "node-3"}))
+
+
+async def test_a_domain_that_is_absent_or_made_anew_by_its_name_is_none(at: Cluster) -> None:
+    assert await at.domains.find_domain(NOBODYS) is None
+    uid = uid_of(at.server.add_domain("team-a", "training"))
+    at.server.delete_domain("team-a", "training")
+    at.server.add_domain("team-a", "training")
+    assert await at.domains.find_domain(uid) is None
+
+
+async def test_a_server_without_compute_domains_is_no_absence(at: Cluster) -> None:
+    at.server.kinds = tuple(kind for kind in KINDS if kind not in (DOMAINS, CLIQUES))
+    with pytest.raises(ApiRefused, match="NVIDIA's CustomResourceDefinitions"):
+        await at.domains.find_domain(NOBODYS)
+    with pytest.raises(ApiRefused, match="NVIDIA's CustomResourceDefinitions"):
+        await at.domains.read_clique(NOBODYS, CLIQUE)
+
+
+@pytest.mark.parametrize(
+    "status", [None, {}, {"status": "NotReady"}, {"nodes": None}, {"nodes": [{"name": "x"}]}]
+)
+async def test_a_status_that_says_nothing_of_a_node_says_that_none_is_ready(
+    at: Cluster, status: Object | None
+) -> None:
+    found = at.server.add_domain("team-a", "training")
+    at.server.store.put(DOMAINS, found | {"status": status})
+    domain = await at.domains.find_domain(uid_of(found))
+    assert domain is not None
+    assert domain.ready_nodes == frozenset()
+
+
+async def test_a_status_of_another_shape_is_malformed(at: Cluster) -> None:
+    found = at.server.add_domain("team-a", "training")
+    at.server.store.put(DOMAINS, found | {"status": {"nodes": [{"name": 7}]}})
+    with pytest.raises(ApiMalformed, match="look for the ComputeDomain with UID"):
+        await at.domains.find_domain(uid_of(found))
+
+
+# --- cliques ----------------------------------------------------------------------------------------------
+
+
+async def test_a_clique_is_read_by_domain_and_fabric_in_the_drivers_namespace(at: Cluster) -> None:
+    at.server.set_clique(NAMESPACE, NOBODYS, CLIQUE, {NODE: "Ready", "node-2": "NotReady"})
+    assert await at.domains.read_clique(NOBODYS, CLIQUE) == Clique(frozenset({NODE}))
+    at.server.set_clique(NAMESPACE, NOBODYS, CLIQUE, {NODE: "NotReady"})
+    assert await at.domains.read_clique(NOBODYS, CLIQUE) == Clique()
+
+
+async def test_a_clique_that_nobody_has_written_is_none(at: Cluster) -> None:
+    at.server.set_clique("elsewhere", NOBODYS, CLIQUE, {NODE: "Ready"})
+    assert await at.domains.read_clique(NOBODYS, CLIQUE) is None
+
+
+async def test_a_clique_without_daemons_has_none_ready(at: Cluster) -> None:
+    at.server.set_clique(NAMESPACE, NOBODYS, CLIQUE, {})
+    assert await at.domains.read_clique(NOBODYS, CLIQUE) == Clique()
+
+
+async def test_what_the_driver_says_of_the_fabric_is_one_part_of_the_path(at: Cluster) -> None:
+    assert await at.domains.read_clique(NOBODYS, "../../../secrets?watch=true") is None
+    ((_, target),) = at.server.requests
+    assert target.endswith(f"/computedomaincliques/{NOBODYS}...%2F..%2F..%2Fsecrets%3Fwatch%3Dtrue")
+
+
+# --- the watch --------------------------------------------------------------------------------------------
+
+
+async def test_each_domain_and_each_change_of_one_is_told_by_its_uid(autojump_clock: MockClock) -> None:
+    async with cluster() as at, trio.open_nursery() as nursery:
+        one = uid_of(at.server.add_domain("team-a", "training"))
+        seen: list[DomainUid] = []
+
+        async def watch() -> None:
+            async with at.domains.watch_domains() as changed:
+                async for uid in changed:
+                    seen.append(uid)  # noqa: PERF401 -- it is looked at meanwhile
+
+        async def came() -> list[DomainUid]:
+            await wait_all_tasks_blocked(0.001)
+            found = seen[:]
+            seen.clear()
+            return found
+
+        nursery.start_soon(watch)
+        assert await came() == [one]
+        other = uid_of(at.server.add_domain("team-b", "training"))
+        at.server.set_domain_nodes("team-a", "training", {NODE: "Ready"})
+        at.server.delete_domain("team-b", "training")
+        at.server.label_node(NODE, "some", "thing")
+        assert await came() == [other, one, other]
+        at.asked()
+        await trio.sleep(2 * limits.WATCH_S)
+        assert {*at.asked()} == {"WATCH computedomains"}
+        assert await came() == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_watch_that_may_not_be_is_told_with_the_remedy(autojump_clock: MockClock) -> None:
+    async with cluster() as at:
+        at.server.order(ApiFault.FORBIDDEN)
+        with pytest.raises(ApiRefused, match=r"could not watch the ComputeDomains.*`compute-domains`"):
+            async with at.domains.watch_domains() as changed:
+                await anext(changed)
+
+
+async def test_over_a_socket_a_domain_and_its_clique_are_read() -> None:
+    server = FakeApiServer()
+    uid = uid_of(server.add_domain("team-a", "training"))
+    server.set_clique(NAMESPACE, uid, CLIQUE, {NODE: "Ready"})
+    with trio.fail_after(patient(10.0)):
+        async with serve_loopback(server) as port:
+            domains = KubeDomains(ApiClient(FileAccess(Server("http", "127.0.0.1", port))), NAMESPACE)
+            assert await domains.find_domain(uid) == ComputeDomain(uid, "training", "team-a")
+            assert await domains.read_clique(uid, CLIQUE) == Clique(frozenset({NODE}))
+            async with domains.watch_domains() as changed:
+                assert await anext(changed) == uid

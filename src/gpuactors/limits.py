@@ -501,6 +501,18 @@ BIND_SETTLE_STEP_S: Final = 0.01
 PERSISTENCED_DEADLINE_S: Final = 5.0
 """A request to nvidia-persistenced: it opens or closes a GPU, 1 to 3 s without other users."""
 
+IMEX_READ_S: Final = 5.0
+"""5 s. Reading what the host says of IMEX: three small files; then it is said that one of them hangs."""
+
+IMEX_CTL_S: Final = 5.0
+"""5 s. One answer of the host's nvidia-imex-ctl, which asks a daemon on this node: milliseconds, if that is well."""
+
+IMEX_SAID_MAX_BYTES: Final = 4096
+"""4 KiB. What is read of its output: one word, or an error."""
+
+IMEX_FILE_MAX_BYTES: Final = 65536
+"""64 KiB. /proc/devices has 1 to 2 KB, the file of GPU Feature Discovery as much."""
+
 FILES_DEADLINE_S: Final = 10.0
 """Writing or removing the files of a claim, or the checkpoint: milliseconds, and two syncs of a disk that is busy."""
 

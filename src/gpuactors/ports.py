@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.domains.model import ImexFacts
 from gpuactors.core.dra.checkpoint import Checkpoint, Restored
 from gpuactors.core.dra.claim import (
     ActFault,
@@ -78,6 +79,18 @@ class HostReader(Protocol):
         """The function at `address` and the members of its IOMMU group, if the selectors match any of them or any is
         `given`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the read
         failed.
+        """
+        ...
+
+
+class ImexReader(Protocol):
+    """Reads what the host says of IMEX."""
+
+    async def read(self) -> ImexFacts:
+        """All of it as it is now; nothing is kept from one read to the next. That there is no IMEX on this node, or
+        that the host's daemon is not ready, is an answer and no error.
+
+        Raises `HostError` if a file is there and cannot be read or understood.
         """
         ...
 

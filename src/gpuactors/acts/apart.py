@@ -19,7 +19,7 @@ from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.dra.checkpoint import Checkpoint, Restored
 from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.files import ClaimContents, FoundFiles
-from gpuactors.host.threads import in_thread
+from gpuactors.host.threads import OneByOne, in_thread
 from gpuactors.ports import HostShortError, StateFileError
 
 T = TypeVar("T")
@@ -41,22 +41,14 @@ class OneThread:
     def __init__(self, what: str, *, deadline_s: float = limits.FILES_DEADLINE_S) -> None:
         self._what = what
         self.deadline_s = deadline_s
-        self._running: trio.Event | None = None
+        self._thread = OneByOne(what)
 
     async def __call__(self, call: Callable[[], T]) -> T:
         """As `Apart`. Raises `StateFileError` after the deadline; a call that has begun goes on then, one that has not
         is not made."""
         with trio.move_on_after(self.deadline_s):
-            while self._running is not None:
-                await self._running.wait()
-            over = self._running = trio.Event()
-
-            def ended() -> None:
-                self._running = None
-                over.set()
-
             try:
-                return await in_thread(call, name=self._what, ended=ended)
+                return await self._thread(call)
             except HostShortError as error:
                 raise StateFileError(str(error)) from None
         raise StateFileError(

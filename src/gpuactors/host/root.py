@@ -24,6 +24,11 @@ MODULES: Final = "/lib/modules"
 
 NVIDIA_GPUS: Final = "/proc/driver/nvidia/gpus"
 """NVIDIA's driver: one directory per GPU, by PCI address."""
+DEVICE_NUMBERS: Final = "/proc/devices"
+FABRIC_IMEX_MGMT: Final = "/proc/driver/nvidia/capabilities/fabric-imex-mgmt"
+"""NVIDIA's driver: the capability to manage IMEX, as text with the minor number of its device."""
+GPU_FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
+"""What NVIDIA's GPU Feature Discovery has found out about this node's GPUs, one label a line (its --output-file)."""
 PERSISTENCED_SOCKET: Final = "/run/nvidia-persistenced/socket"
 
 DEV: Final = "/dev"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, final
 
 import trio
 
@@ -52,3 +52,24 @@ async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], Non
         raise HostShortError(f"{name}: {shortage(error) or error}") from error
     await over.wait()
     return results[0].unwrap()
+
+
+@final
+class OneByOne:
+    """Blocking calls in threads, never two at once: a call that was given up goes on, and the next one waits for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running: trio.Event | None = None
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        """As `in_thread`. Cancelled while it waits for an earlier call, it does not make its own."""
+        while self._running is not None:
+            await self._running.wait()
+        over = self._running = trio.Event()
+
+        def ended() -> None:
+            self._running = None
+            over.set()
+
+        return await in_thread(call, name=self._name, ended=ended)

@@ -10,7 +10,8 @@ from gpuactors.core.dra.slices import Blocked, BlockKind
 from gpuactors.core.effects import Level, Log
 from gpuactors.core.events import AllocateAsked
 from gpuactors.core.model import DeviceId, PciFunction, Token
-from tests.core.builders import H100, audio, gpu
+from gpuactors.core.selector import Selector
+from tests.core.builders import H100, SETTINGS, audio, gpu
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 
 A, B = "0000:01:00.0", "0000:02:00.0"
@@ -93,6 +94,19 @@ def test_a_gpu_is_offered_when_the_nvswitches_are_off_the_hosts_driver() -> None
         assert offered(core, A).blocked is None
         core.changed(nvswitch("nvidia-nvswitch"))
         assert offered(core, A).blocked is not None
+
+
+def test_a_gpu_without_a_driver_and_another_vendors_device_are_in_no_fabric_of_the_host() -> None:
+    every = replace(SETTINGS, selectors=(*SETTINGS.selectors, Selector(class_prefix="03")))
+    other = replace(gpu(B, group=2, driver="amdgpu"), vendor="1002")
+    core = ClaimCore(gpu(A, group=1, driver=None), other, nvswitch("nvidia-nvswitch"), settings=every)
+    assert [offered(core, a).blocked for a in (A, B)] == [None, None]
+
+
+def test_of_a_gpu_in_no_group_the_health_says_so_also_beside_nvswitches_of_the_host() -> None:
+    core = ClaimCore(replace(gpu(A, driver="nvidia"), iommu_group=None), nvswitch("nvidia-nvswitch"))
+    assert offered(core, A).blocked == Blocked(BlockKind.UNHEALTHY, "NoIommuGroup")
+    assert "IOMMU" in next(h.message for h in core.wanted.health if h.device == "gpu-0000-01-00-0")
 
 
 def test_the_operator_may_allow_a_gpu_to_leave_the_fabric() -> None:

@@ -70,7 +70,7 @@ def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Bl
         return unbinding(function, ownership)
     if not function.vfio_bound:
         return not_offered(function)
-    if (blocker := _without_group(function)) is not None:
+    if (blocker := without_group(function)) is not None:
         return blocker
     if (other := offending(device)) is not None:
         return Blocker(
@@ -88,7 +88,8 @@ def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Bl
     return None
 
 
-def _without_group(function: PciFunction) -> Blocker | None:
+def without_group(function: PciFunction) -> Blocker | None:
+    """Why it is in no IOMMU group of the hardware, whatever driver it is on; None if it is in one."""
     if function.without_iommu:
         return Blocker(
             Cause.NO_IOMMU_MODE,

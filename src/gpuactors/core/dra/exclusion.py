@@ -83,13 +83,16 @@ def not_given(state: NodeState, names: Iterable[str]) -> str:
 
 def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> str:
     """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches, as a sentence; empty if it
-    may be, or is on vfio already. The host's fabric manager runs one fabric across such GPUs; after the bind it cannot
-    name this one any more, and no other program divides the fabric for it."""
+    may be, is on vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It
+    runs one fabric across such GPUs; after the bind it cannot name this one any more, and no other program divides the
+    fabric for it."""
     settings, switches = state.claims.settings, index_of(state).switches
     if (
         not switches
+        or function.driver is None
         or function.vfio_bound
         or function.is_nvswitch
+        or function.vendor != index_of(state).functions[min(switches)].vendor
         or settings is None
         or settings.nvswitch_allowed
     ):

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.blockers import without_group
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Blocker
 from gpuactors.core.dra.claim import DeviceHealth, DraHealth
 from gpuactors.core.dra.exclusion import of_the_hosts_fabric
 from gpuactors.core.dra.offered import OfferedGpu, device_name
@@ -99,7 +101,7 @@ def offered(state: NodeState) -> NodeState:
             # A pool never has less than what is held: it stays until its claim ends.
             known[address] = replace(was, claimed=True, blocked=_GONE)
         if address in known or address in reserved:
-            of_device = _health(state, settings.pool, address, assessments.get(address), known.get(address))
+            of_device = _health(state, settings.pool, address)
             health[of_device.device] = of_device
     offer = Offer(settings.driver, settings.pool, tuple(known[a] for a in sorted(known)))
     if carried.offer is not None and offer == carried.offer:
@@ -134,36 +136,29 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
 
 
 def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocked | None:
-    ownership, blocker = assessment.ownership, assessment.blocker
-    if ownership.cause in _HELD:
-        return Blocked(BlockKind.HELD, str(ownership.cause))
-    if device.function.iommu_group is None:
-        return Blocked(BlockKind.UNHEALTHY, str(Cause.NO_IOMMU_GROUP))
+    if assessment.ownership.cause in _HELD:
+        return Blocked(BlockKind.HELD, str(assessment.ownership.cause))
+    fault = _fault(state, device, assessment)
+    return Blocked(BlockKind.UNHEALTHY, str(fault.cause)) if fault is not None else None
+
+
+def _fault(state: NodeState, device: Device, assessment: Assessment) -> Blocker | None:
+    """Why no claim could use it, whoever has it now; None if one could."""
+    blocker = without_group(device.function) or assessment.blocker
     if blocker is not None and blocker.cause not in _BOUND_BY_CLAIMS:
-        return Blocked(BlockKind.UNHEALTHY, str(blocker.cause))
-    if of_the_hosts_fabric(state, device.function):
-        return Blocked(BlockKind.UNHEALTHY, str(Cause.FABRIC_OF_HOST))
+        return blocker
+    if fabric := of_the_hosts_fabric(state, device.function):
+        return Blocker(Cause.FABRIC_OF_HOST, fabric)
     return None
 
 
-def _health(
-    state: NodeState,
-    pool: str,
-    address: PciAddress,
-    assessment: Assessment | None,
-    device: OfferedGpu | None,
-) -> DeviceHealth:
+def _health(state: NodeState, pool: str, address: PciAddress) -> DeviceHealth:
     """The health that kubelet shows in the status of the pod that has the device. That somebody has it is no fault."""
-    name = device_name(address)
-    function = index_of(state).functions.get(address)
-    if function is None:
+    name, index = device_name(address), index_of(state)
+    if address not in index.functions:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
-    if assessment is None or device is None:
-        return DeviceHealth(pool, name, DraHealth.HEALTHY, "")
-    blocker = assessment.blocker
-    if blocker is not None and blocker.cause not in _BOUND_BY_CLAIMS:
-        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, blocker.message)
-    if device.blocked is not None and device.blocked.kind is BlockKind.UNHEALTHY:
-        why = of_the_hosts_fabric(state, function) or assessment.status.message
-        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, why)
+    device, assessment = index.devices.get(address), assessments_of(state).of.get(address)
+    fault = _fault(state, device, assessment) if device is not None and assessment is not None else None
+    if fault is not None:
+        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, fault.message)
     return DeviceHealth(pool, name, DraHealth.HEALTHY, "")

@@ -11,7 +11,6 @@ dry run. Must not decide what is offered: that is the registry's, which gets a `
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import assert_never, final
 import trio
 
 from gpuactors import limits
+from gpuactors.actors.api_retry import backoff_s, for_ever
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.pool import Pool, has_taints, probe_spec, wanted_pool
 from gpuactors.core.dra.slice_writes import Answered, Create, Delete, Update, Write, writes
@@ -167,29 +167,22 @@ class _Publisher:
 
     async def follow(self) -> None:
         """Follows the slices, for ever."""
-        failures = 0
-        while True:
-            began = trio.current_time()
-            try:
-                with trio.CancelScope() as self._watching:
-                    await self._follow_once()
-            except ApiError as exc:
-                if trio.current_time() - began > limits.API_CALM_S:
-                    failures = 0
-                failures += 1
-                self._view.slices = None
-                # A server that was away may have another setting now.
-                self._ask_taints_at = -inf
-                self._unfollowed = str(exc)
-                await self._tell()
-                await trio.sleep(_backoff_s(failures, exc))
+        await for_ever(self._follow_once, self._lost)
+
+    async def _lost(self, error: ApiError) -> None:
+        self._view.slices = None
+        # A server that was away may have another setting now.
+        self._ask_taints_at = -inf
+        self._unfollowed = str(error)
+        await self._tell()
 
     async def _follow_once(self) -> None:
-        async with self._ports.slices.follow() as events:
-            async for event in events:
-                self._view.take(event)
-                self._unfollowed = ""
-                self._wake()
+        with trio.CancelScope() as self._watching:
+            async with self._ports.slices.follow() as events:
+                async for event in events:
+                    self._view.take(event)
+                    self._unfollowed = ""
+                    self._wake()
 
     # --- writing ------------------------------------------------------------------------------------------
 
@@ -205,7 +198,7 @@ class _Publisher:
                 failures += 1
                 self._unwritten = str(exc)
                 await self._tell()
-                await trio.sleep(_backoff_s(failures, exc))
+                await trio.sleep(backoff_s(failures, exc))
                 continue
             await self._tell()
             with trio.move_on_after(wait_s):
@@ -331,11 +324,3 @@ class _Publisher:
         if told != self._told:
             self._told = told
             await self._ports.tell(told)
-
-
-def _backoff_s(failures: int, error: ApiError) -> float:
-    """The wait after so many failures in a row (1, 2, …); longer if the server asks for it, within reason."""
-    plain_s = limits.API_BACKOFF_S[min(failures, len(limits.API_BACKOFF_S)) - 1]
-    asked_s = error.refusal.retry_after_s if isinstance(error, ApiRefused) else None
-    longest_s = limits.API_BACKOFF_S[-1]
-    return max(plain_s * (1 - limits.API_BACKOFF_JITTER * random.random()), min(asked_s or 0.0, longest_s))

@@ -1,0 +1,37 @@
+"""What an actor does after a request to the API server that failed: it waits, longer each time, and tries again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from gpuactors import limits
+from gpuactors.ports_kube import ApiError, ApiRefused
+
+
+async def for_ever(
+    follow: Callable[[], Awaitable[None]], failed: Callable[[ApiError], Awaitable[None]]
+) -> None:
+    """Follows something at the API server for ever: `follow` again after each failure, of which `failed` is told before
+    the wait."""
+    failures = 0
+    while True:
+        began = trio.current_time()
+        try:
+            await follow()
+        except ApiError as exc:
+            if trio.current_time() - began > limits.API_CALM_S:
+                failures = 0
+            failures += 1
+            await failed(exc)
+            await trio.sleep(backoff_s(failures, exc))
+
+
+def backoff_s(failures: int, error: ApiError) -> float:
+    """The wait after so many failures in a row (1, 2, …); longer if the server asks for it, within reason."""
+    plain_s = limits.API_BACKOFF_S[min(failures, len(limits.API_BACKOFF_S)) - 1]
+    asked_s = error.refusal.retry_after_s if isinstance(error, ApiRefused) else None
+    longest_s = limits.API_BACKOFF_S[-1]
+    return max(plain_s * (1 - limits.API_BACKOFF_JITTER * random.random()), min(asked_s or 0.0, longest_s))

@@ -1,0 +1,62 @@
+"""What fails at the API server is tried again, after waits that grow, and that begin anew after a calm."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from gpuactors import limits
+from gpuactors.actors.api_retry import backoff_s, for_ever
+from gpuactors.ports_kube import ApiAway, ApiError, ApiRefused, Refusal
+
+
+def shortest_s(plain_s: float) -> float:
+    return plain_s * (1 - limits.API_BACKOFF_JITTER)
+
+
+def test_a_wait_grows_to_the_last_one_and_a_part_of_it_is_random() -> None:
+    for failures, plain_s in enumerate((*limits.API_BACKOFF_S, *limits.API_BACKOFF_S[-1:] * 3), start=1):
+        waits = {backoff_s(failures, ApiAway("away")) for _ in range(50)}
+        assert all(shortest_s(plain_s) <= wait_s <= plain_s for wait_s in waits)
+        assert len(waits) > 1
+
+
+@pytest.mark.parametrize(("asked_s", "least_s"), [(None, 0.0), (7.0, 7.0), (1e6, limits.API_BACKOFF_S[-1])])
+def test_a_wait_that_the_server_asks_for_is_kept_within_reason(asked_s: float | None, least_s: float) -> None:
+    refused = ApiRefused("overloaded", Refusal(429, retry_after_s=asked_s))
+    assert least_s <= backoff_s(1, refused) <= max(least_s, limits.API_BACKOFF_S[0])
+
+
+async def test_it_is_followed_again_after_each_failure_and_each_end(autojump_clock: MockClock) -> None:
+    began: list[float] = []
+    told: list[str] = []
+
+    async def follow() -> None:
+        began.append(trio.current_time())
+        match len(began):
+            case 1 | 2:
+                raise ApiAway(f"away {len(began)}")
+            case 3:
+                await trio.sleep(limits.API_CALM_S + 1.0)
+                raise ApiAway("away after a calm")
+            case 4:
+                return
+            case _:
+                await trio.sleep_forever()
+
+    async def failed(error: ApiError) -> None:
+        await trio.lowlevel.checkpoint()
+        told.append(str(error))
+
+    with trio.move_on_after(1000.0):
+        await for_ever(follow, failed)
+    assert told == ["away 1", "away 2", "away after a calm"]
+    first_s, second_s, _, _, _ = limits.API_BACKOFF_S[:5]
+    pauses = [later - earlier for earlier, later in pairwise(began)]
+    assert shortest_s(first_s) <= pauses[0] <= first_s
+    assert shortest_s(second_s) <= pauses[1] <= second_s
+    assert pauses[2] - limits.API_CALM_S - 1.0 <= first_s, "after a calm the waits begin anew"
+    assert pauses[3] == 0.0

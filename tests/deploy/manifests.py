@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import pytest
@@ -40,3 +40,13 @@ def of_kind(manifests: list[Manifest], kind: str) -> Manifest:
     """The only manifest of this kind."""
     (found,) = (manifest for manifest in manifests if manifest["kind"] == kind)
     return found
+
+
+def seen_at(pod: Manifest, path: str) -> tuple[str, bool]:
+    """The host's path of what the container sees at `path`, and whether it can be written."""
+    (container,) = pod["containers"]
+    over = [m for m in container["volumeMounts"] if PurePosixPath(path).is_relative_to(m["mountPath"])]
+    mount = max(over, key=lambda m: len(m["mountPath"]))
+    (volume,) = (v for v in pod["volumes"] if v["name"] == mount["name"])
+    rest = PurePosixPath(path).relative_to(mount["mountPath"])
+    return str(PurePosixPath(volume["hostPath"]["path"]) / rest), not mount.get("readOnly", False)

@@ -6,19 +6,13 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import PurePosixPath
 from typing import Final
-from urllib.parse import urlsplit
 
 import pytest
-import trio
 from trio.testing import MockClock
 
-from gpuactors.core.dra.claim import ClaimName, ClaimUid
 from gpuactors.dra import INSTANCE_VARIABLE
 from gpuactors.host.root import (
     DRIVERS_PROBE,
@@ -33,11 +27,8 @@ from gpuactors.host.root import (
     HostRoot,
 )
 from gpuactors.kubelet.dra.plugin import socket_paths
-from gpuactors.ports_kube import ClaimApi, NodeApi, SliceApi
-from tests.deploy.manifests import DEPLOY, RENDER_TIMEOUT_S, ROOT, Manifest, of_kind, render
-from tests.kube.cluster import Cluster, cluster, spec
-
-UID: Final = "8f0e2c1a-5d3b-4a77-9c61-0b1f2d3e4a5b"
+from tests.deploy.manifests import DEPLOY, RENDER_TIMEOUT_S, Manifest, of_kind, render, seen_at
+from tests.deploy.rights import OF_CLAIMS, UID, rights_of, used_by
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +110,6 @@ def test_the_token_is_mounted_in_this_pod_and_in_no_other(overlaid: list[Manifes
     assert account["automountServiceAccountToken"] is False
 
 
-def seen_at(pod: Manifest, path: str) -> tuple[str, bool]:
-    """The host's path of what the container sees at `path`, and whether it can be written."""
-    (container,) = pod["containers"]
-    over = [m for m in container["volumeMounts"] if PurePosixPath(path).is_relative_to(m["mountPath"])]
-    mount = max(over, key=lambda m: len(m["mountPath"]))
-    (volume,) = (v for v in pod["volumes"] if v["name"] == mount["name"])
-    rest = PurePosixPath(path).relative_to(mount["mountPath"])
-    return str(PurePosixPath(volume["hostPath"]["path"]) / rest), not mount.get("readOnly", False)
-
-
 FUNCTION: Final = "/sys/devices/pci0000:20/0000:20:01.0/0000:23:00.0"
 """What /sys/bus/pci/devices/0000:23:00.0 is a link to."""
 
@@ -199,106 +180,12 @@ def test_the_readme_says_of_each_mount_and_right_why_it_is_there(pod: Manifest) 
 
 # --- the API server ---------------------------------------------------------------------------------------
 
-Right = tuple[str, str, str]
-"""API group, resource, verb."""
-
-
-async def _claim_read(at: Cluster) -> None:
-    await at.claims.read(ClaimName("default", "one", ClaimUid(UID)))
-
-
-async def _node_read(at: Cluster) -> None:
-    await at.node.read()
-
-
-async def _slices_followed(at: Cluster) -> None:
-    with trio.move_on_after(10):
-        async with at.slices.follow() as events:
-            async for _ in events:
-                pass
-
-
-async def _slice_created(at: Cluster) -> None:
-    await at.slices.create(spec("a"), 0, at.node_uid)
-    await at.slices.create(spec("probe"), 0, at.node_uid, dry_run=True)
-
-
-async def _slice_updated(at: Cluster) -> None:
-    stored = await at.slices.create(spec("a"), 0, at.node_uid)
-    at.server.requests.clear()
-    await at.slices.update(stored, spec("a", "b"), at.node_uid)
-
-
-async def _slice_deleted(at: Cluster) -> None:
-    stored = await at.slices.create(spec("a"), 0, at.node_uid)
-    at.server.requests.clear()
-    await at.slices.delete(stored)
-
-
-MADE_BY: Final[dict[tuple[type, str], Callable[[Cluster], Awaitable[None]]]] = {
-    (ClaimApi, "read"): _claim_read,
-    (NodeApi, "read"): _node_read,
-    (SliceApi, "follow"): _slices_followed,
-    (SliceApi, "create"): _slice_created,
-    (SliceApi, "update"): _slice_updated,
-    (SliceApi, "delete"): _slice_deleted,
-}
-"""The requests of each method of the API's ports that an actor calls."""
-
-
-def called_by_actors() -> set[tuple[type, str]]:
-    sources = "".join(p.read_text() for p in sorted((ROOT / "src/gpuactors/actors").glob("*.py")))
-    return {
-        (port, name)
-        for port in (ClaimApi, NodeApi, SliceApi)
-        for name in vars(port)
-        if not name.startswith("_") and re.search(rf"\.{name}\(", sources)
-    }
-
-
-def right_of(method: str, target: str) -> Right:
-    """As the API server derives it (apiserver/pkg/endpoints/request, RequestInfoFactory)."""
-    url = urlsplit(target)
-    _, prefix, *parts = url.path.split("/")
-    group = parts.pop(0) if prefix == "apis" else ""
-    _version, *parts = parts
-    if parts[0] == "namespaces":
-        parts = parts[2:]
-    resource, *name = parts
-    match method:
-        case "GET" if name:
-            verb = "get"
-        case "GET":
-            verb = "watch" if "watch=true" in url.query else "list"
-        case "DELETE":
-            verb = "delete" if name else "deletecollection"
-        case _:
-            verb = {"POST": "create", "PUT": "update", "PATCH": "patch"}[method]
-    return group, resource, verb
-
-
-def rights_of(role: Manifest) -> Iterable[Right]:
-    for rule in role["rules"]:
-        assert rule.keys() == {"apiGroups", "resources", "verbs"}
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                for verb in rule["verbs"]:
-                    yield group, resource, verb
-
 
 async def test_the_role_has_exactly_the_verbs_that_the_client_uses(
     overlaid: list[Manifest], autojump_clock: MockClock
 ) -> None:
-    assert MADE_BY.keys() == called_by_actors()
-    used: set[Right] = set()
-    for requests in MADE_BY.values():
-        async with cluster() as at:
-            await requests(at)
-            found = [*at.server.requests]
-        assert found
-        used |= {right_of(*request) for request in found}
-    granted = [*rights_of(of_kind(overlaid, "ClusterRole"))]
-    assert sorted(granted) == sorted(used)
+    granted = rights_of([of_kind(overlaid, "ClusterRole")])
+    assert sorted(granted) == sorted(await used_by(OF_CLAIMS))
 
 
 def test_the_role_is_given_to_the_pods_account_alone(overlaid: list[Manifest]) -> None:
@@ -316,7 +203,7 @@ def test_the_policy_is_about_the_pods_account_and_every_write_of_slices(overlaid
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     written = {
         verb
-        for _, resource, verb in rights_of(of_kind(overlaid, "ClusterRole"))
+        for _, (_, resource, verb) in rights_of([of_kind(overlaid, "ClusterRole")])
         if resource == "resourceslices"
     }
     assert {operation.lower() for operation in rule["operations"]} == written - {"list", "watch", "get"}

@@ -701,9 +701,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a release touches a GPU that a pod or another driver's claim has",
-        "core/dra/progress.py",
-        "            if _is_returned(g) and not has_another_owner(state, entry, g.address)\n",
-        "            if _is_returned(g)\n",
+        "core/dra/gpus.py",
+        "                if is_returned(g) and not has_another_owner(state, entry, g.address)\n",
+        "                if is_returned(g)\n",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -715,9 +715,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a GPU that was returned is offered as it was last seen",
-        "core/dra/claims.py",
-        "    if entry.state is ClaimState.RELEASING and changed:\n",
-        "    if False:\n",
+        "core/dra/gpus.py",
+        "        if entry.state is ClaimState.RELEASING and changed:\n",
+        "        if False:\n",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -729,9 +729,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "two GPUs of one IOMMU group are bound by two acts",
-        "core/dra/transitions.py",
-        "            acts = [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]\n",
-        "            acts = [str(gpu.address) for gpu in entry.gpus]\n",
+        "core/dra/gpus.py",
+        "        return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]\n",
+        "        return [str(gpu.address) for gpu in entry.gpus]\n",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -764,7 +764,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "the first driver is noted anew after our own bind",
-        "core/dra/progress.py",
+        "core/dra/gpus.py",
         "    found = prebound.noted(claims.first_drivers, functions.values(), claims.acted)\n",
         "    found = prebound.noted(claims.first_drivers, functions.values())\n",
         tests=("tests/core/dra/test_restart.py", PREPARE),
@@ -779,36 +779,36 @@ MUTATIONS: Final = (
     Mutation(
         "a release that was under way is not gone on with after a restart",
         "core/dra/progress.py",
-        "        case ClaimState.RELEASING if _is_to_be_undone(state, entry):\n",
-        "        case ClaimState.RELEASING if entry.intent and _is_to_be_undone(state, entry):\n",
+        "        case ClaimState.RELEASING if _is_to_be_undone(driver, state, entry):\n",
+        "        case ClaimState.RELEASING if entry.intent and _is_to_be_undone(driver, state, entry):\n",
         tests=("tests/core/dra/test_restart.py",),
     ),
     Mutation(
         "an unprepare is a success before the checkpoint is read",
         "core/dra/claims.py",
-        "    if not state.claims.loaded:\n",
+        "    if not driver.claims(state).loaded:\n",
         "    if False:\n",
         tests=("tests/core/dra/test_restart.py",),
     ),
     Mutation(
         "a checkpoint that was read while the predecessor wrote it counts",
         "core/dra/claims.py",
-        "    if settings is None or event.load < load_of(state.daemon.role):\n",
-        "    if settings is None:\n",
+        "    if driver.claims(state).settings is None or event.load < load_of(state.daemon.role):\n",
+        "    if driver.claims(state).settings is None:\n",
         tests=("tests/core/dra/test_restart.py",),
     ),
     Mutation(
         "a claim is collected after one answer",
         "core/dra/claims.py",
-        "    if entry.missing == 0 or not _is_unlisted(state, entry):\n",
-        "    if not _is_unlisted(state, entry):\n",
+        "    if entry.missing == 0 or not _is_unlisted(driver, state, entry):\n",
+        "    if not _is_unlisted(driver, state, entry):\n",
         tests=("tests/core/dra/test_collect.py",),
     ),
     Mutation(
         "kubelet's last list counts while kubelet is away",
         "core/dra/claims.py",
-        "    return ledger.problem is None and not ledger.source.is_settling and str(",
-        "    return str(",
+        "    return ledger.problem is None and not ledger.source.is_settling and name not",
+        "    return name not",
         tests=("tests/core/dra/test_collect.py",),
     ),
     Mutation(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core.dra import exclusion, progress
+from gpuactors.core.dra import exclusion, reservation
 from gpuactors.core.dra.prebound import PreBound, Rule
 from gpuactors.simulation import run
 from gpuactors.simulation.claims import DRIVER, ClaimsSide
@@ -120,7 +120,7 @@ def test_a_daemon_that_returns_a_pre_bound_gpu_is_found(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("gpuactors.core.dra.prebound.decide", never)
     monkeypatch.setattr(
-        progress,
+        reservation,
         "_first_driver",
         lambda known, function, *, stays: replace(
             known[function.address], driver=_home(function), vfio=stays

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, FirstDriver
+from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, ClaimsOf, FirstDriver
 from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.dra.slices import Publication
 from gpuactors.core.model import (
@@ -306,6 +306,7 @@ class ShutdownRequested:
 
 
 # --- claims (DRA) -----------------------------------------------------------------------------------------
+# `of` says which claims an event is about: numbers, calls and the checkpoint are of one set each.
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,7 @@ class PrepareAsked:
 
     token: Token
     claim: ClaimName
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +324,7 @@ class UnprepareAsked:
 
     token: Token
     claim: ClaimName
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +333,7 @@ class ClaimRead:
 
     number: int
     claim: Claim
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +342,7 @@ class ClaimMissing:
 
     number: int
     reason: str
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +351,7 @@ class ClaimUnreadable:
 
     number: int
     reason: str
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +367,7 @@ class CheckpointRead:
     load: int = 2
     """Which read it was, as `ClaimsWanted.load`. One that was begun before a predecessor handed over does not count
     after that."""
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +375,7 @@ class CheckpointRefused:
     """It may not be used: a newer version has written it, for instance. Nothing may be touched."""
 
     reason: str
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +383,7 @@ class CheckpointWritten:
     """Every checkpoint up to this number is on disk, and stays there when the power is cut."""
 
     number: int
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +392,7 @@ class CheckpointUnwritten:
 
     number: int
     reason: str
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +402,7 @@ class ActDone:
     number: int
     bound: tuple[BoundFunction, ...] = ()
     """What the functions of a device are bound to now; of an act on files none."""
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +413,7 @@ class ActFailed:
     reason: str
     fault: ActFault | None = None
     """Of an act on a device."""
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 HostEvent = (
@@ -434,12 +446,15 @@ CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
 class FilesTouched:
     """Somebody has touched the CDI files of our claims, or their directory: one may be missing now."""
 
+    of: ClaimsOf = ClaimsOf.GPUS
+
 
 @dataclass(frozen=True, slots=True)
 class SlicesPublished:
     """The publisher of our ResourceSlices knows something else than before."""
 
     publication: Publication
+    of: ClaimsOf = ClaimsOf.GPUS
 
 
 ClaimEvent = (

@@ -62,6 +62,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         read=event.read,
         entries=entries,
         claims=claims if claims != before.claims else before.claims,
+        claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
         problem=None,
         tried=True,
         refresh=before.refresh.answered(),

@@ -433,6 +433,8 @@ class Ledger(Refreshed):
     source: LedgerSource = LedgerSource.LIST
     """Of `entries`; without meaning before the first read."""
     young: YoungKubelet = YoungKubelet()
+    claimed: frozenset[tuple[str, str]] = frozenset()
+    """Every claim that kubelet lists for a pod, by the DRA driver whose devices it has: `(driver, namespace/name)`."""
 
 
 @dataclass(frozen=True, slots=True)

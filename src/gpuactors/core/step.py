@@ -37,6 +37,7 @@ from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.dra.offer import offered
 from gpuactors.core.dra.table import NoTransitionError
 from gpuactors.core.dra.transitions import refusal, set_aside
+from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.identity import resolved
 from gpuactors.core.index import check_index, indexed
@@ -155,7 +156,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             after, effects = _daemon(state, event, at)
         case _:
             assert_never(event)
-    after, claimed = progress.advanced(state, resolved(state, indexed(after)), at)
+    after, claimed = _claims_advanced(state, resolved(state, indexed(after)), at)
     after = indexed(after)
     after, answered = calls.completed(assessed(schedule.poll_brought_forward(state, after, at)), at)
     after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
@@ -170,12 +171,20 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     return after, [*effects, *claimed, *answered, *published]
 
 
+def _claims_advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
+    effects: list[Effect] = []
+    for driver in DRIVERS.values():
+        state, lines = progress.advanced(driver, before, state, at)
+        effects += lines
+    return state, effects
+
+
 def next_deadline(state: NodeState) -> float:
     """When a `Ticked` is due if nothing else happens; infinite if never."""
     return min(
         inspections.deadline(state.host.inspections),
         schedule.deadline(state),
-        progress.deadline(state.claims),
+        *(progress.deadline(driver.claims(state)) for driver in DRIVERS.values()),
         min(
             (p.retry_at for p in state.published.plugins.values() if p.retry_at is not None), default=math.inf
         ),
@@ -248,7 +257,8 @@ def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
             before = state.kubelet.ledger
             if event.read == before.outstanding:
                 after, contested = listing.compared(after, event.read, event.healthy, at)
-                after = claims.ledger_read(after, at)
+                for driver in DRIVERS.values():
+                    after = claims.ledger_read(driver, after, at)
             same = after.kubelet.ledger.entries is before.entries and before.problem is None
             level = Level.DEBUG if same and before.read else Level.INFO
             fields: dict[str, Field] = {
@@ -285,21 +295,24 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
             unread = replace(state.kubelet.ledger, read=0, read_at=-math.inf, refresh=refresh)
             served = {r: models | state.published.served.get(r, frozenset()) for r, models in before.items()}
             served = {**state.published.served, **served}
+            for (
+                driver
+            ) in DRIVERS.values():  # the predecessor wrote the checkpoint until now: it is read again
+                state = driver.with_claims(state, replace(driver.claims(state), loaded=False))
             return replace(
                 state,
                 daemon=replace(state.daemon, role=Role.SERVING),
                 kubelet=replace(state.kubelet, ledger=unread),
                 published=replace(state.published, served=served),
-                # The predecessor wrote the checkpoint until now: it is read again.
-                claims=replace(state.claims, loaded=False),
             ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.HandOverRequested():
             state, refused = calls.handed_over(state)
-            state, unprepared = claims.handed_over(state)
+            for driver in DRIVERS.values():
+                state, unprepared = claims.handed_over(driver, state)
+                refused += unprepared
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
                 Log(Level.INFO, "daemon.handed_over", {}),
                 *refused,
-                *unprepared,
             ]
         case events.SuccessorLost():
             if state.daemon.role is not Role.HANDED_OVER:
@@ -419,7 +432,10 @@ def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
             after = replace(state, calls=replace(state.calls, no_removal_until=until))
             return after, [calls.preferred(state, event)]
         case events.CallAbandoned(token):
-            return claims.abandoned(calls.abandoned(state, token), token), []
+            state = calls.abandoned(state, token)
+            for driver in DRIVERS.values():
+                state = claims.abandoned(driver, state, token)
+            return state, []
 
 
 def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
@@ -428,44 +444,48 @@ def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:
-        state, lines = set_aside(state, error)
+        state, lines = set_aside(DRIVERS[event.of], state, error)
         if isinstance(event, events.PrepareAsked | events.UnprepareAsked):
             lines.append(Reply(event.token, refusal(str(error))))
         return state, lines
 
 
 def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
+    driver = DRIVERS[event.of]
     match event:
         case events.PrepareAsked():
-            return claims.prepare_asked(state, event, at)
+            return claims.prepare_asked(driver, state, event, at)
         case events.UnprepareAsked():
-            return claims.unprepare_asked(state, event, at)
+            return claims.unprepare_asked(driver, state, event, at)
         case events.ClaimRead():
-            return claims.read(state, event, at)
+            return claims.read(driver, state, event, at)
         case events.ClaimMissing():
-            return claims.missing(state, event, at)
+            return claims.missing(driver, state, event, at)
         case events.ClaimUnreadable():
-            return claims.unreadable(state, event, at), []
+            return claims.unreadable(driver, state, event, at), []
         case events.CheckpointRead():
-            return claims.checkpoint_read(state, event)
+            return claims.checkpoint_read(driver, state, event)
         case events.CheckpointRefused():
-            return claims.checkpoint_refused(state, event)
+            return claims.checkpoint_refused(driver, state, event)
         case events.CheckpointWritten():
-            return claims.checkpoint_written(state, event)
+            return claims.checkpoint_written(driver, state, event)
         case events.CheckpointUnwritten():
-            return claims.checkpoint_unwritten(state, event)
+            return claims.checkpoint_unwritten(driver, state, event)
         case events.ActDone():
-            return claims.act_done(state, event), []
+            return claims.act_done(driver, state, event), []
         case events.ActFailed():
-            return claims.act_failed(state, event, at)
+            return claims.act_failed(driver, state, event, at)
         case events.FilesTouched():
-            return claims.files_touched(state)
+            return claims.files_touched(driver, state)
         case events.SlicesPublished(publication):
-            return claims.published(state, publication)
+            return claims.published(driver, state, publication)
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, broken = progress.due(schedule.due(inspections.due(state, at), at), at)
+    state, broken = schedule.due(inspections.due(state, at), at), list[Effect]()
+    for driver in DRIVERS.values():
+        state, lines = progress.due(driver, state, at)
+        broken += lines
     state, answered = calls.expired(state, at)
     plugins = _each(state.published.plugins, lambda p: registration.due(p, at))
     held = {r: until for r, until in state.calls.no_removal_until.items() if until > at}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from gpuactors.core.assessment.presence import function_at
+from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.dra.entries import Entry
 from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.report import devices_of
@@ -109,9 +110,9 @@ class Device:
         if any(token in calls and calls[token].uid in of_it for token in answered):
             return True
         match played.event:
-            case ActDone(number) | ActFailed(number):
+            case ActDone(number, of=ClaimsOf.GPUS) | ActFailed(number, of=ClaimsOf.GPUS):
                 return any(number in entry.acts.values() for entry in of_it.values())
-            case ClaimMissing(number) | ClaimUnreadable(number):
+            case ClaimMissing(number, of=ClaimsOf.GPUS) | ClaimUnreadable(number, of=ClaimsOf.GPUS):
                 return any(played.before.claims.reads.get(uid) == number for uid in of_it)
             case _:
                 return False

@@ -9,7 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.dra import exclusion, outputs, prebound, progress, table, transitions
+from gpuactors.core.dra import (
+    exclusion,
+    gpus,
+    outputs,
+    placement,
+    prebound,
+    progress,
+    reservation,
+    table,
+    transitions,
+)
 from gpuactors.core.dra.table import ClaimState, On
 from tests.core.builders import audio, gpu
 from tests.core.dra.small_world import GPU, World, every_order
@@ -70,12 +80,12 @@ def _pods_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pods_do_not_see_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "with_reserved", lambda claims: claims)
+    monkeypatch.setattr(gpus, "with_reserved", lambda claims: claims)
 
 
 def _a_release_is_over_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     owning = table.OWNING - {ClaimState.RELEASING}
-    for module in (exclusion, outputs, transitions):
+    for module in (exclusion, outputs, reservation):
         monkeypatch.setattr(module, "OWNING", owning)
 
 
@@ -88,7 +98,7 @@ def _the_first_driver_is_noted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def _companions_stay_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = exclusion.with_companions
     monkeypatch.setattr(
-        progress, "with_companions", lambda s, a: tuple(f for f in alone(s, a) if f.address == a)
+        reservation, "with_companions", lambda s, a: tuple(f for f in alone(s, a) if f.address == a)
     )
 
 
@@ -107,7 +117,7 @@ def _a_stopped_claim_is_forgotten_without_a_release(monkeypatch: pytest.MonkeyPa
 
 
 def _a_returned_gpu_is_offered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_seen_again", lambda state: replace(state.claims, returned={}))
+    monkeypatch.setattr(gpus, "_seen_again", lambda state: replace(state.claims, returned={}))
 
 
 def _a_read_outlives_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +125,11 @@ def _a_read_outlives_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _a_failed_release_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_is_to_be_undone", lambda _s, e: not e.acts and not e.problem)
+    monkeypatch.setattr(progress, "_is_to_be_undone", lambda _d, _s, e: not e.acts and not e.problem)
 
 
 def _a_repeated_prepare_does_not_look_at_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "astray", lambda *_: "")
+    monkeypatch.setattr(placement, "astray", lambda *_: "")
 
 
 HOST, PAIR = "on its host driver", "on its host driver, with an audio function"

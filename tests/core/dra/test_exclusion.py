@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.dra.cdi import ClaimDevice
 from gpuactors.core.dra.claim import Prepared, Target, Unprepared
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Granted, Refused
@@ -308,7 +309,9 @@ def test_admin_access_gets_no_node_of_a_gpu_that_a_claim_holds() -> None:
     core.held_back = {"files"}
     core.prepare(name("admin"))
     (act,) = core.wanted.files.values()
-    assert [device.functions for device in act.devices] == [()]
+    (device,) = act.devices
+    assert isinstance(device, ClaimDevice)
+    assert device.functions == ()
 
 
 def test_admin_access_that_kubelet_lists_is_in_nobodys_way() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.dra import table
+from gpuactors.core.dra.cdi import ClaimDevice
 from gpuactors.core.dra.claim import (
     ActFault,
     AllocatedDevice,
@@ -92,7 +93,9 @@ def test_a_config_for_a_request_covers_its_subrequests() -> None:
     core.held_back = {"files"}
     core.prepare(ONE)
     (act,) = core.wanted.files.values()
-    assert [d.config.backend_policy for d in act.devices] == [BackendPolicy.PREFER_IOMMUFD]
+    (device,) = act.devices
+    assert isinstance(device, ClaimDevice)
+    assert device.config.backend_policy is BackendPolicy.PREFER_IOMMUFD
 
 
 def test_the_claim_of_an_extended_resource_is_a_claim_as_any() -> None:
@@ -615,7 +618,9 @@ def test_a_gpu_in_another_iommu_group_gets_other_files() -> None:
     core.prepare(ONE)
     core.feed(ActDone(core.wanted.files[ONE.uid].number))
     (act,) = core.wanted.files.values()
-    assert [f.iommu_group for f in act.devices[0].functions] == [7]
+    (device,) = act.devices
+    assert isinstance(device, ClaimDevice)
+    assert [f.iommu_group for f in device.functions] == [7]
 
 
 def test_a_companion_that_was_plugged_in_is_bound_to_vfio_with_its_gpu() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
-from gpuactors.core.dra import claims, exclusion, progress, slice_writes
+from gpuactors.core.dra import claims, exclusion, gpus, reservation, slice_writes
 from gpuactors.core.dra.entries import ClaimedGpu
 from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState
@@ -108,19 +108,19 @@ def _no_other_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _rebinds_prebound(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA 1099: a pre-bound card goes to the host's driver when its pod goes."""
-    claimed_gpu = progress._claimed_gpu
+    claimed_gpu = reservation.claimed_gpu
 
     def of_the_host(state: NodeState, address: PciAddress) -> ClaimedGpu:
         gpu = claimed_gpu(state, address)
         functions = tuple(replace(f, driver="nvidia", vfio=False) for f in gpu.functions)
         return replace(gpu, stays="", functions=functions)
 
-    monkeypatch.setattr(progress, "_claimed_gpu", of_the_host)
+    monkeypatch.setattr(gpus, "claimed_gpu", of_the_host)
 
 
 def _never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The card stays where the claim has put it."""
-    monkeypatch.setattr(progress, "_is_returned", lambda _gpu: False)
+    monkeypatch.setattr(gpus, "is_returned", lambda _gpu: False)
 
 
 def _keeps_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def _collects_live_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     async def look_at_nobody(*_: object, **__: object) -> None:
         return
 
-    monkeypatch.setattr(claims, "_listed", lambda _state: set())
+    monkeypatch.setattr(claims, "_listed", lambda *_: set())
     monkeypatch.setattr(SysfsBinder, "_refuse_users", look_at_nobody)
 
 

@@ -142,3 +142,15 @@ class ImexFacts:
     """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty on a node without fabric."""
     host_problem: str = ""
     """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDomain:
+    """What a claim has for itself from the moment it is reserved: its domain and its devices, as they were then."""
+
+    uid: DomainUid
+    name: str
+    namespace: str
+    devices: tuple[DomainDevice, ...]
+    imex: ImexFacts
+    """Of this boot: the checkpoint of another one counts as empty."""

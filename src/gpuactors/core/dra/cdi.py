@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from gpuactors.core.dra.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, Json
 from gpuactors.core.dra.config import BackendPolicy, VfioConfig
@@ -36,6 +36,23 @@ class ClaimDevice:
     """The device itself, then its companions on vfio, read anew after the bind. Empty: the container gets no node (a
     claim with admin access, while another claim or pod has the device)."""
     config: VfioConfig = field(default_factory=VfioConfig)
+
+    @property
+    def edits(self) -> Json:
+        """What the container gets."""
+        return _edits(self)
+
+
+class DeviceEdits(Protocol):
+    """One device of a claim in its CDI file."""
+
+    @property
+    def result(self) -> AllocatedDevice:
+        """The allocated device."""
+
+    @property
+    def edits(self) -> Json:
+        """What the container gets; not empty."""
 
 
 def device_kind(driver: str) -> str:
@@ -75,7 +92,7 @@ def cdi_ids(
     return tuple(found)
 
 
-def device_file(driver: str, claim: ClaimName, devices: Iterable[ClaimDevice]) -> Json:
+def device_file(driver: str, claim: ClaimName, devices: Iterable[DeviceEdits]) -> Json:
     """The CDI file of a claim's devices."""
     # A device is allocated once to a claim, but by several requests if it is with admin access.
     named = {device_name(claim.uid, device.result.device): device for device in devices}
@@ -83,7 +100,7 @@ def device_file(driver: str, claim: ClaimName, devices: Iterable[ClaimDevice]) -
         "cdiVersion": CDI_VERSION,
         "kind": device_kind(driver),
         "devices": tuple(
-            {"name": name, "containerEdits": _edits(device)} for name, device in sorted(named.items())
+            {"name": name, "containerEdits": device.edits} for name, device in sorted(named.items())
         ),
     }
 

@@ -22,6 +22,12 @@ else:
 """A decoded JSON value. Arrays are tuples."""
 
 
+class ClaimsOf(StrEnum):
+    """Which claims: those of one DRA driver, with a checkpoint and sockets of their own."""
+
+    GPUS = "gpus"
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimName:
     """A ResourceClaim, as kubelet names it in a prepare or unprepare (dra v1 `Claim`)."""

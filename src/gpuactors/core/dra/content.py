@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpuactors.core.dra.cdi import ClaimDevice, device_file
+from gpuactors.core.dra.cdi import DeviceEdits, device_file
 from gpuactors.core.dra.claim import Claim
 from gpuactors.core.dra.files import ClaimContents
 from gpuactors.core.dra.metadata import PCI_BUS_ID, Attribute, metadata_files
 from gpuactors.core.identity import claimed_address
 
 
-def contents_of(driver: str, claim: Claim, devices: tuple[ClaimDevice, ...]) -> ClaimContents:
+def contents_of(driver: str, claim: Claim, devices: tuple[DeviceEdits, ...]) -> ClaimContents:
     """The contents of a claim's files. `devices` has one for each of its results. Raises `ValueError` if a name from
     outside is no part of a path."""
     attributes = {device.result.device: _attributes(device.result.device) for device in devices}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gpuactors.core.domains.model import ClaimedDomain
 from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver
 from gpuactors.core.dra.prebound import KernelId, OperatorsList
 from gpuactors.core.dra.slices import Publication
@@ -21,6 +22,9 @@ NOBODY: Final = OperatorsList()
 
 FILES: Final = "files"
 """The key of the act on a claim's files, beside the addresses of its devices."""
+
+AWAITED: Final = "awaited"
+"""The key of an act that no worker carries out: others do, and it is done when the state says so (`lacking`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Entry:
     """Number of the checkpoint that has the present state."""
     acts: Mapping[str, int] = field(default_factory=dict)
     """The acts that are requested, with their numbers: by a device's address, or FILES."""
+    domain: ClaimedDomain | None = None
+    """The same of a compute domain's claim."""
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
     """What its devices are bound to, as last seen by an act."""
     problem: str = ""
@@ -88,6 +94,7 @@ class StoredEntry:
     claim: Claim | None
     gpus: tuple[ClaimedGpu, ...]
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
+    domain: ClaimedDomain | None = None
 
 
 @dataclass(frozen=True, slots=True)

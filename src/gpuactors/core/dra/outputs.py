@@ -8,22 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuactors.core.dra import config
-from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import (
-    BoundFunction,
-    Claim,
-    ClaimName,
-    ClaimUid,
-    DeviceHealth,
-    FirstDriver,
-    Target,
-)
-from gpuactors.core.dra.config import VfioConfig
+from gpuactors.core.dra.cdi import DeviceEdits
+from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver, Target
+from gpuactors.core.dra.driver import ClaimDriver
 from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, StoredEntry, load_of
+from gpuactors.core.dra.gpus import GPUS
 from gpuactors.core.dra.slices import AnyOffer
 from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import PciAddress, Role
 from gpuactors.core.state import NodeState
 
@@ -54,8 +45,10 @@ class FilesAct:
     name: ClaimName
     claim: Claim | None
     """None: its files are to be removed."""
-    devices: tuple[ClaimDevice, ...] = ()
+    devices: tuple[DeviceEdits, ...] = ()
     """One for each result of the claim, in their order."""
+    directories: tuple[str, ...] = ()
+    """Directories of the host that are to be there before the files, and to be removed after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +83,10 @@ NO_CLAIMS_WANTED = ClaimsWanted()
 """DRA is off."""
 
 
-def claims_wanted(state: NodeState) -> ClaimsWanted:
-    """The orders that stand. A daemon that has handed over gives none: its successor has read the checkpoint."""
-    claims, role = state.claims, state.daemon.role
+def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
+    """The orders that stand for the claims of one driver. A daemon that has handed over gives none: its successor has
+    read the checkpoint."""
+    claims, role = driver.claims(state), state.daemon.role
     if claims.settings is None or role is Role.HANDED_OVER:
         return NO_CLAIMS_WANTED
     load = load_of(role)
@@ -105,9 +99,9 @@ def claims_wanted(state: NodeState) -> ClaimsWanted:
         reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
         checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
         devices={g.address: _device_act(e, g) for e in acting for g in e.gpus if g.address in e.acts},
-        files={e.name.uid: _files_act(e) for e in acting if FILES in e.acts},
-        offer=state.offered.offer,
-        health=state.offered.health,
+        files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
+        offer=driver.offered(state).offer,
+        health=driver.offered(state).health,
     )
 
 
@@ -127,7 +121,7 @@ def _on_disk(entry: Entry) -> StoredEntry:
             state = ClaimState.PREPARED
         case _:
             state = ClaimState.RESERVED
-    return StoredEntry(entry.name, state, entry.claim, entry.gpus, entry.bound)
+    return StoredEntry(entry.name, state, entry.claim, entry.gpus, entry.bound, entry.domain)
 
 
 def _device_act(entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
@@ -137,29 +131,9 @@ def _device_act(entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
     return DeviceAct(number, Target.VFIO, gpu.functions)
 
 
-def _files_act(entry: Entry) -> FilesAct:
-    number = entry.acts[FILES]
+def _files_act(driver: ClaimDriver, state: NodeState, entry: Entry) -> FilesAct:
+    number, directories = entry.acts[FILES], driver.directories(state, entry)
     if entry.state in (ClaimState.RELEASING, ClaimState.CLEARING):
-        return FilesAct(number, entry.name, None)
+        return FilesAct(number, entry.name, None, (), directories)
     assert entry.claim is not None, "files are written for an allocated claim"
-    return FilesAct(number, entry.name, entry.claim, _devices(entry, entry.claim))
-
-
-def _devices(entry: Entry, claim: Claim) -> tuple[ClaimDevice, ...]:
-    configs = config.chosen(claim)
-    gpus = {gpu.address: gpu for gpu in entry.gpus}
-    found = []
-    for result in claim.results or ():
-        chosen = VfioConfig() if isinstance(configs, config.ConfigFault) else configs[result.request]
-        gpu = gpus.get(claimed_address(result.device) or PciAddress(""))
-        # With admin access there is no node: an open would make the group busy for whoever has it.
-        functions = () if gpu is None or result.admin_access else _bound(entry, gpu)
-        found.append(ClaimDevice(result, functions, chosen))
-    return tuple(found)
-
-
-def _bound(entry: Entry, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
-    """The device itself first, then its companions on vfio."""
-    order = sorted(gpu.functions, key=lambda f: (f.address != gpu.address, f.address))
-    known = (entry.bound.get(f.address) for f in order)
-    return tuple(b for b in known if b is not None and (b.vfio or b.address == gpu.address))
+    return FilesAct(number, entry.name, entry.claim, driver.devices(state, entry, entry.claim), directories)

@@ -1,0 +1,83 @@
+"""What differs between the claims of one DRA driver and those of another: the questions that the machine of claims asks
+(ADR 0011). The machine is `claims.py`, `progress.py`, `transitions.py` and `table.py`; it knows no kind of device.
+
+Answered by `gpus.py` for GPUs. Every answer follows from the state; none does anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuactors.core.dra.cdi import DeviceEdits
+    from gpuactors.core.dra.claim import Claim, ClaimsOf
+    from gpuactors.core.dra.entries import Claims, Entry, StoredEntry
+    from gpuactors.core.dra.exclusion import InTheWay
+    from gpuactors.core.dra.offer import Offered
+    from gpuactors.core.events import ActDone, CheckpointRead
+    from gpuactors.core.state import NodeState
+
+
+class ClaimDriver(Protocol):
+    """One DRA driver's answers about its claims."""
+
+    @property
+    def of(self) -> ClaimsOf:
+        """Which claims these are."""
+
+    def claims(self, state: NodeState) -> Claims:
+        """Its claims, in the state of the node."""
+
+    def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
+        """`state` with these claims; the same object if they are the ones that it has."""
+
+    def offered(self, state: NodeState) -> Offered:
+        """What is offered to claims, and the health of that."""
+
+    def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
+        """What a checkpoint says: `claims`, which have no entries yet, with what it has beside them; and its entries as
+        they count now, in their order."""
+
+    def followed(self, before: NodeState, state: NodeState) -> NodeState:
+        """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
+        state before the event."""
+
+    def unfit(self, state: NodeState, claim: Claim) -> str:
+        """Why an allocated claim cannot be prepared here whatever else happens, as a sentence; empty if it can."""
+
+    def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+        """`state` with fresh looks requested at what the claim is to get, or has: nothing that was seen before counts
+        for it; and the entry, which remembers since when."""
+
+    def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        """The first reason why the claim cannot reserve its devices now; None if it can."""
+
+    def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
+        """The entry with its devices, as they are seen now: they are its own from now on."""
+
+    def binding(self, entry: Entry) -> Sequence[str]:
+        """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
+
+    def lacking(self, state: NodeState, entry: Entry) -> str:
+        """What the act AWAITED still waits for, as a sentence; empty if for nothing more."""
+
+    def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
+        """The keys of the acts by which its devices are returned, without those that somebody else has."""
+
+    def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+        """`state` after an act of this entry: what is to be looked at again."""
+
+    def astray(self, state: NodeState, entry: Entry) -> str | None:
+        """Which device of a prepared claim is not where its files say, as a sentence; empty if all are. None: that has
+        not been seen since it was asked."""
+
+    def found_again(self, entry: Entry, claim: Claim) -> Entry:
+        """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
+
+    def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
+        """What the files are to say of each result of the claim, in their order."""
+
+    def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:
+        """Directories of the host that belong to the claim's files: there before these, and gone after them."""

@@ -1,0 +1,101 @@
+"""What a claim of GPUs has for itself from the moment it is reserved: each device with its IOMMU group, and the driver
+that each function is returned to. And the other direction: whose a device is, for the device plugin and kubelet's list.
+
+Must not decide who may have a device: that is `exclusion.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuactors.core.dra import prebound
+from gpuactors.core.dra.claim import FirstDriver
+from gpuactors.core.dra.entries import ClaimedGpu, Claims, Entry
+from gpuactors.core.dra.exclusion import with_companions
+from gpuactors.core.dra.offered import device_name
+from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.identity import claimed_address
+from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
+
+if TYPE_CHECKING:
+    from gpuactors.core.state import NodeState
+
+
+def with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
+    """Devices of one IOMMU group have the same functions."""
+    found: list[ClaimedGpu] = []
+    for gpu in gpus:
+        functions = {f.address: f for f in gpu.functions}
+        same = [g for g in found if not functions.keys().isdisjoint(f.address for f in g.functions)]
+        functions |= {f.address: f for g in same for f in g.functions}
+        whole = tuple(functions[a] for a in sorted(functions))
+        found = [replace(g, functions=whole) if g in same else g for g in [*found, gpu]]
+        found[-1] = replace(gpu, functions=whole)
+    return tuple(found)
+
+
+def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
+    """The device as it is reserved now."""
+    settings, known = state.claims.settings, state.claims.first_drivers
+    assert settings is not None
+    functions = with_companions(state, address)
+    decided = {
+        f.address: prebound.decide(
+            f.address, known.get(f.address), operator=settings.operator, hints=settings.hints, function=f
+        )
+        for f in functions
+    }
+    return ClaimedGpu(
+        address,
+        tuple(_first_driver(known, f, stays=decided[f.address].is_prebound) for f in functions),
+        stays=decided[address].sentence if decided[address].is_prebound else "",
+    )
+
+
+def _first_driver(
+    known: Mapping[PciAddress, FirstDriver], function: PciFunction, *, stays: bool
+) -> FirstDriver:
+    """What an act is to return it to. One that is pre-bound by the operator's word counts as first seen on vfio."""
+    present = FirstDriver(function.address, function.driver, vfio=function.vfio_bound)
+    return replace(known.get(function.address, present), vfio=stays)
+
+
+def is_returned(gpu: ClaimedGpu) -> bool:
+    """Any of its functions is returned to its first driver when the claim ends: also a companion of a pre-bound GPU
+    that was not on vfio."""
+    return not all(f.vfio for f in gpu.functions)
+
+
+def with_reserved(claims: Claims) -> Claims:
+    """`claims` with the devices that belong to claims; the same object while these are the same."""
+    if (settings := claims.settings) is None:
+        return claims
+    owning = [entry for entry in claims.entries.values() if entry.state in OWNING]
+    owners = {a: r.claim for a, r in claims.returned.items()}
+    owners |= {gpu.address: entry.name for entry in owning for gpu in entry.gpus}
+    reserved = {
+        a: ClaimedDevice(settings.driver, settings.pool, device_name(a), str(name), None)
+        for a, name in owners.items()
+    }
+    admin = frozenset(
+        ((settings.driver, str(entry.name)), address)
+        for entry in owning
+        for address in _with_admin_access(entry)
+    ) | _still_listed(claims)
+    if reserved == claims.reserved and admin == claims.admin:
+        return claims
+    return replace(claims, reserved=claims.reserved if reserved == claims.reserved else reserved, admin=admin)
+
+
+def _still_listed(claims: Claims) -> frozenset[AdminAccess]:
+    """Admin access that has ended: kubelet lists it a little longer."""
+    ended = {str(e.name) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE}
+    return frozenset(access for access in claims.admin if access[0][1] in ended)
+
+
+def _with_admin_access(entry: Entry) -> set[PciAddress]:
+    results = entry.claim.results or () if entry.claim is not None else ()
+    named = {address for r in results if (address := claimed_address(r.device)) is not None}
+    return named - {gpu.address for gpu in entry.gpus}

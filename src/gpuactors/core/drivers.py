@@ -1,0 +1,13 @@
+"""The sets of claims that a node may have, each with the answers of its DRA driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpuactors.core.dra.claim import ClaimsOf
+from gpuactors.core.dra.driver import ClaimDriver
+from gpuactors.core.dra.gpus import GPUS
+
+DRIVERS: Final[Mapping[ClaimsOf, ClaimDriver]] = {ClaimsOf.GPUS: GPUS}
+"""In the order in which they go on after each event."""

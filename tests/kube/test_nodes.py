@@ -20,6 +20,7 @@ from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, Cause, invalid
 from tests.kube.cluster import NODE, Cluster, cluster
+from tests.kube.test_recorded import recorded
 from tests.support.patience import patient
 
 
@@ -60,6 +61,33 @@ async def test_a_label_that_is_not_as_expected_stays_and_that_is_an_answer(
     await labelled(at, "mine")
     assert await at.node.set_label(LABEL, expected=expected, value=value) == LabelConflict()
     assert (await at.node.read()).labels[LABEL] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("recording", "expected", "value"),
+    [
+        ("label-add-when-absent", None, "11111111-2222-3333-4444-555555555555"),
+        ("label-add-when-present", None, "other"),
+        ("label-remove", "11111111-2222-3333-4444-555555555555", None),
+        ("label-remove-other-value", "other", None),
+    ],
+)
+async def test_a_patch_is_what_a_real_server_was_asked(
+    at: Cluster, recording: str, expected: str | None, value: str | None
+) -> None:
+    asked: list[ApiRequest] = []
+    answer = at.server.answer
+
+    async def answering(request: ApiRequest) -> ApiAnswer:
+        asked.append(request)
+        return await answer(request)
+
+    at.server.answer = answering  # type: ignore[method-assign]
+    await at.node.set_label(LABEL, expected=expected, value=value)
+    (request,), real = asked, recorded(recording)["request"]
+    assert (request.method, request.target) == (real["method"], real["path"])
+    assert request.headers["content-type"] == real["headers"]["Content-Type"]
+    assert json.loads(request.body) == real["body"]
 
 
 async def test_a_label_that_is_absent_cannot_be_removed(at: Cluster) -> None:

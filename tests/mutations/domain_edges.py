@@ -1,0 +1,139 @@
+"""Bugs to plant where compute domains meet the API server and the host, as `mutations.py`. Each breaks the tests that
+it names: no order of events shows what a server or a driver says.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+NODES: Final = "tests/kube/test_nodes.py"
+DOMAINS: Final = "tests/kube/test_domains.py"
+IMEX: Final = "tests/host/test_imex.py"
+IMEX_CTL: Final = "tests/host/test_imex_ctl.py"
+
+DOMAIN_EDGES: Final = (
+    # --- the label ----------------------------------------------------------------------------------------------------
+    Mutation(
+        "a label is set without a test of what is there",
+        "kube/nodes.py",
+        '[{"op": "test", "path": path, "value": expected}]',
+        "[]",
+        tests=(f"{NODES}::test_a_label_that_is_not_as_expected_stays_and_that_is_an_answer",),
+    ),
+    Mutation(
+        "a policy that forbids the label is taken for somebody who was quicker",
+        "kube/nodes.py",
+        "            if exc.code == 422 and not exc.refusal.name:\n",
+        "            if exc.code == 422:\n",
+        tests=(f"{NODES}::test_a_policy_that_forbids_the_label_is_no_conflict",),
+    ),
+    Mutation(
+        "the slash of a label divides the path of a patch",
+        "kube/nodes.py",
+        ".replace('/', '~1')",
+        "",
+        tests=(f"{NODES}::test_a_patch_is_what_a_real_server_was_asked",),
+    ),
+    Mutation(
+        "all nodes are watched",
+        "kube/nodes.py",
+        'selector=f"metadata.name={node}", ',
+        "",
+        tests=(f"{NODES}::test_nothing_but_our_nodes_metadata_is_asked_for_and_nodes_are_not_listed",),
+    ),
+    Mutation(
+        "a watch that has ended is not begun again",
+        "kube/nodes.py",
+        "        while True:\n",
+        "        if True:\n",
+        tests=(f"{NODES}::test_a_watch_that_is_too_old_begins_from_what_is",),
+    ),
+    # --- compute domains ----------------------------------------------------------------------------------------------
+    Mutation(
+        "a domain is known by its name alone",
+        "kube/domains.py",
+        "if one.metadata.uid == uid), None)",
+        "), None)",
+        tests=(f"{DOMAINS}::test_a_domain_that_is_absent_or_made_anew_by_its_name_is_none",),
+    ),
+    Mutation(
+        "every node of a domain is ready",
+        "kube/domains.py",
+        "for node in nodes if node.status == _READY)",
+        "for node in nodes)",
+        tests=(f"{DOMAINS}::test_the_nodes_that_are_ready_are_those_of_its_status",),
+    ),
+    Mutation(
+        "every daemon of a clique is ready",
+        "kube/domains.py",
+        "for daemon in daemons if daemon.status == _READY)",
+        "for daemon in daemons)",
+        tests=(f"{DOMAINS}::test_a_clique_is_read_by_domain_and_fabric_in_the_drivers_namespace",),
+    ),
+    Mutation(
+        "any 404 means that there is no clique",
+        "kube/domains.py",
+        "if (said.code, said.kind, said.name) == (404, _CLIQUES, name):",
+        "if said.code == 404:",
+        tests=(f"{DOMAINS}::test_a_server_without_compute_domains_is_no_absence",),
+    ),
+    Mutation(
+        "what the fabric is called goes into a path as it comes",
+        "kube/domains.py",
+        "{quote(name, safe='')}",
+        "{name}",
+        tests=(f"{DOMAINS}::test_what_the_driver_says_of_the_fabric_is_one_part_of_the_path",),
+    ),
+    # --- IMEX ---------------------------------------------------------------------------------------------------------
+    Mutation(
+        "a block device's major number is taken for the channels'",
+        "host/imex.py",
+        '    characters, _, _ = listed.partition("Block devices:")\n',
+        "    characters = listed\n",
+        tests=(f"{IMEX}::test_a_block_device_of_that_name_is_no_channel",),
+    ),
+    Mutation(
+        "a cluster of zeros is a fabric",
+        "host/imex.py",
+        '        return "" if found[1] == _NO_CLUSTER else value\n',
+        "        return value\n",
+        tests=(f"{IMEX}::test_a_node_without_fabric_has_no_clique",),
+    ),
+    Mutation(
+        "whatever a file says is a clique",
+        "host/imex.py",
+        "_CLIQUE.fullmatch(value)",
+        "re.match('(.*)', value)",
+        tests=(f"{IMEX}::test_a_clique_that_is_none_is_named_and_never_taken",),
+    ),
+    Mutation(
+        "a second read begins beside one that hangs",
+        "host/threads.py",
+        "        while self._running is not None:\n            await self._running.wait()\n",
+        "",
+        tests=(f"{IMEX}::test_a_read_that_hangs_is_given_up_and_no_second_one_begins_beside_it",),
+    ),
+    Mutation(
+        "NOT_READY is READY, as it has the word in it",
+        "host/imex_ctl.py",
+        "child.returncode == 0 and said == _READY",
+        "child.returncode == 0 and _READY in said",
+        tests=(f"{IMEX_CTL}::test_any_other_answer_is_told_as_it_is",),
+    ),
+    Mutation(
+        "a tool that says READY and fails has said READY",
+        "host/imex_ctl.py",
+        "child.returncode == 0 and said == _READY",
+        "said == _READY",
+        tests=(f"{IMEX_CTL}::test_any_other_answer_is_told_as_it_is",),
+    ),
+    Mutation(
+        "what a tool has started outlives it",
+        "host/imex_ctl.py",
+        "os.killpg(child.pid, signal.SIGKILL)",
+        "child.kill()",
+        tests=(f"{IMEX_CTL}::test_a_tool_that_does_not_end_is_killed_with_what_it_has_started",),
+    ),
+)

@@ -3,101 +3,75 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
 
 from gpuactors.core.domains.model import ImexFacts
-from gpuactors.host.imex import HostImex, character_majors
+from gpuactors.host.imex import HostImex, ImexFiles, InlineImex, character_majors
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, HostRoot
-from gpuactors.ports import HostError
+from gpuactors.ports import HostError, ImexReader
+from gpuactors.simulation.host.imex import CHANNELS_MAJOR, CLIQUE, ImexTree
 from tests.support.patience import patient
-
-DEVICES = """\
-Character devices:
-  1 mem
-195 nvidia
-235 nvidia-caps
-236 nvidia-caps-imex-channels
-509 nvidia-uvm
-
-Block devices:
-  7 loop
-254 nvidia-caps-imex-channels
-"""
-
-MGMT = "DeviceFileMinor: 4323\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
-
-CLIQUE = "6e4e1f2a-3b5c-4d7e-8f90-0a1b2c3d4e5f.32766"
-
-FEATURES = f"""\
-nvidia.com/gfd.timestamp=1763850000
-nvidia.com/gpu.clique={CLIQUE}
-nvidia.com/gpu.count=4
-nvidia.com/gpu.product=NVIDIA-GB200
-"""
 
 WITHIN_S = patient(20.0)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    write(tmp_path, DEVICE_NUMBERS, DEVICES)
-    write(tmp_path, FABRIC_IMEX_MGMT, MGMT)
-    write(tmp_path, GPU_FEATURES, FEATURES)
-    return tmp_path
+def tree(tmp_path: Path) -> ImexTree:
+    """A node of a fabric, with NVIDIA's driver."""
+    tree = ImexTree(tmp_path)
+    tree.load()
+    tree.join()
+    return tree
 
 
-def write(root: Path, path: str, text: str) -> Path:
-    file = root / path.lstrip("/")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
+def files(tree: ImexTree, clique_file: str = GPU_FEATURES) -> ImexFiles:
+    return ImexFiles(HostRoot(str(tree.root)), clique_file)
 
 
-def host(root: Path, clique_file: str = GPU_FEATURES) -> HostImex:
-    return HostImex(HostRoot(str(root)), clique_file=clique_file)
-
-
-async def read(imex: HostImex) -> ImexFacts:
+async def read(imex: ImexReader) -> ImexFacts:
     with trio.fail_after(WITHIN_S):
         return await imex.read()
 
 
-async def test_a_node_of_a_fabric_has_numbers_and_a_clique(root: Path) -> None:
-    assert await read(host(root)) == ImexFacts(
+@pytest.mark.parametrize("kind", [HostImex, InlineImex])
+async def test_a_node_of_a_fabric_has_numbers_and_a_clique(
+    tree: ImexTree, kind: Callable[[ImexFiles], ImexReader]
+) -> None:
+    assert await read(kind(files(tree))) == ImexFacts(
         channel_major=236, caps_major=235, mgmt_minor=4323, clique_id=CLIQUE
     )
 
 
-def test_a_block_device_of_that_name_is_no_channel() -> None:
-    assert character_majors(DEVICES)["nvidia-caps-imex-channels"] == 236
-    assert character_majors(DEVICES.replace("236 nvidia-caps-imex-channels\n", "")) == {
-        "mem": 1,
-        "nvidia": 195,
-        "nvidia-caps": 235,
-        "nvidia-uvm": 509,
-    }
+def test_a_block_device_of_that_name_is_no_channel(tree: ImexTree) -> None:
+    loaded = tree.path(DEVICE_NUMBERS).read_text()
+    assert character_majors(loaded)["nvidia-caps-imex-channels"] == CHANNELS_MAJOR
+    tree.unload()
+    assert character_majors(tree.path(DEVICE_NUMBERS).read_text()) == {"mem": 1}
 
 
-async def test_a_node_without_imex_says_why_in_one_sentence(root: Path) -> None:
-    path = write(root, DEVICE_NUMBERS, "Character devices:\n  1 mem\n\nBlock devices:\n  7 loop\n")
-    facts = await read(host(root))
+def test_a_node_without_imex_says_why_in_one_sentence(tree: ImexTree) -> None:
+    tree.unload()
+    facts = files(tree).read()
     assert facts == ImexFacts(absent=facts.absent)
-    assert facts.absent.startswith(f"{path} has no nvidia-caps-imex-channels")
+    assert facts.absent.startswith(f"{tree.path(DEVICE_NUMBERS)} has no nvidia-caps-imex-channels")
     assert "--compute-domains off" in facts.absent
 
 
-async def test_a_driver_that_is_loaded_later_is_seen_and_so_is_another_clique(root: Path) -> None:
-    path = write(root, DEVICE_NUMBERS, "Character devices:\n  1 mem\n")
-    imex = host(root)
+async def test_a_driver_that_is_loaded_later_is_seen_and_so_is_another_clique(tree: ImexTree) -> None:
+    tree.unload()
+    imex = HostImex(files(tree))
     assert (await read(imex)).absent
-    path.write_text(DEVICES)
+    tree.load()
     assert (await read(imex)).clique_id == CLIQUE
-    write(root, GPU_FEATURES, FEATURES.replace(".32766", ".4"))
+    tree.join(CLIQUE.replace(".32766", ".4"))
     assert (await read(imex)).clique_id.endswith(".4")
+    tree.leave()
+    assert (await read(imex)).clique_id == ""
 
 
 @pytest.mark.parametrize(
@@ -110,51 +84,53 @@ async def test_a_driver_that_is_loaded_later_is_seen_and_so_is_another_clique(ro
         "nvidia.com/gpu.clique=\n",
     ],
 )
-async def test_a_node_without_fabric_has_no_clique(root: Path, features: str | None) -> None:
-    (root / GPU_FEATURES.lstrip("/")).unlink()
+def test_a_node_without_fabric_has_no_clique(tree: ImexTree, features: str | None) -> None:
+    tree.path(GPU_FEATURES).unlink()
     if features is not None:
-        write(root, GPU_FEATURES, features)
-    assert await read(host(root)) == ImexFacts(channel_major=236, caps_major=235, mgmt_minor=4323)
+        tree.path(GPU_FEATURES).write_text(features)
+    assert files(tree).read() == ImexFacts(channel_major=236, caps_major=235, mgmt_minor=4323)
 
 
-async def test_a_file_of_the_operators_names_the_clique_alone(root: Path) -> None:
-    write(root, "/run/clique", f"{CLIQUE.replace('.32766', '.1')}\n")
-    assert (await read(host(root, "/run/clique"))).clique_id.endswith(".1")
+def test_a_file_of_the_operators_names_the_clique_alone(tree: ImexTree) -> None:
+    tree.path("/clique").write_text(f"{CLIQUE.replace('.32766', '.1')}\n")
+    assert files(tree, "/clique").read().clique_id.endswith(".1")
 
 
 @pytest.mark.parametrize(
     "value", ["7", "../../etc.1", f"{CLIQUE}/..", CLIQUE.replace(".", "-"), CLIQUE.upper()]
 )
-async def test_a_clique_that_is_none_is_named_and_never_taken(root: Path, value: str) -> None:
-    path = write(root, GPU_FEATURES, f"nvidia.com/gpu.clique={value}\n")
+def test_a_clique_that_is_none_is_named_and_never_taken(tree: ImexTree, value: str) -> None:
+    tree.join(value)
     with pytest.raises(HostError) as said:
-        await read(host(root))
-    assert str(said.value).startswith(f"{path} names the clique {value}, which is none")
+        files(tree).read()
+    assert str(said.value).startswith(f"{tree.path(GPU_FEATURES)} names the clique {value}, which is none")
 
 
-async def test_a_driver_without_the_capability_has_no_minor_number(root: Path) -> None:
-    (root / FABRIC_IMEX_MGMT.lstrip("/")).unlink()
-    assert (await read(host(root))).mgmt_minor is None
-    path = write(root, FABRIC_IMEX_MGMT, "DeviceFileMode: 256\n")
+def test_a_driver_without_the_capability_has_no_minor_number(tree: ImexTree) -> None:
+    path = tree.path(FABRIC_IMEX_MGMT)
+    path.unlink()
+    assert files(tree).read().mgmt_minor is None
+    path.write_text("DeviceFileMode: 256\n")
     with pytest.raises(HostError, match=f"{path} has no DeviceFileMinor"):
-        await read(host(root))
+        files(tree).read()
 
 
-async def test_without_the_hosts_proc_nothing_is_said_of_imex(root: Path) -> None:
-    (root / DEVICE_NUMBERS.lstrip("/")).unlink()
+def test_without_the_hosts_proc_nothing_is_said_of_imex(tree: ImexTree) -> None:
+    path = tree.path(DEVICE_NUMBERS)
+    path.unlink()
     with pytest.raises(HostError, match="mount of the host's /proc"):
-        await read(host(root))
-    (root / DEVICE_NUMBERS.lstrip("/")).mkdir()
+        files(tree).read()
+    path.mkdir()
     with pytest.raises(HostError, match="cannot be read: Is a directory"):
-        await read(host(root))
+        files(tree).read()
 
 
-async def test_a_read_that_hangs_is_given_up_and_no_second_one_begins_beside_it(root: Path) -> None:
-    path = root / DEVICE_NUMBERS.lstrip("/")
-    first, second = root / "first", root / "second"
+async def test_a_read_that_hangs_is_given_up_and_no_second_one_begins_beside_it(tree: ImexTree) -> None:
+    path = tree.path(DEVICE_NUMBERS)
+    first, second = tree.root / "first", tree.root / "second"
     path.unlink()
     os.mkfifo(path)
-    imex = HostImex(HostRoot(str(root)), deadline_s=0.2)
+    imex = HostImex(files(tree), deadline_s=0.2)
     with trio.fail_after(WITHIN_S):
         with pytest.raises(HostError, match=f"{path} .*a read hangs"):
             await imex.read()
@@ -163,13 +139,13 @@ async def test_a_read_that_hangs_is_given_up_and_no_second_one_begins_beside_it(
         with pytest.raises(HostError, match="a read hangs"):
             await imex.read()
         path.rename(second)
-        path.write_text(DEVICES)
+        tree.load()
         with pytest.raises(OSError, match="No such device or address"):
             os.open(second, os.O_WRONLY | os.O_NONBLOCK)  # nobody has it open
         os.close(os.open(first, os.O_WRONLY))
         while (facts := await answered(imex)) is None:
             pass
-    assert facts.channel_major == 236
+    assert facts.channel_major == CHANNELS_MAJOR
 
 
 async def answered(imex: HostImex) -> ImexFacts | None:
@@ -180,15 +156,22 @@ async def answered(imex: HostImex) -> ImexFacts | None:
         return None
 
 
-async def test_the_hosts_daemon_is_asked_where_there_are_channels_alone(root: Path, tmp_path: Path) -> None:
+async def test_the_hosts_daemon_is_asked_where_there_are_channels_alone(
+    tree: ImexTree, tmp_path: Path
+) -> None:
     asked = tmp_path / "asked"
     tool = script(tmp_path, f"echo asked >> {asked}; echo NOT_READY")
-    imex = HostImex(HostRoot(str(root)), ctl=ImexCtl(str(tool)))
+    imex = HostImex(files(tree), ImexCtl(str(tool)))
     facts = await read(imex)
-    assert (facts.channel_major, "says NOT_READY" in facts.host_problem) == (236, True)
-    write(root, DEVICE_NUMBERS, "Character devices:\n  1 mem\n")
+    assert (facts.channel_major, "says NOT_READY" in facts.host_problem) == (CHANNELS_MAJOR, True)
+    tree.unload()
     assert (await read(imex)).host_problem == ""
     assert asked.read_text() == "asked\n"
+    inline = InlineImex(files(tree))
+    inline.host_problem = "not ready"
+    assert (await read(inline)).host_problem == ""
+    tree.load()
+    assert (await read(inline)).host_problem == "not ready"
 
 
 def script(directory: Path, text: str) -> Path:

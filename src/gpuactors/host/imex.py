@@ -37,41 +37,21 @@ _NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
 
 
 @final
-class HostImex:
-    """Implements `ports.ImexReader`."""
+class ImexFiles:
+    """The files that say it, below the host's root."""
 
-    def __init__(
-        self,
-        root: HostRoot,
-        *,
-        clique_file: str = GPU_FEATURES,
-        ctl: ImexCtl | None = None,
-        deadline_s: float = limits.IMEX_READ_S,
-    ) -> None:
-        """`clique_file`: the host's path of the file that names the clique. `ctl`: None unless the operator runs
-        IMEX."""
+    def __init__(self, root: HostRoot, clique_file: str = GPU_FEATURES) -> None:
+        """`clique_file`: the host's path of the file that names the clique."""
         self._root = root
         self._clique_file = clique_file
-        self._ctl = ctl
-        self._deadline_s = deadline_s
-        self._thread = OneByOne("imex")
 
-    async def read(self) -> ImexFacts:
-        """As `ports.ImexReader.read`."""
-        with trio.move_on_after(self._deadline_s) as waiting:
-            facts = await self._thread(self._files)
-        if waiting.cancelled_caught:
-            raise HostError(
-                f"what {self._root.real(DEVICE_NUMBERS)} and {self._root.real(self._clique_file)} say of IMEX was not "
-                f"read within {self._deadline_s:g} s: a read hangs; look for hung tasks in the kernel's log; it is "
-                "tried again"
-            )
-        if facts.absent or self._ctl is None:
-            return facts
-        return replace(facts, host_problem=await self._ctl.problem())
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is read, for sentences."""
+        return self._root.real(DEVICE_NUMBERS), self._root.real(self._clique_file)
 
-    def _files(self) -> ImexFacts:
-        """In a thread. Raises `HostError`."""
+    def read(self) -> ImexFacts:
+        """All of it but whether the operator's own daemon is ready. May block. Raises `HostError`."""
         path = self._root.real(DEVICE_NUMBERS)
         listed = _text(path)
         if listed is None:
@@ -118,6 +98,49 @@ class HostImex:
                 )
             return "" if found[1] == _NO_CLUSTER else value
         return ""
+
+
+@final
+class HostImex:
+    """`ports.ImexReader` on a real host: in a thread, as a read may hang, and by the host's control tool."""
+
+    def __init__(
+        self, files: ImexFiles, ctl: ImexCtl | None = None, *, deadline_s: float = limits.IMEX_READ_S
+    ) -> None:
+        """`ctl`: None unless the operator runs IMEX."""
+        self._files = files
+        self._ctl = ctl
+        self._deadline_s = deadline_s
+        self._thread = OneByOne("imex")
+
+    async def read(self) -> ImexFacts:
+        """As `ports.ImexReader.read`."""
+        with trio.move_on_after(self._deadline_s) as waiting:
+            facts = await self._thread(self._files.read)
+        if waiting.cancelled_caught:
+            raise HostError(
+                f"what {' and '.join(self._files.names)} say of IMEX was not read within {self._deadline_s:g} s: a "
+                "read hangs; look for hung tasks in the kernel's log; it is tried again"
+            )
+        if facts.absent or self._ctl is None:
+            return facts
+        return replace(facts, host_problem=await self._ctl.problem())
+
+
+@final
+class InlineImex:
+    """`ports.ImexReader` without threads and child processes, for a tree of ordinary files on the mock clock."""
+
+    def __init__(self, files: ImexFiles) -> None:
+        self._files = files
+        self.host_problem = ""
+        """What the host's control tool would say."""
+
+    async def read(self) -> ImexFacts:
+        """As `ports.ImexReader.read`."""
+        await trio.lowlevel.checkpoint()
+        facts = self._files.read()
+        return facts if facts.absent else replace(facts, host_problem=self.host_problem)
 
 
 def character_majors(listed: str) -> dict[str, int]:

@@ -29,8 +29,12 @@ def tree(tmp_path: Path) -> ImexTree:
     return tree
 
 
+def root(tree: ImexTree) -> HostRoot:
+    return HostRoot(str(tree.root))
+
+
 def files(tree: ImexTree, clique_file: str = GPU_FEATURES) -> ImexFiles:
-    return ImexFiles(HostRoot(str(tree.root)), clique_file)
+    return ImexFiles(root(tree), clique_file)
 
 
 async def read(imex: ImexReader) -> ImexFacts:
@@ -40,9 +44,9 @@ async def read(imex: ImexReader) -> ImexFacts:
 
 @pytest.mark.parametrize("kind", [HostImex, InlineImex])
 async def test_a_node_of_a_fabric_has_numbers_and_a_clique(
-    tree: ImexTree, kind: Callable[[ImexFiles], ImexReader]
+    tree: ImexTree, kind: Callable[[HostRoot], ImexReader]
 ) -> None:
-    assert await read(kind(files(tree))) == ImexFacts(
+    assert await read(kind(root(tree))) == ImexFacts(
         channel_major=236, caps_major=235, mgmt_minor=4323, clique_id=CLIQUE
     )
 
@@ -64,7 +68,7 @@ def test_a_node_without_imex_says_why_in_one_sentence(tree: ImexTree) -> None:
 
 async def test_a_driver_that_is_loaded_later_is_seen_and_so_is_another_clique(tree: ImexTree) -> None:
     tree.unload()
-    imex = HostImex(files(tree))
+    imex = HostImex(root(tree))
     assert (await read(imex)).absent
     tree.load()
     assert (await read(imex)).clique_id == CLIQUE
@@ -130,7 +134,7 @@ async def test_a_read_that_hangs_is_given_up_and_no_second_one_begins_beside_it(
     first, second = tree.root / "first", tree.root / "second"
     path.unlink()
     os.mkfifo(path)
-    imex = HostImex(files(tree), deadline_s=0.2)
+    imex = HostImex(root(tree), deadline_s=0.2)
     with trio.fail_after(WITHIN_S):
         with pytest.raises(HostError, match=f"{path} .*a read hangs"):
             await imex.read()
@@ -161,13 +165,13 @@ async def test_the_hosts_daemon_is_asked_where_there_are_channels_alone(
 ) -> None:
     asked = tmp_path / "asked"
     tool = script(tmp_path, f"echo asked >> {asked}; echo NOT_READY")
-    imex = HostImex(files(tree), ImexCtl(str(tool)))
+    imex = HostImex(root(tree), ctl=ImexCtl(str(tool)))
     facts = await read(imex)
     assert (facts.channel_major, "says NOT_READY" in facts.host_problem) == (CHANNELS_MAJOR, True)
     tree.unload()
     assert (await read(imex)).host_problem == ""
     assert asked.read_text() == "asked\n"
-    inline = InlineImex(files(tree))
+    inline = InlineImex(root(tree))
     inline.host_problem = "not ready"
     assert (await read(inline)).host_problem == ""
     tree.load()

@@ -105,10 +105,15 @@ class HostImex:
     """`ports.ImexReader` on a real host: in a thread, as a read may hang, and by the host's control tool."""
 
     def __init__(
-        self, files: ImexFiles, ctl: ImexCtl | None = None, *, deadline_s: float = limits.IMEX_READ_S
+        self,
+        root: HostRoot,
+        *,
+        clique_file: str = GPU_FEATURES,
+        ctl: ImexCtl | None = None,
+        deadline_s: float = limits.IMEX_READ_S,
     ) -> None:
-        """`ctl`: None unless the operator runs IMEX."""
-        self._files = files
+        """`clique_file` as of `ImexFiles`. `ctl`: None unless the operator runs IMEX."""
+        self._files = ImexFiles(root, clique_file)
         self._ctl = ctl
         self._deadline_s = deadline_s
         self._thread = OneByOne("imex")
@@ -131,8 +136,8 @@ class HostImex:
 class InlineImex:
     """`ports.ImexReader` without threads and child processes, for a tree of ordinary files on the mock clock."""
 
-    def __init__(self, files: ImexFiles) -> None:
-        self._files = files
+    def __init__(self, root: HostRoot, clique_file: str = GPU_FEATURES) -> None:
+        self._files = ImexFiles(root, clique_file)
         self.host_problem = ""
         """What the host's control tool would say."""
 

@@ -552,6 +552,21 @@ CLAIM_FOUND_S: Final = 600.0
 """10 min. The same after an answer that it exists: kubelet lists no claim that no container uses."""
 
 
+LABEL_RETRY_S: Final = 1.0
+"""1 s. After a failed read or patch of the node's label, and after LABEL_CONFLICTS_MAX conflicts in a row."""
+
+LABEL_LOOK_S: Final = 10.0
+"""10 s. The node's label is read again by itself while a claim holds it: a watch of the Node may have been lost."""
+
+LABEL_CONFLICTS_MAX: Final = 3
+"""Patches in a row that meet another label than was read; after that there is a pause before each next one."""
+
+LABELS_KEPT: Final = 64
+"""Values of the label that are remembered as ours, the last ones: one for each domain that had a claim here."""
+
+DOMAIN_LOOK_S: Final = 2.0
+"""2 s. A compute domain is read again by itself while a claim waits for it: a watch may have been lost."""
+
 CLAIM_CALL_S: Final = 40.0
 """40 s. An answer that the core owes for so long is answered by the gRPC service itself: below kubelet's 45 s, above
 CLAIM_ANSWER_S with room for a registry that is busy."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gpuactors.core.domains.driver import DOMAINS
 from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.dra.driver import ClaimDriver
 from gpuactors.core.dra.gpus import GPUS
 
-DRIVERS: Final[Mapping[ClaimsOf, ClaimDriver]] = {ClaimsOf.GPUS: GPUS}
+DRIVERS: Final[Mapping[ClaimsOf, ClaimDriver]] = {ClaimsOf.GPUS: GPUS, ClaimsOf.DOMAINS: DOMAINS}
 """In the order in which they go on after each event."""

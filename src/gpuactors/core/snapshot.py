@@ -11,6 +11,7 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.assessment.presence import not_offered
 from gpuactors.core.device_lists import is_ready
+from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
 from gpuactors.core.dra.outputs import ClaimsWanted, claims_wanted
 from gpuactors.core.identity import alias_ids
 from gpuactors.core.index import index_of
@@ -88,6 +89,7 @@ class Outputs:
     ledger: LedgerWanted
     plugins: Mapping[ResourceName, PluginView]
     claims: ClaimsWanted
+    domains: DomainsWanted
     take_over: bool
     """Ready to serve: the daemon that runs already is to hand over now."""
     stopping: bool
@@ -106,6 +108,7 @@ def project(state: NodeState) -> Outputs:
             for r, p in state.published.plugins.items()
         },
         claims=claims_wanted(state),
+        domains=domains_wanted(state),
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,
     )

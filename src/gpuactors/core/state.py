@@ -1,4 +1,4 @@
-"""The state of the node, as one frozen value of six parts, and the values derived from it.
+"""The state of the node, as one frozen value of seven parts, and the values derived from it.
 
 Changed only by `step`. A part, and each value in it, stays the same object until it changes: then the values derived
 from it are derived once, at a cost of what has changed, and carried along (`index.py`, `assessment/`, `entries.py`).
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments
+from gpuactors.core.domains.state import NO_DOMAINS, Domains
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims
 from gpuactors.core.dra.offer import NOTHING_OFFERED, Offered
 from gpuactors.core.entries import NO_ENTRIES, Entries
@@ -111,7 +112,9 @@ class NodeState:
     published: Published
     daemon: Daemon
     claims: Claims = NO_CLAIMS
-    """The claims of this node, if DRA is on."""
+    """The claims of GPUs on this node, if DRA is on."""
+    domains: Domains = NO_DOMAINS
+    """Compute domains, if they are on."""
     index: Index = field(default=NO_INDEX, compare=False, repr=False)
     """Derived from the rest; see `index.py`."""
     assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)

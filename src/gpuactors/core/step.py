@@ -32,6 +32,10 @@ from gpuactors.core import (
 from gpuactors.core.assessment.assessments import assessed, check_assessments
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.device_lists import publish
+from gpuactors.core.domains import looks
+from gpuactors.core.domains import step as domains
+from gpuactors.core.domains.model import DRIVER, DomainSettings
+from gpuactors.core.domains.state import NO_DOMAINS, Domains
 from gpuactors.core.dra import claims, progress
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.dra.offer import offered
@@ -60,6 +64,8 @@ def initial_state(
     settings: Settings,
     served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({}),
     claim_settings: ClaimSettings | None = None,
+    domain_settings: DomainSettings | None = None,
+    domain_driver: str = DRIVER,
 ) -> NodeState:
     """The state at start: only the resources that an earlier daemon `served`, with their models, are known; a full scan
     and a read of kubelet's ledger are wanted, and one of the checkpoint if claims are served."""
@@ -88,7 +94,13 @@ def initial_state(
             stopping=False,
         ),
         claims=Claims(claim_settings) if claim_settings is not None else NO_CLAIMS,
+        domains=_first_domains(domain_settings, domain_driver) if domain_settings is not None else NO_DOMAINS,
     )
+
+
+def _first_domains(settings: DomainSettings, driver: str) -> Domains:
+    """At start the host is asked what it has of IMEX, and the rest when the checkpoint has been read."""
+    return looks.imex_asked(Domains(settings, Claims(ClaimSettings(driver, settings.node))))
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
@@ -141,6 +153,20 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.SlicesPublished()
         ):
             after, effects = _claim(state, event, at)
+        case (
+            events.LabelRead()
+            | events.LabelUnreadable()
+            | events.LabelPatched()
+            | events.LabelConflicted()
+            | events.LabelFailed()
+            | events.NodeTouched()
+            | events.DomainRead()
+            | events.DomainUnreadable()
+            | events.DomainsTouched()
+            | events.ImexRead()
+            | events.ImexUnreadable()
+        ):
+            after, effects = domains.applied(state, event, at)
         case events.Ticked():
             after, effects = _ticked(state, at)
         case events.GroupsObserved() | events.SomeGroupsObserved():
@@ -176,7 +202,8 @@ def _claims_advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
     for driver in DRIVERS.values():
         state, lines = progress.advanced(driver, before, state, at)
         effects += lines
-    return state, effects
+    state, lines = domains.followed(state, at)
+    return state, [*effects, *lines]
 
 
 def next_deadline(state: NodeState) -> float:
@@ -185,6 +212,7 @@ def next_deadline(state: NodeState) -> float:
         inspections.deadline(state.host.inspections),
         schedule.deadline(state),
         *(progress.deadline(driver.claims(state)) for driver in DRIVERS.values()),
+        domains.deadline(state),
         min(
             (p.retry_at for p in state.published.plugins.values() if p.retry_at is not None), default=math.inf
         ),
@@ -482,7 +510,7 @@ def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, broken = schedule.due(inspections.due(state, at), at), list[Effect]()
+    state, broken = domains.due(schedule.due(inspections.due(state, at), at), at), list[Effect]()
     for driver in DRIVERS.values():
         state, lines = progress.due(driver, state, at)
         broken += lines

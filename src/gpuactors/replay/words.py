@@ -114,6 +114,31 @@ def event_words(event: events.Event) -> str:
         case events.SlicesPublished(publication):
             done = "as offered" if publication.settled else publication.problem or "being written"
             return f"slices of {publication.driver}: {publication.slices}, {done}"
+        case events.LabelRead(number, label):
+            return f"read {number}: the node's label of compute domains is {label.value or 'absent'}"
+        case events.LabelUnreadable(number, reason):
+            return f"read {number} of the node's label failed: {reason}"
+        case events.LabelPatched(number):
+            return f"patch {number} of the node's label is made"
+        case events.LabelConflicted(number, reason):
+            return f"patch {number} of the node's label met another one: {reason}"
+        case events.LabelFailed(number, reason):
+            return f"patch {number} of the node's label failed: {reason}"
+        case events.NodeTouched():
+            return "our Node has changed"
+        case events.DomainRead(number, uid, domain, clique):
+            there = f"is {domain}" if domain is not None else "is not there"
+            ready = {*(domain.ready_nodes if domain else ()), *(clique.ready_nodes if clique else ())}
+            return f"read {number}: ComputeDomain {uid} {there}, ready on {', '.join(sorted(ready)) or 'no node'}"
+        case events.DomainUnreadable(number, uid, reason):
+            return f"read {number} of ComputeDomain {uid} failed: {reason}"
+        case events.DomainsTouched():
+            return "a ComputeDomain or a clique has changed"
+        case events.ImexRead(number, facts):
+            said = facts.absent or facts.host_problem or f"clique {facts.clique_id or 'none'}"
+            return f"read {number}: IMEX on the host: {said}"
+        case events.ImexUnreadable(number, reason):
+            return f"read {number} of IMEX on the host failed: {reason}"
         case events.Ticked():
             return "tick"
         case events.PredecessorGone(how, _):

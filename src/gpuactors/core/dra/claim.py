@@ -26,6 +26,7 @@ class ClaimsOf(StrEnum):
     """Which claims: those of one DRA driver, with a checkpoint and sockets of their own."""
 
     GPUS = "gpus"
+    DOMAINS = "domains"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuactors.core.dra.cdi import DeviceEdits
-    from gpuactors.core.dra.claim import Claim, ClaimsOf
+    from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
     from gpuactors.core.dra.entries import Claims, Entry, StoredEntry
     from gpuactors.core.dra.exclusion import InTheWay
-    from gpuactors.core.dra.offer import Offered
+    from gpuactors.core.dra.slices import AnyOffer
     from gpuactors.core.events import ActDone, CheckpointRead
     from gpuactors.core.state import NodeState
 
@@ -33,8 +33,8 @@ class ClaimDriver(Protocol):
     def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
         """`state` with these claims; the same object if they are the ones that it has."""
 
-    def offered(self, state: NodeState) -> Offered:
-        """What is offered to claims, and the health of that."""
+    def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+        """What is offered to claims, None while that is not known; and its health."""
 
     def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
         """What a checkpoint says: `claims`, which have no entries yet, with what it has beside them; and its entries as

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 from gpuactors.core import inspections, schedule
 from gpuactors.core.dra import config, exclusion, placement, prebound
 from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimsOf
+from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimsOf, DeviceHealth
 from gpuactors.core.dra.config import VfioConfig
 from gpuactors.core.dra.entries import (
     FILES,
@@ -42,7 +42,7 @@ from gpuactors.core.state import NodeState, with_inspections
 
 if TYPE_CHECKING:
     from gpuactors.core.dra.driver import ClaimDriver
-    from gpuactors.core.dra.offer import Offered
+    from gpuactors.core.dra.slices import AnyOffer
     from gpuactors.core.events import ActDone, CheckpointRead
 
 
@@ -60,8 +60,8 @@ class Gpus:
     def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
         return replace(state, claims=claims) if claims is not state.claims else state
 
-    def offered(self, state: NodeState) -> Offered:
-        return state.offered
+    def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+        return state.offered.offer, state.offered.health
 
     def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
         settings = claims.settings

@@ -92,6 +92,7 @@ def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
     load = load_of(role)
     if not claims.loaded or claims.unserved or role is not Role.SERVING:
         return ClaimsWanted(load)
+    offer, health = driver.offered(state)
     acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]
     return ClaimsWanted(
         load=load,
@@ -100,8 +101,8 @@ def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
         checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
         devices={g.address: _device_act(e, g) for e in acting for g in e.gpus if g.address in e.acts},
         files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
-        offer=driver.offered(state).offer,
-        health=driver.offered(state).health,
+        offer=offer,
+        health=health,
     )
 
 

@@ -5,7 +5,8 @@
      "results": [{"request": …, "pool": …, "device": "gpu-0000-23-00-0", "shareId": null, "adminAccess": false}],
      "configs": [{"fromClass": true, "requests": [], "parameters": {…}}],
      "gpus": [{"address": "0000:23:00.0", "stays": "", "functions": [{"address": …, "driver": …, "vfio": false}]}],
-     "bound": [{"address": …, "driver": "vfio-pci", "iommuGroup": 51, "cdev": null, "vfio": true}]}
+     "bound": [{"address": …, "driver": "vfio-pci", "iommuGroup": 51, "cdev": null, "vfio": true}],
+     "domain": {"uid": …, "name": …, "namespace": …, "devices": ["channel-0"], "channelMajor": 501, "cliqueId": …, …}}
 
 A field that is not known, a newer daemon's, is ignored here; `acts/checkpoint.py` keeps those of the file. Whatever a
 file holds, what is read of it is a value that this daemon can go on with, or `MalformedError` says what is wrong.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
+from gpuactors.core.domains.model import ClaimedDomain, DomainUid, ImexFacts, device_of
 from gpuactors.core.dra.checkpoint import MalformedError
 from gpuactors.core.dra.claim import (
     AllocatedDevice,
@@ -28,6 +30,7 @@ from gpuactors.core.dra.claim import (
     OpaqueConfig,
 )
 from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.names import is_domain_id
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.model import PciAddress, is_pci_address
 
@@ -57,6 +60,8 @@ def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
             for b in entry.bound.values()
         ),
     }
+    if entry.domain is not None:
+        found["domain"] = _domain(entry.domain)
     return found if entry.claim is None else {**found, **_claim(entry.claim)}
 
 
@@ -73,6 +78,7 @@ def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
         _as_claim(name, content) if "results" in content else None,
         _each(content, "gpus", _as_gpu),
         {b.address: b for b in bound},
+        _as_domain(content.get("domain")),
     )
 
 
@@ -81,6 +87,20 @@ def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
 
 def _first(first: FirstDriver) -> Json:
     return {"address": first.address, "driver": first.driver, "vfio": first.vfio}
+
+
+def _domain(own: ClaimedDomain) -> Mapping[str, Json]:
+    return {
+        "uid": own.uid,
+        "name": own.name,
+        "namespace": own.namespace,
+        "devices": tuple(map(str, own.devices)),
+        "absent": own.imex.absent,
+        "channelMajor": own.imex.channel_major,
+        "capsMajor": own.imex.caps_major,
+        "mgmtMinor": own.imex.mgmt_minor,
+        "cliqueId": own.imex.clique_id,
+    }
 
 
 def _claim(claim: Claim) -> Mapping[str, Json]:
@@ -114,6 +134,36 @@ def _as_claim(name: ClaimName, content: Mapping[str, Json]) -> Claim:
         _number(content, "generation"),
         _each(content, "results", _as_result),
         _each(content, "configs", _as_config),
+    )
+
+
+def _as_domain(content: Json) -> ClaimedDomain | None:
+    if content is None:
+        return None
+    if not isinstance(content, Mapping):
+        raise MalformedError("domain is no object")
+    uid, names = _text(content, "uid"), content.get("devices")
+    if not is_domain_id(uid):
+        raise MalformedError(f"the domain's UID is {uid!r}, which is no UUID")
+    devices = (
+        tuple(device_of(n) if isinstance(n, str) else None for n in names or ())
+        if isinstance(names, tuple)
+        else ()
+    )
+    if not devices or None in devices:
+        raise MalformedError("the devices of a domain are no names of devices")
+    return ClaimedDomain(
+        DomainUid(uid),
+        _text(content, "name"),
+        _text(content, "namespace"),
+        tuple(device for device in devices if device is not None),
+        ImexFacts(
+            _text(content, "absent"),
+            _number_or_none(content, "channelMajor"),
+            _number_or_none(content, "capsMajor"),
+            _number_or_none(content, "mgmtMinor"),
+            _text(content, "cliqueId"),
+        ),
     )
 
 
@@ -173,6 +223,10 @@ def _address(content: Mapping[str, Json]) -> PciAddress:
     if not is_pci_address(text):
         raise MalformedError(f"{text!r} is no PCI address")
     return PciAddress(text)
+
+
+def _number_or_none(content: Mapping[str, Json], name: str) -> int | None:
+    return None if content.get(name) is None else _number(content, name)
 
 
 def _text(content: Mapping[str, Json], name: str) -> str:

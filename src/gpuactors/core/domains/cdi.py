@@ -1,0 +1,87 @@
+"""What the CDI file of a compute domain's claim says: the nodes of its channels, and what its daemon needs.
+
+Values only. A container edit without any content is invalid in CDI; a channel on a node without fabric has no node, and
+the domain's UID alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.domains.model import ClaimedDomain, DeviceKind, DomainDevice, ImexFacts
+from gpuactors.core.dra.claim import AllocatedDevice, Json
+
+CHANNEL_NODES: Final = "/dev/nvidia-caps-imex-channels/channel"
+CAPABILITY_NODES: Final = "/dev/nvidia-caps/nvidia-cap"
+"""Each with its number behind it; as paths of the container."""
+
+IMEXD: Final = "/imexd"
+"""Where the daemon's container has the domain's directory."""
+
+_MODE: Final = 0o666
+
+
+@dataclass(frozen=True, slots=True)
+class DomainEdits:
+    """A device of a compute domain's claim, as it is when its files are written."""
+
+    result: AllocatedDevice
+    edits: Json
+
+
+def channel_edits(own: ClaimedDomain) -> Json:
+    """Of each channel that the claim has."""
+    found: dict[str, Json] = {"env": (f"COMPUTE_DOMAIN_UUID={own.uid}",)}
+    if own.imex.clique_id and own.imex.channel_major is not None:
+        found["deviceNodes"] = tuple(
+            _node(f"{CHANNEL_NODES}{d.id}", own.imex.channel_major, d.id)
+            for d in own.devices
+            if d.kind is DeviceKind.CHANNEL
+        )
+    return found
+
+
+def daemon_edits(own: ClaimedDomain, directory: str) -> Json:
+    """`directory` is the domain's own, as the host has it."""
+    found: dict[str, Json] = {
+        "env": (
+            f"CLIQUE_ID={own.imex.clique_id}",
+            f"COMPUTE_DOMAIN_UUID={own.uid}",
+            f"COMPUTE_DOMAIN_NAME={own.name}",
+            f"COMPUTE_DOMAIN_NAMESPACE={own.namespace}",
+        ),
+        "mounts": (
+            {
+                "hostPath": directory,
+                "containerPath": IMEXD,
+                "options": ("rw", "nosuid", "nodev", "bind"),
+            },
+        ),
+    }
+    if (node := _mgmt_node(own.imex)) is not None:
+        found["deviceNodes"] = (node,)
+    return found
+
+
+def edits_of(own: ClaimedDomain, device: DomainDevice, directory: str) -> Json:
+    """Those of one device of the claim."""
+    return channel_edits(own) if device.kind is DeviceKind.CHANNEL else daemon_edits(own, directory)
+
+
+def _mgmt_node(imex: ImexFacts) -> Json:
+    """The capability fabric-imex-mgmt; None on a node without fabric, and where the driver has none."""
+    if not imex.clique_id or imex.caps_major is None or imex.mgmt_minor is None:
+        return None
+    return _node(f"{CAPABILITY_NODES}{imex.mgmt_minor}", imex.caps_major, imex.mgmt_minor)
+
+
+def _node(path: str, major: int, minor: int) -> Json:
+    return {
+        "path": path,
+        "type": "c",
+        "major": major,
+        "minor": minor,
+        "fileMode": _MODE,
+        "permissions": "rw",
+    }

@@ -1,0 +1,119 @@
+"""The opaque configurations of claims of compute domains (`resource.nvidia.com/v1beta1`), as NVIDIA's driver has them.
+
+    kind: ComputeDomainChannelConfig        kind: ComputeDomainDaemonConfig
+    domainID: <UUID of the ComputeDomain>   domainID: <UUID of the ComputeDomain>
+    allocationMode: Single | All
+
+`domainID` is the user's own text, and a directory is named by it: it is a UUID, or the claim is refused before anything
+is made of it. A prepare decodes strictly, as that of a GPU does (`dra/config.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from gpuactors.core.domains.model import DeviceKind, DomainUid, device_of
+from gpuactors.core.dra.claim import AllocatedDevice, Claim, Json
+from gpuactors.core.dra.config import API_VERSION, ConfigFault, covers
+from gpuactors.core.dra.names import is_domain_id
+from gpuactors.core.quote import quoted_id, quoted_name
+
+CHANNEL_CONFIG: Final = "ComputeDomainChannelConfig"
+DAEMON_CONFIG: Final = "ComputeDomainDaemonConfig"
+
+_FIELDS: Final = {
+    CHANNEL_CONFIG: ("apiVersion", "kind", "domainID", "allocationMode"),
+    DAEMON_CONFIG: ("apiVersion", "kind", "domainID"),
+}
+_KINDS: Final = {CHANNEL_CONFIG: DeviceKind.CHANNEL, DAEMON_CONFIG: DeviceKind.DAEMON}
+
+
+class AllocationMode(StrEnum):
+    """Which channels the container of a channel claim gets."""
+
+    SINGLE = "Single"
+    """The allocated one."""
+    ALL = "All"
+    """Every channel of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainConfig:
+    """What a claim is for."""
+
+    kind: DeviceKind
+    domain: DomainUid
+    mode: AllocationMode = AllocationMode.SINGLE
+
+
+def chosen(claim: Claim) -> DomainConfig | ConfigFault:
+    """What a claim with devices of ours is for. Every configuration is decoded, also one that no request uses. A claim
+    is for one kind of device and for one domain."""
+    decoded_configs: list[tuple[tuple[str, ...], DomainConfig]] = []
+    for number, config in enumerate(sorted(claim.configs, key=lambda c: not c.from_class), start=1):
+        found = decoded(config.parameters)
+        if isinstance(found, ConfigFault):
+            source = "the device class" if config.from_class else "the claim"
+            return ConfigFault(f"configuration {number} ({source}'s): {found}")
+        decoded_configs.append((config.requests, found))
+    of_results: dict[DomainConfig, None] = {}
+    for result in claim.results or ():
+        one = _of_result(result, decoded_configs)
+        if isinstance(one, ConfigFault):
+            return one
+        of_results[one] = None
+    if len(of_results) != 1:
+        return ConfigFault(
+            "the claim is for several compute domains or kinds of device: make a claim for each"
+        )
+    return next(iter(of_results))
+
+
+def _of_result(
+    result: AllocatedDevice, configs: list[tuple[tuple[str, ...], DomainConfig]]
+) -> DomainConfig | ConfigFault:
+    """The last configuration for a result's request counts, whole."""
+    device = device_of(result.device)
+    if device is None:
+        return ConfigFault(f"{quoted_id(result.device)} is no device of this driver")
+    found = [config for requests, config in configs if covers(requests, result.request)]
+    wanted = CHANNEL_CONFIG if device.kind is DeviceKind.CHANNEL else DAEMON_CONFIG
+    if not found:
+        return ConfigFault(f"the claim has no {wanted} for its request {quoted_id(result.request)}")
+    if found[-1].kind is not device.kind:
+        return ConfigFault(f"{device} needs a {wanted}, and the claim has another configuration for it")
+    return found[-1]
+
+
+def decoded(parameters: Json) -> DomainConfig | ConfigFault:
+    """One configuration. A null stands for an absent field, as in Go."""
+    if not isinstance(parameters, Mapping):
+        return ConfigFault(f"the parameters are no object; one of kind {CHANNEL_CONFIG} is expected")
+    api, kind = parameters.get("apiVersion"), parameters.get("kind")
+    if api != API_VERSION or not isinstance(kind, str) or kind not in _FIELDS:
+        return ConfigFault(
+            f"apiVersion {_quoted(api)}, kind {_quoted(kind)} is not known to this driver, which takes {API_VERSION}, "
+            f"{CHANNEL_CONFIG} or {DAEMON_CONFIG}"
+        )
+    if unknown := sorted(name for name in parameters if name not in _FIELDS[kind]):
+        return ConfigFault(
+            f"unknown field {', '.join(map(quoted_name, unknown[:4]))}; {kind} has the fields "
+            f"{', '.join(_FIELDS[kind])}: correct the configuration of the claim or of its device class"
+        )
+    domain, mode = parameters.get("domainID"), parameters.get("allocationMode")
+    if not isinstance(domain, str) or not is_domain_id(domain):
+        return ConfigFault(
+            f"domainID is {_quoted(domain)}; the UID of a ComputeDomain is expected, a UUID in lower case"
+        )
+    if mode is None:
+        return DomainConfig(_KINDS[kind], DomainUid(domain))
+    if not isinstance(mode, str) or mode not in tuple(AllocationMode):
+        return ConfigFault(f"allocationMode is {_quoted(mode)}; Single or All is expected")
+    return DomainConfig(_KINDS[kind], DomainUid(domain), AllocationMode(mode))
+
+
+def _quoted(value: Json) -> str:
+    return repr(quoted_id(value)) if isinstance(value, str) else ("absent" if value is None else "no text")

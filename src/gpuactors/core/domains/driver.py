@@ -1,0 +1,167 @@
+"""The claims of compute domains: channels and daemons. Answers the questions of `dra/driver.py`.
+
+A channel becomes usable by others: the label is there, the domain's daemon has its claim on this node, and the API
+server says that it is Ready. No worker does that, so it is the act AWAITED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, final
+
+from gpuactors.core.domains import exclusion, looks
+from gpuactors.core.domains.cdi import DomainEdits, edits_of
+from gpuactors.core.domains.config import chosen
+from gpuactors.core.domains.label import config_of
+from gpuactors.core.domains.model import (
+    ClaimedDomain,
+    DeviceKind,
+    DomainMode,
+    DomainSettings,
+    ImexFacts,
+    device_of,
+)
+from gpuactors.core.domains.offer import health_of, offer_of
+from gpuactors.core.domains.reservation import claimed_domain
+from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
+from gpuactors.core.dra.config import ConfigFault
+from gpuactors.core.dra.entries import AWAITED, FILES, Claims, Entry, StoredEntry
+from gpuactors.core.quote import quoted_id
+from gpuactors.core.state import NodeState
+
+if TYPE_CHECKING:
+    from gpuactors.core.dra.driver import ClaimDriver
+    from gpuactors.core.dra.exclusion import InTheWay
+    from gpuactors.core.dra.slices import AnyOffer
+    from gpuactors.core.events import ActDone, CheckpointRead
+
+
+@final
+class ComputeDomains:
+    """The claims of compute domains."""
+
+    @property
+    def of(self) -> ClaimsOf:
+        return ClaimsOf.DOMAINS
+
+    def claims(self, state: NodeState) -> Claims:
+        return state.domains.claims
+
+    def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
+        if claims is state.domains.claims:
+            return state
+        return replace(state, domains=replace(state.domains, claims=claims))
+
+    def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+        offer = offer_of(state.domains)
+        return offer, health_of(offer) if offer is not None else ()
+
+    def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
+        return claims, event.entries
+
+    def followed(self, before: NodeState, state: NodeState) -> NodeState:  # nothing of theirs does
+        return state
+
+    def unfit(self, state: NodeState, claim: Claim) -> str:
+        settings, config = state.domains.settings, chosen(claim)
+        assert settings is not None
+        if isinstance(config, ConfigFault):
+            return config.sentence
+        if any(result.admin_access for result in claim.results or ()):
+            return (
+                "admin access to a device of a compute domain is not given: remove adminAccess from the claim"
+            )
+        if reason := _not_offered(claim, settings):
+            return reason
+        if config.kind is DeviceKind.DAEMON and claim.name.namespace != settings.namespace:
+            return (
+                f"the claim {claim.name} is for a daemon, and these are in the namespace {settings.namespace} only "
+                "(--compute-domains-namespace)"
+            )
+        return ""
+
+    def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+        config = config_of(entry)
+        assert config is not None
+        entry = replace(entry, since=state.domains.last)
+        domains = looks.imex_asked(looks.domain_asked(state.domains, config.domain))
+        return replace(state, domains=domains), entry
+
+    def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        return exclusion.in_the_way(state.domains, entry)
+
+    def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
+        domains, config = state.domains, config_of(entry)
+        assert config is not None
+        assert entry.claim is not None
+        assert domains.settings is not None
+        domain, imex = domains.known[config.domain].domain, domains.imex.facts
+        assert domain is not None
+        assert imex is not None
+        own = claimed_domain(entry.claim, config, domain, imex, domains.settings)
+        return state, replace(entry, domain=own)
+
+    def binding(self, entry: Entry) -> Sequence[str]:  # nothing of it is a worker's
+        return (AWAITED,)
+
+    def lacking(self, state: NodeState, entry: Entry) -> str:
+        return exclusion.lacking(state.domains, entry)
+
+    def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:  # the label is not an act
+        return (FILES,)
+
+    def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+        return state
+
+    def astray(self, state: NodeState, entry: Entry) -> str | None:
+        config, own, facts = config_of(entry), entry.domain, state.domains.imex.facts
+        if config is None or own is None or exclusion.unseen(state.domains, entry, config):
+            return None
+        if facts is not None and replace(facts, host_problem="") != own.imex:
+            return "the host's driver says something else of IMEX than the claim's files"
+        return exclusion.lacking(state.domains, entry)
+
+    def found_again(self, entry: Entry, claim: Claim) -> Entry:
+        """Its domain's name and the host's facts are read before its files are written again (`lacking`)."""
+        config = chosen(claim)
+        assert not isinstance(config, ConfigFault)
+        devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)
+        own = ClaimedDomain(config.domain, "", "", devices, ImexFacts("not read yet"))
+        return replace(entry, claim=claim, domain=own)
+
+    def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DomainEdits, ...]:
+        own = entry.domain
+        assert own is not None
+        directory = _directory(state, own)
+        named = ((result, device_of(result.device)) for result in claim.results or ())
+        return tuple(DomainEdits(r, edits_of(own, d, directory)) for r, d in named if d is not None)
+
+    def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:
+        """A daemon's container has its domain's."""
+        own = entry.domain
+        if own is None or all(device.kind is not DeviceKind.DAEMON for device in own.devices):
+            return ()
+        return (_directory(state, own),)
+
+
+DOMAINS: Final[ClaimDriver] = ComputeDomains()
+
+
+def _directory(state: NodeState, own: ClaimedDomain) -> str:
+    settings = state.domains.settings
+    assert settings is not None
+    return f"{settings.directory}/{own.uid}"
+
+
+def _not_offered(claim: Claim, settings: DomainSettings) -> str:
+    """Which of its devices this node does not have, as a sentence; empty if it has all."""
+    for result in claim.results or ():
+        device = device_of(result.device)
+        if device is None:
+            return f"{quoted_id(result.device)} is no device of this driver"
+        if device.kind is DeviceKind.CHANNEL and device.id >= settings.channels:
+            return f"{device} is not offered here: the node has {settings.channels} (--imex-channels)"
+        if device.kind is DeviceKind.DAEMON and (device.id or settings.mode is not DomainMode.ON):
+            return f"{device} is not offered here (--compute-domains {settings.mode})"
+    return ""

@@ -1,0 +1,143 @@
+"""Who stands in the way of a claim of a compute domain: another claim that has its channel or the node, the label, or
+that the domain is not there. And what a channel that is reserved still lacks.
+
+Every entry that owns a device counts, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuactors.core.domains import label
+from gpuactors.core.domains.model import DeviceKind, DomainMode, DomainUid
+from gpuactors.core.domains.reservation import devices_wanted
+from gpuactors.core.dra.exclusion import InTheWay
+from gpuactors.core.dra.table import OWNING, ClaimState
+
+if TYPE_CHECKING:
+    from gpuactors.core.domains.config import DomainConfig
+    from gpuactors.core.domains.model import DomainDevice
+    from gpuactors.core.domains.state import Domains
+    from gpuactors.core.dra.entries import Entry
+
+
+def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
+    """The first reason why the claim cannot reserve its devices now; None if it can."""
+    config, settings = label.config_of(entry), domains.settings
+    assert config is not None
+    assert entry.claim is not None
+    assert settings is not None
+    if unknown := unseen(domains, entry, config):
+        return InTheWay(unknown)
+    if refused := _refused(domains, entry, config):
+        return InTheWay(refused, is_final=True)
+    if owner := _by_another_claim(domains, entry, devices_wanted(entry.claim, config, settings)):
+        return InTheWay(owner, is_owner=True)
+    if config.kind is DeviceKind.DAEMON or settings.mode is not DomainMode.ON:
+        return None
+    if owner := _by_another_domain(domains, entry, config.domain):
+        return InTheWay(owner, is_owner=True)
+    if (not domains.label.known or domains.label.value is not None) and (
+        reason := label.obstacle(domains, config.domain)
+    ):
+        return InTheWay(reason)
+    return None
+
+
+def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> str:
+    """What has not been read since the claim came: an older view is no fact."""
+    view = domains.known.get(config.domain)
+    if view is None or view.number <= entry.since:
+        why = f": {view.problem}" if view is not None and view.problem else ""
+        return f"the ComputeDomain {config.domain} has not been read yet{why}"
+    if domains.imex.number <= entry.since:
+        why = f": {domains.imex.problem}" if domains.imex.problem else ""
+        return f"the host's driver has not said yet what it has of IMEX{why}"
+    return ""
+
+
+def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> str:
+    """Why waiting is of no use, as a sentence; empty if it may be."""
+    domain, imex = domains.known[config.domain].domain, domains.imex.facts
+    if domain is None:
+        return f"there is no ComputeDomain with the UID {config.domain}: correct domainID in the claim"
+    if config.kind is DeviceKind.CHANNEL and entry.name.namespace != domain.namespace:
+        return (
+            f"the ComputeDomain {domain} is in another namespace than the claim {entry.name}: a claim can have a "
+            "channel of a domain of its own namespace only"
+        )
+    if imex is None or imex.absent:
+        return imex.absent if imex is not None else "the host's driver does not say what it has of IMEX"
+    if config.kind is DeviceKind.CHANNEL and imex.clique_id and imex.channel_major is None:
+        return "/proc/devices has no nvidia-caps-imex-channels: the host's driver is too old for IMEX, or not loaded"
+    return ""
+
+
+def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> str:
+    for other in _others(domains, entry):
+        for device in wanted if other.domain is not None else ():
+            if other.domain is not None and device in other.domain.devices:
+                return f"{device}: it {_doing(other)} the claim {other.name}{_why(other)}"
+    return ""
+
+
+def _by_another_domain(domains: Domains, entry: Entry, domain: DomainUid) -> str:
+    """A node takes part in one domain at a time: its label has one value."""
+    for other in _others(domains, entry):
+        own = other.domain
+        if own is not None and own.uid != domain and own.devices[0].kind is DeviceKind.CHANNEL:
+            return (
+                f"the node takes part in the ComputeDomain {own.namespace}/{own.name}: one of its channels "
+                f"{_doing(other)} the claim {other.name}{_why(other)}"
+            )
+    return ""
+
+
+def _others(domains: Domains, entry: Entry) -> list[Entry]:
+    entries = domains.claims.entries.values()
+    return [other for other in entries if other.name.uid != entry.name.uid and other.state in OWNING]
+
+
+def _doing(other: Entry) -> str:
+    return "is being released from" if other.state is ClaimState.RELEASING else "belongs to"
+
+
+def _why(other: Entry) -> str:
+    return f" ({other.problem})" if other.problem else ""
+
+
+def lacking(domains: Domains, entry: Entry) -> str:
+    """What a reserved claim lacks until its container may start, as a sentence; empty if nothing. A channel needs the
+    label, then the claim of the domain's daemon on this node, then that this is Ready."""
+    own, config, settings = entry.domain, label.config_of(entry), domains.settings
+    assert own is not None
+    assert config is not None
+    assert settings is not None
+    if reason := unseen(domains, entry, config) or _refused(domains, entry, config):
+        return reason
+    if config.kind is DeviceKind.DAEMON:
+        return ""
+    if settings.mode is not DomainMode.ON:
+        facts = domains.imex.facts
+        return facts.host_problem if facts is not None else "the host's IMEX daemon has not been asked yet"
+    if reason := label.obstacle(domains, own.uid):
+        return reason
+    named = f"the ComputeDomain {domains.known[own.uid].domain}"
+    if not has_daemon(domains, own.uid):
+        return f"the daemon of {named} has no prepared claim on this node yet"
+    view = domains.known.get(own.uid)
+    if view is None or view.number <= domains.label.added or not view.is_ready(settings.node):
+        why = f": {view.problem}" if view is not None and view.problem else ""
+        return f"{named} does not say yet that the node {settings.node} is Ready{why}"
+    return ""
+
+
+def has_daemon(domains: Domains, domain: DomainUid) -> bool:
+    """The claim of the domain's daemon on this node is prepared."""
+    return any(
+        entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING)
+        and entry.domain is not None
+        and entry.domain.uid == domain
+        and entry.domain.devices[0].kind is DeviceKind.DAEMON
+        for entry in domains.claims.entries.values()
+    )

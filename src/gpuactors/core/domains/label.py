@@ -1,0 +1,227 @@
+"""The node's label: which patch is wanted, by the label as it was last read and the claims that live.
+
+The claims of channels hold it: NVIDIA's controller runs the domain's daemon on this node as long as it is there, and a
+claim of the daemon is there because of it. It is added when the intent of a claim is on disk, and goes when no claim of
+its domain is left, one that waits for its channel or is being released included: so it stays where one claim follows
+another (NVIDIA issue 641). A value that is not ours is never overwritten.
+
+A patch is a JSON patch with `test`: it fails where the label is not as it was read. Then it is read and decided anew.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.domains.config import DomainConfig, chosen
+from gpuactors.core.domains.model import (
+    LABEL,
+    DeviceKind,
+    DomainMode,
+    DomainUid,
+    LabelChange,
+    LabelPatch,
+    NodeLabel,
+)
+from gpuactors.core.domains.state import Domains, Label
+from gpuactors.core.dra.entries import Entry
+from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.effects import Effect, Level, Log
+from gpuactors.core.quote import quoted_id
+
+_NEEDS: Final = OWNING - {ClaimState.RESERVED, ClaimState.RELEASING}
+"""The states in which a channel's claim needs the label: its intent is on disk, and it is not being released."""
+
+_KEEPS: Final = OWNING | {ClaimState.WAITING}
+"""The states in which it keeps one that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The domains whose label the claims hold."""
+
+    needed: DomainUid | None = None
+    """The label is to have this value; None: no claim needs it."""
+    kept: frozenset[str] = frozenset()
+    """A label with one of these values stays."""
+
+
+def config_of(entry: Entry) -> DomainConfig | None:
+    """What the claim is for; None while it has not been read."""
+    found = chosen(entry.claim) if entry.claim is not None else None
+    return found if isinstance(found, DomainConfig) else None
+
+
+def held(domains: Domains) -> Held:
+    """By the claims as they are. With a daemon that the host manages no claim holds the label."""
+    if domains.settings is None or domains.settings.mode is not DomainMode.ON:
+        return Held()
+    needed: DomainUid | None = None
+    kept: set[str] = set()
+    for entry in domains.claims.entries.values():
+        config = config_of(entry)
+        if entry.claim is None and entry.state in OWNING and domains.label.value is not None:
+            kept.add(domains.label.value)  # the checkpoint is lost: what it is for is being read
+        if config is None or config.kind is not DeviceKind.CHANNEL:
+            continue
+        if entry.state in _KEEPS:
+            kept.add(config.domain)
+        if entry.state in _NEEDS and needed is None:
+            needed = config.domain
+    return Held(needed, frozenset(kept))
+
+
+def patch_wanted(label: Label, of: Held) -> LabelPatch | None:
+    """The patch that the label needs; None if it is right, or somebody else's."""
+    if label.value is None:
+        return LabelPatch(LabelChange.ADD, of.needed) if of.needed is not None else None
+    if label.value in of.kept or label.value not in label.ours:
+        return None
+    return LabelPatch(LabelChange.REMOVE, DomainUid(label.value))
+
+
+def obstacle(domains: Domains, domain: DomainUid) -> str:
+    """Why the label cannot be given to this domain now, or does not name it, as a sentence; empty if it names it."""
+    label, settings = domains.label, domains.settings
+    node = settings.node if settings is not None else ""
+    problem = f": {label.problem}" if label.problem else ""
+    if not label.known:
+        return f"the label {LABEL} of the node {node} has not been read yet{problem}"
+    if label.value == domain:
+        return ""
+    if label.value is None:
+        return f"the label {LABEL} of the node {node} is not there yet{problem}"
+    if label.value in label.ours:
+        return (
+            f"the label {LABEL} of the node {node} still names {label.value}, and is being removed{problem}"
+        )
+    return (
+        f"the label {LABEL} of the node {node} is {quoted_id(label.value)}, which no claim here has set: whoever set "
+        "it must remove it"
+    )
+
+
+# --- what is under way ------------------------------------------------------------------------------------------------
+
+
+def touched(domains: Domains) -> Domains:
+    """Somebody has touched the Node. After a failure it is read again anyway."""
+    return domains if domains.label.retry_at < math.inf else asked(domains)
+
+
+def asked(domains: Domains) -> Domains:
+    """After a reason to read it: a read is outstanding, or follows what is."""
+    label = domains.label
+    if label.read or label.patch is not None:
+        return replace(domains, label=replace(label, again=True))
+    number = domains.last + 1
+    label = replace(label, read=number, again=False, retry_at=math.inf, look_at=math.inf)
+    return replace(domains, last=number, label=label)
+
+
+def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
+    """After each event: what is wanted of the label now. The claims' checkpoint has been read."""
+    of, label = held(domains), domains.label
+    if of.needed is not None and of.needed not in label.ours:
+        label = replace(label, ours=_with_ours(label, of.needed))
+    domains = replace(domains, label=label)
+    if not label.known and not label.read and label.retry_at > at:
+        return (asked(domains), []) if label.retry_at == math.inf else (domains, [])
+    if not label.is_idle:
+        return domains, []
+    if (patch := patch_wanted(label, of)) is not None:
+        number = domains.last + 1
+        label = replace(label, patch=patch, patch_number=number)
+        return replace(domains, last=number, label=label), []
+    if (of.kept or label.value is not None) and label.look_at == math.inf:
+        label = replace(label, look_at=at + limits.LABEL_LOOK_S)
+    return replace(domains, label=label), []
+
+
+def due(domains: Domains, at: float) -> Domains:
+    """A read that is due is requested."""
+    return asked(domains) if deadline(domains) <= at else domains
+
+
+def deadline(domains: Domains) -> float:
+    """When it is read again by itself; infinite if never."""
+    label = domains.label
+    if label.read or label.patch is not None:
+        return math.inf
+    return min(label.retry_at, label.look_at)
+
+
+def read(domains: Domains, number: int, found: NodeLabel) -> tuple[Domains, list[Effect]]:
+    """It was read. What is found at the start while no claim holds any is what a daemon before this one left."""
+    label = domains.label
+    if number != label.read:
+        return domains, []
+    of, ours = held(domains), label.ours
+    if found.value is not None and not label.known and not of.kept:
+        ours = _with_ours(label, found.value)
+    after = replace(label, value=found.value, known=True, ours=ours, read=0, problem="")
+    foreign = found.value is not None and found.value not in ours and found.value not in of.kept
+    lines: list[Effect] = []
+    if foreign and (found.value != label.value or not label.known):
+        lines.append(Log(Level.WARNING, "label.foreign", {"label": LABEL, "value": found.value}))
+    return _again(replace(domains, label=after)), lines
+
+
+def unreadable(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
+    """The API server did not say: nothing follows from that but another try."""
+    if number != domains.label.read:
+        return domains, []
+    return _failed(domains, replace(domains.label, read=0), reason, at)
+
+
+def patched(domains: Domains, number: int) -> tuple[Domains, list[Effect]]:
+    """The patch was made."""
+    label = domains.label
+    if label.patch is None or number != label.patch_number:
+        return domains, []
+    is_added, value = label.patch.change is LabelChange.ADD, label.patch.value
+    after = replace(
+        label,
+        value=value if is_added else None,
+        added=number if is_added else label.added,
+        patch=None,
+        conflicts=0,
+        problem="",
+    )
+    line = Log(Level.INFO, "label.added" if is_added else "label.removed", {"label": LABEL, "value": value})
+    return _again(replace(domains, label=after)), [line]
+
+
+def conflicted(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
+    """The label was not as it was read: it is read and decided anew, at once the first times."""
+    label = domains.label
+    if label.patch is None or number != label.patch_number:
+        return domains, []
+    after = replace(label, patch=None, conflicts=label.conflicts + 1, problem=reason)
+    if after.conflicts >= limits.LABEL_CONFLICTS_MAX:
+        return _failed(domains, after, reason, at)
+    line = Log(Level.INFO, "label.conflicted", {"label": LABEL, "reason": reason})
+    return asked(replace(domains, label=after)), [line]
+
+
+def failed(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
+    """Whether the patch was made is not known: the label is read again."""
+    if domains.label.patch is None or number != domains.label.patch_number:
+        return domains, []
+    return _failed(domains, replace(domains.label, patch=None), reason, at)
+
+
+def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:
+    level = Level.DEBUG if reason == domains.label.problem else Level.WARNING
+    label = replace(label, problem=reason, again=False, retry_at=at + limits.LABEL_RETRY_S)
+    return replace(domains, label=label), [Log(level, "label.failed", {"label": LABEL, "reason": reason})]
+
+
+def _with_ours(label: Label, value: str) -> tuple[str, ...]:
+    return (*(v for v in label.ours if v != value), value)[-limits.LABELS_KEPT :]
+
+
+def _again(domains: Domains) -> Domains:
+    return asked(domains) if domains.label.again else domains

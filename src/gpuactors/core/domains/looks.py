@@ -1,0 +1,149 @@
+"""What is read of compute domains at the API server, and of IMEX on the host: when a read is outstanding, and what its
+result changes.
+
+A claim asks for both anew when it comes, and while it waits they are read again: soon after somebody has touched the
+objects, else every DOMAIN_LOOK_S. Must not decide what a result means for a claim.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.domains.label import config_of
+from gpuactors.core.domains.model import Clique, ComputeDomain, DomainMode, DomainUid, ImexFacts
+from gpuactors.core.domains.state import Domains, DomainView, ImexView
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.effects import Effect, Level, Log
+from gpuactors.core.refresh import Refresh
+
+_WAIT: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.VERIFYING)
+"""The states in which a claim waits for what is read here."""
+
+
+def domain_asked(domains: Domains, uid: DomainUid) -> Domains:
+    """After a reason to read a domain."""
+    view = domains.known.get(uid, DomainView())
+    number = domains.last + 1
+    known = {**domains.known, uid: replace(view, refresh=view.refresh.asked(number))}
+    return replace(domains, last=number, known=known)
+
+
+def imex_asked(domains: Domains) -> Domains:
+    """After a reason to ask the host."""
+    number = domains.last + 1
+    imex = replace(domains.imex, refresh=domains.imex.refresh.asked(number))
+    return replace(domains, last=number, imex=imex)
+
+
+def touched(domains: Domains) -> Domains:
+    """Somebody has touched a ComputeDomain or a clique: those that claims wait for are read again."""
+    for uid in _waited_for(domains):
+        domains = domain_asked(domains, uid)
+    return domains
+
+
+def domain_read(
+    domains: Domains, number: int, uid: DomainUid, domain: ComputeDomain | None, clique: Clique | None
+) -> Domains:
+    """The API server has the domain, or none of this UID."""
+    view = domains.known.get(uid)
+    if view is None or view.refresh.outstanding != number:
+        return domains
+    return _answered(domains, uid, DomainView(number, domain, clique, "", view.refresh))
+
+
+def domain_unreadable(
+    domains: Domains, number: int, uid: DomainUid, reason: str
+) -> tuple[Domains, list[Effect]]:
+    """The API server did not answer: nothing follows from that but another try."""
+    view = domains.known.get(uid)
+    if view is None or view.refresh.outstanding != number:
+        return domains, []
+    level = Level.DEBUG if reason == view.problem else Level.WARNING
+    line = Log(level, "domain.unreadable", {"domain": uid, "reason": reason})
+    return _answered(domains, uid, replace(view, problem=reason)), [line]
+
+
+def _answered(domains: Domains, uid: DomainUid, view: DomainView) -> Domains:
+    after = replace(domains, known={**domains.known, uid: replace(view, refresh=Refresh())})
+    return domain_asked(after, uid) if view.refresh.again else after
+
+
+def imex_read(domains: Domains, number: int, facts: ImexFacts) -> tuple[Domains, list[Effect]]:
+    """The host's driver has said what it has. That a node has no IMEX, or no fabric, is said once."""
+    imex = domains.imex
+    if imex.refresh.outstanding != number:
+        return domains, []
+    after = replace(domains, imex=ImexView(number, facts))
+    lines: list[Effect] = []
+    if imex.facts is None or (imex.facts.absent, imex.facts.clique_id) != (facts.absent, facts.clique_id):
+        fields = {"clique": facts.clique_id, "reason": facts.absent or _without_fabric(facts)}
+        level = Level.WARNING if facts.absent else Level.INFO
+        lines.append(Log(level, "imex.read", {k: v for k, v in fields.items() if v}))
+    return imex_asked(after) if imex.refresh.again else after, lines
+
+
+def _without_fabric(facts: ImexFacts) -> str:
+    if facts.clique_id:
+        return ""
+    return "the node is on no NVLink fabric: claims are prepared without nodes of channels"
+
+
+def imex_unreadable(domains: Domains, number: int, reason: str) -> tuple[Domains, list[Effect]]:
+    """The host did not say."""
+    imex = domains.imex
+    if imex.refresh.outstanding != number:
+        return domains, []
+    level = Level.DEBUG if reason == imex.problem else Level.WARNING
+    after = replace(domains, imex=replace(imex, problem=reason, refresh=Refresh()))
+    line = Log(level, "imex.unreadable", {"reason": reason})
+    return imex_asked(after) if imex.refresh.again else after, [line]
+
+
+def followed(domains: Domains, at: float) -> Domains:
+    """After each event: domains without a claim are forgotten, and what claims wait for is read now or soon."""
+    configs = (config_of(entry) for entry in domains.claims.entries.values())
+    uids = {config.domain for config in configs if config is not None}
+    if not domains.known.keys() <= uids:
+        domains = replace(domains, known={u: v for u, v in domains.known.items() if u in uids})
+    waited = _waited_for(domains)
+    for uid in waited:
+        view = domains.known.get(uid, DomainView())
+        if view.refresh.outstanding is None and view.number <= domains.label.added and not view.problem:
+            domains = domain_asked(domains, uid)
+        elif view.refresh.outstanding is None and view.refresh.due_at == math.inf:
+            soon = view.refresh.due_by(at + limits.DOMAIN_LOOK_S)
+            domains = replace(domains, known={**domains.known, uid: replace(view, refresh=soon)})
+    imex = domains.imex
+    if not waited or imex.refresh.outstanding is not None:
+        return domains
+    if not imex.number and not imex.problem:
+        return imex_asked(domains)
+    settings = domains.settings
+    is_host = settings is not None and settings.mode is DomainMode.HOST_MANAGED
+    if (is_host or imex.problem) and imex.refresh.due_at == math.inf:
+        soon = imex.refresh.due_by(at + limits.DOMAIN_LOOK_S)
+        domains = replace(domains, imex=replace(imex, refresh=soon))
+    return domains
+
+
+def due(domains: Domains, at: float) -> Domains:
+    """The reads that are due are requested."""
+    for uid, view in domains.known.items():
+        if view.refresh.deadline <= at:
+            domains = domain_asked(domains, uid)
+    return imex_asked(domains) if domains.imex.refresh.deadline <= at else domains
+
+
+def deadline(domains: Domains) -> float:
+    """When the next one is due; infinite if never."""
+    views = (view.refresh.deadline for view in domains.known.values())
+    return min(min(views, default=math.inf), domains.imex.refresh.deadline)
+
+
+def _waited_for(domains: Domains) -> tuple[DomainUid, ...]:
+    waiting = (e for e in domains.claims.entries.values() if e.state in _WAIT)
+    return tuple(dict.fromkeys(c.domain for e in waiting if (c := config_of(e)) is not None))

@@ -1,0 +1,77 @@
+"""What the actors of compute domains are to do, as it follows from the state. Derived each time, never kept.
+
+Standing orders with numbers: each actor does the newest number of each kind once. A read of the label and a patch of it
+are never wanted at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuactors.core.domains.driver import DOMAINS
+from gpuactors.core.domains.model import (
+    DomainUid,
+    LabelPatch,
+)
+from gpuactors.core.domains.step import is_serving
+from gpuactors.core.dra.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
+from gpuactors.core.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPatchWanted:
+    """A change of the node's label that is to be made."""
+
+    number: int
+    patch: LabelPatch
+
+
+@dataclass(frozen=True, slots=True)
+class DomainReadWanted:
+    """A ComputeDomain to be read by its UID, and its clique on this node's fabric."""
+
+    number: int
+    uid: DomainUid
+    clique_id: str
+    """Empty: the node is on no fabric, or it is not known yet, and no clique is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainsWanted:
+    """The input of the actors of compute domains."""
+
+    claims: ClaimsWanted = NO_CLAIMS_WANTED
+    """As for GPUs."""
+    label_read: int = 0
+    """The number of the read of the node's label that is outstanding; 0: none."""
+    label_patch: LabelPatchWanted | None = None
+    domains: tuple[DomainReadWanted, ...] = ()
+    imex: int = 0
+    """The number of the outstanding read of what the host says of IMEX; 0: none."""
+
+
+NO_DOMAINS_WANTED = DomainsWanted()
+"""Compute domains are off."""
+
+
+def domains_wanted(state: NodeState) -> DomainsWanted:
+    """The orders that stand. A daemon that does not serve gives none but those of its claims."""
+    domains = state.domains
+    if domains.settings is None:
+        return NO_DOMAINS_WANTED
+    claims = claims_wanted(state, DOMAINS)
+    if not is_serving(state):
+        return DomainsWanted(claims)
+    label, imex = domains.label, domains.imex
+    clique_id = imex.facts.clique_id if imex.facts is not None else ""
+    return DomainsWanted(
+        claims,
+        label.read,
+        LabelPatchWanted(label.patch_number, label.patch) if label.patch is not None else None,
+        tuple(
+            DomainReadWanted(view.refresh.outstanding, uid, clique_id)
+            for uid, view in domains.known.items()
+            if view.refresh.outstanding is not None
+        ),
+        imex.refresh.outstanding or 0,
+    )

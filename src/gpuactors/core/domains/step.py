@@ -1,0 +1,86 @@
+"""What each event means for the node's label and for what is known of compute domains; and what follows after each
+event. Their claims are the machine's (`dra/`), with the answers of `driver.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from gpuactors.core import events
+from gpuactors.core.domains import label, looks
+from gpuactors.core.domains.state import Domains, Label
+from gpuactors.core.effects import Effect
+from gpuactors.core.model import Role
+from gpuactors.core.state import NodeState
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+def applied(state: NodeState, event: events.DomainEvent, at: float) -> Stepped:
+    """`state` after an event about the label, a domain or IMEX."""
+    if state.domains.settings is None:
+        return state, []
+    domains, effects = _applied(state.domains, event, at)
+    return _with(state, domains), effects
+
+
+def _applied(domains: Domains, event: events.DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
+    match event:
+        case events.LabelRead(number, found):
+            return label.read(domains, number, found)
+        case events.LabelUnreadable(number, reason):
+            return label.unreadable(domains, number, reason, at)
+        case events.LabelPatched(number):
+            return label.patched(domains, number)
+        case events.LabelConflicted(number, reason):
+            return label.conflicted(domains, number, reason, at)
+        case events.LabelFailed(number, reason):
+            return label.failed(domains, number, reason, at)
+        case events.NodeTouched():
+            return label.touched(domains), []
+        case events.DomainRead(number, uid, domain, clique):
+            return looks.domain_read(domains, number, uid, domain, clique), []
+        case events.DomainUnreadable(number, uid, reason):
+            return looks.domain_unreadable(domains, number, uid, reason)
+        case events.DomainsTouched():
+            return looks.touched(domains), []
+        case events.ImexRead(number, facts):
+            return looks.imex_read(domains, number, facts)
+        case events.ImexUnreadable(number, reason):
+            return looks.imex_unreadable(domains, number, reason)
+        case _:
+            assert_never(event)
+
+
+def followed(state: NodeState, at: float) -> Stepped:
+    """`state` after each event, when the claims have gone on as far as they can."""
+    domains = state.domains
+    if domains.settings is None:
+        return state, []
+    if not is_serving(state):  # another daemon may change the label: what is known of it is of no use
+        return _with(state, replace(domains, label=Label())), []
+    domains, effects = label.decided(looks.followed(domains, at), at)
+    return _with(state, domains), effects
+
+
+def due(state: NodeState, at: float) -> NodeState:
+    """What is due at this time is requested."""
+    if state.domains.settings is None or not is_serving(state):
+        return state
+    return _with(state, looks.due(label.due(state.domains, at), at))
+
+
+def deadline(state: NodeState) -> float:
+    """When `due` is next due; infinite if never."""
+    return min(label.deadline(state.domains), looks.deadline(state.domains))
+
+
+def is_serving(state: NodeState) -> bool:
+    """This daemon knows which claims are here, and no other one does anything about them."""
+    claims = state.domains.claims
+    return state.daemon.role is Role.SERVING and claims.loaded and not claims.unserved
+
+
+def _with(state: NodeState, domains: Domains) -> NodeState:
+    return replace(state, domains=domains) if domains != state.domains else state

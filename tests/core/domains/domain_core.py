@@ -1,0 +1,292 @@
+"""A core that serves claims of compute domains, with what is around it: the API server, the disk and the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuactors.core.domains.cdi import DomainEdits
+from gpuactors.core.domains.model import (
+    ClaimedDomain,
+    Clique,
+    ComputeDomain,
+    DomainMode,
+    DomainSettings,
+    DomainUid,
+    ImexFacts,
+    LabelChange,
+    NodeLabel,
+)
+from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
+from gpuactors.core.dra.claim import (
+    AllocatedDevice,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    ClaimUid,
+    Json,
+    OpaqueConfig,
+    Prepared,
+    Unprepared,
+)
+from gpuactors.core.dra.config import API_VERSION
+from gpuactors.core.dra.entries import Entry
+from gpuactors.core.dra.outputs import CheckpointWanted
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.effects import Effect, Log, Refused, Reply
+from gpuactors.core.events import (
+    ActDone,
+    CheckpointRead,
+    CheckpointWritten,
+    ClaimMissing,
+    ClaimRead,
+    ClaimUnreadable,
+    DomainRead,
+    DomainUnreadable,
+    Event,
+    HostScanned,
+    ImexRead,
+    LabelConflicted,
+    LabelFailed,
+    LabelPatched,
+    LabelRead,
+    LabelUnreadable,
+    NodeTouched,
+    PrepareAsked,
+    UnprepareAsked,
+)
+from gpuactors.core.model import Token
+from gpuactors.core.step import initial_state
+from tests.core.builders import SETTINGS, Core
+
+NODE = "node-1"
+NAMESPACE = "nvidia-dra-driver-gpu"
+RED = DomainUid("11111111-1111-1111-1111-111111111111")
+BLUE = DomainUid("22222222-2222-2222-2222-222222222222")
+IMEX = ImexFacts(channel_major=501, caps_major=238, mgmt_minor=7, clique_id="cluster.1")
+DOMAIN_SETTINGS = DomainSettings(DomainMode.ON, NODE, NAMESPACE, directory="/plugins/domains")
+AWAY = "the API server does not answer"
+
+
+def name(claim: str = "one", namespace: str = "default") -> ClaimName:
+    return ClaimName(namespace, claim, ClaimUid(f"uid-{claim}"))
+
+
+def channel(claim: ClaimName, domain: str = RED, device: str = "channel-0", **more: Json) -> Claim:
+    """A claim of one channel."""
+    parameters: Json = {
+        "apiVersion": API_VERSION,
+        "kind": "ComputeDomainChannelConfig",
+        "domainID": domain,
+        **more,
+    }
+    results = (AllocatedDevice("channel", NODE, device),)
+    return Claim(claim, None, 1, results, (OpaqueConfig(False, (), parameters),))
+
+
+def daemon(claim: ClaimName, domain: str = RED) -> Claim:
+    """The claim of a domain's daemon."""
+    parameters: Json = {
+        "apiVersion": API_VERSION,
+        "kind": "ComputeDomainDaemonConfig",
+        "domainID": domain,
+    }
+    results = (AllocatedDevice("daemon", NODE, "daemon-0"),)
+    return Claim(claim, None, 1, results, (OpaqueConfig(False, (), parameters),))
+
+
+DAEMON = name("daemon", NAMESPACE)
+
+
+class DomainCore(Core):
+    """`Core` with compute domains. What surrounds it answers at once, unless it is held back (`load`, `read`,
+    `checkpoint`, `files`, `label-read`, `label-patch`, `domain`, `imex`).
+
+    `label` is the node's, as the API server has it; `history` all its values. `away`: the API server does not answer.
+    """
+
+    def __init__(
+        self, *, settings: DomainSettings = DOMAIN_SETTINGS, disk: CheckpointWanted | None = None
+    ) -> None:
+        super().__init__()
+        self.domain_settings = settings
+        self.api: dict[str, Claim] = {}
+        self.label: str | None = None
+        self.history: list[str | None] = [None]
+        self.domains = {
+            RED: ComputeDomain(RED, "red", "default"),
+            BLUE: ComputeDomain(BLUE, "blue", "default"),
+        }
+        self.clique: Clique | None = None
+        self.imex = IMEX
+        self.disk = disk
+        self.files: dict[ClaimUid, tuple[DomainEdits, ...]] = {}
+        self.directories: set[str] = set()
+        self.away = False
+        self.held_back: set[str] = set()
+        self.tokens = 0
+        self.state = initial_state(SETTINGS, domain_settings=settings)
+        scan = self.state.host.inspections.scan
+        assert scan is not None
+        self.feed(HostScanned(scan, ()))
+
+    def restarted(self, *held_back: str, settings: DomainSettings | None = None) -> DomainCore:
+        """A new process on the same node: it knows what is on disk, and what it reads."""
+        after = DomainCore(settings=settings or self.domain_settings, disk=self.disk)
+        after.api, after.label, after.history = self.api, self.label, self.history
+        after.domains, after.clique, after.imex = self.domains, self.clique, self.imex
+        after.files, after.directories, after.away = self.files, self.directories, self.away
+        after.claims, after.at, after.tokens = self.claims, self.at, self.tokens
+        after.held_back, after.effects = {*held_back}, []
+        after.state = initial_state(SETTINGS, domain_settings=after.domain_settings)
+        scan = after.state.host.inspections.scan
+        assert scan is not None
+        after.feed(HostScanned(scan, ()))
+        return after
+
+    # --- what kubelet, the controller and operators do --------------------------------------------------------
+
+    def prepare(self, claim: ClaimName) -> Token:
+        self.tokens += 1
+        self.feed(PrepareAsked(Token(self.tokens), claim, ClaimsOf.DOMAINS))
+        return Token(self.tokens)
+
+    def unprepare(self, claim: ClaimName) -> Token:
+        self.tokens += 1
+        self.feed(UnprepareAsked(Token(self.tokens), claim, ClaimsOf.DOMAINS))
+        return Token(self.tokens)
+
+    def created(self, *claims: Claim) -> None:
+        """The API server has these claims."""
+        self.api |= {str(claim.name): claim for claim in claims}
+
+    def ready(self, *nodes: str, domain: DomainUid = RED) -> None:
+        """The controller says that the domain is Ready on these nodes."""
+        self.domains[domain] = replace(self.domains[domain], ready_nodes=frozenset(nodes or (NODE,)))
+
+    def labelled(self, value: str | None) -> None:
+        """Somebody else changes the label; our watch of the Node says so."""
+        self._set_label(value)
+        self.feed(NodeTouched())
+
+    def _set_label(self, value: str | None) -> None:
+        self.label = value
+        self.history.append(value)
+
+    # --- what is seen of it -----------------------------------------------------------------------------------
+
+    def answer(self, token: Token) -> Prepared | Unprepared | Refused | None:
+        """The answer to a call; None while it waits."""
+        found = [e.answer for e in self.effects if isinstance(e, Reply) and e.token == token]
+        assert len(found) <= 1, "a call is answered once"
+        if not found:
+            return None
+        assert isinstance(found[0], Prepared | Unprepared | Refused)
+        return found[0]
+
+    def refusal(self, token: Token) -> str:
+        answer = self.answer(token)
+        assert isinstance(answer, Refused), f"refused, not {answer}"
+        return answer.reason
+
+    def entry(self, claim: ClaimName) -> Entry | None:
+        return self.state.domains.claims.entries.get(claim.uid)
+
+    def claim_state(self, claim: ClaimName) -> ClaimState:
+        entry = self.entry(claim)
+        return ClaimState.ABSENT if entry is None else entry.state
+
+    def own(self, claim: ClaimName) -> ClaimedDomain:
+        entry = self.entry(claim)
+        assert entry is not None
+        assert entry.domain is not None
+        return entry.domain
+
+    def problem(self, claim: ClaimName) -> str:
+        entry = self.entry(claim)
+        assert entry is not None
+        return entry.problem
+
+    def logged(self, line: str) -> list[Log]:
+        return [e for e in self.effects if isinstance(e, Log) and e.name == line]
+
+    @property
+    def wanted(self) -> DomainsWanted:
+        return domains_wanted(self.state)
+
+    # --- what surrounds it ------------------------------------------------------------------------------------
+
+    def release(self, *kinds: str) -> list[Effect]:
+        """What was held back is answered now, and from now on."""
+        self.held_back -= {*kinds}
+        out: list[Effect] = []
+        while (event := self._answer()) is not None:
+            out += self._step(event)
+        self.effects += out
+        return out
+
+    def _answer(self) -> Event | None:
+        return self._of_disk() or self._of_server() or super()._answer()
+
+    def _of_disk(self) -> Event | None:
+        wanted = self.wanted
+        claims = wanted.claims
+        if claims.load and not self.state.domains.claims.loaded and "load" not in self.held_back:
+            entries = self.disk.entries if self.disk is not None else ()
+            return CheckpointRead(entries, of=ClaimsOf.DOMAINS)
+        if claims.checkpoint is not None and "checkpoint" not in self.held_back:
+            self.disk = claims.checkpoint
+            return CheckpointWritten(claims.checkpoint.number, ClaimsOf.DOMAINS)
+        if claims.files and "files" not in self.held_back:
+            act = next(iter(claims.files.values()))
+            self.files = {uid: edits for uid, edits in self.files.items() if uid != act.name.uid}
+            if act.claim is not None:
+                self.files[act.name.uid] = tuple(d for d in act.devices if isinstance(d, DomainEdits))
+                self.directories |= {*act.directories}
+            else:
+                self.directories -= {*act.directories}
+            return ActDone(act.number, of=ClaimsOf.DOMAINS)
+        if wanted.imex and "imex" not in self.held_back:
+            return ImexRead(wanted.imex, self.imex)
+        return None
+
+    def _of_server(self) -> Event | None:
+        wanted = self.wanted
+        if wanted.claims.reads and "read" not in self.held_back:
+            return self.read_event()
+        if wanted.label_read and "label-read" not in self.held_back:
+            if self.away:
+                return LabelUnreadable(wanted.label_read, AWAY)
+            return LabelRead(wanted.label_read, NodeLabel(self.label))
+        if wanted.label_patch is not None and "label-patch" not in self.held_back:
+            return self.patch_event()
+        if wanted.domains and "domain" not in self.held_back:
+            read = wanted.domains[0]
+            if self.away:
+                return DomainUnreadable(read.number, read.uid, AWAY)
+            clique = self.clique if read.clique_id else None
+            return DomainRead(read.number, read.uid, self.domains.get(read.uid), clique)
+        return None
+
+    def read_event(self) -> Event:
+        """The first claim that is wanted is read."""
+        wanted = self.wanted.claims.reads[0]
+        found = self.api.get(str(wanted.claim))
+        if self.away:
+            return ClaimUnreadable(wanted.number, AWAY, ClaimsOf.DOMAINS)
+        if found is None or found.name.uid != wanted.claim.uid:
+            return ClaimMissing(
+                wanted.number, f"the API server has no claim {wanted.claim}", ClaimsOf.DOMAINS
+            )
+        return ClaimRead(wanted.number, found, ClaimsOf.DOMAINS)
+
+    def patch_event(self) -> Event:
+        """The patch that is wanted is tried, with its `test`."""
+        wanted = self.wanted.label_patch
+        assert wanted is not None
+        if self.away:
+            return LabelFailed(wanted.number, AWAY)
+        is_added = wanted.patch.change is LabelChange.ADD
+        if self.label != (None if is_added else wanted.patch.value):
+            return LabelConflicted(wanted.number, "the server rejected our request (422)")
+        self._set_label(wanted.patch.value if is_added else None)
+        return LabelPatched(wanted.number)

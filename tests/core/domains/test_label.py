@@ -1,0 +1,222 @@
+"""The node's label: held by the claims that live, put back when it is lost, never taken from somebody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.domains.model import DomainMode
+from gpuactors.core.dra.claim import Prepared, Unprepared
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.effects import Level
+from gpuactors.core.events import LabelConflicted, LabelPatched
+from tests.core.domains.domain_core import (
+    BLUE,
+    DAEMON,
+    DOMAIN_SETTINGS,
+    RED,
+    DomainCore,
+    channel,
+    daemon,
+    name,
+)
+
+ONE, TWO = name("one"), name("two")
+STRANGER = "99999999-9999-9999-9999-999999999999"
+
+
+def prepared() -> DomainCore:
+    """ONE has the channel of RED, whose daemon runs."""
+    core = DomainCore()
+    core.created(daemon(DAEMON), channel(ONE), channel(TWO))
+    core.ready()
+    core.prepare(DAEMON)
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+    return core
+
+
+def test_it_comes_with_the_first_claim_and_goes_with_the_last() -> None:
+    core = prepared()
+    assert core.history == [None, RED]
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.history == [None, RED, None]
+
+
+def test_the_daemon_s_claim_does_not_hold_it() -> None:
+    core = DomainCore()
+    core.created(daemon(DAEMON))
+    core.prepare(DAEMON)
+    assert core.claim_state(DAEMON) is ClaimState.PREPARED
+    assert core.label is None
+
+
+def test_it_is_added_only_when_the_intent_is_on_disk() -> None:
+    core = DomainCore()
+    core.created(channel(ONE))
+    core.held_back = {"checkpoint"}
+    core.prepare(ONE)
+    assert (core.claim_state(ONE), core.label) == (ClaimState.RESERVED, None)
+    core.release("checkpoint")
+    assert core.label == RED
+
+
+def test_it_is_put_back_when_it_is_lost_while_a_claim_lives() -> None:
+    core = prepared()
+    core.labelled(None)
+    assert core.history == [None, RED, None, RED]
+
+
+def test_a_loss_that_no_watch_has_told_is_found_by_itself() -> None:
+    core = prepared()
+    core.label = None
+    core.pass_time(limits.LABEL_LOOK_S + 0.1)
+    assert core.label == RED
+
+
+def test_a_label_edited_by_an_operator_stays_is_named_and_is_put_right_when_they_remove_it() -> None:
+    core = prepared()
+    core.labelled(STRANGER)
+    (line,) = core.logged("label.foreign")
+    assert (line.level, line.fields["value"]) == (Level.WARNING, STRANGER)
+    core.pass_time(60.0)
+    assert core.label == STRANGER
+    assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    token = core.prepare(TWO)
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert f"is {STRANGER}, which no claim here has set" in core.refusal(token)
+    token = core.prepare(TWO)
+    core.labelled(None)
+    assert isinstance(core.answer(token), Prepared)
+    assert core.history == [None, RED, STRANGER, None, RED]
+
+
+def test_an_edit_while_the_last_claim_ends_is_left_alone() -> None:
+    core = prepared()
+    core.held_back = {"label-read"}
+    core.label = STRANGER
+    core.unprepare(ONE)
+    core.release("label-read")
+    core.pass_time(30.0)
+    assert core.label == STRANGER, "the removal tests the value"
+
+
+@pytest.mark.parametrize("mode", [DomainMode.ON, DomainMode.HOST_MANAGED])
+def test_a_stale_one_is_removed_at_the_start_also_in_mode_host_managed(mode: DomainMode) -> None:
+    core = DomainCore()
+    core.label = STRANGER
+    core = core.restarted(settings=replace(DOMAIN_SETTINGS, mode=mode))
+    assert core.label is None
+
+
+def test_a_change_to_host_managed_removes_the_label_of_the_claims_that_live() -> None:
+    core = prepared().restarted(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+    assert core.label is None
+
+
+def test_at_a_start_with_a_live_claim_another_value_is_a_stranger_s() -> None:
+    core = prepared()
+    core.label = STRANGER
+    core = core.restarted()
+    core.pass_time(30.0)
+    assert core.label == STRANGER
+
+
+def test_nothing_is_removed_before_the_checkpoint_is_read() -> None:
+    core = prepared().restarted("load")
+    core.pass_time(60.0)
+    assert core.label == RED
+    core.release("load")
+    assert (core.label, core.history) == (RED, [None, RED])
+
+
+def test_another_domain_follows_when_the_label_of_the_one_before_has_gone() -> None:
+    core = prepared()
+    core.created(channel(TWO, BLUE))
+    core.held_back = {"label-patch"}
+    core.unprepare(ONE)
+    core.prepare(TWO)
+    assert (core.claim_state(TWO), core.label) == (ClaimState.WAITING, RED)
+    assert f"still names {RED}, and is being removed" in core.problem(TWO)
+    core.release("label-patch")
+    assert core.history == [None, RED, None, BLUE]
+
+
+def test_a_restart_between_two_domains_leaves_no_label_that_nobody_removes() -> None:
+    core = prepared()
+    core.created(channel(TWO, BLUE))
+    core.held_back = {"label-patch"}
+    core.unprepare(ONE)
+    core.prepare(TWO)
+    core = core.restarted()
+    token = core.prepare(TWO)
+    assert core.label == BLUE
+    assert core.answer(token) is None
+
+
+# --- conflicts --------------------------------------------------------------------------------------------------
+
+
+def test_three_conflicts_in_a_row_are_three_new_decisions_and_then_a_pause() -> None:
+    core = DomainCore()
+    core.created(channel(ONE))
+    core.held_back = {"label-patch"}
+    core.prepare(ONE)
+    numbers = set()
+    for _ in range(limits.LABEL_CONFLICTS_MAX):
+        patch = core.wanted.label_patch
+        assert patch is not None
+        numbers.add(patch.number)
+        core.feed(LabelConflicted(patch.number, "the server rejected our request (422)"))
+    assert len(numbers) == limits.LABEL_CONFLICTS_MAX, "read and decided anew each time"
+    assert (core.wanted.label_patch, core.wanted.label_read) == (None, 0)
+    assert "422" in core.problem(ONE)
+    core.release("label-patch")
+    core.pass_time(limits.LABEL_RETRY_S)
+    assert core.label == RED
+
+
+def test_after_a_conflict_the_label_is_read_and_decided_anew_and_a_stranger_s_is_not_overwritten() -> None:
+    core = DomainCore()
+    core.created(channel(ONE))
+    core.held_back = {"label-patch"}
+    core.prepare(ONE)
+    core.label = STRANGER
+    core.release("label-patch")
+    core.pass_time(20.0)
+    assert core.label == STRANGER
+    assert f"is {STRANGER}, which no claim here has set" in core.problem(ONE)
+
+
+def test_a_patch_that_was_made_though_it_failed_is_found_by_a_read() -> None:
+    core = DomainCore()
+    core.created(channel(ONE))
+    core.held_back = {"label-patch"}
+    core.prepare(ONE)
+    core.label = RED
+    core.away = True
+    core.release("label-patch")
+    core.away = False
+    core.pass_time(limits.LABEL_RETRY_S)
+    assert core.state.domains.label.value == RED
+
+
+def test_a_late_answer_to_a_patch_that_is_not_outstanding_counts_for_nothing() -> None:
+    core = prepared()
+    before = core.state
+    core.feed(LabelPatched(1))
+    assert core.state.domains.label == before.domains.label
+
+
+def test_a_read_and_a_patch_are_never_wanted_at_the_same_time() -> None:
+    core = DomainCore()
+    core.created(channel(ONE))
+    core.held_back = {"label-patch"}
+    core.prepare(ONE)
+    assert core.wanted.label_patch is not None
+    core.labelled(None)
+    assert (core.wanted.label_read, core.wanted.label_patch is not None) == (0, True)
+    core.release("label-patch")
+    assert core.label == RED

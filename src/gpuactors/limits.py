@@ -552,6 +552,10 @@ CLAIM_FOUND_S: Final = 600.0
 """10 min. The same after an answer that it exists: kubelet lists no claim that no container uses."""
 
 
+DOMAINS_TOUCH_REST_S: Final = 0.5
+"""0.5 s. After a hint that a ComputeDomain has changed there is no other one for so long: while a claim waits, each
+leads to a list of all of them."""
+
 LABEL_RETRY_S: Final = 1.0
 """1 s. After a failed read or patch of the node's label, and after LABEL_CONFLICTS_MAX conflicts in a row."""
 

@@ -11,6 +11,8 @@ from tests.mutations.mutations import Mutation
 NODES: Final = "tests/kube/test_nodes.py"
 DOMAINS: Final = "tests/kube/test_domains.py"
 IMEX: Final = "tests/host/test_imex.py"
+KEEPER: Final = "tests/actors/test_label_keeper.py"
+READER: Final = "tests/actors/test_domain_reader.py"
 IMEX_CTL: Final = "tests/host/test_imex_ctl.py"
 
 DOMAIN_EDGES: Final = (
@@ -135,5 +137,55 @@ DOMAIN_EDGES: Final = (
         "os.killpg(child.pid, signal.SIGKILL)",
         "child.kill()",
         tests=(f"{IMEX_CTL}::test_a_tool_that_does_not_end_is_killed_with_what_it_has_started",),
+    ),
+    # --- actors -----------------------------------------------------------------------------------------------------
+    Mutation(
+        "a label is patched again when anything else is wanted",
+        "actors/label_keeper.py",
+        "            elif order is not None and order.number > last:\n",
+        "            elif order is not None:\n",
+        tests=(f"{KEEPER}::test_an_order_is_carried_out_once_whatever_else_changes",),
+    ),
+    Mutation(
+        "a label is removed whatever its value is",
+        "actors/label_keeper.py",
+        "(None, patch.value) if is_added else (patch.value, None)",
+        "(None, patch.value) if is_added else ((await node.read()).labels.get(LABEL), None)",
+        tests=(f"{KEEPER}::test_a_label_that_is_not_as_it_was_read_stays_and_is_a_conflict",),
+    ),
+    Mutation(
+        "what changed while the Node was not watched is no hint",
+        "actors/label_keeper.py",
+        "        is_first, seen = True, None\n",
+        "        is_first, seen = False, None\n",
+        tests=(f"{KEEPER}::test_the_beginning_of_a_watch_is_a_hint",),
+    ),
+    Mutation(
+        "every change of the Node is a hint",
+        "actors/label_keeper.py",
+        "                if is_first or label != seen:",
+        "                if True:",
+        tests=(f"{KEEPER}::test_a_touched_label_is_a_hint_and_another_label_is_none",),
+    ),
+    Mutation(
+        "a server that is away is a domain that is gone",
+        "actors/domain_reader.py",
+        "        await inbox.send(DomainUnreadable(read.number, read.uid, str(exc)))\n",
+        "        await inbox.send(DomainRead(read.number, read.uid, None))\n",
+        tests=(f"{READER}::test_a_server_or_a_host_that_does_not_say_is_told_with_its_reason",),
+    ),
+    Mutation(
+        "the last of many changes is missed",
+        "actors/domain_reader.py",
+        "                changes.set(changes.value + 1)\n",
+        "                changes.set(1)\n",
+        tests=(f"{READER}::test_many_changes_at_once_are_one_hint_and_the_last_one_is_not_missed",),
+    ),
+    Mutation(
+        "every change of a domain is a hint of its own",
+        "actors/domain_reader.py",
+        "            await trio.sleep(limits.DOMAINS_TOUCH_REST_S)\n",
+        "",
+        tests=(f"{READER}::test_a_domain_that_changes_all_the_time_is_a_hint_twice_a_second",),
     ),
 )

@@ -1,0 +1,92 @@
+"""The domain reader: reads compute domains from the API server, and what the host says of IMEX, as they are wanted,
+each number once, and posts that somebody has touched a ComputeDomain.
+
+Must not decide anything: that there is no such domain is an answer, and so is a server or a host that does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from gpuactors import limits
+from gpuactors.actors.api_retry import for_ever
+from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
+from gpuactors.core.events import (
+    DomainRead,
+    DomainsTouched,
+    DomainUnreadable,
+    Event,
+    ImexRead,
+    ImexUnreadable,
+)
+from gpuactors.ports import HostError, ImexReader
+from gpuactors.ports_kube import ApiError, DomainApi
+
+
+async def run(
+    wanted: LatestReader[DomainsWanted],
+    api: DomainApi,
+    imex: ImexReader,
+    inbox: trio.MemorySendChannel[Event],
+    unwatched: Callable[[str], None],
+) -> None:
+    """Runs for ever. `unwatched` is told each time why ComputeDomains cannot be watched; it must not raise."""
+    last = last_imex = 0
+    async with trio.open_nursery() as nursery:
+        changes = Latest(0)
+        nursery.start_soon(_watch, api, changes, unwatched)
+        nursery.start_soon(_post, changes.subscribe(), inbox)
+        async for now in wanted:
+            for read in now.domains:
+                if read.number > last:
+                    nursery.start_soon(_read, read, api, inbox)
+            last = max(last, *(read.number for read in now.domains), 0)
+            if now.imex > last_imex:
+                last_imex = now.imex
+                nursery.start_soon(_look, last_imex, imex, inbox)
+
+
+async def _read(read: DomainReadWanted, api: DomainApi, inbox: trio.MemorySendChannel[Event]) -> None:
+    try:
+        domain = await api.find_domain(read.uid)
+        # A domain that is gone may have left its clique.
+        has_clique = domain is not None and read.clique_id
+        clique = await api.read_clique(read.uid, read.clique_id) if has_clique else None
+    except ApiError as exc:
+        await inbox.send(DomainUnreadable(read.number, read.uid, str(exc)))
+        return
+    await inbox.send(DomainRead(read.number, read.uid, domain, clique))
+
+
+async def _look(number: int, imex: ImexReader, inbox: trio.MemorySendChannel[Event]) -> None:
+    try:
+        facts = await imex.read()
+    except HostError as exc:
+        await inbox.send(ImexUnreadable(number, str(exc)))
+        return
+    await inbox.send(ImexRead(number, facts))
+
+
+async def _watch(api: DomainApi, changes: Latest[int], unwatched: Callable[[str], None]) -> None:
+    """Counts the changes that the watch shows, for ever."""
+
+    async def follow() -> None:
+        async with api.watch_domains() as uids:
+            async for _ in uids:
+                changes.set(changes.value + 1)
+
+    async def failed(error: ApiError) -> None:
+        unwatched(str(error))
+
+    await for_ever(follow, failed)
+
+
+async def _post(changes: LatestReader[int], inbox: trio.MemorySendChannel[Event]) -> None:
+    """Of many changes at once, as of all domains at the beginning, one is posted: all are read after each."""
+    async for count in changes:
+        if count:
+            await inbox.send(DomainsTouched())
+            await trio.sleep(limits.DOMAINS_TOUCH_REST_S)

@@ -1,0 +1,89 @@
+"""The label keeper: reads and patches the label of our Node as it is wanted, each number once, and posts that somebody
+has touched it.
+
+What the watch of the Node shows is a hint and never a fact: it is posted without its content, and the core asks for a
+read. Must not decide anything: that the label is not as a patch expects is an answer, and so is a server that is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from gpuactors.actors.api_retry import for_ever
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.domains.model import LABEL, LabelChange, LabelPatch, NodeLabel
+from gpuactors.core.domains.outputs import DomainsWanted
+from gpuactors.core.events import (
+    Event,
+    LabelConflicted,
+    LabelFailed,
+    LabelPatched,
+    LabelRead,
+    LabelUnreadable,
+    NodeTouched,
+)
+from gpuactors.ports_kube import ApiError, LabelConflict, NodeApi
+
+
+async def run(
+    wanted: LatestReader[DomainsWanted],
+    node: NodeApi,
+    inbox: trio.MemorySendChannel[Event],
+    unwatched: Callable[[str], None],
+) -> None:
+    """Runs for ever. `unwatched` is told each time why the Node cannot be watched; it must not raise."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch, node, inbox, unwatched)
+        last = 0
+        async for now in wanted:
+            # One of the two at a time: what a read finds beside a patch of ours would be no fact.
+            order = now.label_patch
+            if now.label_read > last:
+                last = now.label_read
+                await inbox.send(await _read(last, node))
+            elif order is not None and order.number > last:
+                last = order.number
+                await inbox.send(await _patch(last, order.patch, node))
+
+
+async def _read(number: int, node: NodeApi) -> Event:
+    try:
+        found = await node.read()
+    except ApiError as exc:
+        return LabelUnreadable(number, str(exc))
+    return LabelRead(number, NodeLabel(found.labels.get(LABEL)))
+
+
+async def _patch(number: int, patch: LabelPatch, node: NodeApi) -> Event:
+    is_added = patch.change is LabelChange.ADD
+    expected, value = (None, patch.value) if is_added else (patch.value, None)
+    try:
+        answer = await node.set_label(LABEL, expected=expected, value=value)
+    except ApiError as exc:
+        return LabelFailed(number, str(exc))
+    if isinstance(answer, LabelConflict):
+        was = "absent" if is_added else patch.value
+        return LabelConflicted(number, f"it was not {was} any more: somebody else has changed it")
+    return LabelPatched(number)
+
+
+async def _watch(
+    node: NodeApi, inbox: trio.MemorySendChannel[Event], unwatched: Callable[[str], None]
+) -> None:
+    """For ever. Posts when a watch begins as well: what was before is not known."""
+
+    async def follow() -> None:
+        is_first, seen = True, None
+        async with node.watch_node() as found:
+            async for metadata in found:
+                label = metadata.labels.get(LABEL)
+                if is_first or label != seen:  # what else a Node has changes all the time
+                    is_first, seen = False, label
+                    await inbox.send(NodeTouched())
+
+    async def failed(error: ApiError) -> None:
+        unwatched(str(error))
+
+    await for_ever(follow, failed)

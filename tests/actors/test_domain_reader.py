@@ -1,0 +1,213 @@
+"""The domain reader against a fake API server, by the daemon's own client, and a host of files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from gpuactors import limits
+from gpuactors.actors import domain_reader
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts
+from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainReadWanted, DomainsWanted
+from gpuactors.core.events import (
+    DomainRead,
+    DomainsTouched,
+    DomainUnreadable,
+    Event,
+    ImexRead,
+    ImexUnreadable,
+)
+from gpuactors.ports import HostError
+from gpuactors.simulation.kube.server import ApiFault
+from tests.kube.cluster import NAMESPACE, NODE, Cluster, cluster
+
+CLIQUE = "3f1c2a10-0000-4000-8000-00000000000a.7"
+NOBODYS = DomainUid("11111111-2222-4333-8444-555555555555")
+
+
+class Imex:
+    """Implements `ports.ImexReader`: says what it is told to."""
+
+    def __init__(self) -> None:
+        self.facts = ImexFacts(channel_major=236, clique_id=CLIQUE)
+        self.broken = ""
+        self.reads = 0
+
+    async def read(self) -> ImexFacts:
+        """As `ports.ImexReader.read`."""
+        await trio.lowlevel.checkpoint()
+        self.reads += 1
+        if self.broken:
+            raise HostError(self.broken)
+        return self.facts
+
+
+@dataclass
+class Reader:
+    """A domain reader that runs, its server and its host."""
+
+    at: Cluster
+    inbox: trio.MemoryReceiveChannel[Event]
+    imex: Imex = field(default_factory=Imex)
+    wanted: Latest[DomainsWanted] = field(default_factory=lambda: Latest(NO_DOMAINS_WANTED))
+    unwatched: list[str] = field(default_factory=list)
+
+    def domain(self, namespace: str, name: str = "training") -> DomainUid:
+        return DomainUid(self.at.server.add_domain(namespace, name)["metadata"]["uid"])
+
+    async def posted(self) -> list[Event]:
+        """What came since the last time, when nothing runs any more."""
+        await wait_all_tasks_blocked(0.001)
+        found = []
+        while self.inbox.statistics().current_buffer_used:
+            found.append(self.inbox.receive_nowait())
+        return found
+
+    async def answers(self, wanted: DomainsWanted) -> list[Event]:
+        """What is posted for an order; hints left out."""
+        self.wanted.set(wanted)
+        return [event for event in await self.posted() if event != DomainsTouched()]
+
+
+@asynccontextmanager
+async def reader() -> AsyncIterator[Reader]:
+    send, receive = trio.open_memory_channel[Event](100)
+    async with cluster() as at, trio.open_nursery() as nursery:
+        found = Reader(at, receive)
+        unwatched = found.unwatched.append
+        nursery.start_soon(
+            domain_reader.run, found.wanted.subscribe(), at.domains, found.imex, send, unwatched
+        )
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+def of(*reads: DomainReadWanted, imex: int = 0) -> DomainsWanted:
+    return DomainsWanted(domains=reads, imex=imex)
+
+
+# --- orders -----------------------------------------------------------------------------------------------
+
+
+async def test_a_domain_and_its_clique_are_read_once_for_each_number(autojump_clock: MockClock) -> None:
+    async with reader() as at:
+        uid = at.domain("team-a")
+        at.at.server.set_domain_nodes("team-a", "training", {"node-2": "Ready"})
+        at.at.server.set_clique(NAMESPACE, uid, CLIQUE, {NODE: "Ready"})
+        domain = ComputeDomain(uid, "training", "team-a", frozenset({"node-2"}))
+        wanted = DomainReadWanted(1, uid, CLIQUE)
+        assert await at.answers(of(wanted)) == [DomainRead(1, uid, domain, Clique(frozenset({NODE})))]
+        assert await at.answers(of(wanted, imex=2)) == [ImexRead(2, at.imex.facts)]
+        assert await at.answers(of(DomainReadWanted(3, uid, CLIQUE))) == [
+            DomainRead(3, uid, domain, Clique(frozenset({NODE})))
+        ]
+
+
+async def test_without_a_fabric_or_a_domain_no_clique_is_asked_for(autojump_clock: MockClock) -> None:
+    async with reader() as at:
+        uid = at.domain("team-a")
+        at.at.server.set_clique(NAMESPACE, NOBODYS, CLIQUE, {NODE: "Ready"})
+        domain = ComputeDomain(uid, "training", "team-a")
+        await at.posted()
+        at.at.asked()
+        assert await at.answers(of(DomainReadWanted(1, uid, ""))) == [DomainRead(1, uid, domain)]
+        assert await at.answers(of(DomainReadWanted(2, NOBODYS, CLIQUE))) == [DomainRead(2, NOBODYS, None)]
+        assert at.at.asked() == ["GET computedomains"] * 2
+
+
+async def test_two_domains_are_read_beside_each_other(autojump_clock: MockClock) -> None:
+    async with reader() as at:
+        one, two = at.domain("team-a"), at.domain("team-b")
+        await at.posted()
+        at.at.server.order(ApiFault.HANGS, method="GET")
+        found = await at.answers(of(DomainReadWanted(1, one, ""), DomainReadWanted(2, two, "")))
+        assert len(found) == 1, "one read hangs, and the other one is answered"
+        await trio.sleep(limits.API_REQUEST_S)
+        (late,) = [event for event in await at.posted() if event != DomainsTouched()]
+        assert isinstance(late, DomainUnreadable)
+        assert "did not answer in 10 s" in late.reason
+        assert {
+            event.uid for event in (*found, late) if isinstance(event, DomainRead | DomainUnreadable)
+        } == {
+            one,
+            two,
+        }
+
+
+async def test_a_server_or_a_host_that_does_not_say_is_told_with_its_reason(
+    autojump_clock: MockClock,
+) -> None:
+    async with reader() as at:
+        uid = at.domain("team-a")
+        await at.posted()
+        at.at.server.order(ApiFault.FORBIDDEN, method="GET")
+        (failed,) = await at.answers(of(DomainReadWanted(1, uid, CLIQUE)))
+        assert isinstance(failed, DomainUnreadable)
+        assert (failed.number, failed.uid, "RBAC" in failed.reason) == (1, uid, True)
+        at.imex.broken = "a read hangs"
+        assert await at.answers(of(imex=2)) == [ImexUnreadable(2, "a read hangs")]
+        at.imex.broken = ""
+        assert await at.answers(of(imex=3)) == [ImexRead(3, at.imex.facts)]
+        assert at.imex.reads == 2
+
+
+async def test_a_clique_that_cannot_be_read_is_no_domain_without_one(autojump_clock: MockClock) -> None:
+    async with reader() as at:
+        uid = at.domain("team-a")
+        at.at.server.set_clique(NAMESPACE, uid, CLIQUE, {NODE: "Ready"})
+        (kinds,) = [at.at.server.kinds]
+        at.at.server.kinds = tuple(kind for kind in kinds if kind.plural != "computedomaincliques")
+        (failed,) = await at.answers(of(DomainReadWanted(1, uid, CLIQUE)))
+        assert isinstance(failed, DomainUnreadable)
+        assert "could not read the ComputeDomainClique" in failed.reason
+
+
+# --- the watch --------------------------------------------------------------------------------------------
+
+
+async def test_many_changes_at_once_are_one_hint_and_the_last_one_is_not_missed(
+    autojump_clock: MockClock,
+) -> None:
+    async with reader() as at:
+        for number in range(20):
+            at.domain("team-a", f"d-{number}")
+        first = await at.posted()
+        assert first == [DomainsTouched()]
+        at.at.server.set_domain_nodes("team-a", "d-0", {NODE: "Ready"})
+        at.at.server.delete_domain("team-a", "d-1")
+        await trio.sleep(limits.DOMAINS_TOUCH_REST_S)
+        assert await at.posted() == [DomainsTouched()]
+        await trio.sleep(3600.0)
+        assert await at.posted() == []
+
+
+async def test_a_domain_that_changes_all_the_time_is_a_hint_twice_a_second(
+    autojump_clock: MockClock,
+) -> None:
+    async with reader() as at:
+        at.domain("team-a")
+        began = trio.current_time()
+        hints = 0
+        while trio.current_time() < began + 10.0:
+            at.at.server.set_domain_nodes("team-a", "training", {NODE: f"{trio.current_time()}"})
+            hints += len(await at.posted())
+            await trio.sleep(0.01)
+        assert 15 <= hints <= 10.0 / limits.DOMAINS_TOUCH_REST_S + 1
+
+
+async def test_a_watch_that_fails_is_told_and_begun_again_with_a_hint(autojump_clock: MockClock) -> None:
+    async with reader() as at:
+        at.domain("team-a")
+        await at.posted()
+        at.at.server.go_away()
+        at.at.server.set_domain_nodes("team-a", "training", {NODE: "Ready"})
+        await at.posted()
+        assert [reason.partition(":")[0] for reason in at.unwatched] == ["could not watch the ComputeDomains"]
+        at.at.server.away = False
+        await trio.sleep(limits.API_BACKOFF_S[0])
+        assert await at.posted() == [DomainsTouched()]

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pytest
 import yaml
 
-from gpuactors.core.domains.model import DRIVER, device_of
+from gpuactors.core.domains.config import decoded
+from gpuactors.core.domains.model import DRIVER, DomainMode, DomainSettings, ImexFacts
+from gpuactors.core.domains.offer import offer_of
+from gpuactors.core.domains.state import Domains, ImexView
+from gpuactors.core.dra.config import ConfigFault
+from gpuactors.core.dra.entries import NO_CLAIMS, ClaimSettings
+from gpuactors.core.dra.slices import Attribute
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, Kind, Object
 from tests.deploy.manifests import DEPLOY, Manifest
 
 CRDS: Final = DEPLOY / "crds"
 EXAMPLES: Final = DEPLOY / "examples" / "compute-domains"
+
+
+class OfferedDevice(Protocol):
+    """A device in a ResourceSlice."""
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]: ...
 
 
 def manifests(directory: Path) -> Iterator[Manifest]:
@@ -118,11 +132,8 @@ def classes() -> dict[str, str]:
     return found
 
 
-def selects(expression: str, name: str) -> bool:
+def selects(expression: str, device: OfferedDevice) -> bool:
     """Whether the expression is true of one of our devices; of a form that this test knows."""
-    device = device_of(name)
-    assert device is not None
-    known = {"type": device.kind.value, "id": device.id}
     found = True
     for term in expression.split(" && "):
         if term == f'device.driver == "{DRIVER}"':
@@ -132,14 +143,22 @@ def selects(expression: str, name: str) -> bool:
         )
         assert match is not None, term
         attribute, text, number = match.groups()
-        found &= known[attribute] == (text if text is not None else int(number))
+        found &= device.attributes[attribute].value == (text if text is not None else int(number))
     return found
 
 
 def test_the_classes_are_nvidias_by_name_and_select_the_devices_that_they_mean() -> None:
-    devices = ("channel-0", "channel-1", "daemon-0")
+    domains = Domains(
+        DomainSettings(DomainMode.ON, "node-1", "nvidia-dra-driver-gpu", channels=2),
+        replace(NO_CLAIMS, settings=ClaimSettings(DRIVER, "node-1"), loaded=True),
+        imex=ImexView(1, ImexFacts(channel_major=236)),
+    )
+    offer = offer_of(domains)
+    assert offer is not None
+    assert sorted(device.name for device in offer.devices) == ["channel-0", "channel-1", "daemon-0"]
     chosen = {
-        name: [one for one in devices if selects(expression, one)] for name, expression in classes().items()
+        name: [one.name for one in offer.devices if selects(expression, one)]
+        for name, expression in classes().items()
     }
     assert chosen == {
         "compute-domain-default-channel.nvidia.com": ["channel-0"],
@@ -156,7 +175,9 @@ def test_a_claim_names_a_class_that_is_there_and_is_configured_for_the_driver() 
         assert request["exactly"]["deviceClassName"] in classes()
         assert config["requests"] == [request["name"]]
         assert config["opaque"]["driver"] == DRIVER
-        assert config["opaque"]["parameters"]["apiVersion"] == DOMAINS.api_version
+        found = decoded(config["opaque"]["parameters"])
+        assert not isinstance(found, ConfigFault), found
+        assert found.kind == request["name"]
 
 
 def test_the_pods_use_the_template_that_their_domain_names() -> None:

@@ -60,6 +60,7 @@ def test_it_is_dra_and_what_is_added_here(
     for ours, theirs in (
         (pod["volumes"], known["volumes"]),
         (pod["containers"][0]["volumeMounts"], known["containers"][0]["volumeMounts"]),
+        (pod["containers"][0]["env"], known["containers"][0]["env"]),
     ):
         ours[:] = [item for item in ours if item in theirs]
     assert rest == claims

@@ -17,12 +17,14 @@ import trio.testing
 from gpuactors import limits
 from gpuactors.core import effects, events
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
 from gpuactors.core.dra.claim import (
     ActFault,
     AllocatedDevice,
     BoundFunction,
     Claim,
     ClaimName,
+    ClaimsOf,
     ClaimUid,
     FirstDriver,
     OpaqueConfig,
@@ -143,6 +145,23 @@ EVENTS: tuple[events.Event, ...] = (
     events.SlicesPublished(
         Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"})
     ),
+    events.PrepareAsked(Token(6), CLAIM.name, ClaimsOf.DOMAINS),
+    events.LabelRead(8, NodeLabel("1-2")),
+    events.LabelUnreadable(9, "refused"),
+    events.LabelPatched(10),
+    events.LabelConflicted(11, "422"),
+    events.LabelFailed(12, "timed out"),
+    events.NodeTouched(),
+    events.DomainRead(
+        13,
+        DomainUid("1-2"),
+        ComputeDomain(DomainUid("1-2"), "red", "default", frozenset({"node-1"})),
+        Clique(frozenset({"node-1"})),
+    ),
+    events.DomainUnreadable(14, DomainUid("1-2"), "refused"),
+    events.DomainsTouched(),
+    events.ImexRead(15, ImexFacts("", 501, 238, 7, "cluster.1", "INITIALIZING")),
+    events.ImexUnreadable(16, "/proc hangs"),
     events.Ticked(),
     events.PredecessorGone("none"),
     events.HandOverRequested(),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpuactors.core.domains.cdi import DomainEdits
 from gpuactors.core.domains.model import (
+    DRIVER,
     ClaimedDomain,
     Clique,
     ComputeDomain,
@@ -54,9 +55,9 @@ from gpuactors.core.events import (
     PrepareAsked,
     UnprepareAsked,
 )
-from gpuactors.core.model import Token
+from gpuactors.core.model import ClaimedDevice, Pod, Token
 from gpuactors.core.step import initial_state
-from tests.core.builders import SETTINGS, Core
+from tests.core.builders import SETTINGS, Core, ledger_read
 
 NODE = "node-1"
 NAMESPACE = "nvidia-dra-driver-gpu"
@@ -123,6 +124,8 @@ class DomainCore(Core):
         self.directories: set[str] = set()
         self.away = False
         self.held_back: set[str] = set()
+        self.listed: set[ClaimName] | None = None
+        """The claims that kubelet lists for pods; None: all that are prepared."""
         self.tokens = 0
         self.state = initial_state(SETTINGS, domain_settings=settings)
         scan = self.state.host.inspections.scan
@@ -171,6 +174,16 @@ class DomainCore(Core):
     def _set_label(self, value: str | None) -> None:
         self.label = value
         self.history.append(value)
+
+    def ledger_event(self, read: int) -> Event:
+        """Kubelet lists the claims of pods."""
+        entries = self.state.domains.claims.entries.values()
+        listed = {e.name for e in entries if e.claim is not None} if self.listed is None else self.listed
+        claims = (
+            ClaimedDevice(DRIVER, NODE, "channel-0", str(claim), Pod("default", "pod", ""))
+            for claim in sorted(listed, key=str)
+        )
+        return ledger_read(read, claims=tuple(claims))
 
     # --- what is seen of it -----------------------------------------------------------------------------------
 

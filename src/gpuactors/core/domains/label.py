@@ -3,7 +3,7 @@
 The claims of channels hold it: NVIDIA's controller runs the domain's daemon on this node as long as it is there, and a
 claim of the daemon is there because of it. It is added when the intent of a claim is on disk, and goes when no claim of
 its domain is left, one that waits for its channel or is being released included: so it stays where one claim follows
-another (NVIDIA issue 641). A value that is not ours is never overwritten.
+another (NVIDIA issue 641). It goes when that is on disk. A value that is not ours is never overwritten.
 
 A patch is a JSON patch with `test`: it fails where the label is not as it was read. Then it is read and decided anew.
 """
@@ -89,11 +89,13 @@ def obstacle(domains: Domains, domain: DomainUid) -> str:
     problem = f": {label.problem}" if label.problem else ""
     if not label.known:
         return f"the label {LABEL} of the node {node} has not been read yet{problem}"
-    if label.value == domain:
+    if label.unsure:
+        return f"what the label {LABEL} of the node {node} is now has not been read yet{problem}"
+    if label.value == domain and not label.is_going:
         return ""
     if label.value is None:
         return f"the label {LABEL} of the node {node} is not there yet{problem}"
-    if label.value in label.ours:
+    if label.value in label.ours or label.is_going:
         return (
             f"the label {LABEL} of the node {node} still names {label.value}, and is being removed{problem}"
         )
@@ -131,13 +133,18 @@ def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
         return (asked(domains), []) if label.retry_at == math.inf else (domains, [])
     if not label.is_idle:
         return domains, []
-    if (patch := patch_wanted(label, of)) is not None:
+    if (patch := patch_wanted(label, of)) is not None and not _is_early(domains, patch):
         number = domains.last + 1
         label = replace(label, patch=patch, patch_number=number)
         return replace(domains, last=number, label=label), []
     if (of.kept or label.value is not None) and label.look_at == math.inf:
         label = replace(label, look_at=at + limits.LABEL_LOOK_S)
     return replace(domains, label=label), []
+
+
+def _is_early(domains: Domains, patch: LabelPatch) -> bool:
+    """A claim that has ended may still be on disk: after a restart it would live again, without the label."""
+    return patch.change is LabelChange.REMOVE and domains.claims.checkpoint > domains.claims.durable
 
 
 def due(domains: Domains, at: float) -> Domains:
@@ -161,7 +168,7 @@ def read(domains: Domains, number: int, found: NodeLabel) -> tuple[Domains, list
     of, ours = held(domains), label.ours
     if found.value is not None and not label.known and not of.kept:
         ours = _with_ours(label, found.value)
-    after = replace(label, value=found.value, known=True, ours=ours, read=0, problem="")
+    after = replace(label, value=found.value, known=True, unsure=False, ours=ours, read=0, problem="")
     foreign = found.value is not None and found.value not in ours and found.value not in of.kept
     lines: list[Effect] = []
     if foreign and (found.value != label.value or not label.known):
@@ -199,7 +206,7 @@ def conflicted(domains: Domains, number: int, reason: str, at: float) -> tuple[D
     label = domains.label
     if label.patch is None or number != label.patch_number:
         return domains, []
-    after = replace(label, patch=None, conflicts=label.conflicts + 1, problem=reason)
+    after = replace(label, patch=None, unsure=True, conflicts=label.conflicts + 1, problem=reason)
     if after.conflicts >= limits.LABEL_CONFLICTS_MAX:
         return _failed(domains, after, reason, at)
     line = Log(Level.INFO, "label.conflicted", {"label": LABEL, "reason": reason})
@@ -210,7 +217,7 @@ def failed(domains: Domains, number: int, reason: str, at: float) -> tuple[Domai
     """Whether the patch was made is not known: the label is read again."""
     if domains.label.patch is None or number != domains.label.patch_number:
         return domains, []
-    return _failed(domains, replace(domains.label, patch=None), reason, at)
+    return _failed(domains, replace(domains.label, patch=None, unsure=True), reason, at)
 
 
 def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:

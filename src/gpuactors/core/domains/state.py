@@ -17,6 +17,7 @@ from gpuactors.core.domains.model import (
     DomainSettings,
     DomainUid,
     ImexFacts,
+    LabelChange,
     LabelPatch,
 )
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims
@@ -41,6 +42,8 @@ class Label:
     patch_number: int = 0
     added: int = 0
     """The number of the last patch that has added it: what was read of a domain before is no fact of its daemon."""
+    unsure: bool = False
+    """A patch has failed or met another label since it was read: what it is now is not known."""
     again: bool = False
     """It is read once more after what is outstanding: somebody has touched the Node."""
     problem: str = ""
@@ -51,6 +54,11 @@ class Label:
     """When it is read again after a failure: until then nothing is decided."""
     look_at: float = math.inf
     """When it is read again by itself."""
+
+    @property
+    def is_going(self) -> bool:
+        """It is being removed: until that has an answer it may be there or not."""
+        return self.patch is not None and self.patch.change is LabelChange.REMOVE
 
     @property
     def is_idle(self) -> bool:

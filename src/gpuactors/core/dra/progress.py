@@ -186,6 +186,7 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | 
     if entry.acts or (reason := driver.astray(state, entry)) is None:
         return None
     if not reason:
+        entry = replace(entry, problem="")  # it may have waited until its devices were back
         return driver.with_claims(state, moved(driver, driver.claims(state), entry, On.IN_PLACE)), []
     if (further := _waited(driver, state, entry)) is None:
         return None

@@ -501,6 +501,8 @@ BIND_SETTLE_STEP_S: Final = 0.01
 PERSISTENCED_DEADLINE_S: Final = 5.0
 """A request to nvidia-persistenced: it opens or closes a GPU, 1 to 3 s without other users."""
 
+IMEX_CHANNELS_MAX: Final = 2048
+"""2,048 channels. As many as NVIDIA's driver makes by default (NVreg_ImexChannelCount)."""
 IMEX_READ_S: Final = 5.0
 """5 s. Reading what the host says of IMEX: three small files; then it is said that one of them hangs."""
 

@@ -15,10 +15,16 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from gpuactors.core.dra.names import is_subdomain
+from gpuactors.core.domains.model import DRIVER
+from gpuactors.core.dra.names import is_label, is_subdomain
 from gpuactors.core.model import is_pci_address
 from gpuactors.core.selector import Selector, parse_selector
-from gpuactors.limits import JOURNAL_MAX_BYTES, RESYNC_INTERVAL_MAX_S, SOCKET_PATH_MAX_BYTES
+from gpuactors.limits import (
+    IMEX_CHANNELS_MAX,
+    JOURNAL_MAX_BYTES,
+    RESYNC_INTERVAL_MAX_S,
+    SOCKET_PATH_MAX_BYTES,
+)
 
 from .declaration import Declaration, Described, declared
 
@@ -28,6 +34,7 @@ DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 OnOff: TypeAlias = Literal["on", "off"]
 Nvswitch: TypeAlias = Literal["refuse", "allow"]
+ComputeDomains: TypeAlias = Literal["off", "on", "host-managed"]
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -79,6 +86,12 @@ def _checked_node_name(text: str) -> str:
 def _checked_driver_name(text: str) -> str:
     if len(text) > _DRIVER_NAME_MAX_CHARS or not is_subdomain(text):
         raise ValueError("Kubernetes takes no other driver name")
+    return text
+
+
+def _checked_namespace(text: str) -> str:
+    if not is_label(text):
+        raise ValueError("Kubernetes takes no other namespace")
     return text
 
 
@@ -267,6 +280,60 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "the host, whose fabric manager then misses it."
         ),
     ] = "refuse"
+    compute_domains: Annotated[
+        ComputeDomains,
+        Described(
+            "Whether IMEX channels of NVIDIA's compute domains are offered as claims. `on`: a pod of each domain runs "
+            "the IMEX daemon. `host-managed`: the operator runs it on the host.",
+            yaml_off=True,
+            yaml_on=True,
+        ),
+    ] = "off"
+    compute_domains_driver: Annotated[
+        str,
+        Described(
+            "Name of the DRA driver of compute domains.",
+            metavar="NAME",
+            must_be="a DNS subdomain of at most 63 characters, such as compute-domain.nvidia.com",
+            check=_checked_driver_name,
+        ),
+    ] = DRIVER
+    compute_domains_namespace: Annotated[
+        str,
+        Described(
+            "Namespace of NVIDIA's own objects of compute domains: the claims of its daemon pods, and the "
+            "ComputeDomainCliques.",
+            metavar="NAME",
+            must_be="a namespace: a DNS label",
+            check=_checked_namespace,
+        ),
+    ] = "nvidia-dra-driver-gpu"
+    imex_channels: Annotated[
+        int,
+        Meta(ge=1, le=IMEX_CHANNELS_MAX),
+        Described(
+            "How many IMEX channels the node offers, from channel-0 on.",
+            metavar="NUMBER",
+            must_be=f"a whole number from 1 to {IMEX_CHANNELS_MAX}",
+        ),
+    ] = 1
+    imex_ctl: Annotated[
+        Path,
+        Described(
+            "NVIDIA's control tool of the host's IMEX daemon, which `--compute-domains host-managed` asks.",
+            metavar="FILE",
+            must_be=_A_PATH,
+        ),
+    ] = _path("/usr/bin/nvidia-imex-ctl")
+    imex_clique: Annotated[
+        Path,
+        Described(
+            "The host's file that names the node's clique of the NVLink fabric: what GPU Feature Discovery writes, or "
+            "the clique alone.",
+            metavar="FILE",
+            must_be=_A_PATH,
+        ),
+    ] = _path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
     journal: Annotated[
         bool,
         Described(

@@ -6,7 +6,7 @@ import anything but the core's values and the latest-value cell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -412,8 +412,8 @@ class ClaimFileStore(Protocol):
         so it is done before each answer, and for each claim at the start."""
         ...
 
-    async def remove(self, uid: ClaimUid) -> None:
-        """No file of the claim is there when this returns; none was is no error."""
+    async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
+        """No file of the claim is there when this returns, nor any of these directories; none was is no error."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -38,7 +38,7 @@ class Store:
         self.owned.append(owns)
         return {files.uid: files for files in self.files}
 
-    async def remove(self, uid: ClaimUid) -> None:
+    async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         self.removed.append(uid)
 
     async def write(self, _contents: Checkpoint | ClaimContents) -> None:

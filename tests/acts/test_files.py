@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles, FilesError
 from gpuactors.core.dra import cdi
 from gpuactors.core.dra.cdi import ClaimDevice
@@ -242,3 +245,48 @@ def test_killed_at_every_operation_a_next_start_completes_it_or_removes_it(step:
                 assert disk.files == {}
             points += 1
     assert points > 30
+
+
+# --- directories that a container has mounted -------------------------------------------------------------------------
+
+DOMAIN = f"{PLUGIN_DIR}/domains/0f1e2d3c-0000-4000-8000-00000000000d"
+
+
+def with_domain() -> FakeDisk:
+    return written(replace(contents(), directories=(DOMAIN,)))
+
+
+def test_a_mounted_directory_is_there_before_the_file_that_mounts_it() -> None:
+    operations = with_domain().operations
+    made = operations.index(f"mkdir {DOMAIN}")
+    assert made < next(n for n, o in enumerate(operations) if o.startswith("rename"))
+
+
+def test_a_mounted_directory_goes_with_what_its_container_has_written_and_after_the_files() -> None:
+    disk = with_domain()
+    for name in ("nodes_config.cfg", "logs/imex.log"):
+        disk.put(f"{DOMAIN}/{name}", b"x")
+    files(disk).remove(UID, (DOMAIN,))
+    assert not [path for path in disk.files if path.startswith(PLUGIN_DIR)]
+    with pytest.raises(FileNotFoundError):
+        disk.names(DOMAIN)
+    operations = disk.operations
+    assert operations.index(f"unlink {DEVICES}") < operations.index(f"rmdir {DOMAIN}")
+    files(disk).remove(UID, (DOMAIN,))  # it is gone: no error
+
+
+def test_a_link_in_a_mounted_directory_goes_and_what_it_names_stays(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept")
+    domain = tmp_path / "plugin" / "domains" / "d"
+    real = ClaimFiles(
+        RealDisk(), driver=DRIVER, cdi_dir=str(tmp_path / "cdi"), plugin_dir=str(tmp_path / "plugin")
+    )
+    real.write(replace(contents(), directories=(str(domain),)))
+    (domain / "inner").mkdir()
+    (domain / "inner" / "log").write_text("x")
+    (domain / "link").symlink_to(precious)
+    real.remove(UID, (str(domain),))
+    assert not domain.exists()
+    assert (precious / "file").read_text() == "kept"

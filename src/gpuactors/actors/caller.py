@@ -15,7 +15,7 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core import events
-from gpuactors.core.dra.claim import ClaimName, Prepared, Unprepared
+from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.effects import Answer, Refused
 from gpuactors.core.model import DeviceId, ResourceName, Token
 
@@ -25,9 +25,16 @@ class InboxCaller:
     """Posts calls and streams into the registry's inbox. Implements `ports.Caller` and
     `ports.ClaimCaller`."""
 
-    def __init__(self, inbox: trio.MemorySendChannel[events.Event], replies: Replies[Answer]) -> None:
+    def __init__(
+        self,
+        inbox: trio.MemorySendChannel[events.Event],
+        replies: Replies[Answer],
+        of: ClaimsOf = ClaimsOf.GPUS,
+    ) -> None:
+        """`of`: whose claims it asks about."""
         self._inbox = inbox
         self._replies = replies
+        self._of = of
         self._streams = count(1)
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
@@ -40,12 +47,12 @@ class InboxCaller:
         return await self._ask(lambda token: events.PreferenceAsked(token, resource, requests))
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
-        answer = await self._ask(lambda token: events.PrepareAsked(token, claim))
+        answer = await self._ask(lambda token: events.PrepareAsked(token, claim, self._of))
         assert isinstance(answer, Prepared | Refused), "the core's answer to a prepare"
         return answer
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
-        answer = await self._ask(lambda token: events.UnprepareAsked(token, claim))
+        answer = await self._ask(lambda token: events.UnprepareAsked(token, claim, self._of))
         assert isinstance(answer, Unprepared | Refused), "the core's answer to an unprepare"
         return answer
 

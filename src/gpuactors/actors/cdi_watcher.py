@@ -7,13 +7,16 @@ from contextlib import aclosing
 import trio
 
 from gpuactors import limits
+from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.events import Event, FilesTouched
 from gpuactors.ports import TouchedFiles
 
 
-async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event]) -> None:
-    """Runs for ever."""
+async def run(
+    files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: ClaimsOf = ClaimsOf.GPUS
+) -> None:
+    """Runs for ever. `of`: whose claims they are."""
     async with aclosing(files.touches()) as touches:
         async for _ in touches:
-            await inbox.send(FilesTouched())
+            await inbox.send(FilesTouched(of))
             await trio.sleep(limits.CDI_TOUCH_REST_S)

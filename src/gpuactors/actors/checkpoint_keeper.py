@@ -16,7 +16,7 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.checkpoint import Checkpoint, MalformedError, Origin
-from gpuactors.core.dra.claim import ClaimUid, FirstDriver
+from gpuactors.core.dra.claim import ClaimsOf, ClaimUid, FirstDriver
 from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry, load_of
 from gpuactors.core.dra.files import FoundFiles
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted
@@ -39,29 +39,30 @@ async def run(
     store: CheckpointStore,
     files: ClaimFileStore,
     inbox: trio.MemorySendChannel[Event],
+    of: ClaimsOf = ClaimsOf.GPUS,
 ) -> None:
-    """Runs for ever."""
+    """Runs for ever. `of`: whose claims they are."""
     loaded, written, known = 0, 0, Checkpoint()
     async for _ in wanted:
         while (now := wanted.value).load not in (0, loaded):
             try:
                 event, known = await _read(store, files, owns=now.load >= load_of(Role.SERVING))
             except StateFileError as exc:
-                await inbox.send(CheckpointRefused(str(exc)))
+                await inbox.send(CheckpointRefused(str(exc), of))
                 await _pause(wanted, now)
             else:
                 loaded = now.load
-                await inbox.send(replace(event, load=loaded))
+                await inbox.send(replace(event, load=loaded, of=of))
         loaded = loaded if now.load else 0
         while (contents := wanted.value.checkpoint) is not None and contents.number > written:
             try:
                 await store.write(_checkpoint(known, contents))
             except StateFileError as exc:
-                await inbox.send(CheckpointUnwritten(contents.number, str(exc)))
+                await inbox.send(CheckpointUnwritten(contents.number, str(exc), of))
                 await trio.sleep(limits.CLAIM_RETRY_S)
             else:
                 written = contents.number
-                await inbox.send(CheckpointWritten(written))
+                await inbox.send(CheckpointWritten(written, of))
 
 
 async def _pause(wanted: LatestReader[ClaimsWanted], now: ClaimsWanted) -> None:

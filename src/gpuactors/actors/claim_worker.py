@@ -13,7 +13,7 @@ from typing import TypeVar
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.claim import ClaimsOf, ClaimUid
 from gpuactors.core.dra.content import contents_of
 from gpuactors.core.dra.outputs import ClaimsWanted, DeviceAct, FilesAct
 from gpuactors.core.events import ActDone, ActFailed, Event
@@ -30,8 +30,9 @@ async def run(
     files: ClaimFileStore,
     driver: str,
     inbox: trio.MemorySendChannel[Event],
+    of: ClaimsOf = ClaimsOf.GPUS,
 ) -> None:
-    """Runs for ever. `driver` is the DRA driver's name, which the files carry."""
+    """Runs for ever. `driver` is the DRA driver's name, which the files carry; `of`: whose claims they are."""
     devices: dict[PciAddress, _Lane] = {}
     claims: dict[ClaimUid, _Lane] = {}
     async with trio.open_nursery() as nursery:
@@ -40,12 +41,12 @@ async def run(
                 lane = devices.setdefault(address, _Lane())
                 if not lane.is_busy:
                     lane.is_busy = True
-                    nursery.start_soon(_on_device, address, lane, wanted, binder, inbox)
+                    nursery.start_soon(_on_device, address, lane, wanted, binder, inbox, of)
             for uid in now.files:
                 lane = claims.setdefault(uid, _Lane())
                 if not lane.is_busy:
                     lane.is_busy = True
-                    nursery.start_soon(_on_files, uid, lane, wanted, files, driver, inbox)
+                    nursery.start_soon(_on_files, uid, lane, wanted, files, driver, inbox, of)
             _forget(devices, now.devices.keys())
             _forget(claims, now.files.keys())
 
@@ -70,12 +71,13 @@ async def _on_device(
     wanted: LatestReader[ClaimsWanted],
     binder: DriverBinder,
     inbox: trio.MemorySendChannel[Event],
+    of: ClaimsOf,
 ) -> None:
     async def carry_out(act: DeviceAct) -> Event:
         try:
-            return ActDone(act.number, await binder.bring(address, act.target, act.functions))
+            return ActDone(act.number, await binder.bring(address, act.target, act.functions), of)
         except ActError as exc:
-            return ActFailed(act.number, str(exc), exc.fault)
+            return ActFailed(act.number, str(exc), exc.fault, of)
 
     await _all(lane, lambda: wanted.value.devices.get(address), carry_out, inbox)
 
@@ -87,16 +89,17 @@ async def _on_files(
     files: ClaimFileStore,
     driver: str,
     inbox: trio.MemorySendChannel[Event],
+    of: ClaimsOf,
 ) -> None:
     async def carry_out(act: FilesAct) -> Event:
         try:
             if act.claim is None:
-                await files.remove(uid)
+                await files.remove(uid, act.directories)
             else:
-                await files.write(contents_of(driver, act.claim, act.devices))
+                await files.write(contents_of(driver, act.claim, act.devices, act.directories))
         except (StateFileError, ValueError) as exc:
-            return ActFailed(act.number, str(exc))
-        return ActDone(act.number)
+            return ActFailed(act.number, str(exc), of=of)
+        return ActDone(act.number, of=of)
 
     await _all(lane, lambda: wanted.value.files.get(uid), carry_out, inbox)
 

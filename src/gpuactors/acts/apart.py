@@ -6,7 +6,7 @@ Must not decide anything: the core says what is to be on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar, final
@@ -140,6 +140,6 @@ class StoredFiles:
         """As `ports.ClaimFileStore.write`."""
         await self._apart(_under(self._lock.writing(), partial(self._files.write, contents)))
 
-    async def remove(self, uid: ClaimUid) -> None:
+    async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         """As `ports.ClaimFileStore.remove`."""
-        await self._apart(_under(self._lock.writing(), partial(self._files.remove, uid)))
+        await self._apart(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))

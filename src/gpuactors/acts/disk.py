@@ -169,3 +169,15 @@ def unlink_if_there(disk: Disk, path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def remove_tree(disk: Disk, path: str) -> None:
+    """Removes a directory with all that is in it. A symbolic link goes itself, and what it names stays. Raises
+    `OSError`; `FileNotFoundError` if it was gone."""
+    for name in disk.names(path):
+        inner = os.path.join(path, name)
+        try:
+            unlink_if_there(disk, inner)
+        except IsADirectoryError:  # unlink(2) on Linux; of a link to a directory it removes the link
+            remove_tree(disk, inner)
+    disk.remove_directory(path)

@@ -23,7 +23,7 @@ from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.acts.cdi_watch import touches
-from gpuactors.acts.disk import Disk, ensure_directory, is_temporary, replace, unlink_if_there
+from gpuactors.acts.disk import Disk, ensure_directory, is_temporary, remove_tree, replace, unlink_if_there
 from gpuactors.core.dra import cdi
 from gpuactors.core.dra.claim import ClaimUid, Json
 from gpuactors.core.dra.files import ClaimContents, FoundFiles
@@ -80,6 +80,8 @@ class ClaimFiles:
             )
         directory = self._claim_dir(uid)
         try:
+            for mounted in contents.directories:
+                ensure_directory(self._disk, mounted)
             mounts = []
             if contents.metadata:
                 ensure_directory(self._disk, self._metadata_dir)
@@ -123,8 +125,9 @@ class ClaimFiles:
 
     # --- removing -----------------------------------------------------------------------------------------------------
 
-    def remove(self, uid: ClaimUid) -> None:
-        """No file of the claim is there when this returns, nor after a power cut. Raises `FilesError`."""
+    def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
+        """No file of the claim is there when this returns, nor after a power cut; nor any of these directories, with
+        whatever its container has written into it. Raises `FilesError`."""
         if not is_uid(uid):  # so none was written
             return
         try:
@@ -138,6 +141,10 @@ class ClaimFiles:
             with suppress(FileNotFoundError):
                 self._disk.remove_directory(directory)
             self._sync(self._metadata_dir)
+            for mounted in directories:
+                with suppress(FileNotFoundError):
+                    remove_tree(self._disk, mounted)
+                self._sync(os.path.dirname(mounted))
         except OSError as error:
             raise self._error("removed", uid, error) from None
 

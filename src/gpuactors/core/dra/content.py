@@ -9,12 +9,17 @@ from gpuactors.core.dra.metadata import PCI_BUS_ID, Attribute, metadata_files
 from gpuactors.core.identity import claimed_address
 
 
-def contents_of(driver: str, claim: Claim, devices: tuple[DeviceEdits, ...]) -> ClaimContents:
+def contents_of(
+    driver: str, claim: Claim, devices: tuple[DeviceEdits, ...], directories: tuple[str, ...] = ()
+) -> ClaimContents:
     """The contents of a claim's files. `devices` has one for each of its results. Raises `ValueError` if a name from
     outside is no part of a path."""
     attributes = {device.result.device: _attributes(device.result.device) for device in devices}
     return ClaimContents(
-        claim.name, device_file(driver, claim.name, devices), metadata_files(driver, claim, attributes)
+        claim.name,
+        device_file(driver, claim.name, devices),
+        metadata_files(driver, claim, attributes),
+        directories,
     )
 
 

@@ -18,6 +18,8 @@ class ClaimContents:
     devices: Json
     """`cdi.device_file`."""
     metadata: tuple[MetadataFile, ...]
+    directories: tuple[str, ...] = ()
+    """Of the host, that a container is to have mounted: made before the files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,8 @@ class FakeDisk:
     def unlink(self, path: str) -> None:
         """As `Disk.unlink`."""
         self.count(f"unlink {path}")
+        if path in self._directories:
+            raise _error(errno.EISDIR, path)
         self._find(path)
         del self._files[path]
 

@@ -41,6 +41,8 @@ from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, path_problem
 from gpuactors.control.view import About, Setting
 from gpuactors.core.device_lists import is_ready
+from gpuactors.core.domains.model import DRIVER, DomainSettings
+from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.effects import Answer, Level, Log
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
 from gpuactors.core.model import ResourceName, Settings
@@ -73,6 +75,7 @@ from gpuactors.ports import (
 from gpuactors.shortage import shortage
 
 if TYPE_CHECKING:
+    from gpuactors.domains import DomainActors, DomainsOutside
     from gpuactors.dra import DraActors, DraOutside
 
 log = get_logger()
@@ -101,7 +104,9 @@ class Outside:
     served: ServedResources | None = None
     """Kept in the state directory; without one a new daemon does not know the names that the last one served."""
     dra: DraOutside | None = None
-    """None: DRA is off."""
+    """None: GPUs are not offered as claims."""
+    domains: DomainsOutside | None = None
+    """None: compute domains are off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         journal=_journal_of(config) if config.journal else None,
         served=ServedFile(str(config.state_dir)) if control is not None else None,
         dra=_dra_of(config, hanging) if config.dra == "on" else None,
+        domains=_domains_of(config, hanging) if config.compute_domains != "off" else None,
     )
 
 
@@ -167,6 +173,12 @@ def _dra_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DraOutside:
     from gpuactors import dra  # with the API server's client, which only DRA needs
 
     return dra.outside_of(config, node_of(config), hanging.subscribe())
+
+
+def _domains_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DomainsOutside:
+    from gpuactors import domains  # as in `_dra_of`
+
+    return domains.outside_of(config, node_of(config), hanging.subscribe())
 
 
 def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About) -> UnixControl | None:
@@ -252,7 +264,7 @@ async def run_daemon(
     Raises any exception of the registry (a bug), and `ActorBrokenError` when another actor fails again and again.
     """
     claim_settings = outside.dra.settings if outside.dra is not None else None
-    state = initial_state(settings, await _served_before(outside), claim_settings)
+    state = initial_state(settings, await _served_before(outside), claim_settings, *_domain_settings(outside))
     outputs = project(state)
     # The worst case of the inbox is in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
@@ -262,6 +274,7 @@ async def run_daemon(
         poll=Latest(outputs.poll),
         ledger=Latest(outputs.ledger),
         claims=registry.ClaimCells.of(outputs.claims),
+        domains=registry.DomainCells.of(outputs.domains),
         take_over=Latest(outputs.take_over),
         plugins=Latest({}),
         state=Latest(state),
@@ -276,7 +289,11 @@ async def run_daemon(
     )
 
     running: Latest[frozenset[ResourceName]] = Latest(frozenset())
-    claims = _claims_of(outside, cells.claims, caller, post)
+    of_domains = InboxCaller(post, replies, ClaimsOf.DOMAINS)
+    plugins_of_claims: list[DraActors | DomainActors] = [
+        *_claims_of(outside, cells.claims, caller, post),
+        *_domain_actors_of(outside, cells.domains, of_domains, post),
+    ]
 
     async with trio.open_nursery() as nursery:
 
@@ -285,8 +302,8 @@ async def run_daemon(
 
         async def plugins() -> None:
             await plugin.run_all(cells.plugins.subscribe(), ports, running)
-            if claims is not None:
-                await claims.withdrawn()
+            for served in plugins_of_claims:
+                await served.withdrawn()
             nursery.cancel_scope.cancel()
 
         async def stop() -> None:
@@ -309,8 +326,8 @@ async def run_daemon(
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
         actor("pod_resources", lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post))
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))
-        if claims is not None:
-            claims.start(actor)
+        for served in plugins_of_claims:
+            served.start(actor)
         if journal is not None:
             actor("journal", journal.run)
         if outside.control is not None:
@@ -336,12 +353,31 @@ def _claims_of(
     cells: registry.ClaimCells,
     caller: InboxCaller,
     inbox: trio.MemorySendChannel[Event],
-) -> DraActors | None:
+) -> list[DraActors]:
     if outside.dra is None:
-        return None
+        return []
     from gpuactors import dra  # as in `_dra_of`
 
-    return dra.DraActors(outside.dra, cells, caller, inbox)
+    return [dra.DraActors(outside.dra, cells, caller, inbox)]
+
+
+def _domain_actors_of(
+    outside: Outside,
+    cells: registry.DomainCells,
+    caller: InboxCaller,
+    inbox: trio.MemorySendChannel[Event],
+) -> list[DomainActors]:
+    if outside.domains is None:
+        return []
+    from gpuactors import domains  # as in `_dra_of`
+
+    return [domains.DomainActors(outside.domains, cells, caller, inbox)]
+
+
+def _domain_settings(outside: Outside) -> tuple[DomainSettings | None, str]:
+    if outside.domains is None:
+        return None, DRIVER
+    return outside.domains.settings, outside.domains.claims.settings.driver
 
 
 async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:

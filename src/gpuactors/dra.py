@@ -1,4 +1,5 @@
-"""Dynamic Resource Allocation, wired: its adaptors, and the actors that carry out what the core wants of claims.
+"""Dynamic Resource Allocation, wired: its adaptors, and the actors that carry out what the core wants of claims. Once
+for each DRA driver: for GPUs, and for compute domains (`domains.py`).
 
 claims cell -> checkpoint_keeper -> plugins/<driver>/checkpoint.json -> inbox
             -> claim_reader      -> API server                       -> inbox
@@ -7,7 +8,7 @@ CDI files   -> cdi_watcher                                           -> inbox
 offer cell  -> slice_publisher   -> API server                       -> inbox
 health cell -> claims_plugin     -> kubelet                          -> inbox
 
-Imported with `--dra on` only: it brings the client of the API server with it.
+Imported with `--dra on` or `--compute-domains` only: it brings the client of the API server with it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
+from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.dra.entries import ClaimSettings
 from gpuactors.core.dra.outputs import ClaimsWanted
 from gpuactors.core.dra.prebound import OperatorsList, kernel_ids
@@ -84,7 +86,8 @@ class DraOutside:
     files: ClaimFileStore
     touched: TouchedFiles | None
     """None: nobody else touches the files."""
-    binder: DriverBinder
+    binder: DriverBinder | None
+    """None: no claim binds a device."""
     claims: ClaimApi
     node: NodeApi
     slices: SliceApi
@@ -92,31 +95,42 @@ class DraOutside:
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
-    """The real outside. Raises `ports.HostError` if the id of this boot cannot be read, or if the API server's address
-    or our credentials cannot be had."""
-    root, driver = HostRoot(str(config.host_root)), config.driver_name
-    plugin_dir = os.path.join(config.kubelet_dir, PLUGINS, driver)
-    client, disk, lock = ApiClient(_access_of(config)), RealDisk(), StateLock(plugin_dir)
-    files = ClaimFiles(disk, driver=driver, cdi_dir=str(config.cdi_dir), plugin_dir=plugin_dir)
+    """The real outside of the claims of GPUs. Raises `ports.HostError` if the id of this boot cannot be read, or if the
+    API server's address or our credentials cannot be had."""
+    root = HostRoot(str(config.host_root))
+    settings = ClaimSettings(
+        config.driver_name,
+        node,
+        _operators_list(config.prebound),
+        kernel_ids(command_line(root)),
+        nvswitch_allowed=config.nvswitch == "allow",
+    )
+
+    def binder(lock: StateLock) -> DriverBinder:
+        acts = os.path.join(plugin_dir(config, settings.driver), "acts")
+        return SysfsBinder(root, ProcessWrites(acts, taken=lock.taken), Persistenced(root), _in_a_thread)
+
+    return of_driver(config, settings, client_of(config), hanging, binder)
+
+
+def of_driver(
+    config: Config,
+    settings: ClaimSettings,
+    client: ApiClient,
+    hanging: LatestReader[frozenset[Owner]] | None,
+    binder: Callable[[StateLock], DriverBinder] | None = None,
+) -> DraOutside:
+    """The real outside of one driver's claims. `binder`: None where no claim binds a device. Raises as `outside_of`."""
+    driver, node, directory = settings.driver, settings.pool, plugin_dir(config, settings.driver)
+    disk, lock = RealDisk(), StateLock(directory)
+    files = ClaimFiles(disk, driver=driver, cdi_dir=str(config.cdi_dir), plugin_dir=directory)
+    boot = boot_id(HostRoot(str(config.host_root)))
     return DraOutside(
-        settings=ClaimSettings(
-            driver,
-            node,
-            _operators_list(config.prebound),
-            kernel_ids(command_line(root)),
-            nvswitch_allowed=config.nvswitch == "allow",
-        ),
-        store=StoredCheckpoint(
-            CheckpointFile(disk, plugin_dir, boot_id(root)), OneThread("checkpoint"), lock
-        ),
+        settings=settings,
+        store=StoredCheckpoint(CheckpointFile(disk, directory, boot), OneThread("checkpoint"), lock),
         files=StoredFiles(files, OneThread("claim files"), lock),
         touched=files,
-        binder=SysfsBinder(
-            root,
-            ProcessWrites(os.path.join(plugin_dir, "acts"), taken=lock.taken),
-            Persistenced(root),
-            _in_a_thread,
-        ),
+        binder=binder(lock) if binder is not None else None,
         claims=KubeClaims(client, driver, node),
         node=KubeNode(client, node),
         slices=KubeSlices(client, driver, node),
@@ -124,6 +138,16 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
             str(config.kubelet_dir), driver, os.environ.get(INSTANCE_VARIABLE) or None, _failed, hanging
         ),
     )
+
+
+def plugin_dir(config: Config, driver: str) -> str:
+    """The driver's directory below kubelet's `plugins`."""
+    return os.path.join(config.kubelet_dir, PLUGINS, driver)
+
+
+def client_of(config: Config) -> ApiClient:
+    """The API server's client. Raises `ports.HostError` if its address or our credentials cannot be had."""
+    return ApiClient(_access_of(config))
 
 
 def _access_of(config: Config) -> FileAccess:
@@ -155,7 +179,10 @@ class DraActors:
         cells: ClaimCells,
         caller: ClaimCaller,
         inbox: trio.MemorySendChannel[Event],
+        of: ClaimsOf = ClaimsOf.GPUS,
     ) -> None:
+        """`of`: whose claims they are."""
+        self._of = of
         self._outside = outside
         self._cells = cells
         self._inbox = inbox
@@ -166,7 +193,9 @@ class DraActors:
             caller=caller,
             health=cells.health.subscribe(),
             told=_told,
-            on_serving=lambda names: log.info("claims.serving", sockets=names),
+            on_serving=lambda names: log.info(
+                "claims.serving", driver=outside.settings.driver, sockets=names
+            ),
             on_problem=lambda reason: log.warning("claims.unserved", reason=reason),
             on_failure=_failed,
         )
@@ -174,21 +203,27 @@ class DraActors:
     def start(self, actor: Callable[[str, Callable[[], Awaitable[None]]], None]) -> None:
         """Starts each of them as `actor(name, body)`."""
         outside, wanted, inbox = self._outside, self._cells.wanted, self._inbox
-        driver = outside.settings.driver
+        driver, of = outside.settings.driver, self._of
+        suffix = "" if of is ClaimsOf.GPUS else f" of {of}"
         publisher = slice_publisher.PublisherPorts(outside.slices, outside.node, self._tell)
         actor(
-            "checkpoint_keeper",
-            lambda: checkpoint_keeper.run(wanted.subscribe(), outside.store, outside.files, inbox),
+            f"checkpoint_keeper{suffix}",
+            lambda: checkpoint_keeper.run(wanted.subscribe(), outside.store, outside.files, inbox, of),
         )
-        actor("claim_reader", lambda: claim_reader.run(wanted.subscribe(), outside.claims, inbox))
         actor(
-            "claim_worker",
-            lambda: claim_worker.run(wanted.subscribe(), outside.binder, outside.files, driver, inbox),
+            f"claim_reader{suffix}", lambda: claim_reader.run(wanted.subscribe(), outside.claims, inbox, of)
+        )
+        actor(
+            f"claim_worker{suffix}",
+            lambda: claim_worker.run(wanted.subscribe(), outside.binder, outside.files, driver, inbox, of),
         )
         if (touched := outside.touched) is not None:
-            actor("cdi_watcher", lambda: cdi_watcher.run(touched, inbox))
-        actor("slice_publisher", lambda: slice_publisher.run(self._cells.offer.subscribe(), publisher))
-        actor("claims_plugin", lambda: self._serve(wanted.subscribe()))
+            actor(f"cdi_watcher{suffix}", lambda: cdi_watcher.run(touched, inbox, of))
+        actor(
+            f"slice_publisher{suffix}",
+            lambda: slice_publisher.run(self._cells.offer.subscribe(), publisher),
+        )
+        actor(f"claims_plugin{suffix}", lambda: self._serve(wanted.subscribe()))
 
     async def withdrawn(self) -> None:
         """Returns when kubelet sends no claims to this daemon any more, and those in flight are answered."""
@@ -210,7 +245,7 @@ class DraActors:
                 self._withdrawn.set()
 
     async def _tell(self, publication: Publication) -> None:
-        await self._inbox.send(SlicesPublished(publication))
+        await self._inbox.send(SlicesPublished(publication, self._of))
 
 
 def _told(status: PluginStatus) -> None:

@@ -502,9 +502,13 @@ PERSISTENCED_DEADLINE_S: Final = 5.0
 """A request to nvidia-persistenced: it opens or closes a GPU, 1 to 3 s without other users."""
 
 IMEX_CHANNELS_MAX: Final = 2048
-"""2,048 channels. As many as NVIDIA's driver makes by default (NVreg_ImexChannelCount)."""
+"""Channels of a node: NVIDIA's driver makes no more (NVreg_ImexChannelCount)."""
+
 IMEX_READ_S: Final = 5.0
 """5 s. Reading what the host says of IMEX: three small files; then it is said that one of them hangs."""
+
+IMEX_LOOK_S: Final = 60.0
+"""60 s. A node without IMEX is asked again: its driver may be loaded later."""
 
 IMEX_CTL_S: Final = 5.0
 """5 s. One answer of the host's nvidia-imex-ctl, which asks a daemon on this node: milliseconds, if that is well."""

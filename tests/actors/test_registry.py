@@ -44,6 +44,7 @@ class Recorded:
             poll=Latest(outputs.poll),
             ledger=Latest(outputs.ledger),
             claims=registry.ClaimCells.of(outputs.claims),
+            domains=registry.DomainCells.of(outputs.domains),
             take_over=Latest(outputs.take_over),
             plugins=self.plugins,
             state=Latest(self.initial),

@@ -57,7 +57,10 @@ def test_it_is_dra_and_what_is_added_here(
     ]
     rest = copy.deepcopy([one for one in overlaid if one not in added])
     pod, known = pod_of(rest), pod_of(claims)
+    (switch,) = (v for v in pod["containers"][0]["env"] if v not in known["containers"][0]["env"])
+    assert switch == {"name": "GPUACTORS_COMPUTE_DOMAINS", "value": "on"}
     for ours, theirs in (
+        (pod["containers"][0]["env"], known["containers"][0]["env"]),
         (pod["volumes"], known["volumes"]),
         (pod["containers"][0]["volumeMounts"], known["containers"][0]["volumeMounts"]),
         (pod["containers"][0]["env"], known["containers"][0]["env"]),

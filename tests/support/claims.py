@@ -84,9 +84,13 @@ class Api:
         )
         return str(made["metadata"]["uid"])
 
-    def devices(self) -> list[str]:
+    def slices(self, driver: str = DRIVER) -> int:
+        """How many slices the driver has."""
+        return len(self.do(self.server.slices, driver))
+
+    def devices(self, driver: str = DRIVER) -> list[str]:
         """The names of the devices in the slices."""
-        slices = self.do(self.server.slices, DRIVER)
+        slices = self.do(self.server.slices, driver)
         return sorted(d["name"] for s in slices for d in s["spec"].get("devices") or ())
 
 
@@ -107,30 +111,39 @@ def write_kubeconfig(path: Path, port: int) -> None:
     path.write_text(json.dumps(content))
 
 
-def get_info(kubelet_dir: Path, instance: str = "", timeout_s: float = dra_grpcio.GET_INFO_S) -> Any:
+def get_info(
+    kubelet_dir: Path,
+    instance: str = "",
+    timeout_s: float = dra_grpcio.GET_INFO_S,
+    driver: str = DRIVER,
+) -> Any:
     """What the plugin says of itself, on a new connection. Raises grpc.RpcError."""
-    with grpc.insecure_channel(f"unix:{_registry_socket(kubelet_dir, instance)}") as channel:
+    with grpc.insecure_channel(f"unix:{_registry_socket(kubelet_dir, instance, driver)}") as channel:
         request = dra_grpcio.REGISTRATION.message("InfoRequest")()
         return dra_grpcio.registration(channel)["GetInfo"](request, timeout=timeout_s)
 
 
-def _registry_socket(kubelet_dir: Path, instance: str) -> Path:
-    name = f"{DRIVER}-{instance}-reg.sock" if instance else f"{DRIVER}-reg.sock"
+def _registry_socket(kubelet_dir: Path, instance: str, driver: str) -> Path:
+    name = f"{driver}-{instance}-reg.sock" if instance else f"{driver}-reg.sock"
     return kubelet_dir / "plugins_registry" / name
 
 
 @contextmanager
 def plugin_of(
-    kubelet_dir: Path, instance: str = "", *, get_info_s: float = dra_grpcio.GET_INFO_S
+    kubelet_dir: Path,
+    instance: str = "",
+    *,
+    get_info_s: float = dra_grpcio.GET_INFO_S,
+    driver: str = DRIVER,
 ) -> Iterator[Mapping[str, Any]]:
     """The DRA plugin's methods, found as kubelet finds them: by the registration socket."""
-    registry = _registry_socket(kubelet_dir, instance)
+    registry = _registry_socket(kubelet_dir, instance, driver)
     deadline = time.monotonic() + WAIT_S
     while not registry.exists():
         if time.monotonic() > deadline:
             raise TimeoutError("the registration socket did not come")
         time.sleep(0.01)
-    info = get_info(kubelet_dir, instance, get_info_s)
+    info = get_info(kubelet_dir, instance, get_info_s, driver)
     with grpc.insecure_channel(f"unix:{registry}") as channel:
         status = dra_grpcio.REGISTRATION.message("RegistrationStatus")(plugin_registered=True)
         dra_grpcio.registration(channel)["NotifyRegistrationStatus"](status, timeout=WAIT_S)
@@ -138,11 +151,11 @@ def plugin_of(
         yield dra_grpcio.plugin(channel)
 
 
-def prepare(plugin: Mapping[str, Any], name: str, uid: str) -> Any:
-    request = dra_grpcio.prepare_request(("default", name, uid))
+def prepare(plugin: Mapping[str, Any], name: str, uid: str, namespace: str = "default") -> Any:
+    request = dra_grpcio.prepare_request((namespace, name, uid))
     return plugin["NodePrepareResources"](request, timeout=dra_grpcio.CALL_S).claims[uid]
 
 
-def unprepare(plugin: Mapping[str, Any], name: str, uid: str) -> Any:
-    request = dra_grpcio.unprepare_request(("default", name, uid))
+def unprepare(plugin: Mapping[str, Any], name: str, uid: str, namespace: str = "default") -> Any:
+    request = dra_grpcio.unprepare_request((namespace, name, uid))
     return plugin["NodeUnprepareResources"](request, timeout=dra_grpcio.CALL_S).claims[uid]

@@ -46,7 +46,7 @@ async def run(
     async for _ in wanted:
         while (now := wanted.value).load not in (0, loaded):
             try:
-                event, known = await _read(store, files, owns=now.load >= load_of(Role.SERVING))
+                event, known = await _read(store, files, of, owns=now.load >= load_of(Role.SERVING))
             except StateFileError as exc:
                 await inbox.send(CheckpointRefused(str(exc), of))
                 await _pause(wanted, now)
@@ -89,7 +89,7 @@ class _Rebuilt:
 
 
 async def _read(
-    store: CheckpointStore, files: ClaimFileStore, *, owns: bool
+    store: CheckpointStore, files: ClaimFileStore, of: ClaimsOf, *, owns: bool
 ) -> tuple[CheckpointRead, Checkpoint]:
     """`owns`: this daemon serves from now on. Until then another one does, whose newest claim may be in its files and
     not yet in what was read: nothing is removed. Raises `StateFileError`."""
@@ -112,7 +112,7 @@ async def _read(
         await files.remove(uid)
     if not lost:
         return CheckpointRead(entries, drivers), checkpoint
-    rebuilt = _rebuilt({uid: found[uid] for uid in found.keys() & kept})
+    rebuilt = _rebuilt({uid: found[uid] for uid in found.keys() & kept}, of)
     if rebuilt.unknown:
         warning += (
             f"; whose files are those of {', '.join(rebuilt.unknown)} cannot be read, and they are left"
@@ -120,11 +120,12 @@ async def _read(
     return CheckpointRead(rebuilt.entries, drivers, warning), replace(checkpoint, claims={})
 
 
-def _rebuilt(found: Mapping[ClaimUid, FoundFiles]) -> _Rebuilt:
+def _rebuilt(found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf) -> _Rebuilt:
+    """What a claim of a compute domain has is read from the API server again; a GPU must not be offered until then."""
     entries, unknown = [], []
     for uid, of_claim in found.items():
         gpus = tuple(_gpus(of_claim.devices or ()))
-        if of_claim.claim is None or not gpus:
+        if of_claim.claim is None or (of is ClaimsOf.GPUS and not gpus):
             unknown.append(uid)
         else:
             entries.append(StoredEntry(of_claim.claim, ClaimState.PREPARED, None, gpus))

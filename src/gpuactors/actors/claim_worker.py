@@ -26,13 +26,14 @@ Act = TypeVar("Act", DeviceAct, FilesAct)
 
 async def run(
     wanted: LatestReader[ClaimsWanted],
-    binder: DriverBinder,
+    binder: DriverBinder | None,
     files: ClaimFileStore,
     driver: str,
     inbox: trio.MemorySendChannel[Event],
     of: ClaimsOf = ClaimsOf.GPUS,
 ) -> None:
-    """Runs for ever. `driver` is the DRA driver's name, which the files carry; `of`: whose claims they are."""
+    """Runs for ever. `driver` is the DRA driver's name, which the files carry; `of`: whose claims they are. `binder`:
+    None where no claim binds a device."""
     devices: dict[PciAddress, _Lane] = {}
     claims: dict[ClaimUid, _Lane] = {}
     async with trio.open_nursery() as nursery:
@@ -40,6 +41,7 @@ async def run(
             for address in now.devices:
                 lane = devices.setdefault(address, _Lane())
                 if not lane.is_busy:
+                    assert binder is not None, "an act on a device of a driver that binds none"
                     lane.is_busy = True
                     nursery.start_soon(_on_device, address, lane, wanted, binder, inbox, of)
             for uid in now.files:

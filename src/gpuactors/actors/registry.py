@@ -14,6 +14,7 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
+from gpuactors.core.domains.outputs import DomainsWanted
 from gpuactors.core.dra.claim import DeviceHealth
 from gpuactors.core.dra.outputs import ClaimsWanted
 from gpuactors.core.dra.slices import AnyOffer
@@ -49,6 +50,30 @@ class ClaimCells:
         """The cells with their first values."""
         return cls(Latest(wanted), Latest(wanted.offer), Latest(wanted.health))
 
+    def show(self, wanted: ClaimsWanted) -> None:
+        """Puts each output into its cell."""
+        self.wanted.set(wanted)
+        self.offer.set(wanted.offer)
+        self.health.set(wanted.health)
+
+
+@dataclass(frozen=True, slots=True)
+class DomainCells:
+    """The outputs about compute domains."""
+
+    wanted: Latest[DomainsWanted]
+    claims: ClaimCells
+
+    @classmethod
+    def of(cls, wanted: DomainsWanted) -> DomainCells:
+        """The cells with their first values."""
+        return cls(Latest(wanted), ClaimCells.of(wanted.claims))
+
+    def show(self, wanted: DomainsWanted) -> None:
+        """Puts each output into its cell."""
+        self.wanted.set(wanted)
+        self.claims.show(wanted.claims)
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:
@@ -59,6 +84,7 @@ class Cells:
     poll: Latest[PollWanted]
     ledger: Latest[LedgerWanted]
     claims: ClaimCells
+    domains: DomainCells
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
@@ -120,9 +146,8 @@ class _Published:
         cells.inspections.set(outputs.inspections)
         cells.poll.set(outputs.poll)
         cells.ledger.set(outputs.ledger)
-        cells.claims.wanted.set(outputs.claims)
-        cells.claims.offer.set(outputs.claims.offer)
-        cells.claims.health.set(outputs.claims.health)
+        cells.claims.show(outputs.claims)
+        cells.domains.show(outputs.domains)
         cells.take_over.set(outputs.take_over)
         if cells.plugins.is_closed:
             return

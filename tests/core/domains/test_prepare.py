@@ -299,6 +299,27 @@ def test_a_node_without_imex_says_so_once_offers_nothing_and_refuses() -> None:
     assert core.label is None
 
 
+def test_imex_that_comes_later_is_offered() -> None:
+    core = DomainCore()
+    present = core.imex
+    core.imex = ImexFacts("no driver")
+    core = core.restarted()
+    assert offered(core) == []
+    core.imex = present
+    core.pass_time(limits.IMEX_LOOK_S)
+    assert offered(core) == ["channel-0", "daemon-0"]
+    asked = core.state.domains.last
+    core.pass_time(3600)
+    assert core.state.domains.last == asked, "a node that has it is not asked again"
+
+
+def offered(core: DomainCore) -> list[str]:
+    offer = core.wanted.claims.offer
+    assert offer is not None
+    assert [h.device for h in core.wanted.claims.health] == [device.name for device in offer.devices]
+    return [device.name for device in offer.devices]
+
+
 def test_a_node_with_imex_offers_its_channels_and_one_daemon() -> None:
     core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2))
     offer = core.wanted.claims.offer

@@ -54,8 +54,7 @@ class ComputeDomains:
         return replace(state, domains=replace(state.domains, claims=claims))
 
     def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
-        offer = offer_of(state.domains)
-        return offer, health_of(offer) if offer is not None else ()
+        return offer_of(state.domains), health_of(state.domains)
 
     def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
         return claims, event.entries

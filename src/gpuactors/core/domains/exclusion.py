@@ -40,7 +40,7 @@ def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
     if (not domains.label.known or domains.label.value is not None) and (
         reason := label.obstacle(domains, config.domain)
     ):
-        return InTheWay(reason)
+        return InTheWay(reason, is_owner=domains.label.known)
     return None
 
 

@@ -118,16 +118,22 @@ def followed(domains: Domains, at: float) -> Domains:
             soon = view.refresh.due_by(at + limits.DOMAIN_LOOK_S)
             domains = replace(domains, known={**domains.known, uid: replace(view, refresh=soon)})
     imex = domains.imex
-    if not waited or imex.refresh.outstanding is not None:
-        return domains
-    if not imex.number and not imex.problem:
+    if waited and not imex.number and not imex.problem and imex.refresh.outstanding is None:
         return imex_asked(domains)
-    settings = domains.settings
+    wait_s = _imex_look_s(domains, is_waited_for=bool(waited))
+    if imex.refresh.outstanding is not None or imex.refresh.due_at <= at + wait_s:
+        return domains
+    return replace(domains, imex=replace(imex, refresh=imex.refresh.due_by(at + wait_s)))
+
+
+def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
+    """When the host is asked again by itself; infinite if not. A driver that is loaded later is offered then."""
+    settings, imex = domains.settings, domains.imex
     is_host = settings is not None and settings.mode is DomainMode.HOST_MANAGED
-    if (is_host or imex.problem) and imex.refresh.due_at == math.inf:
-        soon = imex.refresh.due_by(at + limits.DOMAIN_LOOK_S)
-        domains = replace(domains, imex=replace(imex, refresh=soon))
-    return domains
+    if is_waited_for and (is_host or imex.problem):
+        return limits.DOMAIN_LOOK_S
+    is_missing = imex.problem or (imex.facts is not None and imex.facts.absent)
+    return limits.IMEX_LOOK_S if is_missing else math.inf
 
 
 def due(domains: Domains, at: float) -> Domains:

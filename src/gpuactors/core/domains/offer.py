@@ -1,32 +1,40 @@
-"""The devices that the node offers to claims of compute domains: its channels, and one daemon."""
+"""The devices of compute domains that the node offers to claims: channels, and the daemon of a domain.
+
+A node without IMEX offers nothing, but what a claim has: a pool never has less than what is held.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from gpuactors.core.domains.model import DeviceKind, DomainDevice, DomainMode
+from gpuactors.core.domains.model import DeviceKind, DomainDevice, DomainMode, DomainSettings
 from gpuactors.core.domains.state import Domains
 from gpuactors.core.dra.claim import DeviceHealth, DraHealth
-from gpuactors.core.dra.slices import AnyOffer, Attribute, Blocked, Offer
+from gpuactors.core.dra.slices import Attribute, Blocked, BlockKind, Offer
 from gpuactors.core.dra.table import OWNING
+
+NO_IMEX: Final = "NoImex"
+"""The taint of a device that a claim has on a node which has lost its IMEX."""
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedChannel:
-    """A channel or the daemon, as `dra/slices.py` has an offered device. Nothing of it is ever wrong."""
+class OfferedImexDevice:
+    """As `slices.OfferedDevice`."""
 
     device: DomainDevice
-    claimed: bool
+    blocked: Blocked | None = None
+    claimed: bool = False
 
     @property
     def name(self) -> str:
-        """As in the ResourceSlice."""
+        """Its name in its slice."""
         return str(self.device)
 
     @property
     def attributes(self) -> Mapping[str, Attribute]:
-        """As NVIDIA's driver has them: its DeviceClasses select by `type`."""
+        """DeviceClasses select by `type`."""
         return {
             "type": Attribute("string", str(self.device.kind)),
             "id": Attribute("int", self.device.id),
@@ -34,32 +42,41 @@ class OfferedChannel:
 
     @property
     def unfit(self) -> str:
-        """Each fits into a slice."""
+        """A slice can have each of them."""
         return ""
 
-    @property
-    def blocked(self) -> Blocked | None:
-        """Who has it is a claim, which the scheduler knows."""
-        return None
 
-
-def offer_of(domains: Domains) -> AnyOffer | None:
-    """What is offered; None while it is not known. A node without IMEX offers nothing: its claims would be refused."""
-    settings, facts, claims = domains.settings, domains.imex.facts, domains.claims
-    if settings is None or claims.settings is None or facts is None or not claims.loaded:
+def offer_of(domains: Domains) -> Offer[OfferedImexDevice] | None:
+    """What the ResourceSlice is to offer; None while the host has not said whether it has IMEX."""
+    settings, claim_settings, facts = domains.settings, domains.claims.settings, domains.imex.facts
+    if settings is None or claim_settings is None or facts is None or not domains.claims.loaded:
         return None
-    channels = tuple(DomainDevice(DeviceKind.CHANNEL, number) for number in range(settings.channels))
-    daemons = (DomainDevice(DeviceKind.DAEMON, 0),) if settings.mode is DomainMode.ON else ()
-    owning = (e.domain for e in claims.entries.values() if e.state in OWNING and e.domain is not None)
-    taken = {device for own in owning for device in own.devices}
-    offered = () if facts.absent else channels + daemons
+    claimed = _claimed(domains)
+    blocked = Blocked(BlockKind.UNHEALTHY, NO_IMEX) if facts.absent else None
+    devices = claimed if facts.absent else claimed | set(_devices(settings))
     return Offer(
-        claims.settings.driver,
-        claims.settings.pool,
-        tuple(OfferedChannel(device, device in taken) for device in offered),
+        claim_settings.driver,
+        claim_settings.pool,
+        tuple(OfferedImexDevice(d, blocked, d in claimed) for d in sorted(devices, key=str)),
     )
 
 
-def health_of(offer: AnyOffer) -> tuple[DeviceHealth, ...]:
-    """The health of each offered device, for kubelet's stream."""
-    return tuple(DeviceHealth(offer.node, d.name, DraHealth.HEALTHY, "") for d in offer.devices)
+def health_of(domains: Domains) -> tuple[DeviceHealth, ...]:
+    """Of each device that is offered: the health that kubelet shows in the status of the pod that has it."""
+    offer, facts = offer_of(domains), domains.imex.facts
+    if offer is None or facts is None:
+        return ()
+    health = DraHealth.UNHEALTHY if facts.absent else DraHealth.HEALTHY
+    return tuple(DeviceHealth(offer.node, device.name, health, facts.absent) for device in offer.devices)
+
+
+def _devices(settings: DomainSettings) -> tuple[DomainDevice, ...]:
+    channels = tuple(DomainDevice(DeviceKind.CHANNEL, number) for number in range(settings.channels))
+    daemons = (DomainDevice(DeviceKind.DAEMON, 0),) if settings.mode is DomainMode.ON else ()
+    return channels + daemons
+
+
+def _claimed(domains: Domains) -> set[DomainDevice]:
+    """The devices that claims have."""
+    owning = (entry for entry in domains.claims.entries.values() if entry.state in OWNING)
+    return {device for entry in owning if entry.domain is not None for device in entry.domain.devices}

@@ -1,0 +1,110 @@
+"""Compute domains, wired: the claims of their channels and daemons (`dra.py`, a second time), the node's label, and
+what is read of domains and of the host's IMEX.
+
+domains cell -> label_keeper  -> our Node at the API server          -> inbox
+             -> domain_reader -> ComputeDomains, cliques; host/imex  -> inbox
+
+Imported with `--compute-domains on` or `host-managed` only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import final
+
+import trio
+
+from gpuactors import dra
+from gpuactors.actors import domain_reader, label_keeper
+from gpuactors.actors.registry import DomainCells
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.config import Config
+from gpuactors.core.domains.model import DomainMode, DomainSettings
+from gpuactors.core.dra.claim import ClaimsOf
+from gpuactors.core.dra.entries import ClaimSettings
+from gpuactors.core.events import Event
+from gpuactors.grpc_trio import Owner
+from gpuactors.host.imex import HostImex
+from gpuactors.host.imex_ctl import ImexCtl
+from gpuactors.host.root import HostRoot
+from gpuactors.kube.domains import KubeDomains
+from gpuactors.observe.log import get_logger
+from gpuactors.ports import ClaimCaller, ImexReader
+from gpuactors.ports_kube import DomainApi
+
+log = get_logger()
+
+DIRECTORY = "domains"
+"""Of the domains' directories, in the driver's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainsOutside:
+    """Everything that compute domains reach outside the daemon; the simulation brings its own."""
+
+    settings: DomainSettings
+    claims: dra.DraOutside
+    domains: DomainApi
+    imex: ImexReader
+
+
+def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DomainsOutside:
+    """The real outside. Raises `ports.HostError` as `dra.outside_of`."""
+    mode, driver = DomainMode(config.compute_domains), config.compute_domains_driver
+    directory, client = dra.plugin_dir(config, driver), dra.client_of(config)
+    ctl = ImexCtl(str(config.imex_ctl)) if mode is DomainMode.HOST_MANAGED else None
+    claims = dra.of_driver(config, ClaimSettings(driver, node), client, hanging)
+    return DomainsOutside(
+        settings=DomainSettings(
+            mode,
+            node,
+            config.compute_domains_namespace,
+            config.imex_channels,
+            os.path.join(directory, DIRECTORY),
+        ),
+        claims=claims,
+        domains=KubeDomains(client, config.compute_domains_namespace),
+        imex=HostImex(HostRoot(str(config.host_root)), clique_file=str(config.imex_clique), ctl=ctl),
+    )
+
+
+@final
+class DomainActors:
+    """The actors of compute domains, of one daemon."""
+
+    def __init__(
+        self,
+        outside: DomainsOutside,
+        cells: DomainCells,
+        caller: ClaimCaller,
+        inbox: trio.MemorySendChannel[Event],
+    ) -> None:
+        self._outside = outside
+        self._cells = cells
+        self._inbox = inbox
+        self._claims = dra.DraActors(outside.claims, cells.claims, caller, inbox, ClaimsOf.DOMAINS)
+
+    def start(self, actor: Callable[[str, Callable[[], Awaitable[None]]], None]) -> None:
+        """As `DraActors.start`."""
+        outside, wanted, inbox = self._outside, self._cells.wanted, self._inbox
+        self._claims.start(actor)
+        node, api, imex = outside.claims.node, outside.domains, outside.imex
+        actor("label_keeper", lambda: label_keeper.run(wanted.subscribe(), node, inbox, _unwatched_node))
+        actor(
+            "domain_reader",
+            lambda: domain_reader.run(wanted.subscribe(), api, imex, inbox, _unwatched_domains),
+        )
+
+    async def withdrawn(self) -> None:
+        """As `DraActors.withdrawn`."""
+        await self._claims.withdrawn()
+
+
+def _unwatched_node(reason: str) -> None:
+    log.warning("node.unwatched", reason=reason)
+
+
+def _unwatched_domains(reason: str) -> None:
+    log.warning("domains.unwatched", reason=reason)

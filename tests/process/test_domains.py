@@ -202,6 +202,25 @@ def test_a_claim_outlives_the_daemon_and_the_label_stays() -> None:
             eventually(partial(_is_without_label, objects), "the label's end")
 
 
+def test_a_lost_checkpoint_costs_no_claim_and_no_label() -> None:
+    """What the claims are for is read from the API server again; until then the label stays as it is."""
+    with domains_node() as (node, api, arguments):
+        objects, cdi = DomainObjects(api), node.directory / "cdi"
+        with node.daemon(*arguments) as daemon, plugin_of(node.kubelet_dir, driver=DRIVER) as plugin:
+            domain, channel, of_daemon = domain_with_channel(Scene(node, api, objects, cdi, daemon, plugin))
+        (node.kubelet_dir / "plugins" / DRIVER / "checkpoint.json").write_text("{ not JSON")
+        before = objects.version
+        with node.daemon(*arguments) as daemon, plugin_of(node.kubelet_dir, driver=DRIVER) as plugin:
+            daemon.wait_event("checkpoint.read", claims=2, level="warning")
+            assert prepare(plugin, "old", channel).error == ""
+            assert prepare(plugin, "training-daemon", of_daemon, NAMESPACE).error == ""
+            assert set(objects.labels_since(before)) <= {domain}
+            assert unprepare(plugin, "old", channel).error == ""
+            eventually(partial(_is_without_label, objects), "the label's end")
+            assert unprepare(plugin, "training-daemon", of_daemon, NAMESPACE).error == ""
+            assert list(cdi.iterdir()) == []
+
+
 def test_host_managed_waits_for_the_hosts_own_imex(tmp_path: Path) -> None:
     said = tmp_path / "said"
     said.write_text("NOT_READY")

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from gpuactors.core.domains.model import DRIVER
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually
-from tests.process.node import Node, open_node
-from tests.support.claims import NODE, Api, plugin_of, prepare, unprepare, write_kubeconfig
+from tests.process.node import Node, address, open_node
+from tests.support.claims import DRIVER as GPUS
+from tests.support.claims import NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
 from tests.support.domains import CHANNEL, CLIQUE, DAEMON, NAMESPACE, DomainObjects, with_imex
 
 
@@ -219,6 +221,45 @@ def test_a_lost_checkpoint_costs_no_claim_and_no_label() -> None:
             eventually(partial(_is_without_label, objects), "the label's end")
             assert unprepare(plugin, "training-daemon", of_daemon, NAMESPACE).error == ""
             assert list(cdi.iterdir()) == []
+
+
+def test_an_update_hands_the_domains_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two instances side by side: the new one has the old one's claims when it serves, and the label stays."""
+    with domains_node() as (node, api, arguments):
+        objects, cdi = DomainObjects(api), node.directory / "cdi"
+        monkeypatch.setenv("POD_UID", "old")
+        with node.daemon(*arguments) as old:
+            with plugin_of(node.kubelet_dir, "old", driver=DRIVER) as plugin:
+                domain, channel, of_daemon = domain_with_channel(Scene(node, api, objects, cdi, old, plugin))
+            before = objects.version
+            monkeypatch.setenv("POD_UID", "new")
+            with node.daemon(*arguments) as new:
+                old.wait_event("daemon.handed_over")
+                new.wait_event("checkpoint.read", claims=2)
+                with plugin_of(node.kubelet_dir, "new", driver=DRIVER) as plugin:
+                    assert prepare(plugin, "old", channel).error == ""
+                    assert set(objects.labels_since(before)) <= {domain}
+                    assert unprepare(plugin, "old", channel).error == ""
+                    assert unprepare(plugin, "training-daemon", of_daemon, NAMESPACE).error == ""
+                eventually(partial(_is_without_label, objects), "the label's end")
+                assert list(cdi.iterdir()) == []
+
+
+def test_gpus_and_domains_are_two_drivers_of_one_daemon() -> None:
+    with domains_node("--dra=on") as (node, api, arguments):
+        node.plug(0x23, "2330", driver="vfio-pci")
+        with node.daemon(*arguments) as daemon:
+            gpu = device_of(address(0x23))
+            eventually(
+                lambda: (api.devices(GPUS), api.devices(DRIVER)) == ([gpu], [CHANNEL, DAEMON]), "both slices"
+            )
+            with plugin_of(node.kubelet_dir) as gpus, plugin_of(node.kubelet_dir, driver=DRIVER) as domains:
+                at = Scene(node, api, DomainObjects(api), node.directory / "cdi", daemon, domains)
+                uid = api.claim("gpu", address(0x23))
+                assert prepare(gpus, "gpu", uid).error == ""
+                _, channel, _ = domain_with_channel(at)
+                assert unprepare(gpus, "gpu", uid).error == ""
+                assert unprepare(domains, "old", channel).error == ""
 
 
 def test_host_managed_waits_for_the_hosts_own_imex(tmp_path: Path) -> None:

@@ -565,8 +565,9 @@ leads to a list of all of them."""
 LABEL_RETRY_S: Final = 1.0
 """1 s. After a failed read or patch of the node's label, and after LABEL_CONFLICTS_MAX conflicts in a row."""
 
-LABEL_LOOK_S: Final = 10.0
-"""10 s. The node's label is read again by itself while a claim holds it: a watch of the Node may have been lost."""
+LABEL_LOOK_S: Final = 600.0
+"""10 min. The node's label is read again by itself while a claim holds it. The watch of the Node shows a change at
+once; more often, and 5,000 nodes would ask for nothing all the time."""
 
 LABEL_CONFLICTS_MAX: Final = 3
 """Patches in a row that meet another label than was read; after that there is a pause before each next one."""

@@ -168,10 +168,10 @@ class DomainCore(Core):
 
     def labelled(self, value: str | None) -> None:
         """Somebody else changes the label; our watch of the Node says so."""
-        self._set_label(value)
+        self.set_label(value)
         self.feed(NodeTouched())
 
-    def _set_label(self, value: str | None) -> None:
+    def set_label(self, value: str | None) -> None:
         self.label = value
         self.history.append(value)
 
@@ -301,5 +301,5 @@ class DomainCore(Core):
         is_added = wanted.patch.change is LabelChange.ADD
         if self.label != (None if is_added else wanted.patch.value):
             return LabelConflicted(wanted.number, "the server rejected our request (422)")
-        self._set_label(wanted.patch.value if is_added else None)
+        self.set_label(wanted.patch.value if is_added else None)
         return LabelPatched(wanted.number)

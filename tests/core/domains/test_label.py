@@ -9,9 +9,11 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.domains.model import DomainMode
 from gpuactors.core.dra.claim import Prepared, Unprepared
+from gpuactors.core.dra.stored import decoded_entry, encoded_entry
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Level
-from gpuactors.core.events import LabelConflicted, LabelPatched
+from gpuactors.core.events import LabelConflicted, LabelFailed, LabelPatched
+from gpuactors.observe.journal_format import LineWriter, StateLine, read_line, read_state
 from tests.core.domains.domain_core import (
     BLUE,
     DAEMON,
@@ -220,3 +222,35 @@ def test_a_read_and_a_patch_are_never_wanted_at_the_same_time() -> None:
     assert (core.wanted.label_read, core.wanted.label_patch is not None) == (0, True)
     core.release("label-patch")
     assert core.label == RED
+
+
+def test_a_removal_of_unknown_outcome_makes_no_channel_ready_before_the_label_is_read_again() -> None:
+    core = prepared()
+    core.held_back = {"label-patch", "label-read"}
+    core.unprepare(ONE)
+    patch = core.wanted.label_patch
+    assert patch is not None
+    core.set_label(None)  # it was made, and its answer is lost
+    core.feed(LabelFailed(patch.number, "timed out"))
+    token = core.prepare(TWO)
+    assert core.answer(token) is None
+    assert "is now has not been read yet: timed out" in core.problem(TWO)
+    core.release("label-patch", "label-read")
+    core.pass_time(limits.LABEL_RETRY_S)
+    assert core.label == RED
+    assert isinstance(core.answer(token), Prepared)
+
+
+def test_a_journal_has_the_whole_state_of_compute_domains() -> None:
+    core = prepared()
+    core.labelled(STRANGER)
+    line = read_line(LineWriter().state_line(core.state, core.at, 0))
+    assert isinstance(line, StateLine)
+    assert read_state(line).domains == core.state.domains
+
+
+def test_the_checkpoint_s_entry_of_a_channel_and_a_daemon_is_read_as_it_was_written() -> None:
+    core = prepared()
+    assert core.disk is not None
+    for entry in core.disk.entries:
+        assert decoded_entry(entry.name.uid, encoded_entry(entry)) == entry

@@ -227,8 +227,9 @@ def test_a_domain_id_that_is_no_uuid_is_refused_and_leaves_nothing_anywhere(doma
     core = DomainCore()
     claim = ONE if kind == "channel" else DAEMON
     core.created(channel(ONE, domain) if kind == "channel" else daemon(DAEMON, domain))
+    core.held_back = {"domain"}
     token = core.prepare(claim)
-    assert "domainID" in core.refusal(token)
+    assert "domainID" in core.refusal(token), "without a look at the API server"
     assert (core.files, core.directories, core.label, core.disk) == ({}, set(), None, None)
     assert core.entry(claim) is None
     assert not core.wanted.domains, "nothing is asked of the API server with it"

@@ -1,0 +1,176 @@
+"""Bugs to plant in the core of compute domains: the label, readiness, exclusion and tombstones. Each breaks the tests
+that it names; most are bugs that NVIDIA's driver has or had (issues 641, 1162)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+LABEL: Final = "tests/core/domains/test_label.py"
+PREPARE: Final = "tests/core/domains/test_prepare.py"
+UNPREPARE: Final = "tests/core/domains/test_unprepare.py"
+ORDERS: Final = "tests/core/domains/test_interleavings.py"
+
+DOMAINS: Final = (
+    # --- the label ----------------------------------------------------------------------------------------------------
+    Mutation(
+        "a release removes the label while the next claim waits for it",
+        "core/domains/label.py",
+        "_KEEPS: Final = OWNING | {ClaimState.WAITING}\n",
+        "_KEEPS: Final = _NEEDS | {ClaimState.RESERVED}\n",
+        tests=(f"{UNPREPARE}::test_the_timeline_of_641",),
+    ),
+    Mutation(
+        "a claim that waits for its channel does not keep the label",
+        "core/domains/label.py",
+        "_KEEPS: Final = OWNING | {ClaimState.WAITING}\n",
+        "_KEEPS: Final = OWNING\n",
+        tests=(ORDERS,),
+    ),
+    Mutation(
+        "a label that is being removed counts as there",
+        "core/domains/label.py",
+        "    if label.value == domain and not label.is_going:\n",
+        "    if label.value == domain:\n",
+        tests=(ORDERS,),
+    ),
+    Mutation(
+        "a label goes before the end of its claim is on disk",
+        "core/domains/label.py",
+        "    return patch.change is LabelChange.REMOVE and domains.claims.checkpoint > domains.claims.durable\n",
+        "    return False\n",
+        tests=(ORDERS,),
+    ),
+    Mutation(
+        "a patch of unknown outcome was not made",
+        "core/domains/label.py",
+        "    if label.unsure:\n",
+        "    if False:\n",
+        tests=(LABEL,),
+    ),
+    Mutation(
+        "an operator's label is removed",
+        "core/domains/label.py",
+        "    if label.value in of.kept or label.value not in label.ours:\n",
+        "    if label.value in of.kept:\n",
+        tests=(
+            f"{LABEL}::test_a_label_edited_by_an_operator_stays_is_named_and_is_put_right_when_they_remove_it",
+        ),
+    ),
+    Mutation(
+        "the label is added before the intent is on disk",
+        "core/domains/label.py",
+        "_NEEDS: Final = OWNING - {ClaimState.RESERVED, ClaimState.RELEASING}\n",
+        "_NEEDS: Final = OWNING - {ClaimState.RELEASING}\n",
+        tests=(f"{LABEL}::test_it_is_added_only_when_the_intent_is_on_disk",),
+    ),
+    Mutation(
+        "the daemon's claim keeps the label that it is there for",
+        "core/domains/label.py",
+        "        if config is None or config.kind is not DeviceKind.CHANNEL:\n            continue\n",
+        "        if config is None:\n            continue\n",
+        tests=(f"{LABEL}::test_the_daemon_s_claim_does_not_hold_it",),
+    ),
+    Mutation(
+        "a stale label stays at the start",
+        "core/domains/label.py",
+        "    if found.value is not None and not label.known and not of.kept:\n",
+        "    if False:\n",
+        tests=(f"{LABEL}::test_a_stale_one_is_removed_at_the_start_also_in_mode_host_managed",),
+    ),
+    Mutation(
+        "a lost label is not put back when the watch tells of it",
+        "core/domains/step.py",
+        "            return label.touched(domains), []\n",
+        "            return domains, []\n",
+        tests=(f"{LABEL}::test_it_is_put_back_when_it_is_lost_while_a_claim_lives",),
+    ),
+    Mutation(
+        "conflicts are answered at once for ever",
+        "core/domains/label.py",
+        "    if after.conflicts >= limits.LABEL_CONFLICTS_MAX:\n",
+        "    if False:\n",
+        tests=(f"{LABEL}::test_three_conflicts_in_a_row_are_three_new_decisions_and_then_a_pause",),
+    ),
+    Mutation(
+        "another daemon's view of the label counts after a hand-over or before the checkpoint is read",
+        "core/domains/step.py",
+        "    return state.daemon.role is Role.SERVING and claims.loaded and not claims.unserved\n",
+        "    return state.daemon.role is Role.SERVING and not claims.unserved\n",
+        tests=(f"{LABEL}::test_nothing_is_removed_before_the_checkpoint_is_read",),
+    ),
+    # --- readiness ----------------------------------------------------------------------------------------------------
+    Mutation(
+        "a channel is ready without the daemon's claim",
+        "core/domains/exclusion.py",
+        "    if not has_daemon(domains, own.uid):\n",
+        "    if False:\n",
+        tests=(f"{UNPREPARE}::test_the_daemon_s_claim_that_goes_makes_no_channel_ready_for_the_next_claim",),
+    ),
+    Mutation(
+        "what was Ready before the label was there counts",
+        "core/domains/exclusion.py",
+        "    if view is None or view.number <= domains.label.added or not",
+        "    if view is None or not",
+        tests=(f"{PREPARE}::test_what_was_ready_before_the_label_was_there_is_read_again",),
+    ),
+    Mutation(
+        "any node's readiness is ours",
+        "core/domains/state.py",
+        "        return (self.domain is not None and node in self.domain.ready_nodes) or (\n",
+        "        return (self.domain is not None and bool(self.domain.ready_nodes)) or (\n",
+        tests=(f"{PREPARE}::test_readiness_of_another_node_is_none_of_this_one",),
+    ),
+    # --- who may have a channel, and what is refused ------------------------------------------------------------------
+    Mutation(
+        "only prepared claims have a channel",
+        "core/domains/exclusion.py",
+        "if other.name.uid != entry.name.uid and other.state in OWNING]\n",
+        "if other.name.uid != entry.name.uid and other.state is ClaimState.PREPARED]\n",
+        tests=(f"{PREPARE}::test_a_channel_belongs_to_one_claim_whatever_that_is_doing",),
+    ),
+    Mutation(
+        "a node takes part in two domains",
+        "core/domains/exclusion.py",
+        "    if owner := _by_another_domain(domains, entry, config.domain):\n",
+        "    if owner := '':\n",
+        tests=(f"{PREPARE}::test_a_node_takes_part_in_one_domain_at_a_time",),
+    ),
+    Mutation(
+        "a channel of another namespace's domain is given",
+        "core/domains/exclusion.py",
+        "    if config.kind is DeviceKind.CHANNEL and entry.name.namespace != domain.namespace:\n",
+        "    if False:\n",
+        tests=(f"{PREPARE}::test_what_can_never_be_prepared_is_refused_at_once_and_leaves_nothing",),
+    ),
+    Mutation(
+        "a domainID is joined into a path unchecked",
+        "core/domains/config.py",
+        "    if not isinstance(domain, str) or not is_domain_id(domain):\n",
+        "    if not isinstance(domain, str):\n",
+        tests=(f"{PREPARE}::test_a_domain_id_that_is_no_uuid_is_refused_and_leaves_nothing_anywhere",),
+    ),
+    # --- tombstones and repeated prepares -----------------------------------------------------------------------------
+    Mutation(
+        "an unprepare is forgotten at once",
+        "core/dra/progress.py",
+        "            remembered = replace(entry, retry_at=at + limits.CLAIM_TOMBSTONE_S)\n",
+        "            remembered = replace(entry, retry_at=at)\n",
+        tests=(f"{UNPREPARE}::test_an_unprepare_is_remembered_by_uid_for_90_s",),
+    ),
+    Mutation(
+        "a late prepare of a claim never seen is taken at its word",
+        "core/domains/exclusion.py",
+        "    if view is None or view.number <= entry.since:\n",
+        "    if view is None:\n",
+        tests=(f"{PREPARE}::test_the_domain_is_looked_up_before_any_directory_is_made",),
+    ),
+    Mutation(
+        "a prepare that was repeated is refused for what has passed",
+        "core/dra/progress.py",
+        '        entry = replace(entry, problem="")  # it may have waited until its devices were back\n',
+        "",
+        tests=(ORDERS,),
+    ),
+)

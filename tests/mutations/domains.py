@@ -131,6 +131,15 @@ DOMAINS: Final = (
         tests=(f"{PREPARE}::test_a_channel_belongs_to_one_claim_whatever_that_is_doing",),
     ),
     Mutation(
+        "a claim of a lost checkpoint has nothing before it is read again",
+        "core/domains/exclusion.py",
+        "        if other.domain is None:\n            return",
+        "        if other.domain is None:\n            continue\n            return",
+        tests=(
+            f"{UNPREPARE}::test_what_a_claim_of_a_lost_checkpoint_has_is_nobody_else_s_before_it_is_read",
+        ),
+    ),
+    Mutation(
         "a node takes part in two domains",
         "core/domains/exclusion.py",
         "    if owner := _by_another_domain(domains, entry, config.domain):\n",

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import Prepared, Unprepared
+from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
+from gpuactors.core.dra.entries import StoredEntry
+from gpuactors.core.dra.outputs import CheckpointWanted
 from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.events import ClaimRead
 from tests.core.domains.domain_core import DAEMON, NODE, RED, DomainCore, channel, daemon, name
 
 OLD, NEW = name("old"), name("new")
@@ -228,3 +231,41 @@ def test_the_daemon_s_claim_that_goes_makes_no_channel_ready_for_the_next_claim(
     core.prepare(DAEMON)
     assert isinstance(core.answer(token), Prepared)
     assert NODE in core.domains[RED].ready_nodes
+
+
+# --- the checkpoint is lost -------------------------------------------------------------------------------------
+
+
+def found_by_files(*claims: ClaimName) -> CheckpointWanted:
+    """What the checkpoint keeper finds out from the CDI files."""
+    entries = tuple(StoredEntry(claim, ClaimState.PREPARED, None, ()) for claim in claims)
+    return CheckpointWanted(1, entries, ())
+
+
+def test_a_lost_checkpoint_costs_neither_the_label_nor_the_files_nor_the_channel() -> None:
+    core = prepared()
+    before = dict(core.files)
+    core.disk = found_by_files(DAEMON, OLD)
+    core = core.restarted("read")
+    assert core.history == [None, RED], "whose it is has not been read yet"
+    core.release("read")
+    assert (core.claim_state(OLD), core.claim_state(DAEMON)) == (ClaimState.PREPARED, ClaimState.PREPARED)
+    assert core.files == before
+    core.prepare(NEW)
+    assert core.problem(NEW) == "channel-0: it belongs to the claim default/old"
+    core.unprepare(OLD)
+    assert core.history == [None, RED]
+    assert core.claim_state(NEW) is ClaimState.PREPARED
+
+
+def test_what_a_claim_of_a_lost_checkpoint_has_is_nobody_else_s_before_it_is_read() -> None:
+    core = prepared()
+    core.disk = found_by_files(DAEMON, OLD)
+    core = core.restarted("read")
+    token = core.prepare(NEW)
+    (read,) = (r for r in core.wanted.claims.reads if r.claim == NEW)
+    core.feed(ClaimRead(read.number, core.api[str(NEW)], ClaimsOf.DOMAINS))
+    assert core.answer(token) is None
+    assert core.problem(NEW) == f"what the claim {DAEMON} has is not known yet (the checkpoint is lost)"
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "the checkpoint is lost" in core.refusal(token)

@@ -75,8 +75,10 @@ def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> str:
 
 def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> str:
     for other in _others(domains, entry):
-        for device in wanted if other.domain is not None else ():
-            if other.domain is not None and device in other.domain.devices:
+        if other.domain is None:
+            return f"what the claim {other.name} has is not known yet{_why(other)}"
+        for device in wanted:
+            if device in other.domain.devices:
                 return f"{device}: it {_doing(other)} the claim {other.name}{_why(other)}"
     return ""
 

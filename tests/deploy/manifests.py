@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -50,3 +52,19 @@ def seen_at(pod: Manifest, path: str) -> tuple[str, bool]:
     (volume,) = (v for v in pod["volumes"] if v["name"] == mount["name"])
     rest = PurePosixPath(path).relative_to(mount["mountPath"])
     return str(PurePosixPath(volume["hostPath"]["path"]) / rest), not mount.get("readOnly", False)
+
+
+def configuration_of(container: Manifest) -> dict[str, dict[str, object]]:
+    """What the real command line makes of the container's arguments and variables."""
+    _, *flags = container["args"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuactors", "config", "show", "-o", "json", *flags],
+        capture_output=True,
+        text=True,
+        timeout=RENDER_TIMEOUT_S,
+        env={entry["name"]: entry["value"] for entry in container["env"] if "value" in entry},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return shown

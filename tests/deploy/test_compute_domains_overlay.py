@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from gpuactors.core.domains.model import DRIVER, LABEL
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, HostRoot
 from gpuactors.kubelet.dra.plugin import socket_paths
-from tests.deploy.manifests import DEPLOY, Manifest, of_kind, render, seen_at
+from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, of_kind, render, seen_at
 from tests.deploy.rights import MADE_BY, OF_CLAIMS, UID, rights_of, used_by
 from tests.kube.cluster import NAMESPACE
 
@@ -70,6 +70,16 @@ def test_it_is_dra_and_what_is_added_here(
 
 
 # --- the pod ----------------------------------------------------------------------------------------------
+
+
+def test_compute_domains_are_on_with_what_the_overlay_is_made_for(overlaid: list[Manifest]) -> None:
+    value = {
+        key: entry["value"] for key, entry in configuration_of(pod_of(overlaid)["containers"][0]).items()
+    }
+    assert (value["compute_domains"], value["dra"]) == ("on", "on")
+    assert value["compute_domains_driver"] == DRIVER
+    assert value["compute_domains_namespace"] == NAMESPACE
+    assert (value["host_root"], value["imex_clique"]) == (HOST.prefix, GPU_FEATURES)
 
 
 def test_the_drivers_directory_is_written_at_the_hosts_own_place(overlaid: list[Manifest]) -> None:

@@ -4,10 +4,7 @@ has exactly the verbs of the requests that the client makes."""
 from __future__ import annotations
 
 import copy
-import json
 import os
-import subprocess
-import sys
 from typing import Final
 
 import pytest
@@ -27,7 +24,7 @@ from gpuactors.host.root import (
     HostRoot,
 )
 from gpuactors.kubelet.dra.plugin import socket_paths
-from tests.deploy.manifests import DEPLOY, RENDER_TIMEOUT_S, Manifest, of_kind, render, seen_at
+from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, of_kind, render, seen_at
 from tests.deploy.rights import OF_CLAIMS, UID, rights_of, used_by
 
 
@@ -51,19 +48,7 @@ def container(pod: Manifest) -> Manifest:
 
 @pytest.fixture(scope="module")
 def configuration(container: Manifest) -> dict[str, dict[str, object]]:
-    """What the real command line makes of the container's arguments and variables."""
-    _, *flags = container["args"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuactors", "config", "show", "-o", "json", *flags],
-        capture_output=True,
-        text=True,
-        timeout=RENDER_TIMEOUT_S,
-        env={entry["name"]: entry["value"] for entry in container["env"] if "value" in entry},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    shown: dict[str, dict[str, object]] = json.loads(done.stdout)
-    return shown
+    return configuration_of(container)
 
 
 # --- the pod ----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import ClaimCaller, ImexReader
+from gpuactors.ports import ClaimCaller, HostError, ImexReader
 from gpuactors.ports_kube import DomainApi
 
 log = get_logger()
@@ -51,8 +51,13 @@ class DomainsOutside:
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DomainsOutside:
-    """The real outside. Raises `ports.HostError` as `dra.outside_of`."""
+    """The real outside. Raises `ports.HostError` as `dra.outside_of`, and where both drivers have one name."""
     mode, driver = DomainMode(config.compute_domains), config.compute_domains_driver
+    if config.dra == "on" and driver == config.driver_name:
+        raise HostError(
+            f"--driver-name and --compute-domains-driver are both {driver}: kubelet and the scheduler know a DRA "
+            "driver by its name, so give each its own"
+        )
     directory, client = dra.plugin_dir(config, driver), dra.client_of(config)
     ctl = ImexCtl(str(config.imex_ctl)) if mode is DomainMode.HOST_MANAGED else None
     claims = dra.of_driver(config, ClaimSettings(driver, node), client, hanging)

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from gpuactors.core.domains.model import DRIVER
-from tests.process.daemon import WAIT_S, DaemonProcess, eventually
+from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import Node, address, open_node
 from tests.support.claims import DRIVER as GPUS
 from tests.support.claims import NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
@@ -260,6 +260,17 @@ def test_gpus_and_domains_are_two_drivers_of_one_daemon() -> None:
                 _, channel, _ = domain_with_channel(at)
                 assert unprepare(gpus, "gpu", uid).error == ""
                 assert unprepare(domains, "old", channel).error == ""
+
+
+def test_two_drivers_of_one_name_are_refused(tmp_path: Path) -> None:
+    write_kubeconfig(tmp_path / "kubeconfig", 1)
+    ended = gpuactors(
+        "run", "--dra=on", f"--driver-name={DRIVER}", "--compute-domains=on",
+        f"--kubeconfig={tmp_path / 'kubeconfig'}", f"--state-dir={tmp_path}",
+    )  # fmt: skip
+    assert ended.returncode != 0
+    assert ended.stderr.count("\n") == 1
+    assert "give each its own" in ended.stderr
 
 
 def test_host_managed_waits_for_the_hosts_own_imex(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ DOMAINS: Final = (
         "core/domains/label.py",
         "    return patch.change is LabelChange.REMOVE and domains.claims.checkpoint > domains.claims.durable\n",
         "    return False\n",
-        tests=(ORDERS,),
+        tests=(f"{LABEL}::test_it_goes_only_when_the_end_of_the_last_claim_is_on_disk",),
     ),
     Mutation(
         "a patch of unknown outcome was not made",

@@ -46,6 +46,19 @@ def test_it_comes_with_the_first_claim_and_goes_with_the_last() -> None:
     assert core.history == [None, RED, None]
 
 
+def test_it_goes_only_when_the_end_of_the_last_claim_is_on_disk() -> None:
+    """A daemon that is killed before that has the claim again, under a pod that may follow it."""
+    core = prepared()
+    core.held_back = {"files"}
+    core.unprepare(ONE)
+    core.held_back = {"checkpoint"}
+    core.release("files")
+    assert core.claim_state(ONE) is ClaimState.TOMBSTONE
+    assert core.history == [None, RED]
+    core.release("checkpoint")
+    assert core.history == [None, RED, None]
+
+
 def test_the_daemon_s_claim_does_not_hold_it() -> None:
     core = DomainCore()
     core.created(daemon(DAEMON))

@@ -17,28 +17,29 @@ from tests.support.planted_status import plant_allocated_is_unhealthy
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
 
 VM = "vm-1"
+# The one with the most orders first: so two processes end at about the same time.
 WORLDS = {
-    "two free GPUs": Outside((True, True)),
-    "one free GPU, and an empty slot": Outside((True, False)),
-    "a pod has one of them": Outside((True, True), (VM, None), (VM, None), pods=1),
-    "a pod has one of them, and polls see no names": Outside(
-        (True, True), (VM, None), (VM, None), pods=1, names=False
-    ),
-    "a pod that is gone holds one, an external process the other": Outside(
-        (True, True), (VM, EXTERNAL), pods=1
-    ),
-    "two free GPUs in one group": Outside((True, True), shared=True),
-    "a pod has one, an external process the other, and the kernel says nothing of an unbind that waits": Outside(
-        (True, True), holders=(VM, EXTERNAL), ledger=(VM, None), pods=1, silent=True
-    ),
-    "a pod has one of two in one group": Outside((True, True), (VM, None), (VM, None), pods=1, shared=True),
-    "a pod has both of one group": Outside((True, True), (VM, None), (VM, VM), pods=1, shared=True),
     "two free GPUs beside other plugins": Outside((True, True), crowded=True),
     "a pod has one of them, and other plugins give both away": Outside(
         (True, True), (VM, None), (VM, None), pods=1, others=("other-0", "other-1"), crowded=True
     ),
     "a pod has one by its group's number": Outside(
         (True, True), (None, None), (VM, None), pods=1, known=frozenset({VM}), older=True
+    ),
+    "a pod has one of them, and polls see no names": Outside(
+        (True, True), (VM, None), (VM, None), pods=1, names=False
+    ),
+    "a pod has one of them": Outside((True, True), (VM, None), (VM, None), pods=1),
+    "a pod has both of one group": Outside((True, True), (VM, None), (VM, VM), pods=1, shared=True),
+    "two free GPUs": Outside((True, True)),
+    "two free GPUs in one group": Outside((True, True), shared=True),
+    "a pod has one, an external process the other, and the kernel says nothing of an unbind that waits": Outside(
+        (True, True), holders=(VM, EXTERNAL), ledger=(VM, None), pods=1, silent=True
+    ),
+    "one free GPU, and an empty slot": Outside((True, False)),
+    "a pod has one of two in one group": Outside((True, True), (VM, None), (VM, None), pods=1, shared=True),
+    "a pod that is gone holds one, an external process the other": Outside(
+        (True, True), (VM, EXTERNAL), pods=1
     ),
 }
 

@@ -208,6 +208,20 @@ async def test_a_real_process_binds_and_returns_the_gpu_of_a_fake_tree(node: Nod
     ]
 
 
+def test_a_write_that_fails_after_its_sleep_fails_for_its_writer_and_for_nobody_else(node: Node) -> None:
+    node.write(f"{DRIVERS}/nvidia/unbind", GPU)
+    node.kernel.plan(Planned("/vfio-pci/bind", hangs=True))
+    node.kernel.load("vfio-pci")
+    path = f"{node.tree.root}/{DRIVERS}/vfio-pci/bind"
+    with pytest.raises(SleepsError):
+        node.kernel.write(path, GPU, node.kernel.take(path))
+    node.kernel.release()  # no override: the driver does not match
+    late = node.kernel.late_error(GPU)
+    assert late is not None
+    assert late.errno == errno.ENODEV
+    assert node.kernel.late_error(GPU) is None
+
+
 async def test_a_real_write_that_hangs_blocks_the_next_act_until_it_returns(
     node: Node, tmp_path: Path
 ) -> None:

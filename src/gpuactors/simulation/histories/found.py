@@ -332,6 +332,11 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "a pod with a claim comes@282+11; a daemon crashes@237+0.001; the checkpoint is lost@96+3; "
             "a pod with a claim ends@575+70; the node reboots@198+11; a pod with a claim comes@282+0.001",
         ),
+        "a write that hung fails when it goes on": (
+            8224039495,
+            "a write to sysfs hangs; a pod with a claim comes@4; a write to sysfs does nothing@311; "
+            "a stream is lost+0.001",
+        ),
     }.items()
 }
 """On nodes with claims, each with the seed of the schedule that shows it."""

@@ -77,6 +77,7 @@ class FakeKernel:
         self._users: dict[str, set[int]] = {}
         self._asleep: dict[str, Callable[[], None]] = {}
         """What is done when a function's host driver loses its last user, or a planned hang ends."""
+        self._late_errors: dict[str, OSError] = {}
         self._planned: list[Planned] = []
         (tree.root / "sys/bus/pci/drivers_probe").write_text("")
         for driver, ids in drivers.items():
@@ -153,7 +154,7 @@ class FakeKernel:
             for pid in self._users.get(address, ()):
                 self.tree.kill(pid)
             self._unmade(address)
-        for held in (self._users, self._asleep, self._overrides, self._planned):
+        for held in (self._users, self._asleep, self._late_errors, self._overrides, self._planned):
             held.clear()
 
     # --- what is there ------------------------------------------------------------------------------------------------
@@ -188,12 +189,26 @@ class FakeKernel:
             return
         if planned is not None and planned.hangs:
             address = text.strip() if text.strip() in self.tree.functions else relative[-2]
-            self._asleep[address] = lambda: self._dispatch(path, relative, text)
+            self._late_errors.pop(address, None)  # of a writer that did not wait
+            self._asleep[address] = lambda: self._dispatch_late(address, path, relative, text)
             raise SleepsError(address)
         try:
             self._dispatch(path, relative, text)
         finally:
             self._show_all()
+
+    def _dispatch_late(self, address: str, path: str, relative: list[str], text: str) -> None:
+        """A write that has slept goes on: what it meets now is its writer's, and may be another sleep."""
+        try:
+            self._dispatch(path, relative, text)
+        except SleepsError:
+            return
+        except OSError as error:
+            self._late_errors[address] = error
+
+    def late_error(self, address: str) -> OSError | None:
+        """What a write for this function has failed with after its sleep, told once."""
+        return self._late_errors.pop(address, None)
 
     def _dispatch(self, path: str, relative: list[str], text: str) -> None:
         match relative:

@@ -119,6 +119,8 @@ class _Act:
         for _ in range(round(limits.SYSFS_WRITE_DEADLINE_S / _STEP_S)):
             if not self._writes.kernel.sleeps(error.address):
                 self.asleep_at = None
+                if (late := self._writes.kernel.late_error(error.address)) is not None:
+                    raise late
                 return
             await trio.sleep(_STEP_S)
         raise hangs(path, _PID, limits.SYSFS_WRITE_DEADLINE_S)

@@ -85,6 +85,11 @@ class Faults:
         """It ends now."""
         self._until.pop(fault, None)
 
+    def forget(self, *faults: Fault) -> None:
+        """They strike no more."""
+        for fault in faults:
+            self._waiting.pop(fault, None)
+
     def crash(self, fault: Fault) -> None:
         """Raises `PlannedCrashError` if it strikes now."""
         if self.strikes(fault):

@@ -464,6 +464,8 @@ async def make_quiet(world: World) -> None:
     if world.claims is not None:
         end_faults(world, world.claims)
     world.faults.end(Fault.NO_DESCRIPTORS)
+    # What cannot be read is read again every 30 s at last: three faults would take longer than there is time to settle.
+    world.faults.forget(Fault.INSPECTION_FAILS, Fault.INSPECTION_HANGS)
     if not world.kubelet_runs:
         await world.start_kubelet()
     if not world.serving:

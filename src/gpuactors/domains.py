@@ -9,7 +9,6 @@ Imported with `--compute-domains on` or `host-managed` only.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import final
@@ -36,9 +35,6 @@ from gpuactors.ports_kube import DomainApi
 
 log = get_logger()
 
-DIRECTORY = "domains"
-"""Of the domains' directories, in the driver's own."""
-
 
 @dataclass(frozen=True, slots=True)
 class DomainsOutside:
@@ -58,7 +54,7 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
             f"--driver-name and --compute-domains-driver are both {driver}: kubelet and the scheduler know a DRA "
             "driver by its name, so give each its own"
         )
-    directory, client = dra.plugin_dir(config, driver), dra.client_of(config)
+    client = dra.client_of(config)
     ctl = ImexCtl(str(config.imex_ctl)) if mode is DomainMode.HOST_MANAGED else None
     claims = dra.of_driver(config, ClaimSettings(driver, node), client, hanging)
     return DomainsOutside(
@@ -67,7 +63,7 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
             node,
             config.compute_domains_namespace,
             config.imex_channels,
-            os.path.join(directory, DIRECTORY),
+            dra.mounted_dir(config, driver),
         ),
         claims=claims,
         domains=KubeDomains(client, config.compute_domains_namespace),

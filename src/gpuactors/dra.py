@@ -33,7 +33,7 @@ from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.files import MOUNTED, ClaimFiles
 from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.writes import ProcessWrites
@@ -143,6 +143,11 @@ def of_driver(
 def plugin_dir(config: Config, driver: str) -> str:
     """The driver's directory below kubelet's `plugins`."""
     return os.path.join(config.kubelet_dir, PLUGINS, driver)
+
+
+def mounted_dir(config: Config, driver: str) -> str:
+    """The directory of those directories that containers of the driver's claims mount."""
+    return os.path.join(plugin_dir(config, driver), MOUNTED)
 
 
 def client_of(config: Config) -> ApiClient:

@@ -416,6 +416,11 @@ class ClaimFileStore(Protocol):
         """No file of the claim is there when this returns, nor any of these directories; none was is no error."""
         ...
 
+    async def clear_mounted(self) -> None:
+        """No directory that a container of whatever claim had mounted is there when this returns: of a boot that has
+        ended."""
+        ...
+
 
 class TouchedFiles(Protocol):
     """The directory of the CDI files, which others may touch."""

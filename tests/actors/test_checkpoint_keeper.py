@@ -29,6 +29,7 @@ class Store:
     files: tuple[FoundFiles, ...] = (FoundFiles.of(UID, False, (), [], []),)
     owned: list[bool] = field(default_factory=list)
     removed: list[ClaimUid] = field(default_factory=list)
+    cleared: int = 0
 
     async def read(self, *, owns: bool) -> Restored:
         self.owned.append(owns)
@@ -40,6 +41,9 @@ class Store:
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         self.removed.append(uid)
+
+    async def clear_mounted(self) -> None:
+        self.cleared += 1
 
     async def write(self, _contents: Checkpoint | ClaimContents) -> None:
         pytest.fail("nothing is to be written")
@@ -85,4 +89,22 @@ async def test_metadata_without_the_cdi_file_is_removed_where_the_checkpoint_is_
             assert (store.removed, read.entries) == ([LOST], ())
             assert UID in read.warning
             assert LOST not in read.warning
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("origin", list(Origin))
+async def test_mounted_directories_are_removed_where_the_checkpoint_is_of_another_boot(
+    origin: Origin, autojump_clock: object
+) -> None:
+    """In the same boot a container may have them mounted. They are not another daemon's, which serves."""
+    store, wanted = Store(origin), Latest(ClaimsWanted(load=1))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            assert isinstance(await inbox.receive(), CheckpointRead)
+            assert store.cleared == 0
+            wanted.set(ClaimsWanted(load=2))
+            assert isinstance(await inbox.receive(), CheckpointRead)
+            assert store.cleared == (origin is Origin.OTHER_BOOT)
             nursery.cancel_scope.cancel()

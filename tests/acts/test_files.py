@@ -275,6 +275,17 @@ def test_a_mounted_directory_goes_with_what_its_container_has_written_and_after_
     files(disk).remove(UID, (DOMAIN,))  # it is gone: no error
 
 
+def test_all_mounted_directories_can_be_cleared_and_the_files_of_claims_stay() -> None:
+    disk = with_domain()
+    disk.put(f"{DOMAIN}/nodes_config.cfg", b"x")
+    files(disk).clear_mounted()
+    assert not [path for path in disk.files if path.startswith(DOMAIN)]
+    with pytest.raises(FileNotFoundError):
+        disk.names(DOMAIN)
+    assert DEVICES in disk.files
+    files(disk).clear_mounted()  # none is there: no error
+
+
 def test_a_link_in_a_mounted_directory_goes_and_what_it_names_stays(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()

@@ -3,7 +3,8 @@
 A number that is written stands for all before it. Where the checkpoint is lost, the CDI and metadata files say which
 devices belong to claims; files of no claim are removed, as a daemon that was killed may have left them. So are metadata
 files without the CDI file of the devices, which is written last, and gone after a reboot: no container can be started
-with what they are left of.
+with what they are left of. Where the checkpoint is of another boot, no container runs that has mounted a directory of a
+claim: all these directories are removed, as nobody knows whose they are.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ async def _read(
     kept = whole if lost else {entry.name.uid for entry in entries}
     for uid in found.keys() - kept if owns else ():
         await files.remove(uid)
+    if owns and restored.origin is Origin.OTHER_BOOT:
+        await files.clear_mounted()
     if not lost:
         return CheckpointRead(entries, drivers), checkpoint
     rebuilt = _rebuilt({uid: found[uid] for uid in found.keys() & kept}, of)

@@ -143,3 +143,7 @@ class StoredFiles:
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         """As `ports.ClaimFileStore.remove`."""
         await self._apart(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
+
+    async def clear_mounted(self) -> None:
+        """As `ports.ClaimFileStore.clear_mounted`."""
+        await self._apart(_under(self._lock.writing(), self._files.clear_mounted))

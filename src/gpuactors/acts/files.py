@@ -30,6 +30,9 @@ from gpuactors.core.dra.files import ClaimContents, FoundFiles
 from gpuactors.core.dra.names import is_label, is_uid
 from gpuactors.ports import StateFileError
 
+MOUNTED: Final = "domains"
+"""The directory, in the driver's own, of the directories that containers mount: one for each compute domain."""
+
 _JSON: Final = ".json"
 
 
@@ -55,6 +58,7 @@ class ClaimFiles:
         self._driver = driver
         self._cdi_dir = cdi_dir
         self._metadata_dir = os.path.join(plugin_dir, "metadata")
+        self._mounted_dir = os.path.join(plugin_dir, MOUNTED)
 
     # --- paths --------------------------------------------------------------------------------------------------------
 
@@ -147,6 +151,19 @@ class ClaimFiles:
                 self._sync(os.path.dirname(mounted))
         except OSError as error:
             raise self._error("removed", uid, error) from None
+
+    def clear_mounted(self) -> None:
+        """No directory is there that a container had mounted when this returns, of whatever claim. Raises
+        `FilesError`."""
+        try:
+            with suppress(FileNotFoundError):
+                remove_tree(self._disk, self._mounted_dir)
+            self._sync(os.path.dirname(self._mounted_dir))
+        except OSError as error:
+            sentence = (
+                f"{self._mounted_dir} cannot be removed ({error.strerror}): check the disk and the mounts"
+            )
+            raise FilesError(f"{sentence} of this pod; it is tried again") from None
 
     def _sync(self, directory: str) -> None:
         """Also where nothing was removed now: a daemon that was killed may have removed it and not synced."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -38,11 +39,13 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import InlineUse
 from gpuactors.kube.claims import KubeClaims
+from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.ports import (
     Caller,
     ClaimCaller,
+    ClaimsKubelet,
     Endpoint,
     KubeletError,
     LedgerContents,
@@ -59,7 +62,7 @@ from gpuactors.simulation.memory.kube import MemoryApiServer
 DRIVER: Final = "gpu.nvidia.com"
 NODE: Final = "node-1"
 CDI_DIR: Final = "/var/run/cdi"
-PLUGIN_DIR: Final = f"/var/lib/kubelet/plugins/{DRIVER}"
+PLUGINS: Final = "/var/lib/kubelet/plugins"
 
 SETTINGS: Final = Settings((parse_selector("vendor=10de,class=03"),), 300.0, True)
 
@@ -67,12 +70,14 @@ SETTINGS: Final = Settings((parse_selector("vendor=10de,class=03"),), 300.0, Tru
 class ClaimsWorld:
     """One node, over the lives of its daemons."""
 
+    driver = DRIVER
+
     def __init__(self, directory: Path, specs: Iterable[PciSpec]) -> None:
         self._directory = directory
         self._specs = tuple(specs)
         self._boots = 0
         self.disk = FakeDisk(in_memory=("/run", "/var/run"))
-        for made in (PLUGIN_DIR, "/var/run"):
+        for made in (plugin_dir(self.driver), "/var/run"):
             self.disk.put(f"{made}/.made", b"")
         self.api = FakeApiServer()
         self.api.add_node(NODE)
@@ -131,31 +136,7 @@ class ClaimsWorld:
         """A daemon, as long as the context is open: then it is killed. Raises StoppedError if it was killed before
         an operation; whoever waits for an answer of it is cancelled then."""
         api, kubelet = MemoryApiServer(self.api), _Kubelet()
-        client = api.client()
-        outside = app.Outside(
-            host=InlineReader(
-                SysfsReader(HostRoot(str(self.tree.root)), SETTINGS.selectors, PciIds.open(None))
-            ),
-            use=InlineUse(HostRoot(str(self.tree.root)), "passive"),
-            ledger=_Ledger(),
-            open_uevents=None,
-            kubelet=_NoKubelet(),
-            dra=DraOutside(
-                settings=ClaimSettings(DRIVER, NODE),
-                store=StoredCheckpoint(CheckpointFile(self.disk, PLUGIN_DIR, f"boot-{self._boots}"), inline),
-                files=StoredFiles(
-                    ClaimFiles(self.disk, driver=DRIVER, cdi_dir=CDI_DIR, plugin_dir=PLUGIN_DIR), inline
-                ),
-                touched=None,
-                binder=SysfsBinder(
-                    HostRoot(str(self.tree.root)), self.writes, MemoryPersistence(self.kernel), inline
-                ),
-                claims=KubeClaims(client, DRIVER, NODE),
-                node=KubeNode(client, NODE),
-                slices=KubeSlices(client, DRIVER, NODE),
-                kubelet=kubelet,
-            ),
-        )
+        outside = self.with_claims(self._without_claims(), api.client(), kubelet)
         killed = False
         try:
             async with trio.open_nursery() as nursery:
@@ -179,6 +160,45 @@ class ClaimsWorld:
             self.writes.settle()
         if killed:
             raise StoppedError("the daemon")
+
+    def _without_claims(self) -> app.Outside:
+        return app.Outside(
+            host=InlineReader(
+                SysfsReader(HostRoot(str(self.tree.root)), SETTINGS.selectors, PciIds.open(None))
+            ),
+            use=InlineUse(HostRoot(str(self.tree.root)), "passive"),
+            ledger=_Ledger(),
+            open_uevents=None,
+            kubelet=_NoKubelet(),
+        )
+
+    def with_claims(self, outside: app.Outside, client: ApiClient, kubelet: ClaimsKubelet) -> app.Outside:
+        """The outside of a daemon that serves claims of GPUs."""
+        binder = SysfsBinder(
+            HostRoot(str(self.tree.root)), self.writes, MemoryPersistence(self.kernel), inline
+        )
+        return replace(outside, dra=replace(self.claims_of(client, kubelet), binder=binder))
+
+    def claims_of(self, client: ApiClient, kubelet: ClaimsKubelet) -> DraOutside:
+        """The outside of the driver's claims, without what binds devices."""
+        driver, directory = self.driver, plugin_dir(self.driver)
+        files = ClaimFiles(self.disk, driver=driver, cdi_dir=CDI_DIR, plugin_dir=directory)
+        return DraOutside(
+            settings=ClaimSettings(driver, NODE),
+            store=StoredCheckpoint(CheckpointFile(self.disk, directory, f"boot-{self._boots}"), inline),
+            files=StoredFiles(files, inline),
+            touched=None,
+            binder=None,
+            claims=KubeClaims(client, driver, NODE),
+            node=KubeNode(client, NODE),
+            slices=KubeSlices(client, driver, NODE),
+            kubelet=kubelet,
+        )
+
+
+def plugin_dir(driver: str) -> str:
+    """The driver's directory below kubelet's `plugins`."""
+    return f"{PLUGINS}/{driver}"
 
 
 def device_of(address: str) -> str:

@@ -48,10 +48,10 @@ class DomainsOutside:
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DomainsOutside:
     """The real outside. Raises `ports.HostError` as `dra.outside_of`, and where both drivers have one name."""
-    mode, driver = DomainMode(config.compute_domains), config.compute_domains_driver
+    mode, driver = DomainMode(config.compute_domains), config.domains_driver
     if config.dra == "on" and driver == config.driver_name:
         raise HostError(
-            f"--driver-name and --compute-domains-driver are both {driver}: kubelet and the scheduler know a DRA "
+            f"--driver-name and --domains-driver are both {driver}: kubelet and the scheduler know a DRA "
             "driver by its name, so give each its own"
         )
     client = dra.client_of(config)
@@ -61,12 +61,12 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
         settings=DomainSettings(
             mode,
             node,
-            config.compute_domains_namespace,
+            config.domains_namespace,
             config.imex_channels,
             dra.mounted_dir(config, driver),
         ),
         claims=claims,
-        domains=KubeDomains(client, config.compute_domains_namespace),
+        domains=KubeDomains(client, config.domains_namespace),
         imex=HostImex(HostRoot(str(config.host_root)), clique_file=str(config.imex_clique), ctl=ctl),
     )
 

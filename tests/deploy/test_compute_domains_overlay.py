@@ -77,8 +77,8 @@ def test_compute_domains_are_on_with_what_the_overlay_is_made_for(overlaid: list
         key: entry["value"] for key, entry in configuration_of(pod_of(overlaid)["containers"][0]).items()
     }
     assert (value["compute_domains"], value["dra"]) == ("on", "on")
-    assert value["compute_domains_driver"] == DRIVER
-    assert value["compute_domains_namespace"] == NAMESPACE
+    assert value["domains_driver"] == DRIVER
+    assert value["domains_namespace"] == NAMESPACE
     assert (value["host_root"], value["imex_clique"]) == (HOST.prefix, GPU_FEATURES)
 
 

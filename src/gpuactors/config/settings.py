@@ -289,7 +289,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             yaml_on=True,
         ),
     ] = "off"
-    compute_domains_driver: Annotated[
+    domains_driver: Annotated[
         str,
         Described(
             "Name of the DRA driver of compute domains.",
@@ -298,7 +298,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             check=_checked_driver_name,
         ),
     ] = DRIVER
-    compute_domains_namespace: Annotated[
+    domains_namespace: Annotated[
         str,
         Described(
             "Namespace of NVIDIA's own objects of compute domains: the claims of its daemon pods, and the "
@@ -320,7 +320,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     imex_ctl: Annotated[
         Path,
         Described(
-            "NVIDIA's control tool of the host's IMEX daemon, which `--compute-domains host-managed` asks.",
+            "NVIDIA's control tool of the IMEX daemon that the operator runs on the host; it is asked whether that is "
+            "ready.",
             metavar="FILE",
             must_be=_A_PATH,
         ),
@@ -332,6 +333,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "the clique alone.",
             metavar="FILE",
             must_be=_A_PATH,
+            default="where GPU Feature Discovery writes it",
         ),
     ] = _path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
     journal: Annotated[

@@ -76,7 +76,7 @@ class ComputeDomains:
         if config.kind is DeviceKind.DAEMON and claim.name.namespace != settings.namespace:
             return (
                 f"the claim {claim.name} is for a daemon, and these are in the namespace {settings.namespace} only "
-                "(--compute-domains-namespace)"
+                "(--domains-namespace)"
             )
         return ""
 

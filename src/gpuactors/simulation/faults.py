@@ -85,10 +85,9 @@ class Faults:
         """It ends now."""
         self._until.pop(fault, None)
 
-    def forget(self, *faults: Fault) -> None:
-        """They strike no more."""
-        for fault in faults:
-            self._waiting.pop(fault, None)
+    def left(self, *faults: Fault) -> int:
+        """How often they are still to strike, together."""
+        return sum(self._waiting[fault] for fault in faults)
 
     def crash(self, fault: Fault) -> None:
         """Raises `PlannedCrashError` if it strikes now."""

@@ -398,7 +398,8 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
     """Ends what only the node can end, and waits until kubelet's view is right, and stays so.
 
     `long` watches for longer afterwards: nothing may be sent to kubelet any more. Raises `ViolationError` if the view
-    is not right within `SETTLE_S`, counted from the next full scan where a change was missed.
+    is not right within `SETTLE_S`, counted from the next full scan where a change was missed, and from the last
+    inspection that is to fail.
     """
     if not world.kubelet.has_api_server:
         await trio.sleep(AWAY_S)
@@ -409,7 +410,10 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         safety.check(time_passed=True)
     silent = world.tree.waits_silently and world.waiting()
     missed_s = RESYNC_S if world.missed or silent else 0.0
-    deadline = trio.current_time() + missed_s + SETTLE_S
+    # What could not be read is read again ever more seldom: each fault that is still to come costs one such wait.
+    late = world.faults.left(Fault.INSPECTION_FAILS, Fault.INSPECTION_HANGS)
+    late_s = late * (limits.UNSETTLED_INSPECTIONS_S[-1] + limits.INSPECTION_DEADLINE_S)
+    deadline = trio.current_time() + missed_s + late_s + SETTLE_S
     while True:
         unmet = unsettled(world)
         safety.check(time_passed=True)
@@ -464,8 +468,6 @@ async def make_quiet(world: World) -> None:
     if world.claims is not None:
         end_faults(world, world.claims)
     world.faults.end(Fault.NO_DESCRIPTORS)
-    # What cannot be read is read again every 30 s at last: three faults would take longer than there is time to settle.
-    world.faults.forget(Fault.INSPECTION_FAILS, Fault.INSPECTION_HANGS)
     if not world.kubelet_runs:
         await world.start_kubelet()
     if not world.serving:

@@ -75,7 +75,7 @@ DOMAINS: Final = (
     Mutation(
         "a stale label stays at the start",
         "core/domains/label.py",
-        "    if found.value is not None and not label.known and not of.kept:\n",
+        "    if found.value is not None and not label.known and not of.owning:\n",
         "    if False:\n",
         tests=(f"{LABEL}::test_a_stale_one_is_removed_at_the_start_also_in_mode_host_managed",),
     ),

@@ -59,6 +59,30 @@ def test_it_goes_only_when_the_end_of_the_last_claim_is_on_disk() -> None:
     assert core.history == [None, RED, None]
 
 
+def test_a_stale_one_goes_also_where_a_claim_waits_already_when_it_is_first_read() -> None:
+    """A daemon that starts may be asked before it has read the label."""
+    for stale in (RED, BLUE):
+        core = DomainCore()
+        core.label = stale
+        core = core.restarted("label-read")
+        core.created(channel(ONE))
+        token = core.prepare(ONE)
+        core.release("label-read")
+        assert core.label == RED
+        core.unprepare(ONE)
+        assert core.answer(token) is not None
+        assert core.label is None
+
+
+def test_one_that_a_release_held_when_it_was_first_read_goes_with_it() -> None:
+    core = prepared()
+    core.held_back = {"files"}
+    core.unprepare(ONE)
+    core = core.restarted("files")
+    core.release("files")
+    assert core.label is None
+
+
 def test_the_daemon_s_claim_does_not_hold_it() -> None:
     core = DomainCore()
     core.created(daemon(DAEMON))

@@ -46,6 +46,8 @@ class Held:
     """The label is to have this value; None: no claim needs it."""
     kept: frozenset[str] = frozenset()
     """A label with one of these values stays."""
+    owning: frozenset[DomainUid] = frozenset()
+    """The domains of the claims that have a channel, or are giving it back: a label with one of these is ours."""
 
 
 def config_of(entry: Entry) -> DomainConfig | None:
@@ -60,6 +62,7 @@ def held(domains: Domains) -> Held:
         return Held()
     needed: DomainUid | None = None
     kept: set[str] = set()
+    owning: set[DomainUid] = set()
     for entry in domains.claims.entries.values():
         config = config_of(entry)
         if entry.claim is None and entry.state in OWNING and domains.label.value is not None:
@@ -68,9 +71,11 @@ def held(domains: Domains) -> Held:
             continue
         if entry.state in _KEEPS:
             kept.add(config.domain)
+        if entry.state in OWNING:
+            owning.add(config.domain)
         if entry.state in _NEEDS and needed is None:
             needed = config.domain
-    return Held(needed, frozenset(kept))
+    return Held(needed, frozenset(kept), frozenset(owning))
 
 
 def patch_wanted(label: Label, of: Held) -> LabelPatch | None:
@@ -126,8 +131,8 @@ def asked(domains: Domains) -> Domains:
 def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
     """After each event: what is wanted of the label now. The claims' checkpoint has been read."""
     of, label = held(domains), domains.label
-    if of.needed is not None and of.needed not in label.ours:
-        label = replace(label, ours=_with_ours(label, of.needed))
+    for domain in sorted(of.owning - {*label.ours}):
+        label = replace(label, ours=_with_ours(label, domain))
     domains = replace(domains, label=label)
     if not label.known and not label.read and label.retry_at > at:
         return (asked(domains), []) if label.retry_at == math.inf else (domains, [])
@@ -161,12 +166,13 @@ def deadline(domains: Domains) -> float:
 
 
 def read(domains: Domains, number: int, found: NodeLabel) -> tuple[Domains, list[Effect]]:
-    """It was read. What is found at the start while no claim holds any is what a daemon before this one left."""
+    """It was read. What is found at the start while no claim has a channel is what a daemon before this one left; one
+    that waits for a channel has come since."""
     label = domains.label
     if number != label.read:
         return domains, []
     of, ours = held(domains), label.ours
-    if found.value is not None and not label.known and not of.kept:
+    if found.value is not None and not label.known and not of.owning:
         ours = _with_ours(label, found.value)
     after = replace(label, value=found.value, known=True, unsure=False, ours=ours, read=0, problem="")
     foreign = found.value is not None and found.value not in ours and found.value not in of.kept

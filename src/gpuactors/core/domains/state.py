@@ -34,7 +34,7 @@ class Label:
     """It has been read since this daemon serves."""
     ours: tuple[str, ...] = ()
     """Its values that may be removed, the last LABELS_KEPT: those of our claims' domains, and what was found at the
-    start while no claim was there. Any other one is foreign."""
+    start while no claim had a channel. Any other one is foreign."""
     read: int = 0
     """The number of the outstanding read; 0: none."""
     patch: LabelPatch | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -41,7 +41,6 @@ from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, path_problem
 from gpuactors.control.view import About, Setting
 from gpuactors.core.device_lists import is_ready
-from gpuactors.core.domains.model import DRIVER, DomainSettings
 from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.effects import Answer, Level, Log
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
@@ -264,7 +263,8 @@ async def run_daemon(
     Raises any exception of the registry (a bug), and `ActorBrokenError` when another actor fails again and again.
     """
     claim_settings = outside.dra.settings if outside.dra is not None else None
-    state = initial_state(settings, await _served_before(outside), claim_settings, *_domain_settings(outside))
+    domain_settings = outside.domains.settings if outside.domains is not None else None
+    state = initial_state(settings, await _served_before(outside), claim_settings, domain_settings)
     outputs = project(state)
     # The worst case of the inbox is in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
@@ -289,11 +289,7 @@ async def run_daemon(
     )
 
     running: Latest[frozenset[ResourceName]] = Latest(frozenset())
-    of_domains = InboxCaller(post, replies, ClaimsOf.DOMAINS)
-    plugins_of_claims: list[DraActors | DomainActors] = [
-        *_claims_of(outside, cells.claims, caller, post),
-        *_domain_actors_of(outside, cells.domains, of_domains, post),
-    ]
+    plugins_of_claims = list(_plugins_of_claims(outside, cells, post, replies))
 
     async with trio.open_nursery() as nursery:
 
@@ -348,36 +344,23 @@ async def run_daemon(
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
 
 
-def _claims_of(
+def _plugins_of_claims(
     outside: Outside,
-    cells: registry.ClaimCells,
-    caller: InboxCaller,
+    cells: registry.Cells,
     inbox: trio.MemorySendChannel[Event],
-) -> list[DraActors]:
-    if outside.dra is None:
-        return []
-    from gpuactors import dra  # as in `_dra_of`
+    replies: Replies[Answer],
+) -> Iterator[DraActors | DomainActors]:
+    """The actors of each DRA driver that is on; imported where they are, as in `_dra_of`."""
+    if outside.dra is not None:
+        from gpuactors import dra
 
-    return [dra.DraActors(outside.dra, cells, caller, inbox)]
+        caller = InboxCaller(inbox, replies, ClaimsOf.GPUS)
+        yield dra.DraActors(outside.dra, cells.claims, caller, inbox)
+    if outside.domains is not None:
+        from gpuactors import domains
 
-
-def _domain_actors_of(
-    outside: Outside,
-    cells: registry.DomainCells,
-    caller: InboxCaller,
-    inbox: trio.MemorySendChannel[Event],
-) -> list[DomainActors]:
-    if outside.domains is None:
-        return []
-    from gpuactors import domains  # as in `_dra_of`
-
-    return [domains.DomainActors(outside.domains, cells, caller, inbox)]
-
-
-def _domain_settings(outside: Outside) -> tuple[DomainSettings | None, str]:
-    if outside.domains is None:
-        return None, DRIVER
-    return outside.domains.settings, outside.domains.claims.settings.driver
+        caller = InboxCaller(inbox, replies, ClaimsOf.DOMAINS)
+        yield domains.DomainActors(outside.domains, cells.domains, caller, inbox)
 
 
 async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:

@@ -56,16 +56,12 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
         )
     client = dra.client_of(config)
     ctl = ImexCtl(str(config.imex_ctl)) if mode is DomainMode.HOST_MANAGED else None
-    claims = dra.of_driver(config, ClaimSettings(driver, node), client, hanging)
+    settings = DomainSettings(
+        mode, node, config.domains_namespace, driver, config.imex_channels, dra.mounted_dir(config, driver)
+    )
     return DomainsOutside(
-        settings=DomainSettings(
-            mode,
-            node,
-            config.domains_namespace,
-            config.imex_channels,
-            dra.mounted_dir(config, driver),
-        ),
-        claims=claims,
+        settings=settings,
+        claims=dra.of_driver(config, ClaimSettings(driver, node), client, hanging),
         domains=KubeDomains(client, config.domains_namespace),
         imex=HostImex(HostRoot(str(config.host_root)), clique_file=str(config.imex_clique), ctl=ctl),
     )

@@ -13,7 +13,7 @@ import yaml
 
 from gpuactors.core.domains.config import decoded
 from gpuactors.core.domains.model import DRIVER, DomainMode, DomainSettings, ImexFacts
-from gpuactors.core.domains.offer import offer_of
+from gpuactors.core.domains.offer import offered
 from gpuactors.core.domains.state import Domains, ImexView
 from gpuactors.core.dra.config import ConfigFault
 from gpuactors.core.dra.entries import NO_CLAIMS, ClaimSettings
@@ -153,7 +153,7 @@ def test_the_classes_are_nvidias_by_name_and_select_the_devices_that_they_mean()
         replace(NO_CLAIMS, settings=ClaimSettings(DRIVER, "node-1"), loaded=True),
         imex=ImexView(1, ImexFacts(channel_major=236)),
     )
-    offer = offer_of(domains)
+    offer = offered(domains).offered.offer
     assert offer is not None
     assert sorted(device.name for device in offer.devices) == ["channel-0", "channel-1", "daemon-0"]
     chosen = {

@@ -34,7 +34,7 @@ from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.device_lists import publish
 from gpuactors.core.domains import looks
 from gpuactors.core.domains import step as domains
-from gpuactors.core.domains.model import DRIVER, DomainSettings
+from gpuactors.core.domains.model import DomainSettings
 from gpuactors.core.domains.state import NO_DOMAINS, Domains
 from gpuactors.core.dra import claims, progress
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
@@ -65,7 +65,6 @@ def initial_state(
     served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({}),
     claim_settings: ClaimSettings | None = None,
     domain_settings: DomainSettings | None = None,
-    domain_driver: str = DRIVER,
 ) -> NodeState:
     """The state at start: only the resources that an earlier daemon `served`, with their models, are known; a full scan
     and a read of kubelet's ledger are wanted, and one of the checkpoint if claims are served."""
@@ -94,13 +93,13 @@ def initial_state(
             stopping=False,
         ),
         claims=Claims(claim_settings) if claim_settings is not None else NO_CLAIMS,
-        domains=_first_domains(domain_settings, domain_driver) if domain_settings is not None else NO_DOMAINS,
+        domains=_first_domains(domain_settings) if domain_settings is not None else NO_DOMAINS,
     )
 
 
-def _first_domains(settings: DomainSettings, driver: str) -> Domains:
+def _first_domains(settings: DomainSettings) -> Domains:
     """At start the host is asked what it has of IMEX, and the rest when the checkpoint has been read."""
-    return looks.imex_asked(Domains(settings, Claims(ClaimSettings(driver, settings.node))))
+    return looks.imex_asked(Domains(settings, Claims(ClaimSettings(settings.driver, settings.node))))
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:

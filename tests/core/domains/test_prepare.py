@@ -7,8 +7,18 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.domains.model import LABEL, Clique, ComputeDomain, DeviceKind, DomainMode, ImexFacts
+from gpuactors.core.domains import config, driver
+from gpuactors.core.domains.model import (
+    LABEL,
+    Clique,
+    ComputeDomain,
+    DeviceKind,
+    DomainConfig,
+    DomainMode,
+    ImexFacts,
+)
 from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimUid, Prepared, Unprepared
+from gpuactors.core.dra.config import ConfigFault
 from gpuactors.core.dra.table import ClaimState
 from tests.core.domains.domain_core import (
     AWAY,
@@ -175,7 +185,7 @@ def test_the_clique_is_read_anew_at_each_prepare() -> None:
     core = core_with_daemon()
     core.imex = replace(core.imex, clique_id="cluster.2", channel_major=502)
     core.prepare(ONE)
-    assert core.own(ONE).imex.clique_id == "cluster.2"
+    assert core.own(ONE).imex == core.imex
     nodes = core.files[ONE.uid][0].edits
     assert "502" in str(nodes)
 
@@ -319,6 +329,39 @@ def offered(core: DomainCore) -> list[str]:
     assert offer is not None
     assert [h.device for h in core.wanted.claims.health] == [device.name for device in offer.devices]
     return [device.name for device in offer.devices]
+
+
+def test_what_is_offered_is_derived_again_only_when_it_or_a_claim_of_it_changes() -> None:
+    core = core_with_daemon()
+    token = core.prepare(ONE)
+    assert isinstance(core.answer(token), Prepared)
+    before = core.wanted.claims
+    core.labelled(RED)
+    core.pass_time(3600)
+    assert core.wanted.claims.offer is before.offer
+    assert core.wanted.claims.health is before.health
+    core.unprepare(ONE)
+    assert core.wanted.claims.offer is not before.offer
+
+
+def test_the_configuration_of_a_claim_is_decoded_when_the_claim_is_read_and_never_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = core_with_daemon()
+    decodings: list[Claim] = []
+
+    def chosen(claim: Claim) -> DomainConfig | ConfigFault:
+        decodings.append(claim)
+        return config.chosen(claim)
+
+    monkeypatch.setattr(driver, "chosen", chosen)
+    token = core.prepare(ONE)
+    assert isinstance(core.answer(token), Prepared)
+    assert len(decodings) == 2, "it is checked, and then it is kept"
+    core.labelled(None)
+    core.pass_time(3600)
+    core.unprepare(ONE)
+    assert len(decodings) == 2
 
 
 def test_a_node_with_imex_offers_its_channels_and_one_daemon() -> None:

@@ -30,23 +30,23 @@ class DomainEdits:
     edits: Json
 
 
-def channel_edits(own: ClaimedDomain) -> Json:
+def channel_edits(own: ClaimedDomain, imex: ImexFacts) -> Json:
     """Of each channel that the claim has."""
     found: dict[str, Json] = {"env": (f"COMPUTE_DOMAIN_UUID={own.uid}",)}
-    if own.imex.clique_id and own.imex.channel_major is not None:
+    if imex.clique_id and imex.channel_major is not None:
         found["deviceNodes"] = tuple(
-            _node(f"{CHANNEL_NODES}{d.id}", own.imex.channel_major, d.id)
+            _node(f"{CHANNEL_NODES}{d.id}", imex.channel_major, d.id)
             for d in own.devices
             if d.kind is DeviceKind.CHANNEL
         )
     return found
 
 
-def daemon_edits(own: ClaimedDomain, directory: str) -> Json:
+def daemon_edits(own: ClaimedDomain, imex: ImexFacts, directory: str) -> Json:
     """`directory` is the domain's own, as the host has it."""
     found: dict[str, Json] = {
         "env": (
-            f"CLIQUE_ID={own.imex.clique_id}",
+            f"CLIQUE_ID={imex.clique_id}",
             f"COMPUTE_DOMAIN_UUID={own.uid}",
             f"COMPUTE_DOMAIN_NAME={own.name}",
             f"COMPUTE_DOMAIN_NAMESPACE={own.namespace}",
@@ -59,14 +59,17 @@ def daemon_edits(own: ClaimedDomain, directory: str) -> Json:
             },
         ),
     }
-    if (node := _mgmt_node(own.imex)) is not None:
+    if (node := _mgmt_node(imex)) is not None:
         found["deviceNodes"] = (node,)
     return found
 
 
 def edits_of(own: ClaimedDomain, device: DomainDevice, directory: str) -> Json:
-    """Those of one device of the claim."""
-    return channel_edits(own) if device.kind is DeviceKind.CHANNEL else daemon_edits(own, directory)
+    """Those of one device of the claim, for which the host's facts have been read."""
+    assert own.imex is not None
+    if device.kind is DeviceKind.CHANNEL:
+        return channel_edits(own, own.imex)
+    return daemon_edits(own, own.imex, directory)
 
 
 def _mgmt_node(imex: ImexFacts) -> Json:

@@ -11,11 +11,9 @@ is made of it. A prepare decodes strictly, as that of a GPU does (`dra/config.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from gpuactors.core.domains.model import DeviceKind, DomainUid, device_of
+from gpuactors.core.domains.model import AllocationMode, DeviceKind, DomainConfig, DomainUid, device_of
 from gpuactors.core.dra.claim import AllocatedDevice, Claim, Json
 from gpuactors.core.dra.config import API_VERSION, ConfigFault, covers
 from gpuactors.core.dra.names import is_domain_id
@@ -29,24 +27,6 @@ _FIELDS: Final = {
     DAEMON_CONFIG: ("apiVersion", "kind", "domainID"),
 }
 _KINDS: Final = {CHANNEL_CONFIG: DeviceKind.CHANNEL, DAEMON_CONFIG: DeviceKind.DAEMON}
-
-
-class AllocationMode(StrEnum):
-    """Which channels the container of a channel claim gets."""
-
-    SINGLE = "Single"
-    """The allocated one."""
-    ALL = "All"
-    """Every channel of the node."""
-
-
-@dataclass(frozen=True, slots=True)
-class DomainConfig:
-    """What a claim is for."""
-
-    kind: DeviceKind
-    domain: DomainUid
-    mode: AllocationMode = AllocationMode.SINGLE
 
 
 def chosen(claim: Claim) -> DomainConfig | ConfigFault:

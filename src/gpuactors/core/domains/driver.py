@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Final, final
 from gpuactors.core.domains import exclusion, looks
 from gpuactors.core.domains.cdi import DomainEdits, edits_of
 from gpuactors.core.domains.config import chosen
-from gpuactors.core.domains.label import config_of
 from gpuactors.core.domains.model import (
     ClaimedDomain,
     DeviceKind,
     DomainMode,
     DomainSettings,
-    ImexFacts,
     device_of,
 )
-from gpuactors.core.domains.offer import health_of, offer_of
 from gpuactors.core.domains.reservation import claimed_domain
 from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
 from gpuactors.core.dra.config import ConfigFault
@@ -54,7 +51,7 @@ class ComputeDomains:
         return replace(state, domains=replace(state.domains, claims=claims))
 
     def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
-        return offer_of(state.domains), health_of(state.domains)
+        return state.domains.offered.offer, state.domains.offered.health
 
     def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
         return claims, event.entries
@@ -80,8 +77,12 @@ class ComputeDomains:
             )
         return ""
 
+    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+        config = chosen(claim)
+        return replace(entry, claim=claim, config=None if isinstance(config, ConfigFault) else config)
+
     def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
-        config = config_of(entry)
+        config = entry.config
         assert config is not None
         entry = replace(entry, since=state.domains.last)
         domains = looks.imex_asked(looks.domain_asked(state.domains, config.domain))
@@ -91,7 +92,7 @@ class ComputeDomains:
         return exclusion.in_the_way(state.domains, entry)
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
-        domains, config = state.domains, config_of(entry)
+        domains, config = state.domains, entry.config
         assert config is not None
         assert entry.claim is not None
         assert domains.settings is not None
@@ -114,7 +115,7 @@ class ComputeDomains:
         return state
 
     def astray(self, state: NodeState, entry: Entry) -> str | None:
-        config, own, facts = config_of(entry), entry.domain, state.domains.imex.facts
+        config, own, facts = entry.config, entry.domain, state.domains.imex.facts
         if config is None or own is None or exclusion.unseen(state.domains, entry, config):
             return None
         if facts is not None and replace(facts, host_problem="") != own.imex:
@@ -123,11 +124,10 @@ class ComputeDomains:
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """Its domain's name and the host's facts are read before its files are written again (`lacking`)."""
-        config = chosen(claim)
-        assert not isinstance(config, ConfigFault)
+        entry = self.with_claim(entry, claim)
+        assert entry.config is not None
         devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)
-        own = ClaimedDomain(config.domain, "", "", devices, ImexFacts("not read yet"))
-        return replace(entry, claim=claim, domain=own)
+        return replace(entry, domain=ClaimedDomain(entry.config.domain, "", "", devices, None))
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DomainEdits, ...]:
         own = entry.domain

@@ -15,15 +15,14 @@ from gpuactors.core.dra.exclusion import InTheWay
 from gpuactors.core.dra.table import OWNING, ClaimState
 
 if TYPE_CHECKING:
-    from gpuactors.core.domains.config import DomainConfig
-    from gpuactors.core.domains.model import DomainDevice
+    from gpuactors.core.domains.model import DomainConfig, DomainDevice
     from gpuactors.core.domains.state import Domains
     from gpuactors.core.dra.entries import Entry
 
 
 def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
-    config, settings = label.config_of(entry), domains.settings
+    config, settings = entry.config, domains.settings
     assert config is not None
     assert entry.claim is not None
     assert settings is not None
@@ -111,7 +110,7 @@ def _why(other: Entry) -> str:
 def lacking(domains: Domains, entry: Entry) -> str:
     """What a reserved claim lacks until its container may start, as a sentence; empty if nothing. A channel needs the
     label, then the claim of the domain's daemon on this node, then that this is Ready."""
-    own, config, settings = entry.domain, label.config_of(entry), domains.settings
+    own, config, settings = entry.domain, entry.config, domains.settings
     assert own is not None
     assert config is not None
     assert settings is not None

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.domains.config import DomainConfig, chosen
 from gpuactors.core.domains.model import (
     LABEL,
     DeviceKind,
@@ -26,7 +25,6 @@ from gpuactors.core.domains.model import (
     NodeLabel,
 )
 from gpuactors.core.domains.state import Domains, Label
-from gpuactors.core.dra.entries import Entry
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.effects import Effect, Level, Log
 from gpuactors.core.quote import quoted_id
@@ -50,12 +48,6 @@ class Held:
     """The domains of the claims that have a channel, or are giving it back: a label with one of these is ours."""
 
 
-def config_of(entry: Entry) -> DomainConfig | None:
-    """What the claim is for; None while it has not been read."""
-    found = chosen(entry.claim) if entry.claim is not None else None
-    return found if isinstance(found, DomainConfig) else None
-
-
 def held(domains: Domains) -> Held:
     """By the claims as they are. With a daemon that the host manages no claim holds the label."""
     if domains.settings is None or domains.settings.mode is not DomainMode.ON:
@@ -64,7 +56,7 @@ def held(domains: Domains) -> Held:
     kept: set[str] = set()
     owning: set[DomainUid] = set()
     for entry in domains.claims.entries.values():
-        config = config_of(entry)
+        config = entry.config
         if entry.claim is None and entry.state in OWNING and domains.label.value is not None:
             kept.add(domains.label.value)  # the checkpoint is lost: what it is for is being read
         if config is None or config.kind is not DeviceKind.CHANNEL:

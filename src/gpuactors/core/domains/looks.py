@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.domains.label import config_of
 from gpuactors.core.domains.model import Clique, ComputeDomain, DomainMode, DomainUid, ImexFacts
 from gpuactors.core.domains.state import Domains, DomainView, ImexView
 from gpuactors.core.dra.table import ClaimState
@@ -105,8 +104,8 @@ def imex_unreadable(domains: Domains, number: int, reason: str) -> tuple[Domains
 
 def followed(domains: Domains, at: float) -> Domains:
     """After each event: domains without a claim are forgotten, and what claims wait for is read now or soon."""
-    configs = (config_of(entry) for entry in domains.claims.entries.values())
-    uids = {config.domain for config in configs if config is not None}
+    entries = domains.claims.entries.values()
+    uids = {entry.config.domain for entry in entries if entry.config is not None}
     if not domains.known.keys() <= uids:
         domains = replace(domains, known={u: v for u, v in domains.known.items() if u in uids})
     waited = _waited_for(domains)
@@ -151,5 +150,5 @@ def deadline(domains: Domains) -> float:
 
 
 def _waited_for(domains: Domains) -> tuple[DomainUid, ...]:
-    waiting = (e for e in domains.claims.entries.values() if e.state in _WAIT)
-    return tuple(dict.fromkeys(c.domain for e in waiting if (c := config_of(e)) is not None))
+    waiting = (e.config for e in domains.claims.entries.values() if e.state in _WAIT)
+    return tuple(dict.fromkeys(config.domain for config in waiting if config is not None))

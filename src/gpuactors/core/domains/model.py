@@ -67,10 +67,30 @@ class DomainSettings:
     """Our node's name."""
     namespace: str
     """Where the driver's own objects are: the claims of its daemons, and the ComputeDomainCliques."""
+    driver: str = DRIVER
+    """The name of the DRA driver."""
     channels: int = 1
     """How many channels are offered, from `channel-0` on."""
     directory: str = ""
     """The directory of the domains' directories, as the host has it: each is mounted into its daemon as /imexd."""
+
+
+class AllocationMode(StrEnum):
+    """Which channels the container of a channel claim gets."""
+
+    SINGLE = "Single"
+    """The allocated one."""
+    ALL = "All"
+    """Every channel of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainConfig:
+    """What a claim is for."""
+
+    kind: DeviceKind
+    domain: DomainUid
+    mode: AllocationMode = AllocationMode.SINGLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +172,5 @@ class ClaimedDomain:
     name: str
     namespace: str
     devices: tuple[DomainDevice, ...]
-    imex: ImexFacts
-    """Of this boot: the checkpoint of another one counts as empty."""
+    imex: ImexFacts | None
+    """Of this boot: the checkpoint of another one counts as empty. None: not read yet; the checkpoint was lost."""

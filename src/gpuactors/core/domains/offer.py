@@ -1,19 +1,22 @@
 """The devices of compute domains that the node offers to claims: channels, and the daemon of a domain.
 
-A node without IMEX offers nothing, but what a claim has: a pool never has less than what is held.
+A node without IMEX offers nothing, but what a claim has: a pool never has less than what is held. Derived when one of
+the two changes, and carried in the state with what it is derived from (as that of GPUs is, `dra/offer.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-from gpuactors.core.domains.model import DeviceKind, DomainDevice, DomainMode, DomainSettings
-from gpuactors.core.domains.state import Domains
+from gpuactors.core.domains.model import ClaimedDomain, DeviceKind, DomainDevice, DomainMode, DomainSettings
 from gpuactors.core.dra.claim import DeviceHealth, DraHealth
 from gpuactors.core.dra.slices import Attribute, Blocked, BlockKind, Offer
 from gpuactors.core.dra.table import OWNING
+
+if TYPE_CHECKING:
+    from gpuactors.core.domains.state import Domains
 
 NO_IMEX: Final = "NoImex"
 """The taint of a device that a claim has on a node which has lost its IMEX."""
@@ -46,28 +49,41 @@ class OfferedImexDevice:
         return ""
 
 
-def offer_of(domains: Domains) -> Offer[OfferedImexDevice] | None:
-    """What the ResourceSlice is to offer; None while the host has not said whether it has IMEX."""
+@dataclass(frozen=True, slots=True)
+class OfferedDomains:
+    """What is offered, preceded by what it is derived from."""
+
+    absent: str | None = None
+    """As the host's facts have it; None while it has not said whether it has IMEX, and nothing is offered."""
+    claimed: tuple[ClaimedDomain, ...] = ()
+
+    offer: Offer[OfferedImexDevice] | None = None
+    health: tuple[DeviceHealth, ...] = ()
+    """Of each device that is offered: the health that kubelet shows in the status of the pod that has it."""
+
+
+NOTHING_OFFERED: Final = OfferedDomains()
+
+
+def offered(domains: Domains) -> Domains:
+    """`domains` with what their ResourceSlice is to offer; the same object unless that has changed."""
     settings, claim_settings, facts = domains.settings, domains.claims.settings, domains.imex.facts
     if settings is None or claim_settings is None or facts is None or not domains.claims.loaded:
-        return None
-    claimed = _claimed(domains)
+        return domains
+    known, claimed = domains.offered, _claimed(domains)
+    if (known.absent, known.claimed) == (facts.absent, claimed):
+        return domains
+    held = {device for own in claimed for device in own.devices}
     blocked = Blocked(BlockKind.UNHEALTHY, NO_IMEX) if facts.absent else None
-    devices = claimed if facts.absent else claimed | set(_devices(settings))
-    return Offer(
+    health = DraHealth.UNHEALTHY if facts.absent else DraHealth.HEALTHY
+    names = sorted(held if facts.absent else held | set(_devices(settings)), key=str)
+    offer = Offer(
         claim_settings.driver,
         claim_settings.pool,
-        tuple(OfferedImexDevice(d, blocked, d in claimed) for d in sorted(devices, key=str)),
+        tuple(OfferedImexDevice(device, blocked, device in held) for device in names),
     )
-
-
-def health_of(domains: Domains) -> tuple[DeviceHealth, ...]:
-    """Of each device that is offered: the health that kubelet shows in the status of the pod that has it."""
-    offer, facts = offer_of(domains), domains.imex.facts
-    if offer is None or facts is None:
-        return ()
-    health = DraHealth.UNHEALTHY if facts.absent else DraHealth.HEALTHY
-    return tuple(DeviceHealth(offer.node, device.name, health, facts.absent) for device in offer.devices)
+    of_each = tuple(DeviceHealth(offer.node, str(device), health, facts.absent) for device in names)
+    return replace(domains, offered=OfferedDomains(facts.absent, claimed, offer, of_each))
 
 
 def _devices(settings: DomainSettings) -> tuple[DomainDevice, ...]:
@@ -76,7 +92,7 @@ def _devices(settings: DomainSettings) -> tuple[DomainDevice, ...]:
     return channels + daemons
 
 
-def _claimed(domains: Domains) -> set[DomainDevice]:
-    """The devices that claims have."""
-    owning = (entry for entry in domains.claims.entries.values() if entry.state in OWNING)
-    return {device for entry in owning if entry.domain is not None for device in entry.domain.devices}
+def _claimed(domains: Domains) -> tuple[ClaimedDomain, ...]:
+    """What claims have."""
+    owning = (entry.domain for entry in domains.claims.entries.values() if entry.state in OWNING)
+    return tuple(own for own in owning if own is not None)

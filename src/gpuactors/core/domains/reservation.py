@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuactors.core.domains.config import AllocationMode, DomainConfig
 from gpuactors.core.domains.model import (
+    AllocationMode,
     ClaimedDomain,
     ComputeDomain,
     DeviceKind,
+    DomainConfig,
     DomainDevice,
     DomainSettings,
     ImexFacts,

@@ -20,6 +20,7 @@ from gpuactors.core.domains.model import (
     LabelChange,
     LabelPatch,
 )
+from gpuactors.core.domains.offer import NOTHING_OFFERED, OfferedDomains
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims
 from gpuactors.core.refresh import Refresh
 
@@ -110,6 +111,8 @@ class Domains:
     known: Mapping[DomainUid, DomainView] = field(default_factory=dict)
     """The domains of the claims that are here."""
     imex: ImexView = ImexView()
+    offered: OfferedDomains = field(default=NOTHING_OFFERED, compare=False, repr=False)
+    """What is offered to claims, derived from the rest; see `offer.py`."""
 
 
 NO_DOMAINS: Final = Domains()

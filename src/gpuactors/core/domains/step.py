@@ -9,6 +9,7 @@ from typing import assert_never
 
 from gpuactors.core import events
 from gpuactors.core.domains import label, looks
+from gpuactors.core.domains.offer import offered
 from gpuactors.core.domains.state import Domains, Label
 from gpuactors.core.effects import Effect
 from gpuactors.core.model import Role
@@ -61,7 +62,10 @@ def followed(state: NodeState, at: float) -> Stepped:
     if not is_serving(state):  # another daemon may change the label: what is known of it is of no use
         return _with(state, replace(domains, label=Label())), []
     domains, effects = label.decided(looks.followed(domains, at), at)
-    return _with(state, domains), effects
+    state = _with(state, domains)
+    if (after := offered(state.domains)) is not state.domains:
+        state = replace(state, domains=after)
+    return state, effects
 
 
 def due(state: NodeState, at: float) -> NodeState:

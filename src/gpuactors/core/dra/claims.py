@@ -89,11 +89,12 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             stored.name,
             stored.state,
             order=claims.last,
-            claim=stored.claim,
             gpus=stored.gpus,
             domain=stored.domain,
             bound=stored.bound,
         )
+        if stored.claim is not None:
+            entry = driver.with_claim(entry, stored.claim)
         if stored.claim is None and stored.state is not ClaimState.RELEASING:
             # The checkpoint is lost, and it was found out from its files.
             stopped = replace(entry, state=ClaimState.STOPPED, problem="the checkpoint is lost")
@@ -204,7 +205,7 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
         return driver.with_claims(state, with_entry(claims, again)), []
     if refused := _refused_by_content(driver, state, event.claim):
         return not_prepared(driver, driver.with_claims(state, claims), entry, refused)
-    state, entry = driver.looked_at(state, replace(entry, claim=event.claim, problem=""), at)
+    state, entry = driver.looked_at(state, driver.with_claim(replace(entry, problem=""), event.claim), at)
     return driver.with_claims(state, moved(driver, claims, entry, On.FETCHED)), []
 
 

@@ -47,6 +47,9 @@ class ClaimDriver(Protocol):
     def unfit(self, state: NodeState, claim: Claim) -> str:
         """Why an allocated claim cannot be prepared here whatever else happens, as a sentence; empty if it can."""
 
+    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+        """The entry with its claim as it was read, and with what this driver needs of it at every event."""
+
     def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
         """`state` with fresh looks requested at what the claim is to get, or has: nothing that was seen before counts
         for it; and the entry, which remembers since when."""

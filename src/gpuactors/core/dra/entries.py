@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpuactors.core.domains.model import ClaimedDomain
+from gpuactors.core.domains.model import ClaimedDomain, DomainConfig
 from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver
 from gpuactors.core.dra.prebound import KernelId, OperatorsList
 from gpuactors.core.dra.slices import Publication
@@ -66,6 +66,8 @@ class Entry:
     """The acts that are requested, with their numbers: by a device's address, or FILES."""
     domain: ClaimedDomain | None = None
     """The same of a compute domain's claim."""
+    config: DomainConfig | None = None
+    """What a compute domain's claim is for, decoded once (`ClaimDriver.with_claim`); None before it has been read."""
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
     """What its devices are bound to, as last seen by an act."""
     problem: str = ""

@@ -86,6 +86,9 @@ class Gpus:
             return found.sentence
         return not_given(state, allocated_devices(claim)) if state.host.scanned else ""
 
+    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+        return replace(entry, claim=claim)
+
     def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
         entry = replace(entry, since=state.host.inspections.last)
         if entry.state in OWNING:  # also a function that was not there when it was last looked for

@@ -95,11 +95,16 @@ def _domain(own: ClaimedDomain) -> Mapping[str, Json]:
         "name": own.name,
         "namespace": own.namespace,
         "devices": tuple(map(str, own.devices)),
-        "absent": own.imex.absent,
-        "channelMajor": own.imex.channel_major,
-        "capsMajor": own.imex.caps_major,
-        "mgmtMinor": own.imex.mgmt_minor,
-        "cliqueId": own.imex.clique_id,
+        "imex": _imex(own.imex) if own.imex is not None else None,
+    }
+
+
+def _imex(facts: ImexFacts) -> Mapping[str, Json]:
+    return {
+        "channelMajor": facts.channel_major,
+        "capsMajor": facts.caps_major,
+        "mgmtMinor": facts.mgmt_minor,
+        "cliqueId": facts.clique_id,
     }
 
 
@@ -157,13 +162,20 @@ def _as_domain(content: Json) -> ClaimedDomain | None:
         _text(content, "name"),
         _text(content, "namespace"),
         tuple(device for device in devices if device is not None),
-        ImexFacts(
-            _text(content, "absent"),
-            _number_or_none(content, "channelMajor"),
-            _number_or_none(content, "capsMajor"),
-            _number_or_none(content, "mgmtMinor"),
-            _text(content, "cliqueId"),
-        ),
+        _as_imex(content.get("imex")),
+    )
+
+
+def _as_imex(content: Json) -> ImexFacts | None:
+    if content is None:
+        return None
+    if not isinstance(content, Mapping):
+        raise MalformedError("imex is no object")
+    return ImexFacts(
+        channel_major=_number_or_none(content, "channelMajor"),
+        caps_major=_number_or_none(content, "capsMajor"),
+        mgmt_minor=_number_or_none(content, "mgmtMinor"),
+        clique_id=_text(content, "cliqueId"),
     )
 
 

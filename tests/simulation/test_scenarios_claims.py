@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from gpuactors.core.dra import exclusion, reservation
 from gpuactors.core.dra.prebound import PreBound, Rule
 from gpuactors.simulation import run
 from gpuactors.simulation.claims import DRIVER, ClaimsSide
+from gpuactors.simulation.cluster import Cluster
 from gpuactors.simulation.expectations import Expectation, Situation
 from gpuactors.simulation.expectations_claims import (
     ClaimSeen,
@@ -37,19 +36,10 @@ from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.scenarios.claims import CLAIMS
 from gpuactors.simulation.scenarios.prebound import PREBOUND
-from gpuactors.simulation.script import Scenario
+from tests.support.scenarios import fails_at, steps_of
 
 VFIO, HOST = ("vfio-pci", "vfio-pci"), ("nvidia", "snd_hda_intel")
 A, B = "0000:19:00.0", "0000:3b:00.0"
-
-
-@cache  # a story takes seconds, and its output is only read
-def steps_of(scenario: str) -> list[dict[str, Any]]:
-    """The steps of a story in JSON lines."""
-    out = io.StringIO()
-    assert run.simulate(scenario=scenario, seed=0, speed=1.0, json_lines=True, out=out) == run.EXIT_OK
-    *steps, _ = [json.loads(line) for line in out.getvalue().splitlines()]
-    return steps
 
 
 def drivers(step: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -96,22 +86,6 @@ def test_the_gpus_and_their_claims_are_a_table() -> None:
 
 
 # --- a daemon that is wrong is found -----------------------------------------------------------------------------
-
-
-def fails_at(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, step: int) -> str:
-    """What is not as expected in the last step that is played."""
-    steps = scenario.steps
-
-    def shorter(rng: Any) -> Any:
-        played = steps(rng)[:step]
-        return (*played[:-1], replace(played[-1], within_s=4.0))
-
-    monkeypatch.setattr(run, "SCENARIOS", (replace(scenario, steps=shorter),))
-    out = io.StringIO()
-    code = run.simulate(scenario=scenario.name, seed=0, speed=1.0, json_lines=True, out=out)
-    result = json.loads(out.getvalue().splitlines()[-1])
-    assert (code, result["steps"]) == (run.EXIT_FAILED, step)
-    return "; ".join(result["unmet"])
 
 
 def test_a_daemon_that_returns_a_pre_bound_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,5 +178,6 @@ def test_a_file_that_goes_while_it_is_looked_for_is_no_failure(
 
     monkeypatch.setattr(os, "scandir", removing)
     (tmp_path / "h").mkdir()
-    side = ClaimsSide(tmp_path, FakeApiServer(), FakeKernel(HostTree(tmp_path / "h")))
+    cluster = Cluster(tmp_path, FakeApiServer(), DRIVER)
+    side = ClaimsSide(cluster, FakeKernel(HostTree(tmp_path / "h")))
     assert side.seen(EMPTY, None).left == ("gpu.json",)

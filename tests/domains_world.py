@@ -17,7 +17,7 @@ import trio
 
 from gpuactors import app
 from gpuactors.acts.files import MOUNTED
-from gpuactors.core.domains.model import DRIVER, LABEL, DomainMode, DomainSettings, ImexFacts
+from gpuactors.core.domains.model import DRIVER, DomainMode, DomainSettings, ImexFacts
 from gpuactors.core.dra.claim import ClaimName, ClaimUid
 from gpuactors.domains import DomainsOutside
 from gpuactors.host.imex import ImexFiles
@@ -27,8 +27,8 @@ from gpuactors.kube.domains import KubeDomains
 from gpuactors.ports import ClaimsKubelet
 from gpuactors.ports_kube import LabelConflict, NodeApi, NodeMetadata
 from gpuactors.simulation.disk.disk import FakeDisk
+from gpuactors.simulation.kube.domain_objects import label_of
 from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kube.status import NODES
 from tests.claims_world import CDI_DIR, NODE, ClaimsWorld, plugin_dir
 from tests.support.claims import Api
 from tests.support.domains import NAMESPACE, DomainObjects, with_imex
@@ -69,8 +69,7 @@ class DomainsWorld(ClaimsWorld):
     @property
     def label(self) -> str | None:
         """The value of the label of our Node."""
-        found = self.api.store.get(NODES, "", NODE)["metadata"].get("labels") or {}
-        return found.get(LABEL)
+        return label_of(self.api, NODE)
 
     def edits(self) -> list[str]:
         """The names of the CDI files."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from gpuactors.core.domains.model import DRIVER, LABEL
-from gpuactors.simulation.kube.status import NODES
+from gpuactors.core.domains.model import LABEL
+from gpuactors.simulation.kube import domain_objects
+from gpuactors.simulation.kube.domain_objects import CHANNEL, DAEMON, NAMESPACE
 from tests.support.claims import NODE, Api
 
-NAMESPACE: Final = "nvidia-dra-driver-gpu"
+__all__ = ["CHANNEL", "CLIQUE", "DAEMON", "NAMESPACE", "DomainObjects", "with_imex"]
+
 CLIQUE: Final = "c0ffee00-0000-4000-8000-000000000001.7"
-CHANNEL, DAEMON = "channel-0", "daemon-0"
 
 DEVICES: Final = """\
 Character devices:
@@ -54,62 +56,29 @@ class DomainObjects:
 
     def channel(self, name: str, domain: str, **config: str) -> str:
         """A claim for a channel, allocated to our node; its UID."""
-        return self._claim("default", name, CHANNEL, "ComputeDomainChannelConfig", domain, config)
+        make = partial(domain_objects.add_channel, self._api.server, NODE, name, domain, **config)
+        return str(self._api.do(make))
 
     def daemon(self, name: str, domain: str) -> str:
         """The claim of a domain's daemon pod, allocated to our node; its UID."""
-        return self._claim(NAMESPACE, name, DAEMON, "ComputeDomainDaemonConfig", domain, {})
-
-    def _claim(
-        self, namespace: str, name: str, device: str, kind: str, domain: str, config: Mapping[str, str]
-    ) -> str:
-        request = device.partition("-")[0]
-        spec = {
-            "devices": {"requests": [{"name": request, "exactly": {"deviceClassName": f"{request}.test"}}]}
-        }
-        made = self._api.do(
-            self._api.server.add_claim, {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
-        )
-        parameters = {
-            "apiVersion": "resource.nvidia.com/v1beta1",
-            "kind": kind,
-            "domainID": domain,
-            **config,
-        }
-        given = {"request": request, "driver": DRIVER, "pool": NODE, "device": device}
-        opaque = {
-            "source": "FromClaim",
-            "requests": [request],
-            "opaque": {"driver": DRIVER, "parameters": parameters},
-        }
-        status = {"allocation": {"devices": {"results": [given], "config": [opaque]}}}
-        self._api.do(self._api.server.set_claim_status, namespace, name, status)
-        return str(made["metadata"]["uid"])
+        return str(self._api.do(domain_objects.add_daemon, self._api.server, NODE, name, domain))
 
     @property
     def label(self) -> str | None:
         """The value of the label of our Node."""
-        return self._labels_of(self._api.do(self._api.server.store.get, NODES, "", NODE)).get(LABEL)
+        found: str | None = self._api.do(domain_objects.label_of, self._api.server, NODE)
+        return found
 
     def set_label(self, value: str | None) -> None:
         """As an operator does."""
         self._api.do(self._api.server.label_node, NODE, LABEL, value)
 
     def labels_since(self, version: int) -> list[str | None]:
-        """Each value that the label has had since this version of the server, the same ones in a row once."""
-        found: list[str | None] = []
-        for change in self._api.do(self._api.server.store.since, version):
-            if change.kind is NODES:
-                value = self._labels_of(change.object).get(LABEL)
-                if not found or found[-1] != value:
-                    found.append(value)
+        """As `domain_objects.labels_since`."""
+        found: list[str | None] = self._api.do(domain_objects.labels_since, self._api.server, NODE, version)
         return found
 
     @property
     def version(self) -> int:
         """The server's present version, for `labels_since`."""
         return int(self._api.server.store.version)
-
-    @staticmethod
-    def _labels_of(node: Mapping[str, Any]) -> dict[str, str]:
-        return dict(node["metadata"].get("labels") or {})

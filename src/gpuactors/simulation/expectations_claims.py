@@ -1,6 +1,7 @@
-"""What must hold of claims after a step of a scenario: each a value that is shown as a sentence.
+"""What is seen of claims, and what must hold of them after a step of a scenario: each a value that is shown as a
+sentence.
 
-As `expectations.py`, for nodes that serve claims.
+As `expectations.py`, for nodes that serve claims; for those with compute domains besides `expectations_domains.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ClaimSeen:
 
     name: str
     devices: frozenset[str]
-    """The addresses of the GPUs that are allocated to it."""
+    """What is allocated to it: the addresses of GPUs, or the names of a compute domain's devices."""
     is_known: bool
     """Kubelet knows it: its pod is starting, runs or ends."""
     is_prepared: bool
@@ -44,6 +45,37 @@ class ClaimSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSeen:
+    """A call of kubelet's about a claim that is over."""
+
+    call: str
+    """`prepare` or `unprepare`."""
+    claim: str
+    began_s: float
+    """Seconds since the scenario began."""
+    took_s: float
+    error: str
+    """Empty: it was answered with success."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainsSeen:
+    """What is seen of compute domains on the node."""
+
+    domain: str = ""
+    """The one that there is, as NAMESPACE/NAME; empty if there is none."""
+    labels: tuple[str | None, ...] = (None,)
+    """Every value that the node's label has had since the beginning, in order: a domain's name, or None where it was
+    absent; the last one is there now."""
+    says: str = ""
+    """What the domain's status says of the node: Ready, NotReady; empty if nothing."""
+    offered: tuple[str, ...] = ()
+    """The names of the devices in the node's ResourceSlices."""
+    calls: tuple[CallSeen, ...] = ()
+    """As they began."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimsSeen:
     """All that is seen of claims at one moment."""
 
@@ -51,6 +83,8 @@ class ClaimsSeen:
     claims: tuple[ClaimSeen, ...] = ()
     left: tuple[str, ...] = ()
     """What claims have on the node: files, entries of the checkpoint, overrides."""
+    domains: DomainsSeen | None = None
+    """None: it serves none."""
 
     def find(self, name: str) -> ClaimSeen | None:
         """The claim of this name that kubelet knows, else the last one."""
@@ -121,20 +155,20 @@ class OnDriver:
 
 @dataclass(frozen=True, slots=True)
 class PreparedOn:
-    """Kubelet has the claim prepared, with these GPUs."""
+    """Kubelet has the claim prepared, with these devices."""
 
     claim: str
-    gpus: frozenset[str]
+    devices: frozenset[str]
 
     def __str__(self) -> str:
-        return f"claim {self.claim} is prepared, with {_listed(self.gpus)}"
+        return f"claim {self.claim} is prepared, with {_listed(self.devices)}"
 
     def unmet(self, situation: Situation) -> str | None:
         """As `Expectation.unmet`."""
         claim = situation.claims.find(self.claim)
         if claim is None or not claim.is_prepared:
-            return f"it is {_state(claim)}"
-        return None if claim.devices == self.gpus else f"it has {_listed(claim.devices)}"
+            return f"it is {state_of(claim)}"
+        return None if claim.devices == self.devices else f"it has {_listed(claim.devices)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +185,7 @@ class WaitsFor:
         """As `Expectation.unmet`."""
         claim = situation.claims.find(self.claim)
         if claim is None or claim.is_prepared or claim.state != _WAITING:
-            return f"it is {_state(claim)}"
+            return f"it is {state_of(claim)}"
         return None if self.other in claim.problem else f"the reason is: {claim.problem or 'none'}"
 
 
@@ -160,7 +194,7 @@ class NothingLeft:
     """No claim is prepared, and nothing of one is left on the node."""
 
     def __str__(self) -> str:
-        return "nothing is left of any claim: no file, no entry in the checkpoint, no driver_override"
+        return "nothing is left of any claim: no file or directory, no entry in the checkpoint, no driver_override"
 
     def unmet(self, situation: Situation) -> str | None:
         """As `Expectation.unmet`."""
@@ -168,7 +202,8 @@ class NothingLeft:
         return "; ".join([*known, *(f"there is {left}" for left in situation.claims.left)]) or None
 
 
-def _state(claim: ClaimSeen | None) -> str:
+def state_of(claim: ClaimSeen | None) -> str:
+    """What there is of a claim, in words."""
     if claim is None:
         return "not there"
     state = "prepared" if claim.is_prepared else claim.state or "not known to the daemon"

@@ -69,7 +69,7 @@ async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> Sce
     show.opening(scenario, seed)
     unmet: tuple[str, ...] = ()
     played = 0
-    async with open_world(seed, tail, claims=scenario.claims) as world:
+    async with open_world(seed, tail, claims=scenario.claims, domains=scenario.domains) as world:
         for number, step in enumerate(steps, start=1):
             outcome = await play_step(world, number, len(steps), step, show)
             played, unmet = number, outcome.unmet

@@ -39,4 +39,6 @@ class Scenario:
     text: str
     steps: Callable[[random.Random], tuple[Step, ...]]
     claims: bool = False
-    """The node serves claims: it has an API server, and a kernel that does what the daemon writes."""
+    """The node serves claims of GPUs: it has an API server, and a kernel that does what the daemon writes."""
+    domains: bool = False
+    """The node has compute domains: an API server, IMEX, and NVIDIA's controller."""

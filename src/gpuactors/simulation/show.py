@@ -26,7 +26,11 @@ WIDTH_MAX: Final = 110
 RESOURCES_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
 DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
 GPUS_HEAD: Final = ("GPU", "Driver", "Companion", "ResourceSlice", "Claim")
+DOMAIN_HEAD: Final = ("ComputeDomain", "Node's label", "Says of the node")
+IMEX_HEAD: Final = ("Device", "ResourceSlice", "Claim")
+CALLS_HEAD: Final = ("At", "Kubelet's call", "Claim", "Took", "Answer")
 _LOG_LINES_SHOWN: Final = 15
+_CALLS_SHOWN: Final = 6
 
 Row = tuple[str, ...]
 
@@ -166,6 +170,7 @@ class JsonLines:
                 }
                 for claim in result.moment.claims.claims
             ],
+            domain=_domain_object(result.moment),
             pods={name: {"phase": pod.phase, "message": pod.message} for name, pod in view.pods.items()},
             expected=[str(expectation) for expectation in result.step.expect],
             unmet=list(result.unmet),
@@ -190,6 +195,30 @@ class JsonLines:
     def _line(self, **fields: Any) -> None:
         self._out.write(json.dumps(fields, ensure_ascii=False) + "\n")
         self._out.flush()
+
+
+def _domain_object(moment: Moment) -> dict[str, Any] | None:
+    """The domain of a node that has compute domains; None on another one."""
+    seen = moment.claims.domains
+    if seen is None:
+        return None
+    return {
+        "name": seen.domain,
+        "label": seen.labels[-1],
+        "labels": list(seen.labels),
+        "says": seen.says or None,
+        "offered": list(seen.offered),
+        "calls": [
+            {
+                "at_s": round(call.began_s, 4),
+                "call": call.call,
+                "claim": call.claim,
+                "took_s": round(call.took_s, 4),
+                "error": call.error or None,
+            }
+            for call in seen.calls
+        ],
+    }
 
 
 # --- for people ------------------------------------------------------------------------------------------------
@@ -220,6 +249,9 @@ class PlainText:
         tables = [aligned(RESOURCES_HEAD, resource_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
         tables.append(aligned(DEVICES_HEAD, device_rows(result.moment), right=frozenset({2})))
         tables.append(aligned(GPUS_HEAD, gpu_rows(result.moment), right=frozenset()))
+        tables.append(aligned(DOMAIN_HEAD, domain_rows(result.moment), right=frozenset()))
+        tables.append(aligned(IMEX_HEAD, imex_rows(result.moment), right=frozenset()))
+        tables.append(aligned(CALLS_HEAD, call_rows(result.moment), right=frozenset({0, 3})))
         for table in tables:
             if table:
                 self._say("", *(f"  {line}" for line in table))
@@ -308,14 +340,25 @@ class LiveTable:
         for resource, device, numa, health, pod in device_rows(moment):
             shown_health = Text(health, style=_COLOUR_OF_HEALTH.get(health, ""))
             devices.add_row(resource, device, numa, shown_health, pod)
-        gpus = Table(box=None, header_style="dim", pad_edge=False)
-        for name in GPUS_HEAD:
-            _column(gpus, name, is_name=name == "Claim", right=False)
-        for row in gpu_rows(moment):
-            gpus.add_row(*row)
-        tables = [part for table in (resources, devices, gpus) if table.row_count for part in ("", table)]
+        gpus = self._table(GPUS_HEAD, gpu_rows(moment), "Claim")
+        domain = self._table(DOMAIN_HEAD, domain_rows(moment), "ComputeDomain")
+        imex = self._table(IMEX_HEAD, imex_rows(moment), "Claim")
+        calls = self._table(CALLS_HEAD, call_rows(moment), "Claim")
+        shown = (resources, devices, gpus, domain, imex, calls)
+        tables = [part for table in shown if table.row_count for part in ("", table)]
         remarks = [Text(line, style="yellow") for line in remark_lines(moment)]
         return Group(*tables, *([""] if remarks else []), *remarks, "")
+
+    def _table(self, head: Row, rows: Sequence[Row], long: str) -> Table:
+        """A table whose column `long` may be broken."""
+        from rich.table import Table
+
+        table = Table(box=None, header_style="dim", pad_edge=False)
+        for name in head:
+            _column(table, name, is_name=name == long, right=False)
+        for row in rows:
+            table.add_row(*row)
+        return table
 
     def _prose(self, text: str) -> None:
         self._console.print(_plain("\n\n".join(_paragraphs(text))))
@@ -392,6 +435,34 @@ def gpu_rows(moment: Moment) -> list[Row]:
             ),
         )
         for gpu in moment.claims.gpus
+    ]
+
+
+def domain_rows(moment: Moment) -> list[Row]:
+    """The domain of a node that has compute domains."""
+    seen = moment.claims.domains
+    return [] if seen is None else [(seen.domain, seen.labels[-1] or "-", seen.says or "-")]
+
+
+def imex_rows(moment: Moment) -> list[Row]:
+    """Its devices, and their claims."""
+    seen = moment.claims.domains
+    return [
+        (
+            name,
+            "offered",
+            ", ".join(_claim_words(c) for c in moment.claims.claims if name in c.devices and c.is_known),
+        )
+        for name in (seen.offered if seen is not None else ())
+    ]
+
+
+def call_rows(moment: Moment) -> list[Row]:
+    """Kubelet's calls about claims that are over, the last ones."""
+    calls = moment.claims.domains.calls if moment.claims.domains is not None else ()
+    return [
+        (f"{call.began_s:.3f} s", call.call, call.claim, _duration(call.took_s), call.error or "done")
+        for call in calls[-_CALLS_SHOWN:]
     ]
 
 

@@ -27,6 +27,7 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import Health, ResourceName, Role
 from gpuactors.core.state import NodeState
 from gpuactors.simulation.claims import ClaimsSide, open_claims
+from gpuactors.simulation.domains import DomainsSide, open_domains
 from gpuactors.simulation.expectations import Expectation, Situation
 from gpuactors.simulation.expectations_claims import ClaimsSeen
 from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
@@ -72,10 +73,13 @@ class Outcome:
 
 
 @asynccontextmanager
-async def open_world(seed: int, log: LogTail, *, claims: bool = False) -> AsyncIterator[World]:
+async def open_world(
+    seed: int, log: LogTail, *, claims: bool = False, domains: bool = False
+) -> AsyncIterator[World]:
     """An empty node: no functions, kubelet and daemon not started. Everything ends with the context.
 
-    `log` is where the daemon's log goes; an error in it is a fault. `claims`: it serves claims.
+    `log` is where the daemon's log goes; an error in it is a fault. `claims`: it serves claims of GPUs; `domains`: it
+    has compute domains instead.
     """
     with _short_directory() as directory:
         (directory / "h").mkdir()
@@ -89,11 +93,11 @@ async def open_world(seed: int, log: LogTail, *, claims: bool = False) -> AsyncI
 
                 transport = UnixTransport(directory / "k")
                 async with AsyncExitStack() as stack:
-                    side = (
-                        await stack.enter_async_context(open_claims(directory, tree, tell))
-                        if claims
-                        else None
-                    )
+                    side: ClaimsSide | DomainsSide | None = None
+                    if claims:
+                        side = await stack.enter_async_context(open_claims(directory, tree, tell))
+                    elif domains:
+                        side = await stack.enter_async_context(open_domains(directory, tree.root))
                     kubelet = await stack.enter_async_context(
                         open_fake_kubelet(
                             transport,
@@ -104,6 +108,8 @@ async def open_world(seed: int, log: LogTail, *, claims: bool = False) -> AsyncI
                     )
                     world = World(directory, transport, kubelet, tree, (one, other), nursery, log, side)
                     nursery.start_soon(world.watch_free_count)
+                    if isinstance(side, DomainsSide):
+                        nursery.start_soon(side.controller.run, kubelet)
                     yield world
                     await world.close()
                     nursery.cancel_scope.cancel()
@@ -134,11 +140,12 @@ class World:
         senders: tuple[UeventSender, UeventSender],
         nursery: trio.Nursery,
         log: LogTail,
-        claims: ClaimsSide | None = None,
+        side: ClaimsSide | DomainsSide | None = None,
     ) -> None:
         self.kubelet = kubelet
         self.tree = tree
-        self._claims = claims
+        self._claims = side if isinstance(side, ClaimsSide) else None
+        self._domains = side if isinstance(side, DomainsSide) else None
         self._transport = transport
         self._senders = senders
         """Netlink sends to every listener. A datagram socket has one owner, so daemons take turns with two of them: in
@@ -152,7 +159,7 @@ class World:
                 state_dir=directory / "s",
                 uevents=f"unix:{directory / socket}",
                 holders="proc",
-                **(claims.settings if claims is not None else {}),
+                **(side.settings if side is not None else {}),
             )
             for socket in ("u0", "u1")
         )
@@ -365,10 +372,19 @@ class World:
             raise RuntimeError("this scenario serves no claims; say so in its `claims`")
         return self._claims
 
+    @property
+    def domains(self) -> DomainsSide:
+        """The API server and the controller of a node with compute domains. Raises `RuntimeError` on another one."""
+        if self._domains is None:
+            raise RuntimeError("this scenario has no compute domains; say so in its `domains`")
+        return self._domains
+
     def _claims_seen(self) -> ClaimsSeen:
-        if self._claims is None:
-            return ClaimsSeen()
-        return self._claims.seen(self.kubelet.view, self._state)
+        if self._domains is not None:
+            return self._domains.seen(self.kubelet.view, self._state, self.kubelet.dra_calls)
+        if self._claims is not None:
+            return self._claims.seen(self.kubelet.view, self._state)
+        return ClaimsSeen()
 
     # --- pods ---------------------------------------------------------------------------------------------------
 

@@ -196,6 +196,7 @@ class DeviceManager:
         at: float,
         claims: tuple[Claim, ...] = (),
         uses: tuple[str, ...] = (),
+        namespace: str = "default",
     ) -> Pod:
         """A pod is created. It stays Pending until `place` finds room for it.
 
@@ -204,7 +205,7 @@ class DeviceManager:
         if name in self._pods:
             raise ValueError(f"pod {name} exists already; delete it first or choose another name")
         uid = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-        pod = Pod(name, tuple(requests.items()), Phase.PENDING, "", uid, claims=claims, uses=uses)
+        pod = Pod(name, tuple(requests.items()), Phase.PENDING, "", uid, namespace, claims, uses=uses)
         self._pods[name] = pod
         return self._explain_pending(pod, at)
 

@@ -299,11 +299,12 @@ class FakeKubelet:
         claims: tuple[Claim, ...] = (),
         uses: tuple[str, ...] = (),
         opens_after_s: float = 0.0,
+        namespace: str = "default",
     ) -> Pod:
         """Creates a pod that asks for devices: it runs as soon as there is room for it, and the ResourceClaims that it
         `uses` are prepared. Its virtual machine opens them when its container starts, or so much later. Raises
         `ValueError`."""
-        pod = self._manager.submit(name, requests, trio.current_time(), claims, uses)
+        pod = self._manager.submit(name, requests, trio.current_time(), claims, uses, namespace)
         self._opens_after_s[pod.uid] = opens_after_s
         self._publish()
         return pod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpuactors.simulation.scenarios.claims import CLAIMS
+from gpuactors.simulation.scenarios.compute_domain import COMPUTE_DOMAIN
 from gpuactors.simulation.scenarios.external_holder import EXTERNAL_HOLDER
 from gpuactors.simulation.scenarios.incident import INCIDENT
 from gpuactors.simulation.scenarios.kubelet_restart import KUBELET_RESTART
@@ -25,4 +26,5 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     TWO_PLUGINS,
     CLAIMS,
     PREBOUND,
+    COMPUTE_DOMAIN,
 )

@@ -11,11 +11,10 @@ followed again; numbers of inspections are compared by their order, which is all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuactors import limits
 from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS, Cause
 from gpuactors.core.effects import Effect, Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
@@ -44,7 +43,10 @@ from gpuactors.core.model import (
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline, step
+from tests.core import orders
 from tests.core.builders import H100, SETTINGS, gpu, ledger_read
+from tests.core.orders import Count, Happening, Rules, WrongError
+from tests.core.sameness import numbers_of, of_node, ranked
 
 SLOTS: Final = (0, 1)
 ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
@@ -54,10 +56,6 @@ OTHERS: Final = ResourceName("vendor.example/gpu")
 
 SETTLING_S: Final = (31.0, 6.0, 6.0, 6.0)
 """How the clock jumps until everything must be settled: beyond every grace at once, then a few periods."""
-
-
-class WrongError(AssertionError):
-    """What must hold does not, after this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +136,6 @@ def start(outside: Outside) -> Node:
 # --- what happens -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """One kind of event: when it can happen, and the node after it."""
-
-    name: str
-    enabled: Callable[[Node], bool]
-    happens: Callable[[Node], Node]
-
-
 def _set(values: tuple[object, object], slot: int, value: object) -> tuple[object, object]:
     return (value, values[1]) if slot == 0 else (values[0], value)
 
@@ -155,7 +144,7 @@ def _changed(node: Node, **changes: object) -> Node:
     return replace(node, outside=replace(node.outside, **changes))  # type: ignore[arg-type]
 
 
-def _binds(slot: int, bound: bool) -> Happening:
+def _binds(slot: int, bound: bool) -> Happening[Node]:
     def enabled(node: Node) -> bool:
         o = node.outside
         return o.bound[slot] is not bound and not (bound and o.holder(slot) is not None)
@@ -175,7 +164,7 @@ def _binds(slot: int, bound: bool) -> Happening:
     return Happening(f"{words[bound]} {slot}", enabled, happens)
 
 
-def _takes(slot: int) -> Happening:
+def _takes(slot: int) -> Happening[Node]:
     def enabled(node: Node) -> bool:
         o = node.outside
         free = o.bound[slot] and o.holder(slot) is None and not o.owners(slot)
@@ -198,7 +187,7 @@ def _is_chosen(outside: Outside, slot: int) -> bool:
     return outside.admitting is not None and outside.group(outside.admitting[0]) == outside.group(slot)
 
 
-def _lets_go(slot: int) -> Happening:
+def _lets_go(slot: int) -> Happening[Node]:
     """the external process, or the virtual machine of a pod that is gone."""
 
     def enabled(node: Node) -> bool:
@@ -210,7 +199,7 @@ def _lets_go(slot: int) -> Happening:
     )
 
 
-def _pod_goes(slot: int, *, forced: bool) -> Happening:
+def _pod_goes(slot: int, *, forced: bool) -> Happening[Node]:
     """A pod ends, and its process with it; deleted by force, the process lives on."""
 
     def enabled(node: Node) -> bool:
@@ -229,7 +218,7 @@ def _pod_goes(slot: int, *, forced: bool) -> Happening:
     return Happening(f"the pod of {slot} {'is deleted by force' if forced else 'ends'}", enabled, happens)
 
 
-def _other_takes(slot: int) -> Happening:
+def _other_takes(slot: int) -> Happening[Node]:
     """Another plugin, or a claim: kubelet compares no IDs of two resources, so it may be ours as well."""
 
     def enabled(node: Node) -> bool:
@@ -243,7 +232,7 @@ def _other_takes(slot: int) -> Happening:
     return Happening(f"another plugin gives {slot} away", enabled, happens)
 
 
-def _other_leaves(slot: int) -> Happening:
+def _other_leaves(slot: int) -> Happening[Node]:
     return Happening(
         f"another plugin's pod gives {slot} back",
         lambda node: node.outside.others[slot] is not None,
@@ -251,7 +240,7 @@ def _other_leaves(slot: int) -> Happening:
     )
 
 
-def _pod_comes(*, last: bool) -> Happening:
+def _pod_comes(*, last: bool) -> Happening[Node]:
     """Kubelet chooses among the devices that it has as Healthy and in nobody's hands; it may be any."""
 
     def choices(node: Node) -> list[int]:
@@ -617,153 +606,22 @@ def _check_ownership(node: Node, slot: int) -> None:
 # --- every order --------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Count:
-    """What was covered."""
-
-    orders: int = 0
-    """Orders of events, those included that lead to a node that was met before."""
-    nodes: int = 0
-    """Different nodes after them, each checked, settled and checked again."""
-
-
 def every_order(world: Outside, length: int) -> Count:
     """Tries every order of at most `length` events. Raises `WrongError` with the order that fails."""
-    count = Count()
-    met: dict[object, tuple[int, int]] = {}
-    _follow(start(world), length, (), met, count)
-    return count
+    return orders.every_order(start(world), Rules(HAPPENINGS, _check, _canonical), length)
 
 
-def _follow(
-    node: Node, left: int, names: tuple[str, ...], met: dict[object, tuple[int, int]], count: Count
-) -> int:
-    """The number of orders that begin here."""
-    key = _canonical(node)
-    known = met.get(key)
-    if known is not None and known[0] == left:
-        return known[1]
-    if known is None:
-        count.nodes += 1
-        _checked(node, names)
-    orders = 1
-    if left:
-        for happening in HAPPENINGS:
-            if happening.enabled(node):
-                after = _happened(node, happening, (*names, happening.name))
-                orders += _follow(after, left - 1, (*names, happening.name), met, count)
-    met[key] = (left, orders)
-    if len(names) == 0:
-        count.orders = orders
-    return orders
-
-
-def _happened(node: Node, happening: Happening, names: tuple[str, ...]) -> Node:
-    try:
-        return happening.happens(node)
-    except AssertionError as error:
-        raise WrongError(f"{error}; after: {'; '.join(names) or 'the start'}") from error
-
-
-def _checked(node: Node, names: tuple[str, ...]) -> None:
-    try:
-        check_always(node)
-        check_settled(settled(node))
-    except AssertionError as error:
-        raise WrongError(f"{error}; after: {'; '.join(names) or 'the start'}") from error
+def _check(node: Node) -> None:
+    check_always(node)
+    check_settled(settled(node))
 
 
 def _canonical(node: Node) -> object:
     """What makes two nodes the same for all that can follow: numbers of inspections by their order, times from now."""
     state = node.state
-    ranks = {number: rank for rank, number in enumerate(sorted(numbers_of(state)))}
+    ranks = ranked(numbers_of(state))
     return (
         node.outside,
         tuple((ranks[n], o) for n, o in sorted(node.asked.items())),
-        ranked(state, ranks, node.at),
-    )
-
-
-def _age(seconds: float, *, exact: bool) -> float:
-    """How old a read of the ledger is: one that is not fresh any more is only old, unless something is compared with
-    it."""
-    return seconds if exact else max(seconds, -2 * limits.LEDGER_FRESH_S)
-
-
-def numbers_of(state: NodeState) -> Iterator[int]:
-    yield from {
-        state.host.inspections.last,
-        state.host.inspections.scan or 0,
-        *state.host.inspections.functions.values(),
-        *(f.inspection for f in state.host.facts.values()),
-        state.kubelet.ledger.read,
-        state.kubelet.ledger.outstanding or 0,
-        state.kubelet.ledger.done,
-        state.host.polls.done,
-        state.host.polls.outstanding or 0,
-        *(r.inspection for r in state.host.inspections.retries.values()),
-        *(n for o in state.host.polls.groups.values() for n in (o.poll, o.since)),
-        *(n for d in state.kubelet.orphans.values() for n in (d.read, d.use or 0)),
-        *(c.since for c in state.calls.waiting.values()),
-    }
-
-
-def ranked(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
-    inspections, ledger, polls = state.host.inspections, state.kubelet.ledger, state.host.polls
-    return (
-        (
-            ranks[inspections.last],
-            ranks[inspections.scan or 0],
-            inspections.whole.again,
-            frozenset((a, ranks[n]) for a, n in inspections.functions.items()),
-            inspections.whole.due_at - at,
-            frozenset((a, r.again, r.due_at - at) for a, r in inspections.single.items()),
-            frozenset((a, r.attempt, ranks[r.inspection]) for a, r in inspections.retries.items()),
-        ),
-        frozenset((a, ranks[f.inspection], f.function) for a, f in state.host.facts.items()),
-        (state.host.scanned, state.host.uevents, state.daemon.role, state.daemon.stopping),
-        frozenset(state.published.device_lists.items()),
-        frozenset(
-            (r, p.empty_since is None, (p.empty_since or at) - at) for r, p in state.published.plugins.items()
-        ),
-        frozenset((r, until - at) for r, until in state.calls.no_removal_until.items()),
-        frozenset(
-            (
-                *(t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items())),
-                *(c.came_at - at, c.doubts),
-            )
-            for t, c in state.calls.waiting.items()
-        ),
-        (
-            ranks[ledger.read],
-            frozenset(ledger.entries.items()),
-            ledger.tried,
-            ranks[ledger.outstanding or 0],
-            ledger.refresh.again,
-            ledger.due_at - at,
-            ranks[ledger.done],
-            _age(ledger.read_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
-            _age(ledger.asked_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
-        ),
-        (
-            frozenset(
-                (g, ranks[o.poll], o.in_use, ranks[o.since], o.holders, o.open)
-                for g, o in polls.groups.items()
-            ),
-            frozenset(polls.baselines.items()),
-            polls.leaving,
-            polls.doubtful,
-            ranks[polls.done],
-            ranks[polls.outstanding or 0],
-            polls.refresh.again,
-            (polls.of, polls.again_of),
-            polls.due_at - at,
-            max(0.0, polls.fast_until - at),
-            polls.leaving,
-            polls.doubtful,
-        ),
-        frozenset(state.kubelet.resolved.items()),
-        frozenset(state.published.served.items()),
-        frozenset((a, until - at) for a, until in state.kubelet.pending_allocations.items()),
-        frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.kubelet.orphans.items()),
+        of_node(state, ranks, node.at),
     )

@@ -11,7 +11,8 @@ import os
 import pytest
 
 from gpuactors.core import device_lists, inspections
-from tests.core.small_world import EXTERNAL, Outside, WrongError, every_order
+from tests.core.orders import WrongError
+from tests.core.small_world import EXTERNAL, Outside, every_order
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))

@@ -8,24 +8,24 @@ it asks of the API server, of the disk and of the drivers is answered one by one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors.core.dra.claim import (
     ActFault,
     BoundFunction,
     ClaimName,
+    ClaimsOf,
     ClaimUid,
     Prepared,
     Target,
-    Unprepared,
 )
-from gpuactors.core.dra.entries import Claims, StoredEntry
+from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, FilesAct, claims_wanted
 from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.effects import Answer, Effect, Granted, Refused, Reply
+from gpuactors.core.effects import Effect, Granted, Reply
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -39,9 +39,7 @@ from gpuactors.core.events import (
     GroupsObserved,
     HostChanged,
     HostScanned,
-    PrepareAsked,
     Ticked,
-    UnprepareAsked,
 )
 from gpuactors.core.model import (
     ClaimedDevice,
@@ -57,9 +55,12 @@ from gpuactors.core.model import (
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
+from tests.core import orders
 from tests.core.builders import H100, SETTINGS, ledger_read
 from tests.core.dra.claim_core import CLAIM_SETTINGS, DRIVER, POOL, allocated, driver_after, name, on_driver
-from tests.core.small_world import Count, WrongError, numbers_of, ranked
+from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
+from tests.core.orders import Count, Happening, Rules, WrongError
+from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 
 GPU: Final = PciAddress("0000:01:00.0")
 CLAIMS: Final = (name("one"), name("two"))
@@ -93,19 +94,13 @@ class Outside:
     """The claims whose files are there."""
     deleted: frozenset[ClaimUid] = frozenset()
     """Claims that the API server does not have any more."""
-    calls: Mapping[Token, tuple[ClaimUid, bool]] = field(default_factory=dict)
-    """Calls without an answer: the claim, and whether it is a prepare."""
-    prepared: frozenset[ClaimUid] = frozenset()
-    """Claims that kubelet has as prepared."""
-    unprepared: frozenset[ClaimUid] = frozenset()
-    """Claims whose last unprepare was answered, and that no prepare came for since."""
+    kubelet: Kubelet = NO_CALLS
     admitting: Token | None = None
     """The Allocate that is not answered yet."""
     pod: bool = False
     """A pod has the GPU by the device plugin API."""
     disturbed: bool = False
     """The GPU was unplugged since an act of ours bound it, or before any."""
-    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +158,10 @@ def _replied(node: Node, effect: Effect) -> Node:
         if granted:
             _check_grant(node)
         return _with(node, admitting=None, pod=o.pod or granted)
-    if token not in o.calls:
-        raise WrongError(f"call {token} is answered a second time, or was never made")
-    uid, prepares = o.calls[token]
-    node = _with(node, calls={t: c for t, c in o.calls.items() if t != token})
-    return _claim_replied(node, uid, prepares=prepares, answer=answer)
-
-
-def _claim_replied(node: Node, uid: ClaimUid, *, prepares: bool, answer: Answer) -> Node:
-    prepared = node.outside.prepared
-    match answer:
-        case Prepared() if prepares:
-            _check_prepared(node, uid)
-            return _with(node, prepared=prepared | {uid})
-        case Unprepared() if not prepares:
-            return _with(node, unprepared=node.outside.unprepared | {uid})
-        case Refused():  # also of a claim that was prepared before: kubelet starts nothing with it
-            return _with(node, prepared=prepared - {uid}) if prepares else node
-        case _:
-            raise WrongError(f"a {'prepare' if prepares else 'unprepare'} is answered with {answer}")
+    call, kubelet = o.kubelet.calls.get(token), o.kubelet.answered(token, answer)
+    if call is not None and isinstance(answer, Prepared):
+        _check_prepared(node, call.uid)
+    return _with(node, kubelet=kubelet)
 
 
 def _with(node: Node, **changes: object) -> Node:
@@ -192,33 +172,24 @@ def _with(node: Node, **changes: object) -> Node:
 
 
 def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
-    """A prepare or an unprepare comes. Kubelet gives up its prepare when it unprepares."""
-    o = node.outside
-    token = Token(o.tokens + 1)
-    prepared = o.prepared if prepares else o.prepared - {claim.uid}
-    unprepared = o.unprepared - {claim.uid}
-    calls = {**o.calls, token: (claim.uid, prepares)}
-    node = _with(node, tokens=o.tokens + 1, calls=calls, prepared=prepared, unprepared=unprepared)
-    return stepped(node, PrepareAsked(token, claim) if prepares else UnprepareAsked(token, claim))
+    """A prepare or an unprepare comes."""
+    kubelet, event = node.outside.kubelet.asked(claim, ClaimsOf.GPUS, node.at, prepares=prepares)
+    return stepped(_with(node, kubelet=kubelet), event)
 
 
-def _is_asked(node: Node, claim: ClaimName, *, prepares: bool) -> bool:
-    return (claim.uid, prepares) in node.outside.calls.values()
-
-
-def _calls(claim: ClaimName, *, prepares: bool) -> Happening:
+def _calls(claim: ClaimName, *, prepares: bool) -> Happening[Node]:
     def enabled(node: Node) -> bool:
-        return node.wanted.is_serving and not _is_asked(node, claim, prepares=prepares)
+        return node.wanted.is_serving and not node.outside.kubelet.waits_for(claim, prepares=prepares)
 
     words = "is to be prepared" if prepares else "is to be unprepared"
     return Happening(f"{claim.name} {words}", enabled, lambda node: asked(node, claim, prepares=prepares))
 
 
-def _deleted_by_force(claim: ClaimName) -> Happening:
+def _deleted_by_force(claim: ClaimName) -> Happening[Node]:
     """Its pod and itself are gone from the API server; its containers run on. Its unprepare comes later or never."""
     return Happening(
         f"{claim.name} is deleted by force",
-        lambda node: claim.uid in node.outside.prepared and claim.uid not in node.outside.deleted,
+        lambda node: claim.uid in node.outside.kubelet.prepared - node.outside.deleted,
         lambda node: _with(node, deleted=node.outside.deleted | {claim.uid}),
     )
 
@@ -229,8 +200,9 @@ def _is_offered(node: Node) -> bool:
 
 
 def _allocated(node: Node) -> Node:
-    token = Token(node.outside.tokens + 1)
-    node = _with(node, tokens=token, admitting=token)
+    kubelet = node.outside.kubelet
+    token = Token(kubelet.tokens + 1)
+    node = _with(node, kubelet=replace(kubelet, tokens=token), admitting=token)
     return stepped(node, AllocateAsked(token, H100, ((DeviceId(GPU),),)))
 
 
@@ -247,9 +219,7 @@ def _plugged(node: Node) -> Node:
 
 def restarted(node: Node) -> Node:
     """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
-    failed = {uid for uid, prepares in node.outside.calls.values() if prepares}
-    prepared = node.outside.prepared - failed
-    return _started(_with(node, calls={}, admitting=None, prepared=prepared))
+    return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None))
 
 
 def _time_passes(node: Node) -> Node:
@@ -350,7 +320,7 @@ def _listed(outside: Outside) -> tuple[ClaimedDevice, ...]:
     return tuple(
         ClaimedDevice(DRIVER, POOL, device_name(GPU), str(claim), Pod("default", claim.name, ""))
         for claim in CLAIMS
-        if claim.uid in outside.prepared - outside.deleted
+        if claim.uid in outside.kubelet.prepared - outside.deleted
     )
 
 
@@ -380,15 +350,6 @@ def all_answered(node: Node) -> Node:
 
 
 # --- what happens -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """One kind of event: when it can happen, and the node after it."""
-
-    name: str
-    enabled: Callable[[Node], bool]
-    happens: Callable[[Node], Node]
 
 
 HAPPENINGS: Final = (
@@ -433,16 +394,17 @@ def check_always(node: Node) -> None:
     if there is not None and o.world.is_prebound and not there.vfio_bound:
         raise WrongError(f"a pre-bound GPU is on {there.driver}")
     for claim in CLAIMS:
-        _check_claim(node, claim.uid)
+        _check_claim(node, claim)
     for act in _acts(node):
         _check_act(node, act)
 
 
-def _check_claim(node: Node, uid: ClaimUid) -> None:
+def _check_claim(node: Node, claim: ClaimName) -> None:
+    uid = claim.uid
     o, entry = node.outside, node.state.claims.entries.get(uid)
     kept = (ClaimState.PREPARED, ClaimState.VERIFYING)
-    is_asked = (uid, True) in o.calls.values()  # whether it goes on running is being decided
-    if uid in o.prepared - o.deleted and not is_asked and (entry is None or entry.state not in kept):
+    is_asked = o.kubelet.waits_for(claim, prepares=True)  # whether it goes on running is being decided
+    if uid in o.kubelet.prepared - o.deleted and not is_asked and (entry is None or entry.state not in kept):
         raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
     if entry is None or entry.state is not ClaimState.PREPARED:
         return
@@ -458,7 +420,7 @@ def _check_prepared(node: Node, uid: ClaimUid) -> None:
         raise WrongError(f"{uid} is said to be prepared, and is not on disk as that")
     if uid not in o.files:
         raise WrongError(f"{uid} is said to be prepared, and its files are not there")
-    if uid in o.prepared and (seen := _seen_driver(node)) != "vfio-pci":
+    if uid in o.kubelet.prepared and (seen := _seen_driver(node)) != "vfio-pci":
         raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")
 
 
@@ -469,7 +431,7 @@ def _seen_driver(node: Node) -> str | None:
 
 
 def _check_grant(node: Node) -> None:
-    if any(e.state in OWNING for e in node.state.claims.entries.values()) or node.outside.prepared:
+    if any(e.state in OWNING for e in node.state.claims.entries.values()) or node.outside.kubelet.prepared:
         raise WrongError("a claim has the GPU, and a pod gets it")
 
 
@@ -484,7 +446,7 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
     meant = [e for e in _stored(o).values() if undoes == (e.state is ClaimState.RELEASING)]
     if isinstance(act, FilesAct):
         meant = [e for e in meant if e.name.uid == act.name.uid]
-    clears = isinstance(act, FilesAct) and undoes and act.name.uid not in {*_stored(o), *o.prepared}
+    clears = isinstance(act, FilesAct) and undoes and act.name.uid not in {*_stored(o), *o.kubelet.prepared}
     if not (meant or clears):
         raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
     if isinstance(act, DeviceAct) and o.pod:
@@ -505,8 +467,8 @@ def check_settled(node: Node, met: set[object]) -> None:
     for _ in range(4):
         node = all_answered(_time_passes(all_answered(node)))
     o, claims = node.outside, node.state.claims
-    if o.calls or claims.calls or o.admitting:
-        raise WrongError(f"calls were never answered: {dict(o.calls)}")
+    if o.kubelet.calls or claims.calls or o.admitting:
+        raise WrongError(f"calls were never answered: {dict(o.kubelet.calls)}")
     if claims.entries or o.files or _stored(o):
         raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {_stored(o)}")
     if claims.reserved or claims.returned or claims.reads:
@@ -518,7 +480,7 @@ def check_settled(node: Node, met: set[object]) -> None:
     if o.functions and _is_offered(node) is not all(f.vfio_bound for f in o.world.functions):
         raise WrongError(f"the GPU is {'' if _is_offered(node) else 'not '}offered to pods")
     again = all_answered(asked(_with(node, deleted=frozenset()), CLAIMS[1], prepares=True))
-    if o.functions and again.outside.prepared != {CLAIMS[1].uid}:
+    if o.functions and again.outside.kubelet.prepared != {CLAIMS[1].uid}:
         raise WrongError("the GPU cannot be claimed again")
 
 
@@ -527,44 +489,9 @@ def check_settled(node: Node, met: set[object]) -> None:
 
 def every_order(world: World, length: int) -> Count:
     """Tries every order of at most `length` events. Raises `WrongError` with the order that fails."""
-    count = Count()
-    met: dict[object, tuple[int, int]] = {}
-    count.orders = _follow(start(world), length, (), met, set(), count)
-    return count
-
-
-def _follow(
-    node: Node,
-    left: int,
-    names: tuple[str, ...],
-    met: dict[object, tuple[int, int]],
-    settled: set[object],
-    count: Count,
-) -> int:
-    """The number of orders that begin here."""
-    key = canonical(node)
-    known = met.get(key)
-    if known is not None and known[0] == left:
-        return known[1]
-    if known is None:
-        count.nodes += 1
-        _named(lambda n: check_settled(n, settled), node, names)
-    orders = 1
-    if left:
-        for happening in HAPPENINGS:
-            if happening.enabled(node):
-                path = (*names, happening.name)
-                after = _named(happening.happens, node, path)
-                orders += _follow(after, left - 1, path, met, settled, count)
-    met[key] = (left, orders)
-    return orders
-
-
-def _named(does: Callable[[Node], Node | None], node: Node, names: tuple[str, ...]) -> Node:
-    try:
-        return does(node) or node
-    except (AssertionError, KeyError) as error:
-        raise WrongError(f"{error}; after: {'; '.join(names) or 'the start'}") from error
+    settled: set[object] = set()
+    rules = Rules(HAPPENINGS, lambda node: check_settled(node, settled), canonical)
+    return orders.every_order(start(world), rules, length)
 
 
 def canonical(node: Node) -> object:
@@ -572,40 +499,15 @@ def canonical(node: Node) -> object:
     state, claims, o = node.state, node.state.claims, node.outside
     of_host = {*numbers_of(state), *(e.since for e in claims.entries.values())}
     of_host |= {r.since for r in claims.returned.values()}
-    ranks = {number: rank for rank, number in enumerate(sorted(of_host))}
-    own = {number: rank for rank, number in enumerate(sorted(set(_numbers(claims))))}
+    ranks = ranked(of_host)
     return (
-        (o.functions, _disk(o), o.files, o.deleted, o.prepared, o.unprepared),
+        (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
         (o.pod, o.disturbed, o.admitting is None),
-        tuple(sorted(o.calls.values())),
-        ranked(state, ranks, node.at),
-        (claims.loaded, claims.unwritten, own[claims.checkpoint], own[claims.durable]),
-        tuple(
-            (e.name.uid, *_entry(claims, e.name.uid, ranks, own, node.at)) for e in claims.entries.values()
-        ),
-        frozenset((u, own[n]) for u, n in claims.reads.items()),
+        of_node(state, ranks, node.at),
+        of_claims(claims, ranks, node.at),
         frozenset(claims.first_drivers.items()),
         (claims.acted, frozenset(claims.reserved.items())),
         frozenset((a, r.claim, ranks[r.since]) for a, r in claims.returned.items()),
-        tuple(sorted((c.uid, c.prepares, c.deadline - node.at) for c in claims.calls.values())),
-    )
-
-
-def _numbers(claims: Claims) -> Iterator[int]:
-    yield from (0, claims.checkpoint, claims.durable, *claims.reads.values())
-    for entry in claims.entries.values():
-        yield from (entry.intent, *entry.acts.values())
-
-
-def _entry(
-    claims: Claims, uid: ClaimUid, ranks: Mapping[int, int], own: Mapping[int, int], at: float
-) -> tuple[object, ...]:
-    entry = claims.entries[uid]
-    return (
-        (entry.state, entry.gpus, entry.problem, entry.missing, entry.claim is None),
-        (ranks[entry.since], own[entry.intent], frozenset((k, own[n]) for k, n in entry.acts.items())),
-        frozenset(entry.bound.items()),
-        (entry.retry_at - at, entry.collect_at - at),
     )
 
 

@@ -23,7 +23,7 @@ from gpuactors.core.dra import (
 from gpuactors.core.dra.table import ClaimState, On
 from tests.core.builders import audio, gpu
 from tests.core.dra.small_world import GPU, World, every_order
-from tests.core.small_world import WrongError
+from tests.core.orders import WrongError
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from gpuactors.core.dra.table import ClaimState
+from tests.core import orders
 from tests.core.builders import audio, gpu
 from tests.core.dra.small_world import (
     CLAIMS,
@@ -29,7 +30,7 @@ from tests.core.dra.small_world import (
     seen,
     start,
 )
-from tests.core.small_world import WrongError
+from tests.core.orders import Count
 
 OLD, NEW = CLAIMS
 ON_HOST = gpu(GPU, 1, driver="nvidia")
@@ -45,59 +46,56 @@ STEPS = {
     in ("the claim is read", "the checkpoint is written", "the act is done", "the last act is done")
 }
 
-Step = Callable[[Node], Node]
 
+@dataclass(frozen=True, slots=True)
+class At:
+    """A node, and how often the daemon is still to restart."""
 
-@dataclass(slots=True)
-class Count:
-    """What was covered."""
-
-    interleavings: int = 0
-    nodes: int = 0
-    """Different nodes, of which each was checked."""
+    node: Node
+    restarts: int
 
 
 def every_interleaving(world: World, restarts: int) -> Count:
     """Follows every order of the steps with that many restarts to its end, and checks what is there then. What must
-    hold after each step the step checks itself (`small_world.check_always`). Two orders that lead to the same node go
-    on in the same way, so a node is followed once, and counted for each of them."""
-    met: dict[object, int] = {}
-    interleavings = _follow(start(world), (), restarts, met)
-    return Count(interleavings, len(met))
+    hold after each step the step checks itself (`small_world.check_always`)."""
+    begin = At(start(world), restarts)
+    return orders.every_interleaving(begin, _steps, _is_end, lambda at: (canonical(at.node), at.restarts))
 
 
-def _follow(node: Node, path: tuple[str, ...], restarts: int, met: dict[object, int]) -> int:
-    key = canonical(node), restarts
-    if (known := met.get(key)) is not None:
-        return known
-    steps, found = _steps(node), 0
-    if restarts:
-        found += _follow(seen(restarted(node)), (*path, "restart"), restarts - 1, met)
-    elif not steps:
-        _check(node, path)
-        found += 1
-    for name, step in steps.items():
-        try:
-            after = seen(step(node))
-        except WrongError as error:
-            raise WrongError(f"{error}; after: {'; '.join((*path, name))}") from error
-        found += _follow(after, (*path, name), restarts, met)
-    met[key] = found
-    return found
-
-
-def _steps(node: Node) -> dict[str, Step]:
+def _steps(at: At) -> dict[str, Callable[[At], At]]:
     """What can come next: each call once, and again after a restart that it got no answer from."""
-    o, found = node.outside, dict[str, Step]()
-    is_asked = {uid for uid, _ in o.calls.values()}
-    if OLD.uid not in is_asked | o.unprepared:
-        found["the old claim is unprepared"] = lambda n: asked(n, OLD, prepares=False)
-    if NEW.uid not in is_asked | o.prepared:
-        found["the new claim is prepared"] = lambda n: asked(n, NEW, prepares=True)
+    kubelet, found = at.node.outside.kubelet, dict[str, Callable[[At], At]]()
+    is_asked = {call.uid for call in kubelet.calls.values()}
+    if at.restarts:
+        found["restart"] = lambda at: At(seen(restarted(at.node)), at.restarts - 1)
+    if OLD.uid not in is_asked | kubelet.unprepared:
+        found["the old claim is unprepared"] = _seen(lambda n: asked(n, OLD, prepares=False))
+    if NEW.uid not in is_asked | kubelet.prepared:
+        found["the new claim is prepared"] = _seen(lambda n: asked(n, NEW, prepares=True))
     for name, happening in STEPS.items():
-        if happening.enabled(node):
-            found[name] = happening.happens
+        if happening.enabled(at.node):
+            found[name] = _seen(happening.happens)
     return found
+
+
+def _seen(step: Callable[[Node], Node]) -> Callable[[At], At]:
+    return lambda at: At(seen(step(at.node)), at.restarts)
+
+
+def _is_end(at: At) -> bool:
+    """Nothing can happen any more: what must hold then."""
+    if _steps(at):
+        return False
+    o, entries = at.node.outside, at.node.state.claims.entries
+    assert o.kubelet.prepared == {NEW.uid}
+    assert entries[NEW.uid].state is ClaimState.PREPARED
+    assert OLD.uid not in entries or entries[OLD.uid].state is ClaimState.TOMBSTONE
+    assert o.files == {NEW.uid}
+    assert o.disk is not None
+    assert [e.name for e in o.disk.entries] == [NEW]
+    assert all(f.vfio_bound for f in o.functions)
+    check_settled(at.node, set())
+    return True
 
 
 WORLDS = {
@@ -125,18 +123,5 @@ def test_after_every_interleaving_the_new_claim_has_the_gpu_and_nothing_is_left_
     world: str, restarts: int
 ) -> None:
     count = every_interleaving(WORLDS[world], restarts)
-    print(f"{world}, {restarts} restarts: {count.interleavings} interleavings, {count.nodes} different nodes")
-    assert count.interleavings == COUNTS[world, restarts]
-
-
-def _check(node: Node, path: tuple[str, ...]) -> None:
-    o, entries = node.outside, node.state.claims.entries
-    where = "; ".join(path)
-    assert o.prepared == {NEW.uid}, where
-    assert entries[NEW.uid].state is ClaimState.PREPARED, where
-    assert OLD.uid not in entries or entries[OLD.uid].state is ClaimState.TOMBSTONE, where
-    assert o.files == {NEW.uid}, where
-    assert o.disk is not None, where
-    assert [e.name for e in o.disk.entries] == [NEW], where
-    assert all(f.vfio_bound for f in o.functions), where
-    check_settled(node, set())
+    print(f"{world}, {restarts} restarts: {count.orders} interleavings, {count.nodes} different nodes")
+    assert count.orders == COUNTS[world, restarts]

@@ -1,0 +1,127 @@
+"""What makes two states of the daemon the same for all that can follow: numbers by their order, which is all that the
+core does with them, and times from now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpuactors import limits
+from gpuactors.core.dra.entries import Claims, Entry
+from gpuactors.core.state import NodeState
+
+
+def ranked(numbers: Iterable[int]) -> dict[int, int]:
+    """The rank of each."""
+    return {number: rank for rank, number in enumerate(sorted({*numbers}))}
+
+
+def of_claims(claims: Claims, since: Mapping[int, int], at: float) -> object:
+    """Of the claims of one driver. `since` are the ranks of what their entries remember of the node's numbers."""
+    ranks = ranked(_of_claims(claims))
+    return (
+        (claims.loaded, claims.unwritten, ranks[claims.checkpoint], ranks[claims.durable]),
+        frozenset((uid, ranks[n]) for uid, n in claims.reads.items()),
+        tuple(sorted((c.uid, c.prepares, c.deadline - at) for c in claims.calls.values())),
+        tuple((uid, since[e.since], *_entry(e, ranks, at)) for uid, e in claims.entries.items()),
+    )
+
+
+def _of_claims(claims: Claims) -> Iterator[int]:
+    yield from (0, claims.checkpoint, claims.durable, *claims.reads.values())
+    for entry in claims.entries.values():
+        yield from (entry.intent, *entry.acts.values())
+
+
+def _entry(entry: Entry, ranks: Mapping[int, int], at: float) -> tuple[object, ...]:
+    return (
+        (entry.state, entry.gpus, entry.domain, entry.problem, entry.missing, entry.claim is None),
+        (ranks[entry.intent], frozenset((key, ranks[n]) for key, n in entry.acts.items())),
+        frozenset(entry.bound.items()),
+        (entry.retry_at - at, entry.collect_at - at),
+    )
+
+
+def _age(seconds: float, *, exact: bool) -> float:
+    """How old a read of the ledger is: one that is not fresh any more is only old, unless something is compared with
+    it."""
+    return seconds if exact else max(seconds, -2 * limits.LEDGER_FRESH_S)
+
+
+def numbers_of(state: NodeState) -> Iterator[int]:
+    """The numbers in it, of one counter."""
+    yield from {
+        state.host.inspections.last,
+        state.host.inspections.scan or 0,
+        *state.host.inspections.functions.values(),
+        *(f.inspection for f in state.host.facts.values()),
+        state.kubelet.ledger.read,
+        state.kubelet.ledger.outstanding or 0,
+        state.kubelet.ledger.done,
+        state.host.polls.done,
+        state.host.polls.outstanding or 0,
+        *(r.inspection for r in state.host.inspections.retries.values()),
+        *(n for o in state.host.polls.groups.values() for n in (o.poll, o.since)),
+        *(n for d in state.kubelet.orphans.values() for n in (d.read, d.use or 0)),
+        *(c.since for c in state.calls.waiting.values()),
+    }
+
+
+def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
+    """Of the node and of kubelet, all but claims. `ranks` are those of its numbers."""
+    inspections, ledger, polls = state.host.inspections, state.kubelet.ledger, state.host.polls
+    return (
+        (
+            ranks[inspections.last],
+            ranks[inspections.scan or 0],
+            inspections.whole.again,
+            frozenset((a, ranks[n]) for a, n in inspections.functions.items()),
+            inspections.whole.due_at - at,
+            frozenset((a, r.again, r.due_at - at) for a, r in inspections.single.items()),
+            frozenset((a, r.attempt, ranks[r.inspection]) for a, r in inspections.retries.items()),
+        ),
+        frozenset((a, ranks[f.inspection], f.function) for a, f in state.host.facts.items()),
+        (state.host.scanned, state.host.uevents, state.daemon.role, state.daemon.stopping),
+        frozenset(state.published.device_lists.items()),
+        frozenset(
+            (r, p.empty_since is None, (p.empty_since or at) - at) for r, p in state.published.plugins.items()
+        ),
+        frozenset((r, until - at) for r, until in state.calls.no_removal_until.items()),
+        frozenset(
+            (
+                *(t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items())),
+                *(c.came_at - at, c.doubts),
+            )
+            for t, c in state.calls.waiting.items()
+        ),
+        (
+            ranks[ledger.read],
+            frozenset(ledger.entries.items()),
+            ledger.claimed,
+            ledger.tried,
+            ranks[ledger.outstanding or 0],
+            ledger.refresh.again,
+            ledger.due_at - at,
+            ranks[ledger.done],
+            _age(ledger.read_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
+            _age(ledger.asked_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
+        ),
+        (
+            frozenset(
+                (g, ranks[o.poll], o.in_use, ranks[o.since], o.holders, o.open)
+                for g, o in polls.groups.items()
+            ),
+            frozenset(polls.baselines.items()),
+            polls.leaving,
+            polls.doubtful,
+            ranks[polls.done],
+            ranks[polls.outstanding or 0],
+            polls.refresh.again,
+            (polls.of, polls.again_of),
+            polls.due_at - at,
+            max(0.0, polls.fast_until - at),
+        ),
+        frozenset(state.kubelet.resolved.items()),
+        frozenset(state.published.served.items()),
+        frozenset((a, until - at) for a, until in state.kubelet.pending_allocations.items()),
+        frozenset((a, d.pod, ranks[d.read], ranks[d.use or 0]) for a, d in state.kubelet.orphans.items()),
+    )

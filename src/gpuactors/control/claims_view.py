@@ -1,16 +1,18 @@
-"""The operator's view of claims: the claims of a node, its slices, and what claims may do with a device.
+"""The operator's view of the claims of one DRA driver, of its slices, and of what claims may do with a device.
 
 Derived from the state, never kept; a part of `view.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.dra.entries import Claims
 from gpuactors.core.dra.offered import device_name
-from gpuactors.core.dra.report import claim_reports, device_of_claims
+from gpuactors.core.dra.report import ClaimReport, claim_reports, device_of_claims
+from gpuactors.core.dra.slices import Publication
 from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState
 
@@ -27,7 +29,7 @@ class ClaimView:
     age_s: float
     """Seconds since it came to this state, as far as this daemon has seen it."""
     devices: tuple[str, ...]
-    """PCI addresses: those that it has for itself, or waits for."""
+    """Those that it has for itself, or waits for: GPUs by PCI address, devices of a compute domain by their names."""
     admin_devices: tuple[str, ...]
     """Those to which it has admin access."""
     problem: str
@@ -68,7 +70,7 @@ class SlicesView:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsView:
-    """All of a node that has to do with claims."""
+    """The claims of one DRA driver on a node, and its slices."""
 
     driver: str
     """The name of the DRA driver."""
@@ -105,13 +107,23 @@ class DeviceOfClaimsView:
 
 
 def claims_view(state: NodeState, at: float) -> ClaimsView | None:
-    """None while DRA is off."""
+    """Of GPUs; None while DRA is off."""
     claims = state.claims
     if claims.settings is None:
         return None
+    published = claims.publication
+    reasons = _reasons(state) if published is not None and (published.tainted or published.withdrawn) else {}
+    return of_claims(claims, claims.settings.driver, claim_reports(state), reasons, at)
+
+
+def of_claims(
+    claims: Claims, driver: str, reports: Iterable[ClaimReport], reasons: Mapping[str, str], at: float
+) -> ClaimsView:
+    """Of one driver. `reasons`: why a device must not be given to a claim now, by its name in the slice."""
     unread = "" if claims.loaded else "the checkpoint of the claims has not been read yet"
+    published = claims.publication
     return ClaimsView(
-        driver=claims.settings.driver,
+        driver=driver,
         problem=claims.unserved or claims.unwritten or unread,
         claims=tuple(
             ClaimView(
@@ -125,38 +137,35 @@ def claims_view(state: NodeState, at: float) -> ClaimsView | None:
                 problem=found.problem,
                 waiting_calls=found.waiting_calls,
             )
-            for found in claim_reports(state)
+            for found in reports
         ),
-        slices=_slices(state),
+        slices=_slices(published, reasons) if published is not None else None,
     )
 
 
-def _slices(state: NodeState) -> SlicesView | None:
-    if (published := state.claims.publication) is None:
-        return None
+def _slices(published: Publication, reasons: Mapping[str, str]) -> SlicesView:
+    """A device whose health has changed since it was published has no reason."""
     return SlicesView(
         slices=published.slices,
         generation=published.generation,
         settled=published.settled,
-        tainted=_blocked(state, published.tainted),
-        withdrawn=_blocked(state, published.withdrawn),
-        left_out=tuple(BlockedView(a, reason) for a, reason in sorted(published.left_out.items())),
+        tainted=tuple(BlockedView(name, reasons.get(name, "")) for name in published.tainted),
+        withdrawn=tuple(BlockedView(name, reasons.get(name, "")) for name in published.withdrawn),
+        left_out=tuple(BlockedView(name, reason) for name, reason in sorted(published.left_out.items())),
         problem=published.problem,
         keeps_taints=str(published.keeps_taints),
     )
 
 
-def _blocked(state: NodeState, names: Iterable[str]) -> tuple[BlockedView, ...]:
-    """With the reason of the device's health; one that changed since it was published has none."""
+def _reasons(state: NodeState) -> dict[str, str]:
+    """The reason of its health of each GPU that must not be given to a claim now."""
     offer, assessments = state.offered.offer, assessments_of(state).of
     devices = offer.devices if offer is not None else ()
-    addresses = {device_name(d.address): d.address for d in devices if d.blocked is not None}
-    reasons = {
-        name: found.status.message
-        for name, address in addresses.items()
-        if (found := assessments.get(address)) is not None
+    return {
+        device_name(device.address): found.status.message
+        for device in devices
+        if device.blocked is not None and (found := assessments.get(device.address)) is not None
     }
-    return tuple(BlockedView(name, reasons.get(name, "")) for name in names)
 
 
 def device_of_claims_view(state: NodeState, address: PciAddress) -> DeviceOfClaimsView | None:

@@ -18,7 +18,7 @@ from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import PciAddress
 
 if TYPE_CHECKING:
-    from gpuactors.core.dra.entries import ClaimedGpu, Entry
+    from gpuactors.core.dra.entries import ClaimedGpu, Claims, Entry
     from gpuactors.core.state import NodeState
 
 OFFERED: Final = "offered"
@@ -32,9 +32,10 @@ class ClaimReport:
     name: ClaimName
     state: ClaimState
     changed_at: float
-    devices: tuple[PciAddress, ...]
-    """Those that it has for itself; before it is reserved, those that it waits for."""
-    admin_devices: tuple[PciAddress, ...]
+    devices: tuple[str, ...]
+    """Those that it has for itself; before it is reserved, those that it waits for. GPUs by PCI address, devices of a
+    compute domain by their names in the slice."""
+    admin_devices: tuple[str, ...]
     """Those to which it has admin access."""
     problem: str
     waiting_calls: int
@@ -42,24 +43,31 @@ class ClaimReport:
 
 
 def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
-    """Every claim, in the order in which they came."""
-    calls = [call.uid for call in state.claims.calls.values()]
+    """Every claim of GPUs, in the order in which they came."""
+    claims = state.claims
     return tuple(
-        ClaimReport(
-            name=entry.name,
-            state=entry.state,
-            changed_at=entry.changed_at,
-            devices=devices_of(entry),
-            admin_devices=_named(entry, admin=True),
-            problem=entry.broken or entry.problem,
-            waiting_calls=calls.count(entry.name.uid),
-        )
-        for entry in state.claims.entries.values()
+        claim_report(claims, entry, devices_of(entry), _named(entry, admin=True))
+        for entry in claims.entries.values()
+    )
+
+
+def claim_report(
+    claims: Claims, entry: Entry, devices: tuple[str, ...], admin_devices: tuple[str, ...] = ()
+) -> ClaimReport:
+    """One claim of any driver; the names of its devices are the driver's."""
+    return ClaimReport(
+        name=entry.name,
+        state=entry.state,
+        changed_at=entry.changed_at,
+        devices=devices,
+        admin_devices=admin_devices,
+        problem=entry.broken or entry.problem,
+        waiting_calls=sum(call.uid == entry.name.uid for call in claims.calls.values()),
     )
 
 
 def devices_of(entry: Entry) -> tuple[PciAddress, ...]:
-    """As `ClaimReport.devices`."""
+    """As `ClaimReport.devices`, of a claim of GPUs."""
     if entry.gpus:
         return tuple(gpu.address for gpu in entry.gpus)
     return _named(entry, admin=False)

@@ -105,9 +105,7 @@ class DomainCore(Core):
     `label` is the node's, as the API server has it; `history` all its values. `away`: the API server does not answer.
     """
 
-    def __init__(
-        self, *, settings: DomainSettings = DOMAIN_SETTINGS, disk: CheckpointWanted | None = None
-    ) -> None:
+    def __init__(self, *, settings: DomainSettings = DOMAIN_SETTINGS) -> None:
         super().__init__()
         self.domain_settings = settings
         self.api: dict[str, Claim] = {}
@@ -119,7 +117,7 @@ class DomainCore(Core):
         }
         self.clique: Clique | None = None
         self.imex = IMEX
-        self.disk = disk
+        self.disk: CheckpointWanted | None = None
         self.files: dict[ClaimUid, tuple[DomainEdits, ...]] = {}
         self.directories: set[str] = set()
         self.away = False
@@ -134,7 +132,8 @@ class DomainCore(Core):
 
     def restarted(self, *held_back: str, settings: DomainSettings | None = None) -> DomainCore:
         """A new process on the same node: it knows what is on disk, and what it reads."""
-        after = DomainCore(settings=settings or self.domain_settings, disk=self.disk)
+        after = DomainCore(settings=settings or self.domain_settings)
+        after.disk = self.disk  # not before: it would be changed by a start without the rest
         after.api, after.label, after.history = self.api, self.label, self.history
         after.domains, after.clique, after.imex = self.domains, self.clique, self.imex
         after.files, after.directories, after.away = self.files, self.directories, self.away

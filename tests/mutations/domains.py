@@ -104,15 +104,15 @@ DOMAINS: Final = (
     Mutation(
         "a channel is ready without the daemon's claim",
         "core/domains/exclusion.py",
-        "    if not has_daemon(domains, own.uid):\n",
+        "    if not has_daemon(domains, uid):\n",
         "    if False:\n",
         tests=(f"{UNPREPARE}::test_the_daemon_s_claim_that_goes_makes_no_channel_ready_for_the_next_claim",),
     ),
     Mutation(
         "what was Ready before the label was there counts",
         "core/domains/exclusion.py",
-        "    if view is None or view.number <= domains.label.added or not",
-        "    if view is None or not",
+        "    if view is None or view.number <= domains.label.added:\n",
+        "    if view is None:\n",
         tests=(f"{PREPARE}::test_what_was_ready_before_the_label_was_there_is_read_again",),
     ),
     Mutation(
@@ -149,8 +149,8 @@ DOMAINS: Final = (
     Mutation(
         "a channel of another namespace's domain is given",
         "core/domains/exclusion.py",
-        "    if config.kind is DeviceKind.CHANNEL and entry.name.namespace != domain.namespace:\n",
-        "    if False:\n",
+        "domain is not None and entry.name.namespace != domain.namespace:\n",
+        "False:\n",
         tests=(f"{PREPARE}::test_what_can_never_be_prepared_is_refused_at_once_and_leaves_nothing",),
     ),
     Mutation(

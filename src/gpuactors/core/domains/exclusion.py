@@ -6,6 +6,7 @@ Every entry that owns a device counts, whatever it is doing.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpuactors.core.domains import label
@@ -57,17 +58,28 @@ def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> str:
 
 def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> str:
     """Why waiting is of no use, as a sentence; empty if it may be."""
-    domain, imex = domains.known[config.domain].domain, domains.imex.facts
-    if domain is None:
-        return f"there is no ComputeDomain with the UID {config.domain}: correct domainID in the claim"
-    if config.kind is DeviceKind.CHANNEL and entry.name.namespace != domain.namespace:
+    if reason := _without_domain(domains, config.domain):
+        return reason
+    domain = domains.known[config.domain].domain
+    if config.kind is DeviceKind.CHANNEL and domain is not None and entry.name.namespace != domain.namespace:
         return (
             f"the ComputeDomain {domain} is in another namespace than the claim {entry.name}: a claim can have a "
             "channel of a domain of its own namespace only"
         )
+    return _without_imex(domains, config.kind)
+
+
+def _without_domain(domains: Domains, uid: DomainUid) -> str:
+    if domains.known[uid].domain is not None:
+        return ""
+    return f"there is no ComputeDomain with the UID {uid}: correct domainID in the claim"
+
+
+def _without_imex(domains: Domains, kind: DeviceKind) -> str:
+    imex = domains.imex.facts
     if imex is None or imex.absent:
         return imex.absent if imex is not None else "the host's driver does not say what it has of IMEX"
-    if config.kind is DeviceKind.CHANNEL and imex.clique_id and imex.channel_major is None:
+    if kind is DeviceKind.CHANNEL and imex.clique_id and imex.channel_major is None:
         return "/proc/devices has no nvidia-caps-imex-channels: the host's driver is too old for IMEX, or not loaded"
     return ""
 
@@ -108,29 +120,67 @@ def _why(other: Entry) -> str:
 
 
 def lacking(domains: Domains, entry: Entry) -> str:
-    """What a reserved claim lacks until its container may start, as a sentence; empty if nothing. A channel needs the
-    label, then the claim of the domain's daemon on this node, then that this is Ready."""
-    own, config, settings = entry.domain, entry.config, domains.settings
+    """What a reserved claim lacks until its container may start, as a sentence; empty if nothing."""
+    own, config = entry.domain, entry.config
     assert own is not None
     assert config is not None
-    assert settings is not None
     if reason := unseen(domains, entry, config) or _refused(domains, entry, config):
         return reason
-    if config.kind is DeviceKind.DAEMON:
-        return ""
-    if settings.mode is not DomainMode.ON:
-        facts = domains.imex.facts
-        return facts.host_problem if facts is not None else "the host's IMEX daemon has not been asked yet"
-    if reason := label.obstacle(domains, own.uid):
+    return "" if config.kind is DeviceKind.DAEMON else channels_lack(domains, own.uid)
+
+
+def channels_lack(domains: Domains, uid: DomainUid) -> str:
+    """What the channels of a domain lack on this node, as far as it has been read, as a sentence; empty if nothing."""
+    if reason := daemon_lacks(domains, uid):
         return reason
-    named = f"the ComputeDomain {domains.known[own.uid].domain}"
-    if not has_daemon(domains, own.uid):
-        return f"the daemon of {named} has no prepared claim on this node yet"
-    view = domains.known.get(own.uid)
-    if view is None or view.number <= domains.label.added or not view.is_ready(settings.node):
-        why = f": {view.problem}" if view is not None and view.problem else ""
-        return f"{named} does not say yet that the node {settings.node} is Ready{why}"
+    settings, view = domains.settings, domains.known.get(uid)
+    assert settings is not None
+    if settings.mode is not DomainMode.ON or readiness(domains, uid) is Readiness.READY:
+        return ""
+    why = f": {view.problem}" if view is not None and view.problem else ""
+    return f"{_named(domains, uid)} does not say yet that the node {settings.node} is Ready{why}"
+
+
+def daemon_lacks(domains: Domains, uid: DomainUid) -> str:
+    """What the domain's daemon lacks until it can be Ready here: the domain, IMEX, the label, then its own claim. Of
+    one that the host manages: why it is not ready."""
+    settings, view = domains.settings, domains.known.get(uid)
+    assert settings is not None
+    if view is not None and view.number and (reason := _without_domain(domains, uid)):
+        return reason
+    if reason := _without_imex(domains, DeviceKind.CHANNEL):
+        return reason
+    if settings.mode is not DomainMode.ON:
+        assert domains.imex.facts is not None
+        return domains.imex.facts.host_problem
+    if reason := label.obstacle(domains, uid):
+        return reason
+    if not has_daemon(domains, uid):
+        return f"the daemon of {_named(domains, uid)} has no prepared claim on this node yet"
     return ""
+
+
+def _named(domains: Domains, uid: DomainUid) -> str:
+    view = domains.known.get(uid)
+    return f"the ComputeDomain {view.domain if view is not None and view.domain is not None else uid}"
+
+
+class Readiness(StrEnum):
+    """What the API server says of the daemon of a domain on this node."""
+
+    READY = "Ready"
+    NOT_READY = "NotReady"
+    UNREAD = "Unread"
+    """It has not been read since the label was added: what was read before is no fact of this daemon."""
+
+
+def readiness(domains: Domains, uid: DomainUid) -> Readiness:
+    """By the ComputeDomain or its clique, as last read."""
+    view, settings = domains.known.get(uid), domains.settings
+    assert settings is not None
+    if view is None or view.number <= domains.label.added:
+        return Readiness.UNREAD
+    return Readiness.READY if view.is_ready(settings.node) else Readiness.NOT_READY
 
 
 def has_daemon(domains: Domains, domain: DomainUid) -> bool:

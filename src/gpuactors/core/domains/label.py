@@ -79,6 +79,11 @@ def patch_wanted(label: Label, of: Held) -> LabelPatch | None:
     return LabelPatch(LabelChange.REMOVE, DomainUid(label.value))
 
 
+def is_foreign(label: Label, of: Held) -> bool:
+    """It has a value that no claim here has set, or wants."""
+    return label.value is not None and label.value not in label.ours and label.value not in of.kept
+
+
 def obstacle(domains: Domains, domain: DomainUid) -> str:
     """Why the label cannot be given to this domain now, or does not name it, as a sentence; empty if it names it."""
     label, settings = domains.label, domains.settings
@@ -167,9 +172,8 @@ def read(domains: Domains, number: int, found: NodeLabel) -> tuple[Domains, list
     if found.value is not None and not label.known and not of.owning:
         ours = _with_ours(label, found.value)
     after = replace(label, value=found.value, known=True, unsure=False, ours=ours, read=0, problem="")
-    foreign = found.value is not None and found.value not in ours and found.value not in of.kept
     lines: list[Effect] = []
-    if foreign and (found.value != label.value or not label.known):
+    if is_foreign(after, of) and (found.value != label.value or not label.known):
         lines.append(Log(Level.WARNING, "label.foreign", {"label": LABEL, "value": found.value}))
     return _again(replace(domains, label=after)), lines
 

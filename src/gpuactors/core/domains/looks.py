@@ -79,15 +79,16 @@ def imex_read(domains: Domains, number: int, facts: ImexFacts) -> tuple[Domains,
     after = replace(domains, imex=ImexView(number, facts))
     lines: list[Effect] = []
     if imex.facts is None or (imex.facts.absent, imex.facts.clique_id) != (facts.absent, facts.clique_id):
-        fields = {"clique": facts.clique_id, "reason": facts.absent or _without_fabric(facts)}
+        fields = {"clique": facts.clique_id, "reason": without_nodes(facts)}
         level = Level.WARNING if facts.absent else Level.INFO
         lines.append(Log(level, "imex.read", {k: v for k, v in fields.items() if v}))
     return imex_asked(after) if imex.refresh.again else after, lines
 
 
-def _without_fabric(facts: ImexFacts) -> str:
-    if facts.clique_id:
-        return ""
+def without_nodes(facts: ImexFacts) -> str:
+    """Why no container gets the node of a channel here, as a sentence; empty if it does."""
+    if facts.absent or facts.clique_id:
+        return facts.absent
     return "the node is on no NVLink fabric: claims are prepared without nodes of channels"
 
 

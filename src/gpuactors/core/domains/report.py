@@ -1,0 +1,220 @@
+"""What an operator sees of compute domains: each domain that claims are here for with what its channels lack, the
+node's label, what the host says of IMEX, and the claims.
+
+Derived each time, never kept. What is missing is asked of `exclusion.py`, as a prepare asks it: nothing is shown as
+Ready that a claim still waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from gpuactors.core.domains import exclusion, label, looks
+from gpuactors.core.domains.exclusion import Readiness
+from gpuactors.core.domains.model import DeviceKind, DomainMode, DomainUid
+from gpuactors.core.domains.reservation import devices_wanted
+from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.report import ClaimReport, claim_report
+from gpuactors.core.dra.table import OWNING, ClaimState
+
+if TYPE_CHECKING:
+    from gpuactors.core.domains.model import DomainDevice
+    from gpuactors.core.domains.state import Domains
+    from gpuactors.core.dra.entries import Entry
+
+_HERE: Final = OWNING | {ClaimState.WAITING}
+"""The states in which a claim takes part in its domain."""
+
+
+class DomainStatus(StrEnum):
+    """Whether the channels of a domain can be used on this node."""
+
+    READY = "Ready"
+    """Nothing is missing."""
+    NOT_READY = "NotReady"
+    UNREAD = "Unread"
+    """Label and daemon are there. Readiness was not read since, as no claim waits for it."""
+    UNUSED = "Unused"
+    """No claim here is for a channel of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainReport:
+    """One compute domain."""
+
+    uid: DomainUid
+    name: str
+    """Empty while it is not known, as its namespace."""
+    namespace: str
+    status: DomainStatus
+    missing: str
+    """What its channels lack, as a sentence: the error of a claim that waits for it. Empty unless it is not ready."""
+    label: str
+    """Why the node's label does not name it for certain, as a sentence; empty if it does, and in mode host-managed."""
+    daemon: ClaimUid | None
+    """The claim of its daemon here, prepared or not."""
+    readiness: Readiness
+    """What the API server said last; of no meaning in mode host-managed."""
+    problem: str
+    """Why it could not be read the last time, as a sentence; empty if it could."""
+    claims: tuple[ClaimUid, ...]
+    """The claims here that are for its channels."""
+
+
+def domain_reports(domains: Domains) -> tuple[DomainReport, ...]:
+    """Every domain that a claim here is for, in the order in which their claims came."""
+    if domains.settings is None:
+        return ()
+    uids = (uid for entry in domains.claims.entries.values() if (uid := domain_of(entry)) is not None)
+    return tuple(_report(domains, uid) for uid in dict.fromkeys(uids))
+
+
+def domain_of(entry: Entry) -> DomainUid | None:
+    """The domain that a claim is for; None while the claim has not been read, and when it has ended."""
+    return entry.config.domain if entry.config is not None else None
+
+
+def _report(domains: Domains, uid: DomainUid) -> DomainReport:
+    assert domains.settings is not None
+    is_ours = domains.settings.mode is DomainMode.ON
+    of_it = [entry for entry in domains.claims.entries.values() if domain_of(entry) == uid]
+    channels = [e for e in of_it if _kind(e) is DeviceKind.CHANNEL and e.state in _HERE]
+    daemons = [e.name.uid for e in of_it if _kind(e) is DeviceKind.DAEMON and e.state in _HERE]
+    view = domains.known.get(uid)
+    namespace, name = _name(domains, uid, of_it)
+    status, missing = _status(domains, uid, channels)
+    return DomainReport(
+        uid=uid,
+        name=name,
+        namespace=namespace,
+        status=status,
+        missing=missing,
+        label=label.obstacle(domains, uid) if is_ours else "",
+        daemon=daemons[-1] if daemons else None,
+        readiness=exclusion.readiness(domains, uid),
+        problem=view.problem if view is not None else "",
+        claims=tuple(entry.name.uid for entry in channels),
+    )
+
+
+def _kind(entry: Entry) -> DeviceKind | None:
+    return entry.config.kind if entry.config is not None else None
+
+
+def _name(domains: Domains, uid: DomainUid, of_it: list[Entry]) -> tuple[str, str]:
+    """As last read; of one that is gone, or has not been read by this daemon, as a claim of it knew it."""
+    view = domains.known.get(uid)
+    if view is not None and view.domain is not None:
+        return view.domain.namespace, view.domain.name
+    own = next((entry.domain for entry in of_it if entry.domain is not None and entry.domain.name), None)
+    return (own.namespace, own.name) if own is not None else ("", "")
+
+
+def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[DomainStatus, str]:
+    """With what is missing."""
+    if not channels:
+        return DomainStatus.UNUSED, ""
+    waits = next((entry for entry in channels if entry.state is ClaimState.BINDING), None)
+    missing = (
+        exclusion.lacking(domains, waits) if waits is not None else exclusion.channels_lack(domains, uid)
+    )
+    if not missing:
+        return DomainStatus.READY, ""
+    is_unread = exclusion.readiness(domains, uid) is Readiness.UNREAD and not exclusion.daemon_lacks(
+        domains, uid
+    )
+    return (DomainStatus.UNREAD, "") if waits is None and is_unread else (DomainStatus.NOT_READY, missing)
+
+
+# --- the label, and the host ----------------------------------------------------------------------------------
+
+
+class LabelStatus(StrEnum):
+    """What is known of the node's label."""
+
+    UNREAD = "Unread"
+    """It has not been read since this daemon serves."""
+    UNSURE = "Unsure"
+    """A patch has failed, or met another label: it is read again."""
+    ABSENT = "Absent"
+    ADDING = "Adding"
+    SET = "Set"
+    """It names the domain of a claim that is here, or was."""
+    REMOVING = "Removing"
+    FOREIGN = "Foreign"
+    """No claim here has set it, and it is not touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelReport:
+    """The node's label."""
+
+    status: LabelStatus
+    value: str | None
+    """What it is, or what is being added or removed; None where it is absent or not known."""
+    problem: str
+    """Why the last read or patch failed, as a sentence; empty if it did not."""
+
+
+def label_report(domains: Domains) -> LabelReport:
+    """What is outstanding or unsure is no fact, and is not shown as one."""
+    known = domains.label
+    if not known.known or known.unsure:
+        status, value = LabelStatus.UNSURE if known.known else LabelStatus.UNREAD, None
+    elif known.patch is not None:
+        status, value = LabelStatus.REMOVING if known.is_going else LabelStatus.ADDING, str(known.patch.value)
+    elif known.value is None:
+        status, value = LabelStatus.ABSENT, None
+    else:
+        is_foreign = label.is_foreign(known, label.held(domains))
+        status, value = LabelStatus.FOREIGN if is_foreign else LabelStatus.SET, known.value
+    return LabelReport(status, value, known.problem)
+
+
+@dataclass(frozen=True, slots=True)
+class ImexReport:
+    """What the host says of IMEX."""
+
+    known: bool
+    """It has said something."""
+    present: bool
+    """The node has IMEX: its devices are offered."""
+    clique_id: str
+    """`<cluster UUID>.<clique>`; empty on a node without fabric."""
+    reason: str
+    """Why no container gets the node of a channel, as a sentence; empty if it does."""
+    host_problem: str
+    """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
+    problem: str
+    """Why it could not be read the last time, as a sentence; empty if it could."""
+
+
+def imex_report(domains: Domains) -> ImexReport:
+    """As last read."""
+    facts, problem = domains.imex.facts, domains.imex.problem
+    if facts is None:
+        return ImexReport(False, False, "", "", "", problem)
+    reason = looks.without_nodes(facts)
+    return ImexReport(True, not facts.absent, facts.clique_id, reason, facts.host_problem, problem)
+
+
+# --- the claims -----------------------------------------------------------------------------------------------
+
+
+def claim_reports(domains: Domains) -> tuple[ClaimReport, ...]:
+    """Every claim of channels or daemons, in the order in which they came."""
+    return tuple(
+        claim_report(domains.claims, entry, tuple(map(str, devices_of(domains, entry))))
+        for entry in domains.claims.entries.values()
+    )
+
+
+def devices_of(domains: Domains, entry: Entry) -> tuple[DomainDevice, ...]:
+    """Those that a claim has for itself; before it is reserved, those that it waits for."""
+    if entry.domain is not None:
+        return entry.domain.devices
+    if entry.claim is None or entry.config is None or domains.settings is None:
+        return ()
+    return devices_wanted(entry.claim, entry.config, domains.settings)

@@ -88,6 +88,11 @@ case "${1:-}" in
 test | kustomize) command -v kubectl >/dev/null 2>&1 || (system_package kubernetes-client "kubectl") || true ;;
 esac
 
+# The same tests render the chart with Helm, which Debian does not have; as above, the other tests tell something without it.
+case "${1:-}" in
+test) .venv/bin/python -m tests.deploy.tools || say "there is no Helm: the tests of deploy/chart will fail" ;;
+esac
+
 # The page of `gpuactors replay --html` is tested in a real browser; as above, the other tests tell something without it.
 case "${1:-}" in
 test)

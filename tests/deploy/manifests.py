@@ -12,6 +12,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from tests.deploy.tools import KUBECTL
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
 RENDER_TIMEOUT_S: Final = 60
@@ -19,13 +21,15 @@ RENDER_TIMEOUT_S: Final = 60
 Manifest = dict[str, Any]
 
 
-def render(directory: Path) -> list[Manifest]:
-    """What `kubectl apply -k` would send. A missing kubectl is a failure: a skipped check looks like a passed
-    one."""
-    kubectl = shutil.which("kubectl")
+def render(directory: Path, *, newest: bool = False) -> list[Manifest]:
+    """What `kubectl apply -k` would send: the system's kubectl, or that of tests/deploy/tools.py. A missing kubectl is
+    a failure: a skipped check looks like a passed one."""
+    kubectl = shutil.which(KUBECTL if newest else "kubectl")
     if kubectl is None:
         pytest.fail(
-            "kubectl is not on PATH; ./do test installs it where it may, else install kubernetes-client"
+            f"{KUBECTL} is missing: python -m tests.deploy.tools"
+            if newest
+            else "kubectl is not on PATH; ./do test installs it where it may, else install kubernetes-client"
         )
     done = subprocess.run(
         [kubectl, "kustomize", str(directory)],

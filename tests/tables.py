@@ -1,22 +1,34 @@
-"""The tables of the documents that follow from the code: `just tables` writes them, test_tree.py compares them."""
+"""What follows from the code in documents and in the chart: `just tables` writes it, test_tree.py compares it."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from gpuactors import limits
-from gpuactors.config import DECLARATIONS, Declaration
+from gpuactors.config import DECLARATIONS, Declaration, schema
 from gpuactors.core.dra.table import OWNING, TRANSITIONS, ClaimState, On
 from tests.support import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+class Written(Protocol):
+    """A part of a file that follows from the code."""
+
+    @property
+    def name(self) -> str: ...
+
+    def put(self) -> tuple[Path, str, str]:
+        """The file, its text as it is, and its text as it should be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +123,41 @@ def claim_bounds() -> list[str]:
     return markdown.table(["What waits", "Seconds"], ([what, f"{seconds:g}"] for what, seconds in rows))
 
 
-TABLES: Final = (
+OF_THE_CHART: Final = frozenset(
+    {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
+    | {"domains_driver", "domains_namespace", "node_name", "log_format"}
+)
+"""Settings that the chart makes of values of its own, as mounts or rights follow from them, or of the pod."""
+
+OF_A_HOST: Final = frozenset({"kubeconfig", "pci_ids", "imex_ctl", "imex_clique"})
+"""Settings that name files which the pod does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChartSettings:
+    """`settings` in the schema of the chart's values: the daemon's own schema of each other setting."""
+
+    name: str = "settings of the chart"
+
+    def put(self) -> tuple[Path, str, str]:
+        """The schema, as it is and as it should be."""
+        path = ROOT / "deploy/chart/gpuactors/values.schema.json"
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text)
+        values["properties"]["settings"]["properties"] = {
+            key: described
+            for key, described in schema()["properties"].items()
+            if key not in OF_THE_CHART | OF_A_HOST
+        }
+        return path, text, json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+TABLES: Final[tuple[Written, ...]] = (
     Table("README.md", "settings", settings),
     Table("docs/dra.md", "claim states", claim_states),
     Table("docs/dra.md", "claim events", claim_events),
     Table("docs/dra.md", "claim bounds", claim_bounds),
+    ChartSettings(),
 )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.config import KEYS
-from tests.tables import TABLES, Table
+from tests.tables import TABLES, Written
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -229,7 +229,7 @@ def readme_table(heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_a_table_that_follows_from_the_code_is_as_the_recipe_writes_it(table: Table) -> None:
+def test_a_table_that_follows_from_the_code_is_as_the_recipe_writes_it(table: Written) -> None:
     path, text, written = table.put()
     assert text == written, f"{path.name}: run 'just tables' and commit the result"
 

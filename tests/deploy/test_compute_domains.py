@@ -22,7 +22,7 @@ from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, Kind, Object
 from tests.deploy.manifests import DEPLOY, Manifest
 
-CRDS: Final = DEPLOY / "crds"
+CRDS: Final = DEPLOY / "chart" / "gpuactors" / "definitions"
 EXAMPLES: Final = DEPLOY / "examples" / "compute-domains"
 
 

@@ -48,7 +48,7 @@ DOMAINS = Kind(
     namespaced=True,
     counts_generations=True,
 )
-"""By the CustomResourceDefinitions of `deploy/crds`, as the next one."""
+"""By the CustomResourceDefinitions of `deploy/chart/gpuactors/definitions`, as the next one."""
 CLIQUES = Kind(
     "resource.nvidia.com",
     "v1beta1",

@@ -1,0 +1,352 @@
+"""The Helm chart renders the objects of deploy/base and of every overlay, alone and combined, and refuses wrong values
+by their path. Helm itself renders, and kubectl."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.deploy.chart import CHART, NAMESPACE, Values, helm, refusal, template
+from tests.deploy.manifests import DEPLOY, ROOT, Manifest, configuration_of, of_kind, render
+from tests.tables import OF_THE_CHART
+
+OF_HELM: Final = {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "gpuactors-0.1.0"}
+"""All that an object of the chart has more than that of an overlay: two labels of its own, none of its pods'."""
+
+LEVELS: Final[dict[str, Values]] = {
+    "base": {},
+    "holders-proc": {"holders": "proc"},
+    "dra": {"dra": {"enabled": True}},
+    "compute-domains": {"dra": {"enabled": True}, "computeDomains": {"enabled": True}},
+}
+"""The overlays of which each is on top of the one before, and the values that stand for them."""
+
+EXAMPLE: Final[Values] = {
+    "image": {"repository": "registry.example/gpu/gpuactors"},
+    "nodeSelector": {"nvidia.com/gpu.workload.config": "vm-passthrough"},
+}
+
+K0S: Final[Values] = {"kubeletDir": "/var/lib/k0s/kubelet"}
+
+IN_THE_BASE: Final[Values] = {"namespace": {"create": True}}
+"""`helm install` needs the namespace before; the base has it."""
+
+
+def normal(objects: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    """The objects by kind and name. A list of named things has no order: volumes, mounts, variables."""
+
+    def ordered(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: ordered(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            items = [ordered(item) for item in value]
+            named = all(isinstance(item, dict) and "name" in item for item in items)
+            return sorted(items, key=lambda item: item["name"]) if named else items
+        return value
+
+    found = {(one["kind"], one["metadata"]["name"]): ordered(one) for one in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def of_the_chart(values: Values) -> dict[tuple[str, str], Manifest]:
+    """The chart's objects, less the labels that they must have and an overlay's do not."""
+    found = normal(template({**IN_THE_BASE, **values}))
+    for one in found.values():
+        labels = one["metadata"]["labels"]
+        assert {key: labels.pop(key) for key in OF_HELM} == OF_HELM
+    return found
+
+
+@functools.cache
+def copied(to: Path) -> Path:
+    """The overlays in a directory of their own, `example` on top of each other one as deploy/README.md says."""
+    shutil.copytree(DEPLOY / "base", to / "base")
+    shutil.copytree(DEPLOY / "overlays", to / "overlays")
+    for level in LEVELS:
+        named = shutil.copytree(DEPLOY / "overlays" / "example", to / "overlays" / f"example-{level}")
+        file = named / "kustomization.yaml"
+        below = "../../base" if level == "base" else f"../{level}"
+        file.write_text(file.read_text().replace("- ../../base", f"- {below}"))
+    return to
+
+
+@pytest.fixture(scope="module")
+def overlays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copied(tmp_path_factory.mktemp("deploy"))
+
+
+def directory(overlays: Path, level: str, *, example: bool) -> Path:
+    if example:
+        return overlays / "overlays" / f"example-{level}"
+    return overlays / "base" if level == "base" else overlays / "overlays" / level
+
+
+# --- the same objects -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", [False, True], ids=["", "example"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_chart_is_each_overlay_object_for_object(overlays: Path, level: str, example: bool) -> None:
+    rendered = render(directory(overlays, level, example=example))
+    values = {**LEVELS[level], **(EXAMPLE if example else {})}
+    assert of_the_chart(values) == normal(rendered)
+    # k0s replaces kubelet's directory wherever it is named; its overlay does that for the base (test_manifests.py).
+    elsewhere = json.loads(json.dumps(rendered).replace("/var/lib/kubelet", str(K0S["kubeletDir"])))
+    assert of_the_chart({**values, **K0S}) == normal(elsewhere)
+
+
+def test_every_overlay_stands_for_values_here() -> None:
+    known = {*LEVELS, "example", "k0s"} - {"base"}
+    assert {path.name for path in (DEPLOY / "overlays").iterdir()} == known
+
+
+def test_the_k0s_overlay_is_the_chart_with_another_kubelet_directory() -> None:
+    assert of_the_chart(K0S) == normal(render(DEPLOY / "overlays" / "k0s"))
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "example", "k0s"])
+def test_the_kustomize_of_kubectl_1_35_renders_the_same_as_the_systems(level: str) -> None:
+    at = DEPLOY / "base" if level == "base" else DEPLOY / "overlays" / level
+    assert normal(render(at, newest=True)) == normal(render(at))
+
+
+def test_where_every_gpu_is_prebound_the_pod_is_the_base_with_the_three_mounts_that_claims_need() -> None:
+    """The third column of the README's table."""
+    bound, plain = of_the_chart(LEVELS["dra"]), of_the_chart({})
+    found = of_the_chart({"dra": {"enabled": True, "allPrebound": True}})
+    key = ("DaemonSet", "gpuactors")
+    assert {name: one for name, one in found.items() if name != key} == {
+        name: one for name, one in bound.items() if name != key
+    }
+    pod, base = found[key]["spec"]["template"]["spec"], plain[key]["spec"]["template"]["spec"]
+    (container,), (known,) = pod["containers"], base["containers"]
+    needed = {"plugin", "plugins-registry", "cdi"}
+    assert {one["name"] for one in pod["volumes"] if one not in base["volumes"]} == needed
+    assert {one["name"] for one in container["volumeMounts"] if one not in known["volumeMounts"]} == needed
+    assert {one["name"] for one in container["env"] if one not in known["env"]} == {
+        "GPUACTORS_DRA",
+        "POD_UID",
+    }
+    assert (container["securityContext"], pod["hostPID"]) == (known["securityContext"], False)
+
+
+def test_without_values_the_chart_is_the_base_less_its_namespace() -> None:
+    found, base = template(), normal(render(DEPLOY / "base"))
+    assert normal(found).keys() == base.keys() - {("Namespace", "gpuactors")}
+
+
+def test_the_device_class_and_the_definitions_are_those_that_deploy_has() -> None:
+    found = of_kinds(
+        template(
+            {
+                "dra": {"enabled": True, "deviceClass": True},
+                "computeDomains": {"enabled": True, "definitions": True},
+            }
+        ),
+        {"DeviceClass", "CustomResourceDefinition"},
+    )
+    for one in found:
+        if one["kind"] == "CustomResourceDefinition":
+            # They are NVIDIA's, and with them every ComputeDomain would go.
+            assert one["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        else:
+            one["metadata"].pop("labels")
+    files = [DEPLOY / "examples" / "dra" / "device-class.yaml", *(CHART / "definitions").glob("*.yaml")]
+    assert normal(found) == normal([yaml.safe_load(file.read_text()) for file in files])
+
+
+def of_kinds(objects: list[Manifest], kinds: set[str]) -> list[Manifest]:
+    return [one for one in objects if one["kind"] in kinds]
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def test_another_name_and_namespace_are_followed_everywhere() -> None:
+    """Two releases in one cluster: nothing of cluster scope has a name of both."""
+    values = {**LEVELS["compute-domains"], "nameOverride": "gpu-b"}
+    other = template(values, namespace="elsewhere")
+    text = json.dumps(other)
+    assert text.count("system:serviceaccount:elsewhere:gpu-b") == 2
+    names = {(one["kind"], one["metadata"]["name"]) for one in other}
+    assert not names & normal(template(LEVELS["compute-domains"])).keys()
+    for one in other:
+        assert one["metadata"].get("namespace", "elsewhere") in {"elsewhere", "nvidia-dra-driver-gpu"}
+        for subject in one.get("subjects", ()):
+            assert (subject["name"], subject["namespace"]) == ("gpu-b", "elsewhere")
+    daemon_set = of_kind(other, "DaemonSet")
+    assert daemon_set["spec"]["selector"]["matchLabels"] == {"app.kubernetes.io/name": "gpu-b"}
+
+
+def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() -> None:
+    values = {
+        "stateDir": "/srv/gpuactors",
+        "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
+        "computeDomains": {"enabled": True, "driverName": "domains.example", "namespace": "nvidia"},
+    }
+    objects = template(values)
+    pod = of_kind(objects, "DaemonSet")["spec"]["template"]["spec"]
+    shown = {key: entry["value"] for key, entry in configuration_of(pod["containers"][0]).items()}
+    assert (shown["driver_name"], shown["cdi_dir"]) == ("gpus.example", "/etc/cdi")
+    assert (shown["domains_driver"], shown["domains_namespace"]) == ("domains.example", "nvidia")
+    assert shown["state_dir"] == "/srv/gpuactors"
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"]}
+    assert {
+        "/var/lib/kubelet/plugins/gpus.example",
+        "/var/lib/kubelet/plugins/domains.example",
+        "/etc/cdi",
+        "/srv/gpuactors",
+    } <= paths
+    assert {of_kind(objects, kind)["metadata"]["namespace"] for kind in ("Role", "RoleBinding")} == {"nvidia"}
+
+
+def test_a_setting_of_the_daemon_reaches_it_as_it_was_written() -> None:
+    settings = {
+        "select": ["vendor=10de,class=03", "!address=0000:23:00.0"],
+        "resync_interval_s": 86400,
+        "journal": False,
+        "device_plugin": "off",
+        "prebound": "all",
+        "imex_channels": 2048,
+    }
+    pod = of_kind(template({"settings": settings}), "DaemonSet")["spec"]["template"]["spec"]
+    shown = configuration_of(pod["containers"][0])
+    assert {key: shown[key]["value"] for key in settings} == {**settings, "prebound": ["all"]}
+
+
+def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
+    values = {
+        "stateDir": "/srv/gpuactors",
+        "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
+        "computeDomains": {"enabled": True, "driverName": "domains.example", "namespace": "nvidia"},
+    }
+    (container,) = of_kind(template(values), "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    named = {entry["name"].removeprefix("GPUACTORS_").lower() for entry in container["env"]}
+    named |= {flag.partition("=")[0].removeprefix("--").replace("-", "_") for flag in container["args"][1:]}
+    assert named == OF_THE_CHART | {"pod_uid"}
+
+
+def test_an_image_is_named_by_its_digest_where_there_is_one() -> None:
+    digest = f"sha256:{'0123456789abcdef' * 4}"
+    for image, name in (
+        ({}, "gpuactors:0.1.0"),
+        ({"repository": "registry.example/g", "tag": "1"}, "registry.example/g:1"),
+        ({"repository": "registry.example/g", "tag": "1", "digest": digest}, f"registry.example/g@{digest}"),
+    ):
+        pod = of_kind(template({"image": image}), "DaemonSet")["spec"]["template"]["spec"]
+        assert pod["containers"][0]["image"] == name
+
+
+def test_a_cluster_that_does_not_know_recursive_read_only_gets_mounts_without_it() -> None:
+    for version, known in (("1.29", False), ("1.30", True)):
+        objects = template(options=("--kube-version", version))
+        assert ("recursiveReadOnly" in json.dumps(objects)) is known
+
+
+# --- wrong values -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"dra": {"enabeld": True}}, "at '/dra': additional properties 'enabeld' not allowed"),
+        ({"tolerationss": []}, "at '': additional properties 'tolerationss' not allowed"),
+        ({"holders": "open"}, "at '/holders': value must be one of 'passive', 'proc'"),
+        ({"kubeletDir": "/var/lib/kubelet/"}, "at '/kubeletDir': '/var/lib/kubelet/' does not match pattern"),
+        (
+            {"settings": {"device_plugin": False}},
+            "at '/settings/device_plugin': value must be one of 'off', 'on'",
+        ),
+        (
+            {"settings": {"resync_interval_s": 100000}},
+            "at '/settings/resync_interval_s': maximum: got 100,000, want 86,400",
+        ),
+        # Its mounts and rights follow from a value of the chart.
+        ({"settings": {"dra": "on"}}, "at '/settings': additional properties 'dra' not allowed"),
+        (
+            {"podLabels": {"app.kubernetes.io/name": "x"}},
+            "invalid propertyName 'app.kubernetes.io/name'",
+        ),
+        ({"computeDomains": {"enabled": True}}, "computeDomains.enabled needs dra.enabled: set it as well"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_path(values: Values, said: str) -> None:
+    assert said in refusal(values)
+
+
+def test_a_cluster_that_is_too_old_is_refused_with_its_version() -> None:
+    said = refusal(LEVELS["dra"], "--kube-version", "1.33.1")
+    assert "dra.enabled needs Kubernetes 1.34 or newer, and this is v1.33.1" in said
+    assert "chart requires kubeVersion: >=1.22.0-0" in refusal({}, "--kube-version", "1.21.0")
+
+
+def properties(schema: Manifest, path: str = "") -> Iterator[tuple[str, Manifest]]:
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}.{name}", inner
+        yield from properties(inner, f"{path}.{name}")
+
+
+def test_every_value_is_described_and_has_the_default_that_values_yaml_shows() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    described = [*properties(schema)]
+    assert len(described) > 40
+    for path, inner in described:
+        assert inner["description"].endswith("."), path
+        if inner.get("type") == "object" and "properties" in inner:
+            assert inner["additionalProperties"] is False, path
+    assert schema["additionalProperties"] is False
+
+    def keys(schema: Manifest, value: Manifest, path: str) -> Iterator[str]:
+        for name, inner in schema["properties"].items():
+            if f"{path}.{name}" in {".global", ".settings"}:
+                continue
+            if name not in value:
+                yield f"{path}.{name}"
+            elif inner.get("properties"):
+                yield from keys(inner, value[name], f"{path}.{name}")
+
+    assert [*keys(schema, values, "")] == []
+
+
+# --- the package ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_helm_has_nothing_to_say_against_it(level: str) -> None:
+    done = helm("lint", "--strict", "--quiet", str(CHART), values=LEVELS[level])
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
+
+
+def test_the_chart_has_the_version_of_the_program() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (described["version"], described["appVersion"]) == (version, version)
+
+
+def test_the_notes_name_the_release_and_what_it_still_needs() -> None:
+    def notes(values: Values) -> str:
+        done = helm("install", "r", str(CHART), "--dry-run=client", "--namespace", NAMESPACE, values=values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.partition("\nNOTES:\n")[2]
+
+    plain = notes({})
+    assert "kubectl -n gpuactors rollout status daemonset/gpuactors\n" in plain
+    assert "kubectl label namespace gpuactors pod-security.kubernetes.io/enforce=privileged\n" in plain
+    assert "Claims" not in plain
+    on = notes({**IN_THE_BASE, **LEVELS["compute-domains"], **EXAMPLE})
+    assert "kubectl label" not in on
+    assert "kubernetes.io/os=linux nvidia.com/gpu.workload.config=vm-passthrough." in on
+    assert re.search(r"^Claims are on: .*driver gpu\.nvidia\.com\.", on, re.MULTILINE)
+    assert "They ask for a\nDeviceClass" in on
+    assert "Compute domains are on." in on

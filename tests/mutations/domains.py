@@ -75,9 +75,18 @@ DOMAINS: Final = (
     Mutation(
         "a stale label stays at the start",
         "core/domains/label.py",
-        "    if found.value is not None and not label.known and not of.owning:\n",
-        "    if False:\n",
+        "    ours = label.ours if of.owning else _with_ours(label, label.found)\n",
+        "    ours = label.ours\n",
         tests=(f"{LABEL}::test_a_stale_one_is_removed_at_the_start_also_in_mode_host_managed",),
+    ),
+    Mutation(
+        "a label counts as stale before it is known who has a channel",
+        "core/domains/label.py",
+        "    if label.found is None or not of.is_complete:\n",
+        "    if label.found is None:\n",
+        tests=(
+            f"{LABEL}::test_where_the_checkpoint_is_lost_it_is_stale_or_somebody_s_when_every_claim_has_been_read",
+        ),
     ),
     Mutation(
         "a lost label is not put back when the watch tells of it",

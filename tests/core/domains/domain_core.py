@@ -30,7 +30,7 @@ from gpuactors.core.dra.claim import (
     Unprepared,
 )
 from gpuactors.core.dra.config import API_VERSION
-from gpuactors.core.dra.entries import Entry
+from gpuactors.core.dra.entries import Entry, StoredEntry
 from gpuactors.core.dra.outputs import CheckpointWanted
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Effect, Log, Refused, Reply
@@ -96,6 +96,12 @@ def daemon(claim: ClaimName, domain: str = RED) -> Claim:
 
 
 DAEMON = name("daemon", NAMESPACE)
+
+
+def found_by_files(*claims: ClaimName) -> CheckpointWanted:
+    """What the checkpoint keeper finds out from the CDI files."""
+    entries = tuple(StoredEntry(claim, ClaimState.PREPARED, None, ()) for claim in claims)
+    return CheckpointWanted(1, entries, ())
 
 
 class DomainCore(Core):

@@ -22,6 +22,7 @@ from tests.core.domains.domain_core import (
     DomainCore,
     channel,
     daemon,
+    found_by_files,
     name,
 )
 
@@ -81,6 +82,36 @@ def test_one_that_a_release_held_when_it_was_first_read_goes_with_it() -> None:
     core = core.restarted("files")
     core.release("files")
     assert core.label is None
+
+
+def test_where_the_checkpoint_is_lost_it_is_stale_or_somebody_s_when_every_claim_has_been_read() -> None:
+    """It has another value than that of the claim that has the channel: it was not left by that, or by one before."""
+    core = prepared()
+    core.set_label(STRANGER)
+    core.disk = found_by_files(DAEMON, ONE)
+    core = core.restarted("read")
+    assert core.logged("label.foreign") == []
+    token = core.prepare(ONE)
+    core.release("read")
+    assert core.label == STRANGER
+    assert len(core.logged("label.foreign")) == 1
+    assert STRANGER in core.problem(ONE)
+    core.labelled(None)
+    assert core.label == RED
+    assert isinstance(core.answer(token), Prepared)
+
+
+@pytest.mark.parametrize("left", [RED, STRANGER])
+def test_where_the_checkpoint_is_lost_and_only_a_daemon_is_found_it_is_stale(left: str) -> None:
+    core = prepared()
+    core.unprepare(ONE)
+    core.set_label(left)
+    core.disk = found_by_files(DAEMON)
+    core = core.restarted("read")
+    assert core.history == [None, RED, None, left]
+    core.release("read")
+    assert core.history == [None, RED, None, left, None]
+    assert core.logged("label.foreign") == []
 
 
 def test_the_daemon_s_claim_does_not_hold_it() -> None:

@@ -7,12 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
-from gpuactors.core.dra.entries import StoredEntry
-from gpuactors.core.dra.outputs import CheckpointWanted
+from gpuactors.core.dra.claim import ClaimsOf, Prepared, Unprepared
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import ClaimRead
-from tests.core.domains.domain_core import DAEMON, NODE, RED, DomainCore, channel, daemon, name
+from tests.core.domains.domain_core import (
+    DAEMON,
+    NODE,
+    RED,
+    DomainCore,
+    channel,
+    daemon,
+    found_by_files,
+    name,
+)
 
 OLD, NEW = name("old"), name("new")
 
@@ -234,12 +241,6 @@ def test_the_daemon_s_claim_that_goes_makes_no_channel_ready_for_the_next_claim(
 
 
 # --- the checkpoint is lost -------------------------------------------------------------------------------------
-
-
-def found_by_files(*claims: ClaimName) -> CheckpointWanted:
-    """What the checkpoint keeper finds out from the CDI files."""
-    entries = tuple(StoredEntry(claim, ClaimState.PREPARED, None, ()) for claim in claims)
-    return CheckpointWanted(1, entries, ())
 
 
 def test_a_lost_checkpoint_costs_neither_the_label_nor_the_files_nor_the_channel() -> None:

@@ -46,6 +46,8 @@ class Held:
     """A label with one of these values stays."""
     owning: frozenset[DomainUid] = frozenset()
     """The domains of the claims that have a channel, or are giving it back: a label with one of these is ours."""
+    is_complete: bool = True
+    """What each claim here is for is known. Else one was found by its files, as the checkpoint is lost."""
 
 
 def held(domains: Domains) -> Held:
@@ -55,10 +57,11 @@ def held(domains: Domains) -> Held:
     needed: DomainUid | None = None
     kept: set[str] = set()
     owning: set[DomainUid] = set()
+    is_complete = True
     for entry in domains.claims.entries.values():
         config = entry.config
-        if entry.claim is None and entry.state in OWNING and domains.label.value is not None:
-            kept.add(domains.label.value)  # the checkpoint is lost: what it is for is being read
+        if entry.claim is None and entry.state in OWNING:
+            is_complete = False
         if config is None or config.kind is not DeviceKind.CHANNEL:
             continue
         if entry.state in _KEEPS:
@@ -67,7 +70,9 @@ def held(domains: Domains) -> Held:
             owning.add(config.domain)
         if entry.state in _NEEDS and needed is None:
             needed = config.domain
-    return Held(needed, frozenset(kept), frozenset(owning))
+    if not is_complete and domains.label.value is not None:
+        kept.add(domains.label.value)
+    return Held(needed, frozenset(kept), frozenset(owning), is_complete)
 
 
 def patch_wanted(label: Label, of: Held) -> LabelPatch | None:
@@ -101,6 +106,11 @@ def obstacle(domains: Domains, domain: DomainUid) -> str:
         return (
             f"the label {LABEL} of the node {node} still names {label.value}, and is being removed{problem}"
         )
+    if label.found == label.value:
+        return (
+            f"the label {LABEL} of the node {node} is {quoted_id(label.value)}; whose that is follows when every claim "
+            "here has been read"
+        )
     return (
         f"the label {LABEL} of the node {node} is {quoted_id(label.value)}, which no claim here has set: whoever set "
         "it must remove it"
@@ -127,21 +137,43 @@ def asked(domains: Domains) -> Domains:
 
 def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
     """After each event: what is wanted of the label now. The claims' checkpoint has been read."""
-    of, label = held(domains), domains.label
-    for domain in sorted(of.owning - {*label.ours}):
-        label = replace(label, ours=_with_ours(label, domain))
+    of = held(domains)
+    label, lines = _named(_judged(domains.label, of), of)
     domains = replace(domains, label=label)
     if not label.known and not label.read and label.retry_at > at:
-        return (asked(domains), []) if label.retry_at == math.inf else (domains, [])
+        return (asked(domains) if label.retry_at == math.inf else domains), lines
     if not label.is_idle:
-        return domains, []
+        return domains, lines
     if (patch := patch_wanted(label, of)) is not None and not _is_early(domains, patch):
         number = domains.last + 1
         label = replace(label, patch=patch, patch_number=number)
-        return replace(domains, last=number, label=label), []
+        return replace(domains, last=number, label=label), lines
     if (of.kept or label.value is not None) and label.look_at == math.inf:
         label = replace(label, look_at=at + limits.LABEL_LOOK_S)
-    return replace(domains, label=label), []
+    return replace(domains, label=label), lines
+
+
+def _judged(label: Label, of: Held) -> Label:
+    """Which values are ours. What was found at the start while no claim has a channel is what a daemon before this one
+    left; one that waits for a channel has come since. A claim that was found by its files may have one: then this is
+    known when it has been read, or is gone."""
+    for domain in sorted(of.owning - {*label.ours}):
+        label = replace(label, ours=_with_ours(label, domain))
+    if label.found is None or not of.is_complete:
+        return label
+    ours = label.ours if of.owning else _with_ours(label, label.found)
+    return replace(label, found=None, ours=ours)
+
+
+def _named(label: Label, of: Held) -> tuple[Label, list[Effect]]:
+    """A value that is somebody else's is named in the log once."""
+    foreign = label.value if is_foreign(label, of) else None
+    if foreign == label.foreign:
+        return label, []
+    lines: list[Effect] = []
+    if foreign is not None:
+        lines.append(Log(Level.WARNING, "label.foreign", {"label": LABEL, "value": foreign}))
+    return replace(label, foreign=foreign), lines
 
 
 def _is_early(domains: Domains, patch: LabelPatch) -> bool:
@@ -162,20 +194,14 @@ def deadline(domains: Domains) -> float:
     return min(label.retry_at, label.look_at)
 
 
-def read(domains: Domains, number: int, found: NodeLabel) -> tuple[Domains, list[Effect]]:
-    """It was read. What is found at the start while no claim has a channel is what a daemon before this one left; one
-    that waits for a channel has come since."""
+def read(domains: Domains, number: int, found: NodeLabel) -> Domains:
+    """It was read."""
     label = domains.label
     if number != label.read:
-        return domains, []
-    of, ours = held(domains), label.ours
-    if found.value is not None and not label.known and not of.owning:
-        ours = _with_ours(label, found.value)
-    after = replace(label, value=found.value, known=True, unsure=False, ours=ours, read=0, problem="")
-    lines: list[Effect] = []
-    if is_foreign(after, of) and (found.value != label.value or not label.known):
-        lines.append(Log(Level.WARNING, "label.foreign", {"label": LABEL, "value": found.value}))
-    return _again(replace(domains, label=after)), lines
+        return domains
+    first = label.found if label.known else found.value
+    after = replace(label, value=found.value, known=True, found=first, unsure=False, read=0, problem="")
+    return _again(replace(domains, label=after))
 
 
 def unreadable(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:

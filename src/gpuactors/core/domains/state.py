@@ -36,6 +36,10 @@ class Label:
     ours: tuple[str, ...] = ()
     """Its values that may be removed, the last LABELS_KEPT: those of our claims' domains, and what was found at the
     start while no claim had a channel. Any other one is foreign."""
+    found: str | None = None
+    """What was found at the start, as long as claims that may have a channel have not been read."""
+    foreign: str | None = None
+    """Its value, if that is foreign: it has been named in the log."""
     read: int = 0
     """The number of the outstanding read; 0: none."""
     patch: LabelPatch | None = None

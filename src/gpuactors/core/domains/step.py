@@ -29,7 +29,7 @@ def applied(state: NodeState, event: events.DomainEvent, at: float) -> Stepped:
 def _applied(domains: Domains, event: events.DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
     match event:
         case events.LabelRead(number, found):
-            return label.read(domains, number, found)
+            return label.read(domains, number, found), []
         case events.LabelUnreadable(number, reason):
             return label.unreadable(domains, number, reason, at)
         case events.LabelPatched(number):

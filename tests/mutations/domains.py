@@ -125,6 +125,13 @@ DOMAINS: Final = (
         tests=(f"{PREPARE}::test_what_was_ready_before_the_label_was_there_is_read_again",),
     ),
     Mutation(
+        "what was Ready while the patch was under way counts",
+        "core/domains/label.py",
+        "        added=domains.last if is_added else label.added,\n",
+        "        added=number if is_added else label.added,\n",
+        tests=(f"{PREPARE}::test_what_was_ready_while_the_patch_was_under_way_is_read_again",),
+    ),
+    Mutation(
         "any node's readiness is ours",
         "core/domains/state.py",
         "        return (self.domain is not None and node in self.domain.ready_nodes) or (\n",

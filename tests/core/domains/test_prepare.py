@@ -20,6 +20,7 @@ from gpuactors.core.domains.model import (
 from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimUid, Prepared, Unprepared
 from gpuactors.core.dra.config import ConfigFault
 from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.events import DomainsTouched, LabelFailed
 from tests.core.domains.domain_core import (
     AWAY,
     BLUE,
@@ -91,6 +92,33 @@ def test_what_was_ready_before_the_label_was_there_is_read_again() -> None:
     core.prepare(ONE)
     core.ready("node-2")
     core.release("label-patch")
+    assert "does not say yet" in core.problem(ONE)
+
+
+def test_what_was_ready_while_the_patch_was_under_way_is_read_again() -> None:
+    """It was read after the patch was wanted, and perhaps before it was made."""
+    core = core_with_daemon()
+    core.held_back = {"label-patch"}
+    core.prepare(ONE)
+    core.feed(DomainsTouched())
+    core.ready("node-2")
+    core.release("label-patch")
+    assert core.label == RED
+    assert "does not say yet" in core.problem(ONE)
+
+
+def test_what_was_ready_before_the_label_was_there_is_read_again_also_where_the_patch_s_answer_is_lost() -> (
+    None
+):
+    core = core_with_daemon()
+    core.held_back = {"label-patch"}
+    core.prepare(ONE)
+    patch = core.wanted.label_patch
+    assert patch is not None
+    core.set_label(RED)
+    core.ready("node-2")
+    core.feed(LabelFailed(patch.number, AWAY))
+    core.pass_time(limits.LABEL_RETRY_S)
     assert "does not say yet" in core.problem(ONE)
 
 

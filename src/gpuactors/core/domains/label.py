@@ -200,7 +200,20 @@ def read(domains: Domains, number: int, found: NodeLabel) -> Domains:
     if number != label.read:
         return domains
     first = label.found if label.known else found.value
-    after = replace(label, value=found.value, known=True, found=first, unsure=False, read=0, problem="")
+    is_new = label.known and found.value not in (
+        None,
+        label.value,
+    )  # such as by a patch whose answer was lost
+    after = replace(
+        label,
+        value=found.value,
+        known=True,
+        found=first,
+        added=domains.last if is_new else label.added,
+        unsure=False,
+        read=0,
+        problem="",
+    )
     return _again(replace(domains, label=after))
 
 
@@ -220,7 +233,7 @@ def patched(domains: Domains, number: int) -> tuple[Domains, list[Effect]]:
     after = replace(
         label,
         value=value if is_added else None,
-        added=number if is_added else label.added,
+        added=domains.last if is_added else label.added,
         patch=None,
         conflicts=0,
         problem="",

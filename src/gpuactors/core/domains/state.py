@@ -46,7 +46,8 @@ class Label:
     """The outstanding patch."""
     patch_number: int = 0
     added: int = 0
-    """The number of the last patch that has added it: what was read of a domain before is no fact of its daemon."""
+    """The last number that had been issued when it was seen to be there, or added: what was read of a domain before is
+    no fact of its daemon."""
     unsure: bool = False
     """A patch has failed or met another label since it was read: what it is now is not known."""
     again: bool = False

@@ -1,0 +1,668 @@
+"""A small world of compute domains, step by step: channels, their daemons and the node's label. Only the core.
+
+As `tests/core/dra/small_world.py`. What the daemon reads of the node (the host's functions, IMEX, kubelet's ledger) and
+of the disk at its start is answered at once; what it asks of the API server and what it writes, one by one. NVIDIA's
+controller says Ready of the node as long as the domain's daemon is prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.domains.config import chosen
+from gpuactors.core.domains.model import (
+    DRIVER,
+    ComputeDomain,
+    DeviceKind,
+    DomainConfig,
+    DomainUid,
+    LabelChange,
+    NodeLabel,
+)
+from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted, domains_wanted
+from gpuactors.core.domains.state import Domains
+from gpuactors.core.dra.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Prepared
+from gpuactors.core.dra.entries import Entry, StoredEntry
+from gpuactors.core.dra.outputs import CheckpointWanted, FilesAct
+from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.effects import Effect, Reply
+from gpuactors.core.events import (
+    ActDone,
+    ActFailed,
+    CheckpointRead,
+    CheckpointWritten,
+    ClaimMissing,
+    ClaimRead,
+    DomainRead,
+    Event,
+    HostScanned,
+    ImexRead,
+    LabelConflicted,
+    LabelFailed,
+    LabelPatched,
+    LabelRead,
+    NodeTouched,
+    Ticked,
+)
+from gpuactors.core.model import ClaimedDevice, Pod
+from gpuactors.core.state import NodeState
+from gpuactors.core.step import initial_state, step
+from tests.core.builders import SETTINGS, ledger_read
+from tests.core.domains.domain_core import DOMAIN_SETTINGS, IMEX, NODE
+from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
+from tests.core.orders import Happening, WrongError
+from tests.core.sameness import numbers_of, of_claims, of_node, ranked
+
+SOMEBODY_S: Final = "33333333-3333-3333-3333-333333333333"
+"""The label's value that somebody else sets."""
+
+PASSING_S: Final = 36.0
+"""How far the clock jumps: beyond the deadline of a call and all retries."""
+
+_OF: Final = ClaimsOf.DOMAINS
+_LIVE: Final = OWNING | {ClaimState.WAITING}
+_KEPT: Final = OWNING - {ClaimState.RELEASING}
+_HAVE_DAEMON: Final = (ClaimState.PREPARED, ClaimState.VERIFYING)
+
+
+# --- the world ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A claim of the world, and what it is for: also where the daemon has not read it."""
+
+    claim: Claim
+    domain: DomainUid
+    device: str
+
+    @property
+    def is_channel(self) -> bool:
+        return self.device.startswith(DeviceKind.CHANNEL)
+
+
+def _subject(claim: Claim) -> Subject:
+    config = chosen(claim)
+    assert isinstance(config, DomainConfig)
+    assert claim.results
+    return Subject(claim, config.domain, claim.results[0].device)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The node before the daemon's first start."""
+
+    subjects: Mapping[ClaimUid, Subject]
+    channels: int
+    begins: tuple[str, ...]
+    """What has happened before the orders begin."""
+
+    @property
+    def claims(self) -> list[ClaimName]:
+        return [subject.claim.name for subject in self.subjects.values()]
+
+
+def world_of(*claims: Claim, channels: int = 1, begins: Iterable[str] = ()) -> World:
+    """A world with these claims."""
+    return World({claim.name.uid: _subject(claim) for claim in claims}, channels, tuple(begins))
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The node without the daemon, its kubelet and its API server."""
+
+    world: World
+    kubelet: Kubelet = NO_CALLS
+    label: str | None = None
+    is_edited: bool = False
+    """Somebody has changed the label since the daemon read it, or patched it."""
+    found: str | None = None
+    """What was there when the daemon read the label first."""
+    is_stale: bool | None = None
+    """No claim had a channel when the daemon knew that and what each claim is for: what was there counts as left by a
+    daemon before it. None: it does not know yet."""
+    held: frozenset[str] = frozenset()
+    """The domains whose label a claim had while it had a channel, and that claims have lived of ever since, one
+    following the other; nobody else has changed the label meanwhile."""
+    ready: frozenset[DomainUid] = frozenset()
+    """The domains that the API server has said to be Ready here since their label was added."""
+    disk: CheckpointWanted | None = None
+    files: frozenset[ClaimUid] = frozenset()
+    deleted: frozenset[ClaimUid] = frozenset()
+    """Claims that the API server does not have any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The world and the daemon's state."""
+
+    outside: Outside
+    state: NodeState
+    at: float
+    wanted: DomainsWanted
+    """Of the state."""
+
+    @property
+    def entries(self) -> Mapping[ClaimUid, Entry]:
+        return self.state.domains.claims.entries
+
+
+def start(world: World) -> Node:
+    """A daemon that has started in this world."""
+    node = _started(Outside(world), 0.0)
+    can_happen = {happening.name: happening for happening in happenings(world)}
+    for name in world.begins:
+        assert can_happen[name].enabled(node), f"that cannot happen there: {name}"
+        node = can_happen[name].happens(node)
+    return node
+
+
+def _started(outside: Outside, at: float) -> Node:
+    settings = replace(DOMAIN_SETTINGS, channels=outside.world.channels)
+    outside = replace(
+        outside, is_edited=False, found=None, is_stale=None, held=frozenset(), ready=frozenset()
+    )
+    state = initial_state(SETTINGS, domain_settings=settings)
+    return stepped(Node(outside, state, at, domains_wanted(state)), Ticked())
+
+
+def with_(node: Node, **changes: object) -> Node:
+    """The node with another outside."""
+    return replace(node, outside=replace(node.outside, **changes))  # type: ignore[arg-type]
+
+
+# --- the daemon ---------------------------------------------------------------------------------------------------
+
+
+def stepped(node: Node, event: Event) -> Node:
+    """The node after an event, and after what is answered at once; checked after each."""
+    following: Event | None = event
+    for _ in range(100):
+        if following is None:
+            return node
+        before = node
+        try:
+            state, effects = step(node.state, following, node.at)
+        except (AssertionError, KeyError) as error:
+            raise WrongError(f"the core ends with {error!r} at {type(following).__name__}") from error
+        node = Node(node.outside, state, node.at, domains_wanted(state))
+        for effect in effects:
+            node = _replied(before, node, effect)
+        node = _watched(node)
+        check_always(before, node)
+        following = _at_once(node)
+    raise WrongError("the daemon reads the node without end")
+
+
+def _at_once(node: Node) -> Event | None:
+    if (scan := node.state.host.inspections.scan) is not None:
+        return HostScanned(scan, ())
+    if (read := node.state.kubelet.ledger.outstanding) is not None:
+        return ledger_read(read, claims=_listed(node.outside))
+    wanted = node.wanted
+    if wanted.claims.load and not node.state.domains.claims.loaded:
+        disk = node.outside.disk
+        return CheckpointRead(disk.entries if disk is not None else (), of=_OF)
+    return ImexRead(wanted.imex, IMEX) if wanted.imex else None
+
+
+def _listed(outside: Outside) -> tuple[ClaimedDevice, ...]:
+    """Kubelet lists what it has prepared, for pods that it knows."""
+    return tuple(
+        ClaimedDevice(DRIVER, NODE, of.device, str(of.claim.name), Pod("default", of.claim.name.name, ""))
+        for uid, of in outside.world.subjects.items()
+        if uid in outside.kubelet.prepared - outside.deleted
+    )
+
+
+def _replied(before: Node, node: Node, effect: Effect) -> Node:
+    if not isinstance(effect, Reply):
+        return node
+    kubelet = node.outside.kubelet
+    call, after = kubelet.calls.get(effect.token), kubelet.answered(effect.token, effect.answer)
+    if call is not None and isinstance(effect.answer, Prepared):
+        _check_prepared(before, node, call.uid)
+    return with_(node, kubelet=after)
+
+
+def _watched(node: Node) -> Node:
+    """The node with what follows for the label from the claims as they are now."""
+    o = node.outside
+    if o.is_stale is None and node.state.domains.label.known:
+        is_read = all(entry.claim is not None for entry in node.entries.values() if entry.state in OWNING)
+        node = with_(node, is_stale=not _channels(node, OWNING)) if is_read else node
+    owned = {of.domain for of, _ in _channels(node, OWNING)}
+    live = {of.domain for of, _ in _channels(node, _LIVE)}
+    held = frozenset((o.held | (owned & {o.label})) & live)
+    return node if held == o.held else with_(node, held=held)
+
+
+# --- what kubelet and others do -----------------------------------------------------------------------------------
+
+
+def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
+    """A prepare or an unprepare comes."""
+    kubelet, event = node.outside.kubelet.asked(claim, _OF, node.at, prepares=prepares)
+    return stepped(with_(node, kubelet=kubelet), event)
+
+
+def edited(node: Node, value: str | None) -> Node:
+    """Somebody changes the label; our watch of the Node says so."""
+    return stepped(with_(node, label=value, is_edited=True, held=frozenset()), NodeTouched())
+
+
+def restarted(node: Node) -> Node:
+    """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
+    return _started(replace(node.outside, kubelet=node.outside.kubelet.failed()), node.at)
+
+
+def lost(node: Node) -> Node:
+    """The daemon is killed, and its checkpoint lost: the claims whose files are there are found by these."""
+    o = node.outside
+    names = (o.world.subjects[uid].claim.name for uid in sorted(o.files))
+    found = tuple(StoredEntry(name, ClaimState.PREPARED, None, ()) for name in names)
+    return restarted(with_(node, disk=CheckpointWanted(0, found, ())))
+
+
+def passed(node: Node, seconds: float = PASSING_S) -> Node:
+    """Time passes; what is due in the meantime is due now."""
+    return stepped(replace(node, at=node.at + seconds), Ticked())
+
+
+# --- what the daemon asks for ---------------------------------------------------------------------------------------
+
+
+def claim_read(node: Node) -> Node:
+    """The API server answers the first read of a claim."""
+    wanted, o = node.wanted.claims.reads[0], node.outside
+    if wanted.claim.uid in o.deleted:
+        return stepped(node, ClaimMissing(wanted.number, "it was deleted", _OF))
+    return stepped(node, ClaimRead(wanted.number, o.world.subjects[wanted.claim.uid].claim, _OF))
+
+
+def domain_read(node: Node) -> Node:
+    """The API server answers the first read of a domain."""
+    o, read = node.outside, node.wanted.domains[0]
+    daemons = (uid for uid, of in o.world.subjects.items() if not of.is_channel and of.domain == read.uid)
+    is_ready = any(uid in o.kubelet.prepared for uid in daemons)
+    node = with_(node, ready=o.ready | {read.uid} if is_ready else o.ready - {read.uid})
+    found = ComputeDomain(read.uid, "some", "default", frozenset({NODE} if is_ready else ()))
+    return stepped(node, DomainRead(read.number, read.uid, found))
+
+
+def label_read(node: Node) -> Node:
+    """The API server answers the read of the label."""
+    o = node.outside
+    found = o.found if node.state.domains.label.known else o.label
+    return stepped(
+        with_(node, is_edited=False, found=found), LabelRead(node.wanted.label_read, NodeLabel(o.label))
+    )
+
+
+def _patch(node: Node) -> LabelPatchWanted:
+    wanted = node.wanted.label_patch
+    assert wanted is not None
+    return wanted
+
+
+def patched_there(node: Node) -> Node:
+    """The patch is made at the API server; its answer is under way. The same node if its test fails."""
+    o, patch = node.outside, _patch(node).patch
+    if patch.change is LabelChange.ADD:
+        if o.label is not None:
+            return node
+        return with_(node, label=patch.value, is_edited=False, ready=o.ready - {patch.value})
+    if o.label != patch.value:
+        return node
+    _check_removal(node, patch.value, OWNING)
+    return with_(node, label=None, is_edited=False)
+
+
+def label_patched(node: Node) -> Node:
+    """The patch is answered."""
+    after = patched_there(node)
+    return conflicted(node) if after is node else stepped(after, LabelPatched(_patch(node).number))
+
+
+def conflicted(node: Node) -> Node:
+    """The label is another one; also where somebody has changed it, and changed it back."""
+    return stepped(node, LabelConflicted(_patch(node).number, "the label is another one"))
+
+
+def patch_lost(node: Node) -> Node:
+    """The patch is made, and its answer lost."""
+    return stepped(patched_there(node), LabelFailed(_patch(node).number, "the connection broke"))
+
+
+def checkpoint_written(node: Node) -> Node:
+    """The newest contents are on disk."""
+    wanted = node.wanted.claims.checkpoint
+    assert wanted is not None
+    return stepped(with_(node, disk=wanted), CheckpointWritten(wanted.number, _OF))
+
+
+def _first_act(node: Node) -> FilesAct:
+    return min(node.wanted.claims.files.values(), key=lambda act: act.number)
+
+
+def files_done(node: Node) -> Node:
+    """The first act on files is carried out."""
+    act, files = _first_act(node), node.outside.files
+    left = files - {act.name.uid} if act.claim is None else files | {act.name.uid}
+    return stepped(with_(node, files=left), ActDone(act.number, of=_OF))
+
+
+def files_failed(node: Node) -> Node:
+    """It is not."""
+    return stepped(node, ActFailed(_first_act(node).number, "the disk is full", of=_OF))
+
+
+ANSWERS: Final[tuple[Happening[Node], ...]] = (
+    Happening("a claim is read", lambda n: bool(n.wanted.claims.reads), claim_read),
+    Happening("a domain is read", lambda n: bool(n.wanted.domains), domain_read),
+    Happening("the label is read", lambda n: bool(n.wanted.label_read), label_read),
+    Happening("the label is patched", lambda n: n.wanted.label_patch is not None, label_patched),
+    Happening(
+        "the checkpoint is written", lambda n: n.wanted.claims.checkpoint is not None, checkpoint_written
+    ),
+    Happening("files are done", lambda n: bool(n.wanted.claims.files), files_done),
+)
+"""What the daemon asks for is done, each by itself."""
+
+
+def all_answered(node: Node) -> Node:
+    """Everything that the daemon asks for is done."""
+    for _ in range(200):
+        answer = next((h for h in ANSWERS if h.enabled(node)), None)
+        if answer is None:
+            return node
+        node = answer.happens(node)
+    raise WrongError("the daemon asks without end")
+
+
+# --- what happens ---------------------------------------------------------------------------------------------------
+
+
+def _calls(claim: ClaimName, *, prepares: bool) -> Happening[Node]:
+    return Happening(
+        f"{claim.name} is to be {'prepared' if prepares else 'unprepared'}",
+        lambda node: not node.outside.kubelet.waits_for(claim, prepares=prepares),
+        lambda node: asked(node, claim, prepares=prepares),
+    )
+
+
+def _deleted_by_force(claim: ClaimName) -> Happening[Node]:
+    """Its pod and itself are gone from the API server; its containers run on."""
+    return Happening(
+        f"{claim.name} is deleted by force",
+        lambda node: claim.uid in node.outside.kubelet.prepared - node.outside.deleted,
+        lambda node: with_(node, deleted=node.outside.deleted | {claim.uid}),
+    )
+
+
+def _is_patched(node: Node) -> bool:
+    return node.wanted.label_patch is not None
+
+
+def happenings(world: World) -> tuple[Happening[Node], ...]:
+    """Everything that can happen, in no order."""
+    return (
+        *(_calls(claim, prepares=prepares) for claim in world.claims for prepares in (True, False)),
+        _deleted_by_force(world.claims[0]),
+        *ANSWERS,
+        Happening("all that is asked for is done", lambda _: True, all_answered),
+        Happening("a patch conflicts", _is_patched, conflicted),
+        Happening("a patch's answer is lost", _is_patched, patch_lost),
+        Happening("files fail", lambda n: bool(n.wanted.claims.files), files_failed),
+        Happening(
+            "somebody sets the label",
+            lambda n: n.outside.label != SOMEBODY_S,
+            lambda n: edited(n, SOMEBODY_S),
+        ),
+        Happening(
+            "somebody removes the label",
+            lambda n: n.outside.label is not None,
+            lambda n: edited(n, None),
+        ),
+        Happening("the daemon restarts", lambda _: True, restarted),
+        Happening("it restarts after the patch", _is_patched, lambda n: restarted(patched_there(n))),
+        Happening("the checkpoint is lost", lambda n: n.outside.disk is not None, lost),
+        Happening("time passes", lambda _: True, passed),
+    )
+
+
+# --- what must hold after each step -----------------------------------------------------------------------------------
+
+
+def _channels(node: Node, states: Iterable[ClaimState]) -> list[tuple[Subject, Entry]]:
+    """The channels' claims in these states."""
+    subjects = node.outside.world.subjects
+    found = ((subjects[uid], entry) for uid, entry in node.entries.items() if entry.state in states)
+    return [(of, entry) for of, entry in found if of.is_channel]
+
+
+def _stored(outside: Outside) -> Mapping[ClaimUid, StoredEntry]:
+    return {e.name.uid: e for e in outside.disk.entries} if outside.disk is not None else {}
+
+
+def check_always(before: Node, node: Node) -> None:
+    """After every event."""
+    o = node.outside
+    _check_owners("have", [o.world.subjects[u] for u, e in node.entries.items() if e.state in OWNING])
+    _check_owners("are prepared with", [o.world.subjects[uid] for uid in sorted(o.kubelet.prepared)])
+    if o.held - {o.label}:
+        raise WrongError(f"the label is {o.label}, and was {[*o.held]}, of which claims live")
+    for call in o.kubelet.calls.values():
+        if call.at + limits.CLAIM_ANSWER_S <= node.at:
+            raise WrongError(f"a call about {call.uid} is not answered within {limits.CLAIM_ANSWER_S:g} s")
+    for uid in o.kubelet.prepared - o.deleted:
+        _check_running(node, uid)
+    for act in node.wanted.claims.files.values():
+        if act.claim is not None and act.name.uid not in _stored(o):
+            raise WrongError(f"files of {act.name} are to be written, and the checkpoint does not say so")
+    for of, entry in _channels(node, (ClaimState.WRITING,)):
+        known = before.entries.get(entry.name.uid)
+        if known is not None and known.state is ClaimState.BINDING:
+            _check_usable(node, of)
+    patch = node.wanted.label_patch
+    if patch is not None and patch != before.wanted.label_patch:
+        _check_patch(node, patch)
+
+
+def _check_owners(words: str, owners: list[Subject]) -> None:
+    names = [str(of.claim.name) for of in owners]
+    if len({of.device for of in owners}) < len(owners):
+        raise WrongError(f"two claims {words} one device: {names}")
+    if len({of.domain for of in owners if of.is_channel}) > 1:
+        raise WrongError(f"claims {words} channels of two domains: {names}")
+
+
+def _check_running(node: Node, uid: ClaimUid) -> None:
+    """Kubelet runs containers with the claim, or may start one that has ended, without a call to us. Whether it goes on
+    is being decided where a prepare has come again."""
+    o, entry = node.outside, node.entries.get(uid)
+    if o.kubelet.waits_for(o.world.subjects[uid].claim.name, prepares=True):
+        return
+    if node.state.domains.claims.loaded and (entry is None or entry.state not in _KEPT):
+        raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
+    if uid not in o.files:
+        raise WrongError(f"kubelet runs containers with {uid}, and its files are gone")
+
+
+def _check_usable(node: Node, of: Subject) -> None:
+    """A channel that a claim has waited for is usable: the label, the daemon's claim, its readiness."""
+    o = node.outside
+    if o.label != of.domain and not o.is_edited:
+        raise WrongError(f"{of.claim.name} gets its channel, and the label is {o.label}")
+    daemons = (uid for uid, s in o.world.subjects.items() if not s.is_channel and s.domain == of.domain)
+    if not any(uid in node.entries and node.entries[uid].state in _HAVE_DAEMON for uid in daemons):
+        raise WrongError(f"{of.claim.name} gets its channel, and its domain has no daemon here")
+    if of.domain not in o.ready:
+        raise WrongError(f"{of.claim.name} gets its channel, and its domain was not Ready since the label")
+
+
+def _check_prepared(before: Node, node: Node, uid: ClaimUid) -> None:
+    o = node.outside
+    stored, of = _stored(o).get(uid), o.world.subjects[uid]
+    if stored is None or stored.state is not ClaimState.PREPARED:
+        raise WrongError(f"{uid} is said to be prepared, and is not on disk as that")
+    if uid not in o.files:
+        raise WrongError(f"{uid} is said to be prepared, and its files are not there")
+    if of.is_channel and before.entries[uid].state is ClaimState.VERIFYING:
+        _check_usable(node, of)
+
+
+def _check_patch(node: Node, wanted: LabelPatchWanted) -> None:
+    """When a patch is wanted that was not before."""
+    o, patch = node.outside, wanted.patch
+    if patch.change is LabelChange.REMOVE:
+        _check_removal(node, patch.value, _LIVE)
+        return
+    needing = (of for of, e in _channels(node, _KEPT) if e.state is not ClaimState.RESERVED)
+    if not any(of.domain == patch.value and of.claim.name.uid in _stored(o) for of in needing):
+        raise WrongError(f"the label is to be {patch.value}, and no claim of that domain is on disk")
+
+
+def _check_removal(node: Node, value: str, live: Iterable[ClaimState]) -> None:
+    o = node.outside
+    if value == SOMEBODY_S and not (o.is_stale and o.found == value):
+        raise WrongError("the label that somebody else has set is removed")
+    if lives := [str(of.claim.name) for of, _ in _channels(node, live) if of.domain == value]:
+        raise WrongError(f"the label {value} is removed, and {lives} live")
+    stored = (o.world.subjects[uid] for uid in _stored(o))
+    if ended := [str(of.claim.name) for of in stored if of.is_channel and of.domain == value]:
+        raise WrongError(f"the label {value} is removed, and {ended} are still on disk")
+
+
+# --- what must hold in the end ----------------------------------------------------------------------------------------
+
+
+def check_settled(node: Node, met: set[object]) -> None:
+    """When everything is answered, the label is there exactly while a claim needs it; when all claims are unprepared,
+    nothing is left, and the channel can be claimed again. `met` are the nodes of which this is known."""
+    node = all_answered(node)
+    if _is_met(node, met):
+        return
+    node = all_answered(passed(node))
+    if node.outside.label == SOMEBODY_S:
+        if node.outside.is_stale and node.outside.found == SOMEBODY_S:
+            raise WrongError("a stale label stays")
+        node = all_answered(edited(node, None))
+    _check_label(node)
+    for claim in node.outside.world.claims:
+        node = asked(node, claim, prepares=False)
+    node = all_answered(with_(node, deleted=frozenset()))
+    if _is_met(node, met):
+        return
+    for _ in range(3):  # the tombstones are forgotten
+        node = all_answered(passed(node))
+    _check_nothing(node)
+    if not _is_met(node, met):
+        _check_claimed_again(node)
+
+
+def _is_met(node: Node, met: set[object]) -> bool:
+    """It was met before. It is from now on."""
+    key, known = canonical(node), len(met)
+    met.add(key)
+    return len(met) == known
+
+
+def _check_label(node: Node) -> None:
+    """Of a claim that is found by its files, and that the API server has no more, nobody knows what it is for: then the
+    label stays as it is."""
+    owners = _channels(node, OWNING)
+    needed: set[str | None] = {of.domain for of, entry in owners if entry.claim is not None}
+    unread = {of.domain for of, entry in owners if entry.claim is None}
+    if node.outside.label not in (needed or {None, *unread}):
+        raise WrongError(f"the label is {node.outside.label}, and claims live of {[*needed, *unread]}")
+
+
+def _check_nothing(node: Node) -> None:
+    o, claims = node.outside, node.state.domains.claims
+    if o.kubelet.calls or claims.calls:
+        raise WrongError(f"calls were never answered: {dict(o.kubelet.calls)}")
+    if claims.entries or o.files or _stored(o) or claims.reads or node.state.domains.known:
+        raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {_stored(o)}")
+    if o.label is not None:
+        raise WrongError(f"no claim is left, and the label is {o.label}")
+
+
+def _check_claimed_again(node: Node) -> None:
+    """The first claim, and its domain's daemon."""
+    subjects = node.outside.world.subjects
+    first = next(iter(subjects.values()))
+    again = {
+        u for u, of in subjects.items() if of is first or (of.domain == first.domain and not of.is_channel)
+    }
+    for uid in sorted(again):
+        node = asked(node, subjects[uid].claim.name, prepares=True)
+    node = all_answered(passed(all_answered(node), limits.DOMAIN_LOOK_S))
+    if node.outside.kubelet.prepared != again:
+        raise WrongError(f"the channel cannot be claimed again: {[e.problem for e in node.entries.values()]}")
+
+
+# --- what makes two nodes the same ------------------------------------------------------------------------------------
+
+
+def canonical(node: Node) -> object:
+    """What makes two nodes the same for all that can follow, but for the reasons of refusals."""
+    o, domains, at = node.outside, node.state.domains, node.at
+    own = ranked(_numbers(domains))
+    return (
+        (
+            o.label,
+            o.is_edited,
+            o.found,
+            o.is_stale,
+            o.held,
+            o.ready,
+            _disk(o),
+            o.files,
+            o.deleted,
+            o.kubelet.key,
+        ),
+        tuple(sorted(call.at - at for call in o.kubelet.calls.values())),
+        of_node(node.state, ranked(numbers_of(node.state)), at),
+        of_claims(domains.claims, own, at),
+        of_looks(domains, own, at),
+    )
+
+
+def of_looks(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
+    """Of the label, of domains and of IMEX. `ranks` are those of their numbers."""
+    label, imex = domains.label, domains.imex
+    label = replace(
+        label,
+        read=ranks[label.read],
+        patch_number=ranks[label.patch_number] if label.patch is not None else 0,
+        added=ranks[label.added],
+        retry_at=label.retry_at - at,
+        look_at=label.look_at - at,
+    )
+    views = frozenset(
+        (
+            (uid, view.domain, view.problem, ranks[view.number]),
+            (ranks[view.refresh.outstanding or 0], view.refresh.again, view.refresh.due_at - at),
+        )
+        for uid, view in domains.known.items()
+    )
+    return label, views, ranks[imex.number], imex.facts, imex.refresh.due_at - at
+
+
+def _numbers(domains: Domains) -> Iterable[int]:
+    label = domains.label
+    yield from (0, label.read, label.patch_number if label.patch else 0, label.added, domains.imex.number)
+    for view in domains.known.values():
+        yield from (view.number, view.refresh.outstanding or 0)
+    for entry in domains.claims.entries.values():
+        yield entry.since
+
+
+def _disk(outside: Outside) -> object:
+    if outside.disk is None:
+        return None
+    return tuple((e.name.uid, e.state, e.claim is None) for e in outside.disk.entries)

@@ -35,6 +35,8 @@ EXAMPLE: Final[Values] = {
     "nodeSelector": {"nvidia.com/gpu.workload.config": "vm-passthrough"},
 }
 
+OPENSHIFT: Final[Values] = {"openshift": {"enabled": True}}
+
 K0S: Final[Values] = {"kubeletDir": "/var/lib/k0s/kubelet"}
 
 IN_THE_BASE: Final[Values] = {"namespace": {"create": True}}
@@ -105,16 +107,31 @@ def test_the_chart_is_each_overlay_object_for_object(overlays: Path, level: str,
     assert of_the_chart({**values, **K0S}) == normal(elsewhere)
 
 
+OTHERS: Final[dict[str, Values]] = {
+    "k0s": K0S,
+    "openshift": OPENSHIFT,
+    "openshift-dra": {**LEVELS["dra"], **OPENSHIFT},
+}
+
+
+@pytest.mark.parametrize("overlay", OTHERS)
+def test_the_chart_is_each_overlay_of_a_distribution(overlay: str) -> None:
+    assert of_the_chart(OTHERS[overlay]) == normal(render(DEPLOY / "overlays" / overlay))
+
+
+def test_openshift_with_compute_domains_is_the_overlay_on_another_base(overlays: Path) -> None:
+    file = overlays / "overlays" / "openshift-dra" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("- ../dra", "- ../compute-domains"))
+    values = {**LEVELS["compute-domains"], **OPENSHIFT}
+    assert of_the_chart(values) == normal(render(file.parent))
+
+
 def test_every_overlay_stands_for_values_here() -> None:
-    known = {*LEVELS, "example", "k0s"} - {"base"}
+    known = {*LEVELS, *OTHERS, "example"} - {"base"}
     assert {path.name for path in (DEPLOY / "overlays").iterdir()} == known
 
 
-def test_the_k0s_overlay_is_the_chart_with_another_kubelet_directory() -> None:
-    assert of_the_chart(K0S) == normal(render(DEPLOY / "overlays" / "k0s"))
-
-
-@pytest.mark.parametrize("level", [*LEVELS, "example", "k0s"])
+@pytest.mark.parametrize("level", [*LEVELS, *OTHERS, "example"])
 def test_the_kustomize_of_kubectl_1_35_renders_the_same_as_the_systems(level: str) -> None:
     at = DEPLOY / "base" if level == "base" else DEPLOY / "overlays" / level
     assert normal(render(at, newest=True)) == normal(render(at))
@@ -137,6 +154,9 @@ def test_where_every_gpu_is_prebound_the_pod_is_the_base_with_the_three_mounts_t
         "GPUACTORS_DRA",
         "POD_UID",
     }
+    # For what it writes: /var/run/cdi is no container's directory.
+    assert container["securityContext"].pop("seLinuxOptions") == {"type": "spc_t"}
+    assert known["securityContext"].pop("seLinuxOptions") == {"type": "container_device_plugin_t"}
     assert (container["securityContext"], pod["hostPID"]) == (known["securityContext"], False)
 
 
@@ -245,6 +265,17 @@ def test_an_image_is_named_by_its_digest_where_there_is_one() -> None:
     ):
         pod = of_kind(template({"image": image}), "DaemonSet")["spec"]["template"]["spec"]
         assert pod["containers"][0]["image"] == name
+
+
+def test_a_site_names_its_own_selinux_type_and_annotations() -> None:
+    values = {**OPENSHIFT, "seLinuxType": "site_t", "podAnnotations": {"site.example/x": "y"}}
+    found = of_kind(template(values), "DaemonSet")["spec"]["template"]
+    (container,) = found["spec"]["containers"]
+    assert container["securityContext"]["seLinuxOptions"] == {"type": "site_t"}
+    assert found["metadata"]["annotations"] == {
+        "site.example/x": "y",
+        "openshift.io/required-scc": "gpuactors",
+    }
 
 
 def test_a_cluster_that_does_not_know_recursive_read_only_gets_mounts_without_it() -> None:

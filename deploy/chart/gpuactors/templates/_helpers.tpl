@@ -40,6 +40,14 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ include "gpuactors.name" . }}
 {{- if or (eq .Values.holders "proc") (include "gpuactors.binds" .) .Values.computeDomains.enabled }}true{{ end }}
 {{- end }}
 
+{{/* Type of SELinux: reading other processes, and writing CDI files, is more than a device plugin's type may. */}}
+{{- define "gpuactors.seLinuxType" -}}
+{{- if .Values.seLinuxType }}{{ .Values.seLinuxType }}
+{{- else if or (include "gpuactors.processes" .) .Values.dra.enabled }}spc_t
+{{- else }}container_device_plugin_t
+{{- end }}
+{{- end }}
+
 {{/* A mount that is read-only with all that is mounted below it. Kubernetes before 1.30 does not know the second field. */}}
 {{- define "gpuactors.readOnly" -}}
 readOnly: true

@@ -12,8 +12,8 @@ DOMAIN_VIEWS: Final = (
     Mutation(
         "a domain is shown Ready before the look that its claim waits for",
         "core/domains/report.py",
-        "exclusion.lacking(domains, waits) if waits is not None else ",
-        "",
+        "        missing = exclusion.lacking(domains, waits)\n",
+        "        missing = exclusion.channels_lack(domains, uid)\n",
         tests=(
             f"{REPORT}::test_a_claim_that_a_restart_has_met_waits_for_a_look_of_its_own_and_its_domain_is_not_ready",
         ),
@@ -21,8 +21,8 @@ DOMAIN_VIEWS: Final = (
     Mutation(
         "a domain is shown as not Ready only because nobody has asked since the start",
         "core/domains/report.py",
-        "if waits is None and is_unread else",
-        "if False else",
+        '            return DomainStatus.UNREAD, ""\n',
+        "            pass\n",
         tests=(f"{REPORT}::test_after_a_restart_readiness_is_unread_where_no_claim_waits_for_it",),
     ),
     Mutation(

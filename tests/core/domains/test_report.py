@@ -74,15 +74,14 @@ def test_a_domain_in_use() -> None:
         namespace="default",
         status=DomainStatus.READY,
         missing="",
-        label="",
+        labelled=True,
         daemon=DAEMON.uid,
         readiness=Readiness.READY,
         problem="",
-        claims=(ONE.uid,),
     )
-    assert [(r.name, r.state, r.devices) for r in claim_reports(core.state.domains)] == [
-        (DAEMON, ClaimState.PREPARED, ("daemon-0",)),
-        (ONE, ClaimState.PREPARED, ("channel-0",)),
+    assert [(r.name, r.state, r.devices, r.domain) for r in claim_reports(core.state.domains)] == [
+        (DAEMON, ClaimState.PREPARED, ("daemon-0",), RED),
+        (ONE, ClaimState.PREPARED, ("channel-0",), RED),
     ]
 
 
@@ -186,7 +185,7 @@ def test_a_label_that_is_lost_is_missing_though_the_claim_is_prepared() -> None:
     core.labelled(None)
     assert of_claim(core, ONE).problem == ""
     assert "is not there yet" in of_domain(core).missing
-    assert of_domain(core).label == of_domain(core).missing
+    assert not of_domain(core).labelled
 
 
 def test_of_a_domain_without_a_channel_here_nothing_is_missing() -> None:
@@ -194,16 +193,25 @@ def test_of_a_domain_without_a_channel_here_nothing_is_missing() -> None:
     assert (of_domain(core).status, of_domain(core).missing) == (DomainStatus.UNUSED, "")
     core.prepare(ONE)
     core.unprepare(ONE)
-    assert (of_domain(core).status, of_domain(core).claims) == (DomainStatus.UNUSED, ())
+    assert of_domain(core).status is DomainStatus.UNUSED
     core.unprepare(DAEMON)
     assert domain_reports(core.state.domains) == ()
+    assert {claim.domain for claim in claim_reports(core.state.domains)} == {""}
 
 
 def test_a_claim_that_waits_for_another_one_s_channel_says_so_and_the_domain_is_ready() -> None:
     core = core_with(ONE, TWO)
     assert of_claim(core, TWO).problem == "channel-0: it belongs to the claim default/one"
     assert of_domain(core).status is DomainStatus.READY
-    assert of_domain(core).claims == (ONE.uid, TWO.uid)
+
+
+def test_a_domain_whose_claims_wait_for_another_domain_s_is_not_ready_in_their_words() -> None:
+    core = core_with(ONE)
+    core.created(channel(TWO, BLUE))
+    core.prepare(TWO)
+    found = of_domain(core, BLUE)
+    assert (found.status, found.labelled) == (DomainStatus.NOT_READY, False)
+    assert found.missing == of_claim(core, TWO).problem == "channel-0: it belongs to the claim default/one"
 
 
 def test_a_domain_that_is_gone_is_said_in_the_words_of_the_refusal_and_keeps_its_name() -> None:
@@ -258,7 +266,8 @@ def test_after_a_patch_that_failed_the_label_s_value_is_no_fact() -> None:
     core.away = True
     core.release("label-patch")
     assert label_report(core.state.domains) == LabelReport(LabelStatus.UNSURE, None, AWAY)
-    assert of_domain(core).label.endswith(f"has not been read yet: {AWAY}")
+    assert not of_domain(core).labelled
+    assert of_domain(core).missing.endswith(f"has not been read yet: {AWAY}")
 
 
 def test_a_label_that_was_not_read_yet() -> None:
@@ -296,10 +305,11 @@ def test_a_daemon_of_the_host_s_is_ready_by_the_host_s_own_word() -> None:
     core.prepare(ONE)
     found = of_domain(core)
     assert (found.status, found.missing) == (DomainStatus.NOT_READY, core.imex.host_problem)
-    assert (found.missing, found.label) == (of_claim(core, ONE).problem, "")
+    assert (found.missing, found.readiness) == (of_claim(core, ONE).problem, None)
     core.imex = IMEX
     core.pass_time(limits.DOMAIN_LOOK_S)
     assert of_domain(core).status is DomainStatus.READY
+    assert of_domain(core.restarted()).status is DomainStatus.READY, "by the host alone"
 
 
 def test_without_compute_domains_nothing_is_said() -> None:

@@ -103,9 +103,8 @@ def obstacle(domains: Domains, domain: DomainUid) -> str:
     if label.value is None:
         return f"the label {LABEL} of the node {node} is not there yet{problem}"
     if label.value in label.ours or label.is_going:
-        return (
-            f"the label {LABEL} of the node {node} still names {label.value}, and is being removed{problem}"
-        )
+        going = ", and is being removed" if label.is_going else ""
+        return f"the label {LABEL} of the node {node} still names {label.value}{going}{problem}"
     if label.found == label.value:
         return (
             f"the label {LABEL} of the node {node} is {quoted_id(label.value)}; whose that is follows when every claim "

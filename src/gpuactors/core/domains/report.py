@@ -51,56 +51,44 @@ class DomainReport:
     status: DomainStatus
     missing: str
     """What its channels lack, as a sentence: the error of a claim that waits for it. Empty unless it is not ready."""
-    label: str
-    """Why the node's label does not name it for certain, as a sentence; empty if it does, and in mode host-managed."""
+    labelled: bool
+    """The node's label names it, for certain."""
     daemon: ClaimUid | None
     """The claim of its daemon here, prepared or not."""
-    readiness: Readiness
-    """What the API server said last; of no meaning in mode host-managed."""
+    readiness: Readiness | None
+    """What the API server said last; None in mode host-managed."""
     problem: str
     """Why it could not be read the last time, as a sentence; empty if it could."""
-    claims: tuple[ClaimUid, ...]
-    """The claims here that are for its channels."""
 
 
 def domain_reports(domains: Domains) -> tuple[DomainReport, ...]:
     """Every domain that a claim here is for, in the order in which their claims came."""
     if domains.settings is None:
         return ()
-    uids = (uid for entry in domains.claims.entries.values() if (uid := domain_of(entry)) is not None)
-    return tuple(_report(domains, uid) for uid in dict.fromkeys(uids))
-
-
-def domain_of(entry: Entry) -> DomainUid | None:
-    """The domain that a claim is for; None while the claim has not been read, and when it has ended."""
-    return entry.config.domain if entry.config is not None else None
+    configs = (entry.config for entry in domains.claims.entries.values())
+    uids = dict.fromkeys(config.domain for config in configs if config is not None)
+    return tuple(_report(domains, uid) for uid in uids)
 
 
 def _report(domains: Domains, uid: DomainUid) -> DomainReport:
     assert domains.settings is not None
-    is_ours = domains.settings.mode is DomainMode.ON
-    of_it = [entry for entry in domains.claims.entries.values() if domain_of(entry) == uid]
-    channels = [e for e in of_it if _kind(e) is DeviceKind.CHANNEL and e.state in _HERE]
-    daemons = [e.name.uid for e in of_it if _kind(e) is DeviceKind.DAEMON and e.state in _HERE]
+    of_it = [e for e in domains.claims.entries.values() if e.config is not None and e.config.domain == uid]
+    here = [(e, e.config.kind) for e in of_it if e.config is not None and e.state in _HERE]
+    daemons = [entry.name.uid for entry, kind in here if kind is DeviceKind.DAEMON]
     view = domains.known.get(uid)
     namespace, name = _name(domains, uid, of_it)
-    status, missing = _status(domains, uid, channels)
+    status, missing = _status(domains, uid, [e for e, kind in here if kind is DeviceKind.CHANNEL])
     return DomainReport(
         uid=uid,
         name=name,
         namespace=namespace,
         status=status,
         missing=missing,
-        label=label.obstacle(domains, uid) if is_ours else "",
+        labelled=not label.obstacle(domains, uid),
         daemon=daemons[-1] if daemons else None,
-        readiness=exclusion.readiness(domains, uid),
+        readiness=exclusion.readiness(domains, uid) if domains.settings.mode is DomainMode.ON else None,
         problem=view.problem if view is not None else "",
-        claims=tuple(entry.name.uid for entry in channels),
     )
-
-
-def _kind(entry: Entry) -> DeviceKind | None:
-    return entry.config.kind if entry.config is not None else None
 
 
 def _name(domains: Domains, uid: DomainUid, of_it: list[Entry]) -> tuple[str, str]:
@@ -117,15 +105,20 @@ def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[Do
     if not channels:
         return DomainStatus.UNUSED, ""
     waits = next((entry for entry in channels if entry.state is ClaimState.BINDING), None)
-    missing = (
-        exclusion.lacking(domains, waits) if waits is not None else exclusion.channels_lack(domains, uid)
-    )
-    if not missing:
-        return DomainStatus.READY, ""
-    is_unread = exclusion.readiness(domains, uid) is Readiness.UNREAD and not exclusion.daemon_lacks(
-        domains, uid
-    )
-    return (DomainStatus.UNREAD, "") if waits is None and is_unread else (DomainStatus.NOT_READY, missing)
+    if waits is not None:
+        missing = exclusion.lacking(domains, waits)
+    elif any(entry.state in OWNING for entry in channels):
+        missing = exclusion.channels_lack(domains, uid)
+        if (
+            missing
+            and exclusion.readiness(domains, uid) is Readiness.UNREAD
+            and not exclusion.daemon_lacks(domains, uid)
+        ):
+            return DomainStatus.UNREAD, ""
+    else:
+        obstacle = exclusion.in_the_way(domains, channels[0])
+        missing = obstacle.sentence if obstacle is not None else exclusion.channels_lack(domains, uid)
+    return (DomainStatus.NOT_READY, missing) if missing else (DomainStatus.READY, "")
 
 
 # --- the label, and the host ----------------------------------------------------------------------------------
@@ -206,7 +199,12 @@ def imex_report(domains: Domains) -> ImexReport:
 def claim_reports(domains: Domains) -> tuple[ClaimReport, ...]:
     """Every claim of channels or daemons, in the order in which they came."""
     return tuple(
-        claim_report(domains.claims, entry, tuple(map(str, devices_of(domains, entry))))
+        claim_report(
+            domains.claims,
+            entry,
+            tuple(map(str, devices_of(domains, entry))),
+            domain=entry.config.domain if entry.config is not None else "",
+        )
         for entry in domains.claims.entries.values()
     )
 

@@ -40,19 +40,26 @@ class ClaimReport:
     problem: str
     waiting_calls: int
     """Calls of kubelet that wait for an answer about it."""
+    domain: str = ""
+    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
 
 
 def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
     """Every claim of GPUs, in the order in which they came."""
     claims = state.claims
     return tuple(
-        claim_report(claims, entry, devices_of(entry), _named(entry, admin=True))
+        claim_report(claims, entry, devices_of(entry), admin_devices=_named(entry, admin=True))
         for entry in claims.entries.values()
     )
 
 
 def claim_report(
-    claims: Claims, entry: Entry, devices: tuple[str, ...], admin_devices: tuple[str, ...] = ()
+    claims: Claims,
+    entry: Entry,
+    devices: tuple[str, ...],
+    *,
+    admin_devices: tuple[str, ...] = (),
+    domain: str = "",
 ) -> ClaimReport:
     """One claim of any driver; the names of its devices are the driver's."""
     return ClaimReport(
@@ -63,6 +70,7 @@ def claim_report(
         admin_devices=admin_devices,
         problem=entry.broken or entry.problem,
         waiting_calls=sum(call.uid == entry.name.uid for call in claims.calls.values()),
+        domain=domain,
     )
 
 

@@ -26,7 +26,7 @@ from gpuactors.inspection import (
     explanation,
     explanation_json,
     find,
-    find_claim,
+    find_named,
 )
 from tests.core.builders import Core, audio, gpu
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
@@ -77,9 +77,9 @@ def explained(core: Core, address: str) -> str:
 
 def claim_explained(core: Core, claim: str) -> str:
     found = by_daemon(core)
-    view = find_claim(found, claim)
-    assert view is not None
-    return claim_explanation(ExplainedClaim(view, found))
+    named = find_named(found, claim)
+    assert isinstance(named, ExplainedClaim)
+    return claim_explanation(named)
 
 
 def test_the_table_has_the_claims_and_the_slices(core: ClaimCore) -> None:
@@ -202,21 +202,21 @@ def test_a_claim_is_explained_by_its_name_or_uid(core: ClaimCore) -> None:
         "Seen by        the running daemon (process 7, version 1.2.3)",
     ]
     found = by_daemon(core)
-    view = find_claim(found, "default/two")
-    assert view is not None
-    known = json.loads(claim_explanation_json(ExplainedClaim(view, found)))
+    named = find_named(found, "default/two")
+    assert isinstance(named, ExplainedClaim)
+    known = json.loads(claim_explanation_json(named))
     assert (known["state"], known["devices"], known["waiting_calls"]) == ("Waiting", [HOST], 1)
 
 
 def test_a_claim_that_is_not_known(core: ClaimCore) -> None:
     found = by_daemon(core)
-    assert find_claim(found, HOST) is None, "an address is no claim"
+    assert find_named(found, HOST) is None, "an address is no claim"
     with pytest.raises(UnknownAddressError, match="it knows default/one, default/pre, default/two"):
-        find_claim(found, "default/none")
+        find_named(found, "default/none")
     with pytest.raises(UnknownAddressError, match="--dra off"):
-        find_claim(by_daemon(Core(gpu(HOST, group=1))), "default/one")
+        find_named(by_daemon(Core(gpu(HOST, group=1))), "default/one")
     with pytest.raises(UnknownAddressError, match="only the running daemon knows claims"):
-        find_claim(replace(found, by_daemon=False, view=replace(found.view, claims=None)), "default/one")
+        find_named(replace(found, by_daemon=False, view=replace(found.view, claims=None)), "default/one")
 
 
 def test_after_its_end_a_claim_is_remembered_and_its_gpu_is_offered_again() -> None:

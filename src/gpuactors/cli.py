@@ -80,7 +80,7 @@ def run(**flags: object) -> None:
 @cli.command(cls=Configured)
 @_output("table")
 def inspect(output: str, **flags: object) -> None:
-    """Show the GPUs of this node: driver, IOMMU group, health and why.
+    """Show the GPUs of this node: driver, IOMMU group, health and why. And claims and compute domains.
 
     The running daemon is asked. Without one this command reads the node itself, and shows what a daemon with these
     settings would list.
@@ -96,13 +96,14 @@ def inspect(output: str, **flags: object) -> None:
 
 
 @cli.command(cls=Configured)
-@click.argument("address", metavar="ADDRESS|CLAIM")
+@click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN")
 @_output("text")
 def explain(address: str, output: str, **flags: object) -> None:
-    """Explain one GPU: owner, holders, health and why, history. Or one claim.
+    """Explain one GPU: owner, holders, health and why, history. Or one claim, or one compute domain.
 
-    ADDRESS is its PCI address; the domain may be left out (23:00.0). CLAIM is NAMESPACE/NAME of a ResourceClaim, or its
-    UID. The running daemon is asked. Without one this command reads the node itself, and has no history and no claims.
+    ADDRESS is its PCI address; the PCI domain may be left out (23:00.0). CLAIM is NAMESPACE/NAME of a ResourceClaim, or
+    its UID; DOMAIN is that of a ComputeDomain. The running daemon is asked. Without one this command reads the node
+    itself, and has no history and no claims.
     """
     from gpuactors import inspection
 
@@ -113,7 +114,9 @@ def explain(address: str, output: str, **flags: object) -> None:
         _fail(str(exc), 1)
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
-    if isinstance(found, inspection.ExplainedClaim):
+    if isinstance(found, inspection.ExplainedDomain):
+        as_json, as_text = inspection.domain_explanation_json(found), inspection.domain_explanation(found)
+    elif isinstance(found, inspection.ExplainedClaim):
         as_json, as_text = inspection.claim_explanation_json(found), inspection.claim_explanation(found)
     else:
         as_json, as_text = inspection.explanation_json(found), inspection.explanation(found)

@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
 
-from gpuactors import inspection_claims
+from gpuactors import inspection_claims, inspection_domains
 from gpuactors.actors import pod_resources
 from gpuactors.app import about, node_of, sysfs_of
 from gpuactors.app import settings_of as core_settings_of
 from gpuactors.config import Config, Resolved
 from gpuactors.control.claims_view import ClaimView
 from gpuactors.control.client import NoDaemonError, Running, read_status
+from gpuactors.control.domains_view import DomainView
 from gpuactors.control.unix import socket_path
 from gpuactors.control.view import (
     Change,
@@ -82,7 +83,18 @@ class Explained:
 class ExplainedClaim:
     """One claim of a view."""
 
-    claim: ClaimView
+    claim: ClaimView | None
+    """As the driver of GPUs has it; None if it has no device of this driver."""
+    inspected: Inspected
+    of_domains: ClaimView | None = None
+    """As the driver of compute domains has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedDomain:
+    """One compute domain of a view."""
+
+    domain: DomainView
     inspected: Inspected
 
 
@@ -92,16 +104,16 @@ def inspect(config: Config) -> Inspected:
     return trio.run(inspected, config)
 
 
-def explain(config: Config, address: str) -> Explained | ExplainedClaim:
-    """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), or of one claim by its
-    NAMESPACE/NAME or UID.
+def explain(config: Config, address: str) -> Explained | ExplainedClaim | ExplainedDomain:
+    """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), or of one claim or compute domain by
+    its NAMESPACE/NAME or UID.
 
     Raises `UnknownAddressError`, and `ports.HostError` as `inspect`.
     """
     found = inspect(config)
     try:
-        if (claim := find_claim(found, address)) is not None:
-            return ExplainedClaim(claim, found)
+        if (named := find_named(found, address)) is not None:
+            return named
         return Explained(find(found.view, address), found)
     except UnknownAddressError as exc:
         if found.by_daemon:
@@ -193,20 +205,40 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
     return None
 
 
-def find_claim(found: Inspected, name: str) -> ClaimView | None:
-    """The claim of this NAMESPACE/NAME or UID; None if it is no claim's. Raises `UnknownAddressError`."""
-    if (claim := inspection_claims.claim_named(found.view, name.strip())) is not None:
-        return claim
+def find_named(found: Inspected, name: str) -> ExplainedClaim | ExplainedDomain | None:
+    """The claim or the compute domain of this NAMESPACE/NAME or UID; None if it is no name of one. Raises
+    `UnknownAddressError`."""
+    view, text = found.view, name.strip()
+    claim = inspection_claims.claim_named(view.claims, text)
+    of_domains = inspection_claims.claim_named(
+        view.domains.claims if view.domains is not None else None, text
+    )
+    domain = inspection_domains.domain_named(view.domains, text)
+    if domain is not None and (named := claim or of_domains) is not None:
+        raise UnknownAddressError(
+            f"{text} is a claim, UID {named.uid}, and a ComputeDomain, UID {domain.uid}: explain one by its UID"
+        )
+    if domain is not None:
+        return ExplainedDomain(domain, found)
+    if claim is not None or of_domains is not None:
+        return ExplainedClaim(claim, found, of_domains)
     if "/" not in name:
         return None
     if not found.by_daemon:
         raise UnknownAddressError(f"only the running daemon knows claims, and {name} looks like one")
-    if found.view.claims is None:
+    if view.claims is None and view.domains is None:
         raise UnknownAddressError(
             f"the running daemon serves no claims (--dra off), so it knows no claim {name}"
         )
-    known = ", ".join(str(claim) for claim in found.view.claims.claims) or "none"
-    raise UnknownAddressError(f"the running daemon knows no claim {name}; it knows {known}")
+    raise UnknownAddressError(f"the running daemon knows no claim {name}; it knows {_known_claims(view)}")
+
+
+def _known_claims(view: NodeView) -> str:
+    claims = [str(claim) for claim in view.claims.claims] if view.claims is not None else []
+    if view.domains is not None:
+        claims += [str(claim) for claim in view.domains.claims.claims]
+        claims += [f"the ComputeDomain {domain}" for domain in view.domains.domains]
+    return ", ".join(claims) or "none"
 
 
 def find(view: NodeView, address: str) -> DeviceView:
@@ -248,6 +280,7 @@ def as_json(found: Inspected) -> str:
         "resources": [_resource_dict(resource, found) for resource in found.view.resources],
         "devices": [_as_dict(device, found.view) for device in _shown(found)],
         "claims": inspection_claims.claims_dict(found.view.claims),
+        "compute_domains": inspection_domains.domains_dict(found.view.domains),
         "ledger_problem": found.view.ledger_problem or None,
         "kubelet_problem": found.view.kubelet_problem or None,
         "uevents_problem": found.view.uevents_problem or None,
@@ -308,8 +341,12 @@ def as_table(found: Inspected) -> str:
     """The source of the view and what it lacks, then each resource with its totals and its devices."""
     devices = _shown(found)
     sections = [_heading(found)]
+    of_claims = [
+        *inspection_claims.sections(found.view.claims),
+        *inspection_domains.sections(found.view.domains),
+    ]
     if not devices:
-        sections += [[NO_DEVICES], *inspection_claims.sections(found.view.claims)]
+        sections += [[NO_DEVICES], *of_claims]
         return "\n\n".join("\n".join(section) for section in sections)
     rows = {device.address: _row(device, found.view) for device in devices}
     widths = [max(len(row[i]) for row in (_COLUMNS, *rows.values())) for i in range(len(_COLUMNS) - 1)]
@@ -320,7 +357,7 @@ def as_table(found: Inspected) -> str:
         for row in (_COLUMNS, *(rows[device.address] for device in of_it)):
             section += _lines(row, widths)
         sections.append(section)
-    sections += inspection_claims.sections(found.view.claims)
+    sections += of_claims
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -442,26 +479,55 @@ def explanation(explained: Explained) -> str:
 
 
 def claim_explanation(explained: ExplainedClaim) -> str:
-    """What its state means, its devices and what becomes of each at its end."""
-    claim, found = explained.claim, explained.inspected
-    facts = [
-        *inspection_claims.claim_explanation(claim, found.view, lambda ago_s: _time(found.wall - ago_s)),
-        ("Node", found.node or None),
-        ("Seen by", found.source),
-    ]
-    return "\n".join([*inspection_claims.claim_title(claim), "", *_columns(facts)])
+    """What its state means, its devices and what becomes of each at its end. Of one of both drivers once for each."""
+    found, parts = explained.inspected, []
+    if explained.claim is not None:
+        facts = inspection_claims.claim_explanation(explained.claim, found.view, _ago(found))
+        parts.append((inspection_claims.claim_title(explained.claim), facts))
+    if explained.of_domains is not None and found.view.domains is not None:
+        facts = inspection_domains.claim_explanation(explained.of_domains, found.view.domains, _ago(found))
+        parts.append((inspection_domains.claim_titled(explained.of_domains), facts))
+    parts[-1][1].extend(_seen(found))
+    return "\n\n".join("\n".join([*title, "", *_columns(facts)]) for title, facts in parts)
 
 
 def claim_explanation_json(explained: ExplainedClaim) -> str:
-    """The view of the claim, as one object."""
-    claim, found = explained.claim, explained.inspected
-    known = {
-        **inspection_claims.claim_dict(claim),
-        "time": _time(found.wall - claim.age_s),
-        "node": found.node,
-        "source": "daemon",
-    }
-    return json.dumps(known, indent=2)
+    """The view of the claim, as one object; of a claim of both drivers with a second one in `compute_domain_claim`."""
+    found, known = explained.inspected, list[dict[str, Any]]()
+    if (claim := explained.claim) is not None:
+        known.append(inspection_claims.claim_dict(claim) | {"time": _ago(found)(claim.age_s)})
+    if (claim := explained.of_domains) is not None and found.view.domains is not None:
+        of_domains = inspection_domains.claim_explanation_dict(claim, found.view.domains)
+        known.append(of_domains | {"time": _ago(found)(claim.age_s)})
+    first, *second = known
+    more = {"compute_domain_claim": second[0]} if second else {}
+    return json.dumps({**first, **more, "node": found.node, "source": "daemon"}, indent=2)
+
+
+def domain_explanation(explained: ExplainedDomain) -> str:
+    """Whether its channels can be used here, what they need for it, and the claims."""
+    domain, found = explained.domain, explained.inspected
+    assert found.view.domains is not None
+    facts = [*inspection_domains.domain_explanation(domain, found.view.domains), *_seen(found)]
+    return "\n".join([*inspection_domains.domain_title(domain), "", *_columns(facts)])
+
+
+def domain_explanation_json(explained: ExplainedDomain) -> str:
+    """The view of the domain, as one object."""
+    domain, found = explained.domain, explained.inspected
+    assert found.view.domains is not None
+    known = inspection_domains.domain_explanation_dict(domain, found.view.domains)
+    return json.dumps({**known, "node": found.node, "source": "daemon"}, indent=2)
+
+
+def _seen(found: Inspected) -> list[tuple[str, str]]:
+    """By whom, on which node."""
+    return [("Node", found.node)] * bool(found.node) + [("Seen by", found.source)]
+
+
+def _ago(found: Inspected) -> Callable[[float], str]:
+    """The time of day of so many seconds before the view was made."""
+    return lambda age_s: _time(found.wall - age_s)
 
 
 def _columns(facts: Sequence[tuple[str, str | None]]) -> list[str]:

@@ -20,7 +20,7 @@ COLUMNS: Final = 100
 _FACT_COLUMNS: Final = 80
 """What is left of it beside the name of a fact."""
 
-_MEANINGS: Final[Mapping[str, str]] = {
+MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.FETCHING: "it is being read from the API server",
     ClaimState.WAITING: "another claim or pod, or a process, has one of its devices",
     ClaimState.RESERVED: "its devices are its own; that is being written to disk",
@@ -34,6 +34,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.CLEARING: "it was unprepared; files that may be left of it are being removed",
     ClaimState.TOMBSTONE: "nothing of it is left",
 }
+"""Of a claim of GPUs."""
 
 
 def lasted(seconds: float) -> str:
@@ -74,8 +75,8 @@ def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | No
     claim = view.claims.of(life.claim_uid) if view.claims is not None else None
     return [
         ("Claim", _claim_of(claim, life)),
-        *(("Claim", line) for line in _folded(claim.problem if claim is not None else "")),
-        *(("At a claim's end", line) for line in _folded(at_the_end(device, life))),
+        *(("Claim", line) for line in folded(claim.problem if claim is not None else "")),
+        *(("At a claim's end", line) for line in folded(at_the_end(device, life))),
         *(
             ("First driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
             for first in life.first_drivers
@@ -83,7 +84,7 @@ def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | No
     ]
 
 
-def _folded(text: str) -> list[str]:
+def folded(text: str) -> list[str]:
     """Lines of one fact that fit beside its name."""
     return textwrap.wrap(text, _FACT_COLUMNS, break_on_hyphens=False)
 
@@ -119,7 +120,7 @@ def device_dict(device: DeviceView, view: NodeView) -> dict[str, Any] | None:
         return None
     claim = view.claims.of(life.claim_uid) if view.claims is not None else None
     return {
-        "claim": _brief(claim) if claim is not None else None,
+        "claim": brief(claim) if claim is not None else None,
         "offer": life.offer or None,
         "stays_on_vfio": life.stays,
         "rule": life.rule or None,
@@ -128,7 +129,7 @@ def device_dict(device: DeviceView, view: NodeView) -> dict[str, Any] | None:
     }
 
 
-def _brief(claim: ClaimView) -> dict[str, Any]:
+def brief(claim: ClaimView) -> dict[str, Any]:
     return {
         "namespace": claim.namespace,
         "name": claim.name,
@@ -148,17 +149,18 @@ def sections(claims: ClaimsView | None) -> list[list[str]]:
         return []
     head = [f"Claims of driver {claims.driver}" + ("" if claims.claims else ": none")]
     if claims.problem:
-        head += _wrapped(claims.problem, indent=2)
+        head += wrapped(claims.problem, indent=2)
     for claim in claims.claims:
-        head += _claim_lines(claim)
-    return [head, _slices_lines(claims.slices)]
+        head += claim_lines(claim)
+    return [head, slices_lines(claims.slices)]
 
 
-def _claim_lines(claim: ClaimView) -> list[str]:
+def claim_lines(claim: ClaimView, indent: int = 2, said: str = "") -> list[str]:
+    """A claim, and below it why it is not further, unless that was `said` above."""
     devices = ", ".join(claim.devices) or ("no device of its own" if claim.admin_devices else "")
     parts = [f"{claim}  {claim.state} for {lasted(claim.age_s)}", devices, *_rest(claim)]
-    lines = _wrapped("  ".join(filter(None, parts)), indent=2)
-    return lines + (_wrapped(claim.problem, indent=4) if claim.problem else [])
+    lines = wrapped("  ".join(filter(None, parts)), indent)
+    return lines + (wrapped(claim.problem, indent + 2) if claim.problem not in ("", said) else [])
 
 
 def _rest(claim: ClaimView) -> list[str]:
@@ -171,13 +173,14 @@ def _rest(claim: ClaimView) -> list[str]:
     return found
 
 
-def _slices_lines(slices: SlicesView | None) -> list[str]:
+def slices_lines(slices: SlicesView | None, whose: str = "ResourceSlices") -> list[str]:
+    """What the API server has of a driver's devices."""
     if slices is None:
-        return ["ResourceSlices: nothing is known of them yet"]
+        return [f"{whose}: nothing is known of them yet"]
     state = "as offered" if slices.settled else "being written"
-    lines = [f"ResourceSlices: {slices.slices}, generation {slices.generation}, {state}"]
+    lines = [f"{whose}: {slices.slices}, generation {slices.generation}, {state}"]
     if slices.problem:
-        lines += _wrapped(slices.problem, indent=2)
+        lines += wrapped(slices.problem, indent=2)
     for word, blocked in (
         ("tainted", slices.tainted),
         ("withdrawn", slices.withdrawn),
@@ -185,11 +188,12 @@ def _slices_lines(slices: SlicesView | None) -> list[str]:
     ):
         for device in blocked:
             named = device.reason if device.name in device.reason else f"{device.name}: {device.reason}"
-            lines += _wrapped(f"{word}: {named}".removesuffix(": "), indent=2)
+            lines += wrapped(f"{word}: {named}".removesuffix(": "), indent=2)
     return lines
 
 
-def _wrapped(text: str, indent: int = 0) -> list[str]:
+def wrapped(text: str, indent: int = 0) -> list[str]:
+    """Lines of at most COLUMNS; what is continued stands further in."""
     margin = " " * indent
     return textwrap.wrap(
         text, COLUMNS, initial_indent=margin, subsequent_indent=margin + "  ", break_on_hyphens=False
@@ -200,29 +204,33 @@ def claims_dict(claims: ClaimsView | None) -> dict[str, Any] | None:
     """The claims and the slices, for JSON; None while DRA is off."""
     if claims is None:
         return None
-    slices = claims.slices
     return {
         "driver": claims.driver,
         "problem": claims.problem or None,
         "claims": [claim_dict(claim) for claim in claims.claims],
-        "slices": {
-            "slices": slices.slices,
-            "generation": slices.generation,
-            "settled": slices.settled,
-            "keeps_taints": slices.keeps_taints,
-            "tainted": _blocked_dict(slices.tainted),
-            "withdrawn": _blocked_dict(slices.withdrawn),
-            "left_out": _blocked_dict(slices.left_out),
-            "problem": slices.problem or None,
-        }
-        if slices is not None
-        else None,
+        "slices": slices_dict(claims.slices),
+    }
+
+
+def slices_dict(slices: SlicesView | None) -> dict[str, Any] | None:
+    """The slices of a driver, for JSON; None while nothing is known of them."""
+    if slices is None:
+        return None
+    return {
+        "slices": slices.slices,
+        "generation": slices.generation,
+        "settled": slices.settled,
+        "keeps_taints": slices.keeps_taints,
+        "tainted": _blocked_dict(slices.tainted),
+        "withdrawn": _blocked_dict(slices.withdrawn),
+        "left_out": _blocked_dict(slices.left_out),
+        "problem": slices.problem or None,
     }
 
 
 def claim_dict(claim: ClaimView) -> dict[str, Any]:
     """One claim, for JSON."""
-    return _brief(claim) | {
+    return brief(claim) | {
         "devices": list(claim.devices),
         "admin_devices": list(claim.admin_devices),
         "waiting_calls": claim.waiting_calls,
@@ -236,10 +244,10 @@ def _blocked_dict(devices: tuple[BlockedView, ...]) -> dict[str, str | None]:
 # --- of a claim -------------------------------------------------------------------------------------------
 
 
-def claim_named(view: NodeView, text: str) -> ClaimView | None:
+def claim_named(claims: ClaimsView | None, text: str) -> ClaimView | None:
     """The claim of this NAMESPACE/NAME or UID. Of several of one name the last one: the others have ended."""
-    claims = view.claims.claims if view.claims is not None else ()
-    return next((claim for claim in reversed(claims) if text in (str(claim), claim.uid)), None)
+    known = claims.claims if claims is not None else ()
+    return next((claim for claim in reversed(known) if text in (str(claim), claim.uid)), None)
 
 
 def claim_explanation(
@@ -247,20 +255,24 @@ def claim_explanation(
 ) -> list[tuple[str, str]]:
     """The facts of a claim; `time` is the time of day of so many seconds ago."""
     of_devices = {device.address: device for device in view.devices}
-    facts = [
-        ("UID", claim.uid),
-        ("Since", f"{time(claim.age_s)}, {lasted(claim.age_s)} ago"),
-        *(("Problem", line) for line in _folded(claim.problem)),
-    ]
-    if claim.waiting_calls:
-        facts.append(("Waiting calls", str(claim.waiting_calls)))
+    facts = claim_facts(claim, time)
     for address in claim.devices:
         device = of_devices.get(address)
         facts.append(("Device", _device_line(address, device)))
         if device is not None and device.for_claims is not None:
-            facts += [("Device", f"  {line}") for line in _folded(at_the_end(device, device.for_claims))]
+            facts += [("Device", f"  {line}") for line in folded(at_the_end(device, device.for_claims))]
     facts += [("Admin access", address) for address in claim.admin_devices]
     return facts
+
+
+def claim_facts(claim: ClaimView, time: Callable[[float], str]) -> list[tuple[str, str]]:
+    """Those that a claim of any driver has."""
+    facts = [
+        ("UID", claim.uid),
+        ("Since", f"{time(claim.age_s)}, {lasted(claim.age_s)} ago"),
+        *(("Problem", line) for line in folded(claim.problem)),
+    ]
+    return [*facts, ("Waiting calls", str(claim.waiting_calls))] if claim.waiting_calls else facts
 
 
 def _device_line(address: str, device: DeviceView | None) -> str:
@@ -269,7 +281,7 @@ def _device_line(address: str, device: DeviceView | None) -> str:
     return f"{address}, {device.model or 'unknown model'}, on {device.driver or 'no driver'}"
 
 
-def claim_title(claim: ClaimView) -> list[str]:
+def claim_title(claim: ClaimView, meanings: Mapping[str, str] = MEANINGS) -> list[str]:
     """Which claim it is, and what its state means."""
-    meaning = _MEANINGS.get(claim.state, "")
+    meaning = meanings.get(claim.state, "")
     return [f"Claim {claim}", f"{claim.state}" + (f": {meaning}" if meaning else "")]

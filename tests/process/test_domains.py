@@ -262,6 +262,33 @@ def test_gpus_and_domains_are_two_drivers_of_one_daemon() -> None:
                 assert unprepare(domains, "old", channel).error == ""
 
 
+def test_inspect_and_explain_show_domains_with_what_a_claim_waits_for() -> None:
+    with scene() as at:
+        domain = at.objects.domain("training")
+        channel, daemon = at.objects.channel("one", domain), at.objects.daemon("training-daemon", domain)
+        waiting = Call(prepare, at.plugin, "one", channel)
+        eventually(lambda: at.objects.label == domain, "the label")
+        where = (f"--host-root={at.node.tree.root}", f"--state-dir={at.node.directory / 's'}")
+        known = json.loads(gpuactors("inspect", "-o", "json", *where).stdout)["compute_domains"]
+        assert (known["imex"]["clique"], known["label"]["value"]) == (CLIQUE, domain)
+        assert [(d["name"], d["status"]) for d in known["domains"]] == [("training", "NotReady")]
+        assert "the daemon of the ComputeDomain default/training has no" in known["domains"][0]["missing"]
+        assert [(c["name"], c["problem"]) for c in known["claims"]] == [
+            ("one", known["domains"][0]["missing"])
+        ]
+        assert known["slices"]["slices"] == 1
+        assert prepare(at.plugin, "training-daemon", daemon, NAMESPACE).error == ""
+        at.objects.set_nodes("training", {NODE: "Ready"})
+        assert waiting.answer.error == ""
+        assert f"default/training, UID {domain}  Ready" in gpuactors("inspect", *where).stdout
+        assert "Ready: its channels can be used here" in gpuactors("explain", domain, *where).stdout
+        told = gpuactors("explain", "default/one", *where).stdout
+        assert "Prepared: its containers may run" in told
+        assert f"ComputeDomain  default/training, UID {domain}: Ready" in told
+        unknown = gpuactors("explain", "default/none", *where)
+        assert (unknown.returncode, "the ComputeDomain default/training" in unknown.stderr) == (1, True)
+
+
 def test_two_drivers_of_one_name_are_refused(tmp_path: Path) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", 1)
     ended = gpuactors(

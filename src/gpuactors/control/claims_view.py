@@ -36,6 +36,8 @@ class ClaimView:
     """Why it is not further, as a sentence."""
     waiting_calls: int
     """Calls of kubelet that wait for an answer about it."""
+    domain: str = ""
+    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -136,6 +138,7 @@ def of_claims(
                 admin_devices=found.admin_devices,
                 problem=found.problem,
                 waiting_calls=found.waiting_calls,
+                domain=found.domain,
             )
             for found in reports
         ),

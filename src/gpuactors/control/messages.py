@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from gpuactors.control.claims_view import (
-    BlockedView,
-    ClaimsView,
-    ClaimView,
-    DeviceOfClaimsView,
-    FirstDriverView,
-    SlicesView,
+from gpuactors.control.claims_messages import (
+    claims_message,
+    claims_view,
+    device_of_claims_message,
+    device_of_claims_view,
 )
+from gpuactors.control.domains_messages import domains_message, domains_view
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, Change, DeviceView, Member, NodeView, ResourceView, Setting
 from gpuactors.core.model import Holder
@@ -38,7 +37,8 @@ def status_response(view: NodeView, about: About, *, pid: int, version: str) -> 
         uevents_problem=view.uevents_problem,
         node=about.node,
         settings=[pb.Setting(key=s.key, value=s.value, source=s.source) for s in about.settings],
-        claims=_claims_message(view.claims) if view.claims is not None else None,
+        claims=claims_message(view.claims) if view.claims is not None else None,
+        domains=domains_message(view.domains) if view.domains is not None else None,
     )
 
 
@@ -59,7 +59,8 @@ def node_view(response: pb.StatusResponse) -> NodeView:
         kubelet_problem=response.kubelet_problem,
         ledger_problem=response.ledger_problem,
         uevents_problem=response.uevents_problem,
-        claims=_claims_view(response.claims) if response.claims is not None else None,
+        claims=claims_view(response.claims) if response.claims is not None else None,
+        domains=domains_view(response.domains) if response.domains is not None else None,
     )
 
 
@@ -87,7 +88,7 @@ def _device_message(device: DeviceView) -> pb.Device:
         ],
         remedy=device.remedy,
         listed=device.listed,
-        for_claims=_for_claims_message(device.for_claims) if device.for_claims is not None else None,
+        for_claims=device_of_claims_message(device.for_claims) if device.for_claims is not None else None,
     )
 
 
@@ -113,100 +114,5 @@ def _device_view(message: pb.Device) -> DeviceView:
         history=tuple(Change(c.age_s, c.health, c.reason, c.cause) for c in message.history),
         remedy=message.remedy,
         listed=message.listed,
-        for_claims=_for_claims_view(message.for_claims) if message.for_claims is not None else None,
-    )
-
-
-# --- claims -----------------------------------------------------------------------------------------------
-
-
-def _claims_message(view: ClaimsView) -> pb.Claims:
-    return pb.Claims(
-        driver=view.driver,
-        problem=view.problem,
-        claims=[
-            pb.Claim(
-                namespace=claim.namespace,
-                name=claim.name,
-                uid=claim.uid,
-                state=claim.state,
-                age_s=claim.age_s,
-                devices=[*claim.devices],
-                admin_devices=[*claim.admin_devices],
-                problem=claim.problem,
-                waiting_calls=claim.waiting_calls,
-            )
-            for claim in view.claims
-        ],
-        slices=_slices_message(view.slices) if view.slices is not None else None,
-    )
-
-
-def _claims_view(message: pb.Claims) -> ClaimsView:
-    return ClaimsView(
-        driver=message.driver,
-        problem=message.problem,
-        claims=tuple(
-            ClaimView(
-                namespace=claim.namespace,
-                name=claim.name,
-                uid=claim.uid,
-                state=claim.state,
-                age_s=claim.age_s,
-                devices=tuple(claim.devices),
-                admin_devices=tuple(claim.admin_devices),
-                problem=claim.problem,
-                waiting_calls=claim.waiting_calls,
-            )
-            for claim in message.claims
-        ),
-        slices=_slices_view(message.slices) if message.slices is not None else None,
-    )
-
-
-def _slices_message(view: SlicesView) -> pb.Slices:
-    return pb.Slices(
-        slices=view.slices,
-        generation=view.generation,
-        settled=view.settled,
-        tainted=[pb.Blocked(name=b.name, reason=b.reason) for b in view.tainted],
-        withdrawn=[pb.Blocked(name=b.name, reason=b.reason) for b in view.withdrawn],
-        left_out=[pb.Blocked(name=b.name, reason=b.reason) for b in view.left_out],
-        problem=view.problem,
-        keeps_taints=view.keeps_taints,
-    )
-
-
-def _slices_view(message: pb.Slices) -> SlicesView:
-    return SlicesView(
-        slices=message.slices,
-        generation=message.generation,
-        settled=message.settled,
-        tainted=tuple(BlockedView(b.name, b.reason) for b in message.tainted),
-        withdrawn=tuple(BlockedView(b.name, b.reason) for b in message.withdrawn),
-        left_out=tuple(BlockedView(b.name, b.reason) for b in message.left_out),
-        problem=message.problem,
-        keeps_taints=message.keeps_taints,
-    )
-
-
-def _for_claims_message(view: DeviceOfClaimsView) -> pb.DeviceOfClaims:
-    return pb.DeviceOfClaims(
-        claim_uid=view.claim_uid,
-        stays=view.stays,
-        rule=view.rule,
-        why=view.why,
-        first_drivers=[pb.Member(address=f.address, driver=f.driver) for f in view.first_drivers],
-        offer=view.offer,
-    )
-
-
-def _for_claims_view(message: pb.DeviceOfClaims) -> DeviceOfClaimsView:
-    return DeviceOfClaimsView(
-        claim_uid=message.claim_uid,
-        stays=message.stays,
-        rule=message.rule,
-        why=message.why,
-        first_drivers=tuple(FirstDriverView(f.address, f.driver) for f in message.first_drivers),
-        offer=message.offer,
+        for_claims=device_of_claims_view(message.for_claims) if message.for_claims is not None else None,
     )

@@ -15,6 +15,7 @@ from gpuactors.control.claims_view import (
     claims_view,
     device_of_claims_view,
 )
+from gpuactors.control.domains_view import DomainsView, domains_view
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.assessment.cause import Cause
@@ -122,7 +123,9 @@ class NodeView:
     uevents_problem: str
     """Why uevents are not received, and what finds changes instead; empty if they are received."""
     claims: ClaimsView | None = None
-    """None while DRA is off."""
+    """Of GPUs; None while DRA is off."""
+    domains: DomainsView | None = None
+    """None while compute domains are off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         or ("" if state.kubelet.ledger.read else "it has not been read yet"),
         uevents_problem=state.host.uevents and f"not received: {state.host.uevents}; only scans find changes",
         claims=claims_view(state, at),
+        domains=domains_view(state, at),
     )
 
 

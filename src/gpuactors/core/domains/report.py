@@ -134,7 +134,7 @@ class LabelStatus(StrEnum):
     ABSENT = "Absent"
     ADDING = "Adding"
     SET = "Set"
-    """It names the domain of a claim that is here, or was."""
+    """It names the domain of a claim that is here, or was; or whose it is is not known before every claim is read."""
     REMOVING = "Removing"
     FOREIGN = "Foreign"
     """No claim here has set it, and it is not touched."""
@@ -161,8 +161,7 @@ def label_report(domains: Domains) -> LabelReport:
     elif known.value is None:
         status, value = LabelStatus.ABSENT, None
     else:
-        is_foreign = label.is_foreign(known, label.held(domains))
-        status, value = LabelStatus.FOREIGN if is_foreign else LabelStatus.SET, known.value
+        status, value = LabelStatus.FOREIGN if known.foreign else LabelStatus.SET, known.value
     return LabelReport(status, value, known.problem)
 
 

@@ -12,9 +12,13 @@ __all__ = (
     "ControlStub",
     "Device",
     "DeviceOfClaims",
+    "Domain",
+    "Domains",
     "HandOverRequest",
     "HandOverResponse",
     "Holder",
+    "Imex",
+    "Label",
     "Member",
     "Resource",
     "Setting",
@@ -94,7 +98,7 @@ class Claim(betterproto2.Message):
 
     devices: "list[str]" = betterproto2.field(6, betterproto2.TYPE_STRING, repeated=True)
     """
-    PCI addresses: those that it has for itself, or waits for
+    Those that it has for itself, or waits for: GPUs by PCI address, devices of compute domains by their names.
     """
 
     admin_devices: "list[str]" = betterproto2.field(7, betterproto2.TYPE_STRING, repeated=True)
@@ -110,6 +114,11 @@ class Claim(betterproto2.Message):
     waiting_calls: "int" = betterproto2.field(9, betterproto2.TYPE_INT32)
     """
     calls of kubelet that wait for an answer about it
+    """
+
+    domain: "str" = betterproto2.field(10, betterproto2.TYPE_STRING)
+    """
+    UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known
     """
 
 
@@ -255,6 +264,80 @@ default_message_pool.register_message("v1", "DeviceOfClaims", DeviceOfClaims)
 
 
 @dataclass(eq=False, repr=False)
+class Domain(betterproto2.Message):
+    uid: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    empty while it is not known, as its namespace
+    """
+
+    namespace: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+
+    status: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    "Ready", "NotReady", "Unread", "Unused"
+    """
+
+    missing: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
+    """
+    what its channels lack, as a sentence: the error of a claim that waits
+    """
+
+    labelled: "bool" = betterproto2.field(6, betterproto2.TYPE_BOOL)
+    """
+    the node's label names it, for certain
+    """
+
+    daemon_uid: "str | None" = betterproto2.field(7, betterproto2.TYPE_STRING, optional=True)
+    """
+    the claim of its daemon here
+    """
+
+    readiness: "str | None" = betterproto2.field(8, betterproto2.TYPE_STRING, optional=True)
+    """
+    "Ready", "NotReady", "Unread": what the API server said last; absent: host-managed
+    """
+
+    problem: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
+    """
+    why it could not be read the last time
+    """
+
+
+default_message_pool.register_message("v1", "Domain", Domain)
+
+
+@dataclass(eq=False, repr=False)
+class Domains(betterproto2.Message):
+    """
+    Compute domains. Words for programs, and what a field means, are in core/domains/report.py.
+    """
+
+    mode: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    "on", "host-managed"
+    """
+
+    claims: "Claims | None" = betterproto2.field(2, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    of channels and daemons
+    """
+
+    imex: "Imex | None" = betterproto2.field(3, betterproto2.TYPE_MESSAGE, optional=True)
+
+    label: "Label | None" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, optional=True)
+
+    domains: "list[Domain]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
+    """
+    that claims here are for, in the order in which these came
+    """
+
+
+default_message_pool.register_message("v1", "Domains", Domains)
+
+
+@dataclass(eq=False, repr=False)
 class HandOverRequest(betterproto2.Message):
     pass
 
@@ -283,6 +366,63 @@ class Holder(betterproto2.Message):
 
 
 default_message_pool.register_message("v1", "Holder", Holder)
+
+
+@dataclass(eq=False, repr=False)
+class Imex(betterproto2.Message):
+    known: "bool" = betterproto2.field(1, betterproto2.TYPE_BOOL)
+    """
+    the host has said something
+    """
+
+    present: "bool" = betterproto2.field(2, betterproto2.TYPE_BOOL)
+    """
+    the node has IMEX
+    """
+
+    clique_id: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    empty on a node without NVLink fabric
+    """
+
+    reason: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    why no container gets the node of a channel, as a sentence
+    """
+
+    host_problem: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
+    """
+    why the host's own IMEX daemon is not ready, as a sentence
+    """
+
+    problem: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
+    """
+    why the host could not be read the last time
+    """
+
+
+default_message_pool.register_message("v1", "Imex", Imex)
+
+
+@dataclass(eq=False, repr=False)
+class Label(betterproto2.Message):
+    status: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    "Unread", "Unsure", "Absent", "Adding", "Set", "Removing", "Foreign"
+    """
+
+    value: "str | None" = betterproto2.field(2, betterproto2.TYPE_STRING, optional=True)
+    """
+    what it is, or what is being added or removed
+    """
+
+    problem: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    why the last read or patch failed
+    """
+
+
+default_message_pool.register_message("v1", "Label", Label)
 
 
 @dataclass(eq=False, repr=False)
@@ -430,7 +570,12 @@ class StatusResponse(betterproto2.Message):
 
     claims: "Claims | None" = betterproto2.field(11, betterproto2.TYPE_MESSAGE, optional=True)
     """
-    absent: DRA is off
+    of GPUs; absent: DRA is off
+    """
+
+    domains: "Domains | None" = betterproto2.field(12, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    absent: compute domains are off
     """
 
 

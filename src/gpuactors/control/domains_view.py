@@ -1,0 +1,91 @@
+"""The operator's view of compute domains: each domain, the node's label, the host's IMEX, and the claims.
+
+Copied from the report of the core (`core/domains/report.py`), which decides what is said; a part of `view.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuactors.control.claims_view import ClaimsView, ClaimView, of_claims
+from gpuactors.core.domains import report
+from gpuactors.core.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class LabelView:
+    """The node's label; as `report.LabelReport`."""
+
+    status: str
+    """A `LabelStatus`."""
+    value: str | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class DomainView:
+    """One compute domain; as `report.DomainReport`."""
+
+    uid: str
+    name: str
+    namespace: str
+    status: str
+    """A `DomainStatus`."""
+    missing: str
+    labelled: bool
+    daemon_uid: str | None
+    readiness: str | None
+    """A `Readiness`."""
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.name else self.uid
+
+
+@dataclass(frozen=True, slots=True)
+class DomainsView:
+    """All of a node that has to do with compute domains."""
+
+    mode: str
+    """`on` or `host-managed`."""
+    claims: ClaimsView
+    """Of channels and daemons."""
+    imex: report.ImexReport
+    label: LabelView
+    domains: tuple[DomainView, ...]
+    """In the order in which their claims came."""
+
+    def of(self, claim: ClaimView) -> DomainView | None:
+        """The domain that a claim is for."""
+        return next((domain for domain in self.domains if domain.uid == claim.domain), None)
+
+
+def domains_view(state: NodeState, at: float) -> DomainsView | None:
+    """None while compute domains are off."""
+    domains = state.domains
+    settings, of_driver = domains.settings, domains.claims.settings
+    if settings is None or of_driver is None:
+        return None
+    reasons = {device.device: device.message for device in domains.offered.health}
+    label = report.label_report(domains)
+    return DomainsView(
+        mode=str(settings.mode),
+        claims=of_claims(domains.claims, of_driver.driver, report.claim_reports(domains), reasons, at),
+        imex=report.imex_report(domains),
+        label=LabelView(str(label.status), label.value, label.problem),
+        domains=tuple(_domain(found) for found in report.domain_reports(domains)),
+    )
+
+
+def _domain(found: report.DomainReport) -> DomainView:
+    return DomainView(
+        uid=found.uid,
+        name=found.name,
+        namespace=found.namespace,
+        status=str(found.status),
+        missing=found.missing,
+        labelled=found.labelled,
+        daemon_uid=found.daemon,
+        readiness=found.readiness,
+        problem=found.problem,
+    )

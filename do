@@ -3,7 +3,7 @@
 #
 # Needs git and Python >= 3.11, nothing else: neither pip nor venv need to work on the system. Everything goes into
 # .venv of this checkout, in the versions and with the hashes of requirements/dev.txt. What only Debian can provide
-# (venv itself, libudev, kubectl for the tests) is installed with apt as root or by sudo, or asked for in one sentence.
+# (venv itself, libudev, kubectl and systemd-analyze for the tests) is installed with apt as root or by sudo, or asked for in one sentence.
 set -eu
 cd "$(dirname "$0")"
 here=$(pwd -P)
@@ -91,6 +91,11 @@ esac
 # The same tests render the chart with Helm, which Debian does not have; as above, the other tests tell something without it.
 case "${1:-}" in
 test) .venv/bin/python -m tests.deploy.tools || say "there is no Helm: the tests of deploy/chart will fail" ;;
+esac
+
+# They have systemd read the unit of deploy/systemd; nothing of it is started.
+case "${1:-}" in
+test) command -v systemd-analyze >/dev/null 2>&1 || (system_package systemd "systemd-analyze") || true ;;
 esac
 
 # The page of `gpuactors replay --html` is tested in a real browser; as above, the other tests tell something without it.

@@ -1,4 +1,4 @@
-"""Which vfio driver the kernel has for a function: the `vfio_pci:` aliases of modules.alias.
+"""The kernel's modules: which are there, and which is the vfio driver of a function (`vfio_pci:` in modules.alias).
 
 A variant driver names the devices that it is for (`alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i*
 nvgrace_gpu_vfio_pci`), vfio-pci names all of them. The entry with the fewest wildcards is meant (scripts/mod/
@@ -59,15 +59,32 @@ def loaded(root: HostRoot, driver: str) -> str | None:
     return None
 
 
+def is_installed(root: HostRoot, module: str) -> bool | None:
+    """Whether the running kernel has the module, as a file or built in; None where its modules are not to be seen, as
+    in a pod."""
+    lists = [_content(root, name) for name in ("modules.dep", "modules.builtin")]
+    if not any(lists):
+        return None
+    file = re.compile(
+        rb"(?:^|/)" + re.escape(module).encode().replace(b"_", b"[-_]") + rb"\.ko[.a-z0-9]*(?::|$)", re.M
+    )
+    return any(file.search(listed) for listed in lists)
+
+
 def _aliases(root: HostRoot) -> bytes:
+    return _content(root, "modules.alias")
+
+
+def _content(root: HostRoot, name: str) -> bytes:
+    """A file of the running kernel's modules; empty if it cannot be read."""
     release = os.uname().release
     try:
         with open(root.real(OS_RELEASE), encoding="ascii", errors="replace") as file:
             release = file.read(256).strip() or release
         if "/" in release or release in (".", ".."):
             return b""
-        with open(root.real(f"{MODULES}/{release}/modules.alias"), "rb") as aliases:
-            return aliases.read(limits.MODULES_ALIAS_MAX_BYTES)
+        with open(root.real(f"{MODULES}/{release}/{name}"), "rb") as found:
+            return found.read(limits.MODULES_ALIAS_MAX_BYTES)
     except OSError as error:
         raise_if_short(error, root.real(MODULES))
         return b""

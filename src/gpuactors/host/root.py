@@ -12,6 +12,8 @@ PCI_DEVICES: Final = "/sys/bus/pci/devices"
 PCI_DRIVERS: Final = "/sys/bus/pci/drivers"
 DRIVERS_PROBE: Final = "/sys/bus/pci/drivers_probe"
 IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
+IOMMUS: Final = "/sys/class/iommu"
+"""One entry per IOMMU that the kernel drives: `dmar0`, `ivhd0`, `smmu3.0x…`."""
 
 PROC: Final = "/proc"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -41,6 +43,11 @@ IOMMUFD_NODE: Final = "/dev/iommu"
 def group_node(group: int) -> str:
     """The node of an IOMMU group, as the host's own path."""
     return f"{GROUP_NODES}/{group}"
+
+
+def module_parameter(module: str, name: str) -> str:
+    """What a loaded module's parameter is, as the host's own path; a module's name has `_` here."""
+    return f"/sys/module/{module}/parameters/{name}"
 
 
 def cdev_node(name: str) -> str:

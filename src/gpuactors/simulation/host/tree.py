@@ -31,6 +31,10 @@ _BLOCKED: Final = ("uevent", "driver_override")
 """Attributes that take the device's lock when they are read, on kernel 6.1; nothing else reads them here, so they are
 only there when that lock is held."""
 
+_MODES: Final = {"vfio/vfio": 0o666, "iommu": 0o660}
+"""Of the nodes below /dev: as drivers/vfio/container.c and drivers/iommu/iommufd/main.c have them; others have that of
+devtmpfs, 0600."""
+
 _GROUP_MAJOR: Final = 243
 _CDEV_MAJOR: Final = 511
 
@@ -595,7 +599,9 @@ class HostTree:
     # --- files ----------------------------------------------------------------------------------------------
 
     def _node(self, name: str) -> None:
-        _write(f"{self.root}/dev/{name}", "")
+        path = f"{self.root}/dev/{name}"
+        _write(path, "")
+        os.chmod(path, _MODES.get(name, 0o600))
 
     def _clear(self, path: Path) -> None:
         if path.is_dir() and not path.is_symlink():

@@ -34,7 +34,7 @@ from gpuactors.control.view import (
     view_of,
 )
 from gpuactors.core.events import Event, GroupsObserved, HostScanned
-from gpuactors.core.model import Role
+from gpuactors.core.model import PciFunction, Role
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
@@ -181,7 +181,14 @@ def shown(resolved: Resolved) -> Shown:
 async def _inspect_host(config: Config) -> NodeView:
     ledger = KubeletLedger(str(config.kubelet_dir))
     use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
-    functions = await ThreadedReader(sysfs_of(config)).scan()
+    return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use)
+
+
+async def assessed(
+    config: Config, functions: tuple[PciFunction, ...], ledger: LedgerReader, use: UseReader
+) -> NodeView:
+    """The view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as often
+    as the core requests it."""
     state = initial_state(core_settings_of(config))
     number = project(state).inspections.scan
     assert number is not None

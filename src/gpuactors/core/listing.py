@@ -160,15 +160,21 @@ def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId,
             f"kubelet has no healthy device of this resource, and {len(ours)} are listed as healthy: it has lost "
             f"its stream, or changed to another plugin that has ended{others}"
         )
-    unknown = [device for device in kubelets if device not in set(ours)]
-    if ours == kubelets:
-        differs = "kubelet had another list of healthy devices until ours was sent again"
-    elif unknown:
-        named = _names(unknown[:_EXAMPLES]) + (", …" if len(unknown) > _EXAMPLES else "")
-        differs = f"kubelet has {len(unknown)} healthy devices that are not ours ({named})"
-    else:
-        differs = f"kubelet has {len(kubelets)} of our {len(ours)} healthy devices"
+    differs = (
+        difference(ours, kubelets) or "kubelet had another list of healthy devices until ours was sent again"
+    )
     return f"{differs}: another plugin serves the same resource{others}; {SWITCH_OFF}"
+
+
+def difference(ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
+    """How kubelet's healthy devices of a resource differ from ours, as a part of a sentence; empty if they do not. Both
+    comparable."""
+    if ours == kubelets:
+        return ""
+    if not (unknown := [device for device in kubelets if device not in set(ours)]):
+        return f"kubelet has {len(kubelets)} of our {len(ours)} healthy devices"
+    named = _names(unknown[:_EXAMPLES]) + (", …" if len(unknown) > _EXAMPLES else "")
+    return f"kubelet has {len(unknown)} healthy devices that are not ours ({named})"
 
 
 def _names(found: Iterable[str]) -> str:

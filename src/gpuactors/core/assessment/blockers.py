@@ -22,10 +22,10 @@ HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in
 drivers/pci/pci-stub.c and drivers/pci/pcie/portdrv.c; before Linux 6.0 vfio_dev_viable in drivers/vfio/vfio.c)."""
 
-
-_SWITCH_ON: Final = (
+SWITCH_ON: Final = (
     "switch the IOMMU on in the firmware and on the kernel command line (intel_iommu=on or amd_iommu=on)"
 )
+"""The remedy where there is no IOMMU."""
 
 _VMD_DOMAINS: Final = 0x10000
 """The first PCI domain behind a VMD controller: ACPI's have 16 bits (drivers/pci/controller/vmd.c,
@@ -94,7 +94,7 @@ def without_group(function: PciFunction) -> Blocker | None:
         return Blocker(
             Cause.NO_IOMMU_MODE,
             f"vfio drives it without an IOMMU (/dev/vfio/noiommu-{function.iommu_group}): a VM's GPU "
-            f"could access all of the node's memory, and QEMU refuses it; {_SWITCH_ON}, and remove the parameter "
+            f"could access all of the node's memory, and QEMU refuses it; {SWITCH_ON}, and remove the parameter "
             "enable_unsafe_noiommu_mode of the module vfio",
         )
     if function.iommu_group is None and _is_behind_vmd(function):
@@ -105,7 +105,7 @@ def without_group(function: PciFunction) -> Blocker | None:
             "in the firmware",
         )
     if function.iommu_group is None:
-        return Blocker(Cause.NO_IOMMU_GROUP, f"in no IOMMU group; {_SWITCH_ON}")
+        return Blocker(Cause.NO_IOMMU_GROUP, f"in no IOMMU group; {SWITCH_ON}")
     return None
 
 

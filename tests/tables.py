@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from gpuactors import limits
 from gpuactors.config import DECLARATIONS, Declaration, schema
 from gpuactors.core.dra.table import OWNING, TRANSITIONS, ClaimState, On
+from gpuactors.doctor.finding import Check
 from tests.support import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -123,6 +124,12 @@ def claim_bounds() -> list[str]:
     return markdown.table(["What waits", "Seconds"], ([what, f"{seconds:g}"] for what, seconds in rows))
 
 
+def checks() -> list[str]:
+    """Every check of the doctor."""
+    told = _documented(Check)
+    return markdown.table(["Check", "What it says"], ([f"`{check}`", told[check]] for check in Check))
+
+
 OF_THE_CHART: Final = frozenset(
     {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
     | {"domains_driver", "domains_namespace", "node_name", "log_format"}
@@ -158,6 +165,7 @@ TABLES: Final[tuple[Written, ...]] = (
     Table("docs/dra.md", "claim events", claim_events),
     Table("docs/dra.md", "claim bounds", claim_bounds),
     ChartSettings(),
+    Table("docs/doctor.md", "checks", checks),
 )
 
 

@@ -1,10 +1,10 @@
 """The command line. It parses the arguments, calls the one function that does the work, and turns errors into exit
 codes.
 
-Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, or a replay differs; 2 wrong usage; 65 no
-journal that can be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was never there
-(EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard output cannot be written (EX_CANTCREAT); 78
-wrong configuration (EX_CONFIG, sysexits.h).
+Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, a replay differs, or `doctor` has a FAIL; 2
+wrong usage; 65 no journal that can be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was
+never there (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard output cannot be written
+(EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -121,6 +122,28 @@ def explain(address: str, output: str, **flags: object) -> None:
     else:
         as_json, as_text = inspection.explanation_json(found), inspection.explanation(found)
     click.echo(as_json if output == "json" else as_text)
+
+
+@cli.command(cls=Configured)
+@click.option(
+    "--pre",
+    is_flag=True,
+    help="Before installation: only the host, and other plugins; no daemon is expected.",
+)
+@_output("text")
+def doctor(pre: bool, output: str, **flags: object) -> None:
+    """Find what is wrong on this node, and what to do about it.
+
+    IOMMU, drivers, nodes, kubelet, the daemon, claims, and what KubeVirt must permit; each finding is PASS, WARN or
+    FAIL. The settings are the running daemon's, but for those given here. Nothing is changed on the node. Exit code 1:
+    something is a FAIL.
+    """
+    from gpuactors.doctor.run import examined
+
+    found = examined(_resolved(flags), pre=pre, say=lambda text: click.echo(f"gpuactors: {text}", err=True))
+    columns = shutil.get_terminal_size((100, 24)).columns
+    click.echo(found.json() if output == "json" else found.text(columns))
+    sys.exit(1 if found.is_failed else 0)
 
 
 @cli.command()

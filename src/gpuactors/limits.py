@@ -373,6 +373,17 @@ restoration with an edit must not cost the API server a write per second for eve
 RESTORE_CALM_S: Final = 600.0
 """Restorations before that do not count any more: kubelet repeats a deletion after at most five minutes."""
 
+# --- the doctor -------------------------------------------------------------------------------------------
+
+DOCTOR_READ_S: Final = 10.0
+"""One read of the host by `gpuactors doctor`; each takes milliseconds, and an operator waits before a terminal."""
+
+DOCTOR_API_S: Final = 20.0
+"""All that it asks the API server: two or three requests, each with API_REQUEST_S of its own."""
+
+DOCTOR_SILENT_S: Final = 1.0
+"""A read that takes longer is named on the terminal while it lasts."""
+
 # --- quotations in our sentences --------------------------------------------------------------------------
 
 QUOTED_ITEMS_MAX: Final = 16
@@ -536,7 +547,7 @@ CDI_TOUCH_REST_S: Final = 1.0
 must cost no more than a look a second, and keep no prepare from its answer, which waits for a look of milliseconds."""
 
 MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
-"""The kernel's modules.alias: 1 to 2 MB on distributions' kernels."""
+"""The kernel's modules.alias, modules.dep or modules.builtin: 1 to 2 MB on distributions' kernels."""
 
 HOLDERS_NAMED_MAX: Final = 4
 """Processes named in one refusal to take a GPU; the others are counted."""

@@ -88,6 +88,7 @@ PRINTING = (
     ("inspect", "--host-root=NODE", "--state-dir=NODE/s"),
     ("inspect", "-o", "json", "--host-root=NODE", "--state-dir=NODE/s"),
     ("explain", "23:00.0", "--host-root=NODE", "--state-dir=NODE/s"),
+    ("doctor", "--pre", "--host-root=NODE", "--kubelet-dir=NODE/k", "--state-dir=NODE/s"),
     ("replay", "NODE/journal"),
     ("simulate", "--list"),
     ("simulate", "--scenario", "late-binding", "--json"),

@@ -1,0 +1,37 @@
+"""The checks, in the order of the report: each file is a group, a pure function of the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.doctor.checks import claims, daemon, gpus, iommu, kubelet, kubevirt, state, vfio
+from gpuactors.doctor.facts import Facts
+from gpuactors.doctor.finding import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The findings of one group."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+
+GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
+    ("IOMMU", iommu.check),
+    ("GPUs", gpus.check),
+    ("vfio", vfio.check),
+    ("kubelet", kubelet.check),
+    ("daemon", daemon.check),
+    ("claims", claims.check),
+    ("KubeVirt", kubevirt.check),
+    ("state", state.check),
+)
+
+
+def examine(facts: Facts) -> tuple[Group, ...]:
+    """All findings; a group without one is left out."""
+    groups = (Group(name, tuple(check(facts))) for name, check in GROUPS)
+    return tuple(group for group in groups if group.findings)

@@ -1,0 +1,116 @@
+"""What the checks judge: everything that was read of the node, once. Values only; `gather.py` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from gpuactors.config import Config
+from gpuactors.control.client import Running
+from gpuactors.control.view import NodeView
+from gpuactors.core.domains.model import ImexFacts
+from gpuactors.core.model import PciFunction, ResourceName
+from gpuactors.host.vfio import VfioHost
+from gpuactors.kubelet.look import PluginDirectory
+from gpuactors.ports import LedgerContents
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """It could not be read."""
+
+    reason: str
+    """As a sentence: what, where, why."""
+
+
+Known: TypeAlias = T | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class NoDaemon:
+    """No daemon runs with this state directory."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The node's functions, and what the daemon's own core makes of them."""
+
+    functions: tuple[PciFunction, ...]
+    """The selected ones, and those in their IOMMU groups."""
+    view: NodeView
+    """As a daemon that is started now would have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory that a daemon writes to."""
+
+    path: str
+    is_directory: bool
+    nearest: str
+    """The directory, or the nearest one above it that is there: it would be made below that."""
+    writable: bool
+    """`nearest` is, by this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state directory."""
+
+    place: Place
+    path_problem: str
+    """Why there can be no control socket in it, as the daemon says it; empty if there can."""
+    free_bytes: int
+    """On its disk, for this process."""
+    journal_bytes: int
+    """What the journal has of it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What claims need besides, with DRA or compute domains on."""
+
+    cdi: Place
+    registry: Place
+    """Kubelet's `plugins_registry`."""
+    plugins: tuple[Place, ...]
+    """The directory of each driver below kubelet's `plugins`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """The API server has answered all that it was asked."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything. None: not read, as the settings or `--pre` make it irrelevant."""
+
+    pre: bool
+    """Before installation: nothing of ours is expected."""
+    config: Config
+    node: str
+    settings: str
+    """Whose settings they are, in words."""
+    host: Known[VfioHost]
+    devices: Known[Devices]
+    directory: Known[PluginDirectory]
+    resources: frozenset[ResourceName]
+    """Of which kubelet's own list was asked."""
+    ledger: Known[LedgerContents]
+    daemon: Known[Running] | NoDaemon | None
+    claims: Known[Claims] | None = None
+    api: Known[ApiServer] | None = None
+    imex: Known[ImexFacts] | None = None
+    state: Known[State] | None = None
+
+    @property
+    def wants_claims(self) -> bool:
+        """DRA or compute domains are on."""
+        return self.config.dra == "on" or self.config.compute_domains != "off"

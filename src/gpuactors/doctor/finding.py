@@ -1,0 +1,115 @@
+"""What a check says: one finding, with its level and remedy. Must not know what was checked how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuactors.core.assessment.cause import Cause
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    """It works, but less well, or not for every GPU."""
+    FAIL = "FAIL"
+    """GPUs cannot be given to virtual machines, or wrongly."""
+
+
+class Check(StrEnum):
+    """The checks, by the words that programs know them by; the text below each is the row of docs/doctor.md."""
+
+    HOST_READABLE = "HostReadable"
+    """The host's PCI bus, `/sys` and `/dev` can be read."""
+    IOMMU_ON = "IommuOn"
+    """The kernel has IOMMU groups."""
+    NO_IOMMU_MODE = "NoIommuMode"
+    """vfio is not allowed to work without an IOMMU."""
+    GPUS_SELECTED = "GpusSelected"
+    """The selectors match functions of this node."""
+    GPUS_USABLE = "GpusUsable"
+    """A virtual machine could open each selected GPU: driver, IOMMU group, nodes, use. The finding has the cause."""
+    VFIO_PCI = "VfioPci"
+    """The driver vfio-pci is loaded, or at least there."""
+    IDLE_D3 = "IdleD3"
+    """vfio-pci suspends GPUs that are not in use (`disable_idle_d3` is off)."""
+    NODE_MODES = "NodeModes"
+    """The permissions of the nodes below `/dev/vfio` are the kernel's."""
+    IOMMUFD = "Iommufd"
+    """With `/dev/iommu`, each GPU on vfio has its node below `/dev/vfio/devices`."""
+    KUBELET_DIRECTORY = "KubeletDirectory"
+    """Kubelet's `device-plugins` directory is there, and writable."""
+    KUBELET_RUNS = "KubeletRuns"
+    """Kubelet listens at its registration socket."""
+    POD_RESOURCES = "PodResources"
+    """Kubelet says by PodResources which pod has which device, and lists its own healthy ones."""
+    OTHER_PLUGINS = "OtherPlugins"
+    """No other device plugin serves a resource of ours."""
+    DAEMON_RUNS = "DaemonRuns"
+    """The daemon answers on its control socket, and serves."""
+    REGISTERED = "Registered"
+    """Each resource is registered with kubelet."""
+    KUBELET_LIST = "KubeletList"
+    """Kubelet's healthy devices of each resource are the daemon's."""
+    FREE_COUNT = "FreeCount"
+    """No resource has more devices allocated than Healthy ones, so that the scheduler places no pod."""
+    DAEMON_SEES = "DaemonSees"
+    """What the daemon knows of each GPU is what this command sees; it receives uevents, kubelet and the ledger."""
+    CDI_DIRECTORY = "CdiDirectory"
+    """The directory of the claims' CDI files is writable, or can be made."""
+    PLUGIN_DIRECTORIES = "PluginDirectories"
+    """Kubelet's directories for DRA drivers are there, and writable."""
+    API_SERVER = "ApiServer"
+    """The API server answers, knows this node, and serves what claims need."""
+    CLAIMS_SERVED = "ClaimsServed"
+    """The daemon serves claims, and its ResourceSlices have every GPU."""
+    IMEX = "Imex"
+    """The host has IMEX channels for compute domains."""
+    PERMITTED_HOST_DEVICES = "PermittedHostDevices"
+    """What KubeVirt must permit: the report ends with the YAML to add."""
+    STATE_DIRECTORY = "StateDirectory"
+    """The state directory is writable, or can be made; the control socket's path is not too long."""
+    JOURNAL_SPACE = "JournalSpace"
+    """The disk of the state directory has room for the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check."""
+
+    check: Check
+    level: Level
+    message: str
+    remedy: str = ""
+    """What to do; empty only of a PASS."""
+    cause: Cause | None = None
+    """Why a GPU is not usable, as everywhere else."""
+    devices: tuple[str, ...] = ()
+    """The PCI addresses that it is about, if it is about some."""
+
+    def __post_init__(self) -> None:
+        assert (self.level is Level.PASS) == (not self.remedy), (
+            f"{self.check}: {self.level} and {self.remedy!r}"
+        )
+
+
+def sentence(remedy: str) -> str:
+    """A remedy that is written as a part of a sentence elsewhere."""
+    return f"{remedy[0].upper()}{remedy[1:]}."
+
+
+def passed(check: Check, message: str) -> Finding:
+    """All is well."""
+    return Finding(check, Level.PASS, message)
+
+
+def warned(check: Check, message: str, remedy: str) -> Finding:
+    """It works, but not as well as it should."""
+    return Finding(check, Level.WARN, message, remedy)
+
+
+def failed(check: Check, message: str, remedy: str) -> Finding:
+    """It does not work."""
+    return Finding(check, Level.FAIL, message, remedy)

@@ -66,9 +66,27 @@ def numbers_of(state: NodeState) -> Iterator[int]:
     }
 
 
+def of_ledger(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
+    """Of kubelet's ledger."""
+    ledger = state.kubelet.ledger
+    is_exact = bool(state.kubelet.pending_allocations or state.calls.waiting)
+    return (
+        ranks[ledger.read],
+        frozenset(ledger.entries.items()),
+        ledger.claimed,
+        ledger.tried,
+        ranks[ledger.outstanding or 0],
+        ledger.refresh.again,
+        ledger.due_at - at,
+        ranks[ledger.done],
+        _age(ledger.read_at - at, exact=is_exact),
+        _age(ledger.asked_at - at, exact=is_exact),
+    )
+
+
 def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
     """Of the node and of kubelet, all but claims. `ranks` are those of its numbers."""
-    inspections, ledger, polls = state.host.inspections, state.kubelet.ledger, state.host.polls
+    inspections, polls = state.host.inspections, state.host.polls
     return (
         (
             ranks[inspections.last],
@@ -93,18 +111,7 @@ def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             )
             for t, c in state.calls.waiting.items()
         ),
-        (
-            ranks[ledger.read],
-            frozenset(ledger.entries.items()),
-            ledger.claimed,
-            ledger.tried,
-            ranks[ledger.outstanding or 0],
-            ledger.refresh.again,
-            ledger.due_at - at,
-            ranks[ledger.done],
-            _age(ledger.read_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
-            _age(ledger.asked_at - at, exact=bool(state.kubelet.pending_allocations or state.calls.waiting)),
-        ),
+        of_ledger(state, ranks, at),
         (
             frozenset(
                 (g, ranks[o.poll], o.in_use, ranks[o.since], o.holders, o.open)

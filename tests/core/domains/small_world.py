@@ -54,7 +54,7 @@ from tests.core.builders import SETTINGS, ledger_read
 from tests.core.domains.domain_core import DOMAIN_SETTINGS, IMEX, NODE
 from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
 from tests.core.orders import Happening, WrongError
-from tests.core.sameness import numbers_of, of_claims, of_node, ranked
+from tests.core.sameness import of_claims, of_ledger, ranked
 
 SOMEBODY_S: Final = "33333333-3333-3333-3333-333333333333"
 """The label's value that somebody else sets."""
@@ -428,7 +428,6 @@ def happenings(world: World) -> tuple[Happening[Node], ...]:
             lambda n: edited(n, None),
         ),
         Happening("the daemon restarts", lambda _: True, restarted),
-        Happening("it restarts after the patch", _is_patched, lambda n: restarted(patched_there(n))),
         Happening("the checkpoint is lost", lambda n: n.outside.disk is not None, lost),
         Happening("time passes", lambda _: True, passed),
     )
@@ -542,33 +541,40 @@ def _check_removal(node: Node, value: str, live: Iterable[ClaimState]) -> None:
 
 def check_settled(node: Node, met: set[object]) -> None:
     """When everything is answered, the label is there exactly while a claim needs it; when all claims are unprepared,
-    nothing is left, and the channel can be claimed again. `met` are the nodes of which this is known."""
-    node = all_answered(node)
-    if _is_met(node, met):
+    nothing is left, and the channel can be claimed again. `met` are the nodes, on the way to each of these ends, of
+    which this is known."""
+    settled = _answered(node, "settled", met)
+    settled = settled and _answered(passed(settled), "settled", met)
+    if settled is None:
         return
-    node = all_answered(passed(node))
-    if node.outside.label == SOMEBODY_S:
-        if node.outside.is_stale and node.outside.found == SOMEBODY_S:
+    if settled.outside.label == SOMEBODY_S:
+        if settled.outside.is_stale and settled.outside.found == SOMEBODY_S:
             raise WrongError("a stale label stays")
-        node = all_answered(edited(node, None))
-    _check_label(node)
-    for claim in node.outside.world.claims:
-        node = asked(node, claim, prepares=False)
-    node = all_answered(with_(node, deleted=frozenset()))
-    if _is_met(node, met):
-        return
+        settled = all_answered(edited(settled, None))
+    _check_label(settled)
+    ended: Node | None = with_(settled, deleted=frozenset())
+    for claim in settled.outside.world.claims:
+        ended = ended and asked(ended, claim, prepares=False)
+    ended = ended and _answered(ended, "ended", met)
     for _ in range(3):  # the tombstones are forgotten
-        node = all_answered(passed(node))
-    _check_nothing(node)
-    if not _is_met(node, met):
-        _check_claimed_again(node)
+        ended = ended and _answered(passed(ended), "ended", met)
+    if ended is not None:
+        _check_nothing(ended)
+        _check_claimed_again(ended)
 
 
-def _is_met(node: Node, met: set[object]) -> bool:
-    """It was met before. It is from now on."""
-    key, known = canonical(node), len(met)
-    met.add(key)
-    return len(met) == known
+def _answered(node: Node, end: str, met: set[object]) -> Node | None:
+    """As `all_answered`; None if a node on the way is known to come to this end."""
+    for _ in range(200):
+        key = end, canonical(node)
+        if key in met:
+            return None
+        met.add(key)
+        answer = next((h for h in ANSWERS if h.enabled(node)), None)
+        if answer is None:
+            return node
+        node = answer.happens(node)
+    raise WrongError("the daemon asks without end")
 
 
 def _check_label(node: Node) -> None:
@@ -611,6 +617,7 @@ def _check_claimed_again(node: Node) -> None:
 def canonical(node: Node) -> object:
     """What makes two nodes the same for all that can follow, but for the reasons of refusals."""
     o, domains, at = node.outside, node.state.domains, node.at
+    ledger = node.state.kubelet.ledger
     own = ranked(_numbers(domains))
     return (
         (
@@ -626,7 +633,8 @@ def canonical(node: Node) -> object:
             o.kubelet.key,
         ),
         tuple(sorted(call.at - at for call in o.kubelet.calls.values())),
-        of_node(node.state, ranked(numbers_of(node.state)), at),
+        node.state.host.scanned,
+        of_ledger(node.state, ranked((0, ledger.read, ledger.outstanding or 0, ledger.done)), at),
         of_claims(domains.claims, own, at),
         of_looks(domains, own, at),
     )

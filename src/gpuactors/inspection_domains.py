@@ -14,7 +14,6 @@ from gpuactors.core.domains.exclusion import Readiness
 from gpuactors.core.domains.model import LABEL, DomainMode
 from gpuactors.core.domains.report import DomainStatus, LabelStatus
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.quote import quoted_id
 from gpuactors.inspection_claims import (
     MEANINGS,
     claim_dict,
@@ -85,20 +84,10 @@ def _imex_facts(domains: DomainsView) -> list[tuple[str, str]]:
 
 
 def _label_facts(domains: DomainsView) -> list[tuple[str, str]]:
-    label, value = domains.label, quoted_id(domains.label.value or "")
+    label = domains.label
     if domains.mode != DomainMode.ON and label.status == LabelStatus.ABSENT:
         return []
-    said: Mapping[str, str] = {
-        LabelStatus.UNREAD: "not read yet",
-        LabelStatus.UNSURE: "not known, as a patch has failed or met another label",
-        LabelStatus.ABSENT: "absent",
-        LabelStatus.ADDING: f"{value} is being added",
-        LabelStatus.SET: value,
-        LabelStatus.REMOVING: f"{value} is being removed",
-        LabelStatus.FOREIGN: f"{value}, set by no claim here",
-    }
-    texts = (said.get(label.status, "not known"), label.problem)
-    return [("Label", text) for text in texts if text]
+    return [("Label", text) for text in (label.said, label.problem) if text]
 
 
 def _domain_lines(domain: DomainView, claims: list[ClaimView]) -> list[str]:

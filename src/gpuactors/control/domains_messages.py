@@ -21,7 +21,12 @@ def domains_message(view: DomainsView) -> pb.Domains:
             host_problem=view.imex.host_problem,
             problem=view.imex.problem,
         ),
-        label=pb.Label(status=view.label.status, value=view.label.value, problem=view.label.problem),
+        label=pb.Label(
+            status=view.label.status,
+            value=view.label.value,
+            said=view.label.said,
+            problem=view.label.problem,
+        ),
         domains=[
             pb.Domain(
                 uid=domain.uid,
@@ -48,7 +53,7 @@ def domains_view(message: pb.Domains) -> DomainsView:
         imex=ImexReport(
             imex.known, imex.present, imex.clique_id, imex.reason, imex.host_problem, imex.problem
         ),
-        label=LabelView(label.status, label.value, label.problem),
+        label=LabelView(label.status, label.value, label.said, label.problem),
         domains=tuple(
             DomainView(
                 uid=domain.uid,

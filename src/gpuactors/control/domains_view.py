@@ -19,6 +19,8 @@ class LabelView:
     status: str
     """A `LabelStatus`."""
     value: str | None
+    said: str
+    """Both in words."""
     problem: str
 
 
@@ -72,7 +74,7 @@ def domains_view(state: NodeState, at: float) -> DomainsView | None:
         mode=str(settings.mode),
         claims=of_claims(domains.claims, of_driver.driver, report.claim_reports(domains), reasons, at),
         imex=report.imex_report(domains),
-        label=LabelView(str(label.status), label.value, label.problem),
+        label=LabelView(str(label.status), label.value, str(label), label.problem),
         domains=tuple(_domain(found) for found in report.domain_reports(domains)),
     )
 

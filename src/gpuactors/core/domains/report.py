@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from gpuactors.core.domains import exclusion, label, looks
 from gpuactors.core.domains.exclusion import Readiness
@@ -18,6 +18,7 @@ from gpuactors.core.domains.reservation import devices_wanted
 from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.report import ClaimReport, claim_report
 from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.quote import quoted_id
 
 if TYPE_CHECKING:
     from gpuactors.core.domains.model import DomainDevice
@@ -59,6 +60,9 @@ class DomainReport:
     """What the API server said last; None in mode host-managed."""
     problem: str
     """Why it could not be read the last time, as a sentence; empty if it could."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.name else self.uid
 
 
 def domain_reports(domains: Domains) -> tuple[DomainReport, ...]:
@@ -149,6 +153,26 @@ class LabelReport:
     """What it is, or what is being added or removed; None where it is absent or not known."""
     problem: str
     """Why the last read or patch failed, as a sentence; empty if it did not."""
+
+    def __str__(self) -> str:
+        value = quoted_id(self.value or "")
+        match self.status:
+            case LabelStatus.UNREAD:
+                return "not read yet"
+            case LabelStatus.UNSURE:
+                return "not known, as a patch has failed or met another label"
+            case LabelStatus.ABSENT:
+                return "absent"
+            case LabelStatus.ADDING:
+                return f"{value} is being added"
+            case LabelStatus.SET:
+                return value
+            case LabelStatus.REMOVING:
+                return f"{value} is being removed"
+            case LabelStatus.FOREIGN:
+                return f"{value}, set by no claim here"
+            case _:
+                assert_never(self.status)
 
 
 def label_report(domains: Domains) -> LabelReport:

@@ -421,6 +421,11 @@ class Label(betterproto2.Message):
     why the last read or patch failed
     """
 
+    said: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    status and value in words
+    """
+
 
 default_message_pool.register_message("v1", "Label", Label)
 

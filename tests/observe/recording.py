@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +60,21 @@ class RecordedCore(Core):
             self.feed(
                 RegisterSucceeded(resource, self.state.published.plugins[resource].register), after_s=0.001
             )
+
+
+class RecordedSteps(Core):
+    """Mixed into another core, whose steps are kept; each takes 1 ms."""
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return []
+
+    def _step(self, event: Event) -> list[Effect]:
+        self.at += 0.001
+        before = self.state
+        self.state, effects = step(before, event, self.at)
+        self.steps.append(Step(before, event, self.at, effects, project(self.state)))
+        return effects
 
 
 Held = Literal["idle", "in use", "one held externally"]

@@ -9,35 +9,20 @@ from pathlib import Path
 import pytest
 
 from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
-from gpuactors.core.effects import Effect
-from gpuactors.core.events import Event, KubeletAppeared, SlicesPublished
-from gpuactors.core.model import PciAddress, PciFunction
-from gpuactors.core.snapshot import project
+from gpuactors.core.events import KubeletAppeared, SlicesPublished
+from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState
-from gpuactors.core.step import step
-from gpuactors.ports import Step
 from gpuactors.replay.lanes import statuses
 from gpuactors.replay.run import replay
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
-from tests.observe.recording import write
+from tests.observe.recording import RecordedSteps, write
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
 
 
-class RecordedClaims(ClaimCore):
+class RecordedClaims(RecordedSteps, ClaimCore):
     """`ClaimCore`, whose steps are kept."""
-
-    def __init__(self, *functions: PciFunction) -> None:
-        self.steps: list[Step] = []
-        super().__init__(*functions)
-
-    def _step(self, event: Event) -> list[Effect]:
-        self.at += 0.001
-        before = self.state
-        self.state, effects = step(before, event, self.at)
-        self.steps.append(Step(before, event, self.at, effects, project(self.state)))
-        return effects
 
 
 def story() -> RecordedClaims:

@@ -211,7 +211,12 @@ def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
     help="Begin here: seconds after the start of the journal, or a time (ISO 8601).",
 )
 @click.option("--until", metavar="T", default=None, help="End here, written as for --since.")
-@click.option("--device", metavar="ADDRESS", default=None, help="Show only what concerns this PCI device.")
+@click.option(
+    "--device",
+    metavar="ADDRESS|NAME",
+    default=None,
+    help="Show only what concerns this PCI device, or this device of compute domains (channel-0).",
+)
 @click.option(
     "--diff", "only_differences", is_flag=True, help="Show only what differs from what was recorded."
 )

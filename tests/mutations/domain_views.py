@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutations.mutations import Mutation
 
 REPORT: Final = "tests/core/domains/test_report.py"
+REPLAY: Final = "tests/replay/test_domains.py"
 
 DOMAIN_VIEWS: Final = (
     Mutation(
@@ -45,5 +46,26 @@ DOMAIN_VIEWS: Final = (
         "    if not channels:\n",
         "    if False:\n",
         tests=(f"{REPORT}::test_of_a_domain_without_a_channel_here_nothing_is_missing",),
+    ),
+    Mutation(
+        "the timeline of a replay misses what changes of domains alone",
+        "replay/lanes.py",
+        "        and before.domains is state.domains\n",
+        "",
+        tests=(f"{REPLAY}::test_the_page_has_a_lane_for_label_domain_and_devices",),
+    ),
+    Mutation(
+        "a read that changes the label or a domain counts as routine in a replay",
+        "replay/text.py",
+        "        and not any(changes(played.before, played.state))\n",
+        "",
+        tests=(f"{REPLAY}::test_what_changes_of_label_and_domains_is_told_where_it_does",),
+    ),
+    Mutation(
+        "a replay of one channel shows the claims of every device",
+        "replay/domain_choice.py",
+        "        return [e for e in domains.claims.entries.values() if self.device in devices_of(domains, e)]\n",
+        "        return [*domains.claims.entries.values()]\n",
+        tests=(f"{REPLAY}::test_of_one_device_only_its_claims_are_shown",),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -12,6 +12,7 @@ from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.dra.entries import Entry
 from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.report import devices_of
+from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.effects import Reply
 from gpuactors.core.events import (
     ActDone,
@@ -79,6 +80,9 @@ class Device:
     _calls: set[Token] = field(default_factory=set)
     """Calls about it that have not been answered."""
 
+    def __str__(self) -> str:
+        return self.address
+
     def concerns(self, moment: Moment) -> bool:
         """Whether a moment concerns it: its health or reason changed, or an event, an answer or a log line names it. A
         difference, an exception or a gap concerns every device."""
@@ -93,7 +97,11 @@ class Device:
             self.known = self.address in played.state.host.facts
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
-        about = now != was or bool(answered & self._calls) or self._is_about_its_claim(played, answered)
+        about = (
+            now != was
+            or bool(answered & self._calls)
+            or is_about_claims(played, ClaimsOf.GPUS, self._claims(played.before))
+        )
         self._calls -= answered
         lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
         names = self._names(played.before, self._claims(played.state), now, was)
@@ -102,20 +110,6 @@ class Device:
             if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked):
                 self._calls |= {played.event.token} - answered
         return about
-
-    def _is_about_its_claim(self, played: Played, answered: set[Token]) -> bool:
-        """An answer to a call about a claim that has it or waits for it, or a result of an act or a read for one."""
-        of_it = {entry.name.uid: entry for entry in self._claims(played.before)}
-        calls = played.before.claims.calls
-        if any(token in calls and calls[token].uid in of_it for token in answered):
-            return True
-        match played.event:
-            case ActDone(number, of=ClaimsOf.GPUS) | ActFailed(number, of=ClaimsOf.GPUS):
-                return any(number in entry.acts.values() for entry in of_it.values())
-            case ClaimMissing(number, of=ClaimsOf.GPUS) | ClaimUnreadable(number, of=ClaimsOf.GPUS):
-                return any(played.before.claims.reads.get(uid) == number for uid in of_it)
-            case _:
-                return False
 
     def _claims(self, state: NodeState) -> list[Entry]:
         """The claims that have it or wait for it."""
@@ -134,11 +128,33 @@ class Device:
     ) -> re.Pattern[str]:
         """Its names: its address, the IDs that it is listed by, its name in a slice, a uevent's group; and those of the
         claims that have it or wait for it."""
-        names = {re.escape(self.address), *(re.escape(a.id) for listed in lists for a in listed.values())}
-        names |= {device_name(self.address)}
-        for entry in (*self._claims(state), *claims):
-            names |= {re.escape(str(entry.name)), re.escape(entry.name.uid)}
+        names = {
+            self.address,
+            device_name(self.address),
+            *(a.id for listed in lists for a in listed.values()),
+        }
         function = function_at(state, self.address)
         if function is not None and function.iommu_group is not None:
             names.add(f"IOMMU group {function.iommu_group}")
-        return re.compile(rf"(?<![\w:.-])(?:{'|'.join(sorted(names))})(?![\w:-])")
+        return naming(names, (*self._claims(state), *claims))
+
+
+def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[Entry]) -> bool:
+    """An answer to a call about one of these claims, or a result of an act or a read for one."""
+    claims, of_it = DRIVERS[of].claims(played.before), {entry.name.uid: entry for entry in entries}
+    answered = {e.token for e in played.effects if isinstance(e, Reply)}
+    if any(token in claims.calls and claims.calls[token].uid in of_it for token in answered):
+        return True
+    match played.event:
+        case ActDone(number, of=which) | ActFailed(number, of=which) if which is of:
+            return any(number in entry.acts.values() for entry in of_it.values())
+        case ClaimMissing(number, of=which) | ClaimUnreadable(number, of=which) if which is of:
+            return any(claims.reads.get(uid) == number for uid in of_it)
+        case _:
+            return False
+
+
+def naming(names: Iterable[str], claims: Sequence[Entry]) -> re.Pattern[str]:
+    """Finds these names, and those of the claims, as whole words."""
+    all_names = {*names, *(str(entry.name) for entry in claims), *(entry.name.uid for entry in claims)}
+    return re.compile(rf"(?<![\w:.-])(?:{'|'.join(sorted(map(re.escape, all_names)))})(?![\w:-])")

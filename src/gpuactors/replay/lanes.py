@@ -1,12 +1,10 @@
-"""A replay over time: bands and marks for each device, each resource and the daemon itself.
+"""A replay over time: lanes for each device, each resource, compute domains and the daemon itself.
 
-A band is a period of one status, with its reason as a sentence; a mark is a moment. Must not know how they are drawn:
-that is `page.py`.
+Must not know how they are drawn: that is `page.py`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
@@ -20,10 +18,9 @@ from gpuactors.core.model import PciAddress, ResourceName, Role
 from gpuactors.core.registration import is_registered
 from gpuactors.core.state import NodeState
 from gpuactors.replay.counts import counts_of
-
-BANDS_MAX: Final = 5_000
-"""Of one lane; of one that changes more often, the last ones are kept."""
-
+from gpuactors.replay.domain_lanes import DomainLanes
+from gpuactors.replay.lane import Lane
+from gpuactors.replay.words import claim_words
 
 UNHEALTHY: Final = "unhealthy"
 """The kind of a device that a cause of its files or of its list makes Unhealthy, whatever its owner."""
@@ -47,50 +44,6 @@ KINDS: Final[Mapping[Cause, str]] = {
 """The kind of a device's band, by the causes of ownership."""
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """From `began` to `ended` (seconds since the beginning) the status was `kind`, for the reason `text`."""
-
-    began: float
-    ended: float
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """At `at` (seconds since the beginning) something of this `kind` happened; `text` describes it."""
-
-    at: float
-    kind: str
-    text: str
-
-
-@dataclass
-class Lane:
-    """One row of the picture."""
-
-    name: str
-    about: str = ""
-    bands: deque[Band] = field(default_factory=lambda: deque(maxlen=BANDS_MAX))
-    marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=BANDS_MAX))
-    _now: tuple[float, str, str] | None = None
-
-    def is_now(self, at: float, kind: str, text: str) -> None:
-        """From `at` on this is the status, until the next call."""
-        if self._now is not None and self._now[1:] == (kind, text):
-            return
-        self.ends(at)
-        self._now = (at, kind, text)
-
-    def ends(self, at: float) -> None:
-        """From `at` on nothing is known of it."""
-        if self._now is not None:
-            began, kind, text = self._now
-            self.bands.append(Band(began, at, kind, text))
-            self._now = None
-
-
 @dataclass
 class Lanes:
     """All lanes, fed with the node's state as it changes."""
@@ -101,6 +54,7 @@ class Lanes:
     resources: dict[ResourceName, Lane] = field(default_factory=dict)
     devices: dict[PciAddress, Lane] = field(default_factory=dict)
     resource_of: dict[PciAddress, ResourceName] = field(default_factory=dict)
+    of_domains: DomainLanes = field(default_factory=DomainLanes)
     _daemon: Lane | None = None
     _seen: NodeState | None = None
 
@@ -127,6 +81,7 @@ class Lanes:
             self.kubelet.is_now(at, "down", state.kubelet.missing or "not checked yet")
         self._resources(state, at)
         self._devices(state, at)
+        self.of_domains.sees(state, at)
 
     def ends(self, at: float) -> None:
         """The process ended, or its next steps are not known."""
@@ -140,6 +95,7 @@ class Lanes:
         yield self.kubelet
         yield from self.resources.values()
         yield from self.devices.values()
+        yield from self.of_domains.all()
 
     def _resources(self, state: NodeState, at: float) -> None:
         counts = counts_of(state) if state.daemon.role is Role.SERVING else {}
@@ -181,7 +137,7 @@ def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, 
     devices, claims, offered = index_of(state).devices, _claims(state), _offered(state)
     for address, device in devices.items():
         _, advertised = listed.get(address, (None, None))
-        claim = _claim_words(claims[address]) if address in claims else ""
+        claim = claim_words(claims[address]) if address in claims else ""
         if advertised is not None:
             text = "\n".join(filter(None, (advertised.reason, claim)))
             yield address, device.resource, KINDS.get(advertised.cause, UNHEALTHY), text
@@ -201,10 +157,6 @@ def _claims(state: NodeState) -> dict[PciAddress, Entry]:
     """The claim that has a device for itself."""
     owning = (entry for entry in state.claims.entries.values() if entry.state in OWNING)
     return {gpu.address: entry for entry in owning for gpu in entry.gpus}
-
-
-def _claim_words(entry: Entry) -> str:
-    return f"claim {entry.name}: {entry.state}" + (f", {entry.problem}" if entry.problem else "")
 
 
 def _offered(state: NodeState) -> frozenset[PciAddress]:
@@ -237,6 +189,7 @@ def _same(before: NodeState, state: NodeState) -> bool:
         and before.host.facts is state.host.facts
         and before.claims.entries is state.claims.entries
         and before.offered.offer is state.offered.offer
+        and before.domains is state.domains
         and before.published.plugins == state.published.plugins  # a tick makes new ones, most of them equal
         and before.kubelet.ledger.entries is state.kubelet.ledger.entries
         and before.kubelet.pending_allocations.keys() == state.kubelet.pending_allocations.keys()

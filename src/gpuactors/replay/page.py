@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from gpuactors.core import effects, events
+from gpuactors.core.domains.report import devices_of as devices_of_domains
+from gpuactors.core.dra.entries import ClaimCall, Entry
 from gpuactors.core.dra.report import devices_of
 from gpuactors.core.model import DeviceList, PciAddress, ResourceName, Token
+from gpuactors.core.state import NodeState
 from gpuactors.replay.choice import Device
-from gpuactors.replay.lanes import Lane, Lanes, Mark
+from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
+from gpuactors.replay.domain_lanes import DomainLanes
+from gpuactors.replay.lane import Lane, Mark
+from gpuactors.replay.lanes import Lanes
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
 from gpuactors.replay.text import Tally, is_quiet, list_changes
@@ -44,12 +50,20 @@ KINDS: Final = {
 }
 """The kinds of a device's bands, in the words of the legend."""
 
+DOMAIN_KINDS: Final = {
+    "ready": "compute domain: ready",
+    "not-ready": "compute domain: something is missing",
+    "unread": "compute domain: readiness not read",
+    "unused": "compute domain: no channel of it is claimed",
+}
+"""The same of compute domains, for a journal that has any."""
+
 
 @dataclass
 class Page:
     """Collects what is shown. `only`: restricted to this device, if given."""
 
-    only: Device | None = None
+    only: Chosen | None = None
     lanes: Lanes = field(default_factory=Lanes)
     _events: deque[Mark] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     _happened: int = 0
@@ -135,20 +149,26 @@ class Page:
 
     def _claim_calls(self, played: Played, at: float) -> None:
         """Marks on the lanes of the claim's devices, for each answer about it."""
+        gpus, of_domains = played.before.claims, played.before.domains.claims
         for effect in played.effects:
-            call = played.before.claims.calls.get(effect.token) if isinstance(effect, effects.Reply) else None
-            if call is None or not isinstance(effect, effects.Reply):
+            if not isinstance(effect, effects.Reply):
                 continue
-            entry = played.before.claims.entries.get(call.uid)
-            what = "NodePrepareResources" if call.prepares else "NodeUnprepareResources"
-            match effect.answer:
-                case effects.Refused(status, reason):
-                    kind, text = "refused", f"refused, {status}: {reason}"
-                case _:
-                    kind, text = "granted", "done"
-            for address in devices_of(entry) if entry is not None else ():
-                if (lane := self.lanes.devices.get(address)) is not None and entry is not None:
-                    lane.marks.append(Mark(at, kind, f"{what} of claim {entry.name} {text}"))
+            for claims in (gpus, of_domains):
+                call = claims.calls.get(effect.token)
+                entry = claims.entries.get(call.uid) if call is not None else None
+                if call is not None and entry is not None:
+                    mark = _claim_mark(at, call, entry, effect.answer)
+                    for lane in self._lanes_of(played.before, entry):
+                        lane.marks.append(mark)
+
+    def _lanes_of(self, state: NodeState, entry: Entry) -> Iterator[Lane]:
+        """Those of the claim's devices, as far as they have one."""
+        for address in devices_of(entry):
+            if (lane := self.lanes.devices.get(address)) is not None:
+                yield lane
+        for device in devices_of_domains(state.domains, entry):
+            if (lane := self.lanes.of_domains.devices.get(device)) is not None:
+                yield lane
 
     def _answered(
         self,
@@ -188,12 +208,27 @@ class Page:
 
     # --- the page -----------------------------------------------------------------------------------------
 
+    def _narrow(self) -> None:
+        """Only the lanes of the one device that is to be shown, and what it depends on."""
+        match self.only:
+            case Device(address):
+                self.lanes.devices = {a: lane for a, lane in self.lanes.devices.items() if a == address}
+                self.lanes.of_domains = DomainLanes()
+            case DeviceOfDomains(device):
+                of_domains = self.lanes.of_domains
+                self.lanes.devices = {}
+                of_domains.devices = {d: lane for d, lane in of_domains.devices.items() if d == device}
+            case None:
+                pass
+
+    def _kinds(self) -> dict[str, str]:
+        """Those that the journal may have."""
+        return KINDS if self.lanes.of_domains.label is None else KINDS | DOMAIN_KINDS
+
     def html(self, tally: Tally) -> str:
         """The whole page."""
         self.lanes.ends(self._run_last)
-        if self.only is not None:
-            devices = self.lanes.devices
-            self.lanes.devices = {a: lane for a, lane in devices.items() if a == self.only.address}
+        self._narrow()
         began = self._began or 0.0
         page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
         parts = {
@@ -204,7 +239,7 @@ class Page:
             "TALLY": html.escape(str(tally)),
             "LEGEND": "".join(
                 f'<li><i class="swatch k-{kind}"></i>{html.escape(words)}</li>'
-                for kind, words in KINDS.items()
+                for kind, words in self._kinds().items()
             ),
             "DEVICES": self._device_rows(began),
             "EVENTS": self._event_rows(began),
@@ -223,7 +258,7 @@ class Page:
 
     def _notes(self, tally: Tally) -> Iterator[str]:
         yield from self._runs
-        yield f"{count(self._quiet, 'step')} of routine (polls, ticks, reads of the ledger) without news are not shown"
+        yield f"{count(self._quiet, 'step')} of routine (polls, ticks, reads) without news are not shown"
         if self._happened > len(self._events):
             shown = f"of {self._happened} events the last {len(self._events)} are shown"
             yield f"{shown}; --since T and --until T choose others"
@@ -261,20 +296,25 @@ class Page:
                 for address, lane in sorted(self.lanes.devices.items())
                 if self.lanes.resource_of[address] == resource
             ]
+        if (head := self.lanes.of_domains.label) is not None:
+            rows.append(row(head, "resource"))
+            rows += [row(lane, "device") for lane in self.lanes.of_domains.all() if lane is not head]
         return {
             "began": began,
             "ended": _s(self._last),
-            "kinds": KINDS,
+            "kinds": self._kinds(),
             "rows": rows,
             "gaps": [[_s(a), _s(b), number(text)] for a, b, text in self._gaps],
             "texts": list(texts),
         }
 
     def _device_rows(self, began: float) -> str:
-        rows = [(band.began, lane.name, band) for lane in self.lanes.devices.values() for band in lane.bands]
+        of_domains = self.lanes.of_domains
+        lanes = (*self.lanes.devices.values(), *of_domains.domains.values(), *of_domains.devices.values())
+        rows, kinds = [(band.began, lane.name, band) for lane in lanes for band in lane.bands], self._kinds()
         return "".join(
             f"<tr><td>{html.escape(name)}</td><td>{_time(began, band.began)}</td><td>{_time(began, band.ended)}</td>"
-            f'<td><i class="swatch k-{band.kind}"></i>{html.escape(KINDS[band.kind])}</td>'
+            f'<td><i class="swatch k-{band.kind}"></i>{html.escape(kinds[band.kind])}</td>'
             f"<td>{html.escape(band.text)}</td></tr>"
             for _, name, band in sorted(rows, key=lambda row: row[:2])[-ROWS_MAX:]
         )
@@ -285,6 +325,16 @@ class Page:
             f"<td>{html.escape(event.text).replace(chr(10), '<br>')}</td></tr>"
             for event in list(self._events)[-ROWS_MAX:]
         )
+
+
+def _claim_mark(at: float, call: ClaimCall, entry: Entry, answer: effects.Answer) -> Mark:
+    """An answer to a call about a claim."""
+    what = "NodePrepareResources" if call.prepares else "NodeUnprepareResources"
+    match answer:
+        case effects.Refused(status, reason):
+            return Mark(at, "refused", f"{what} of claim {entry.name} refused, {status}: {reason}")
+        case _:
+            return Mark(at, "granted", f"{what} of claim {entry.name} done")
 
 
 def _kind(played: Played) -> str:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-from gpuactors.core.model import PciAddress, pci_address
+from gpuactors.core.domains.model import device_of
+from gpuactors.core.model import pci_address
 from gpuactors.replay.choice import Device, files_within, since
+from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.page import Page
 from gpuactors.replay.play import Moment, play, until, wall_seconds
 from gpuactors.replay.progress import Progress
@@ -52,7 +54,8 @@ def replay(
 ) -> int:
     """Replays and shows a journal; returns the exit code: 1 if anything differs from what was recorded, else 0.
 
-    `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address; `progress` is the stream for the
+    `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address, or
+    the name of a device of compute domains (`channel-0`); `progress` is the stream for the
     progress line. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
     """
     files, damaged = files_to_read(path)
@@ -60,7 +63,7 @@ def replay(
     begins = None if begin is None else wall_of(begin, first_wall, "--since")
     ends = None if end is None else wall_of(end, first_wall, "--until")
     files = files_within(files, begins, ends)
-    only = None if device is None else Device(_address(device))
+    only = None if device is None else chosen(device)
     tally, text = Tally(), Text(only_differences, first_wall)
     page = Page(only) if html is not None else None
     meter = Meter()
@@ -83,9 +86,10 @@ def replay(
             for shown in text.lines(moment):
                 echo(shown)
     if only is not None and not only.known:
-        raise DeviceError(
-            f"{only.address} is in no state of this journal; `lspci -D` names the devices of a node"
-        )
+        names = "`lspci -D` names the devices of a node"
+        if isinstance(only, DeviceOfDomains):
+            names = "its ResourceSlice names the devices of compute domains"
+        raise DeviceError(f"{only} is in no state of this journal; {names}")
     if page is not None and html is not None:
         _write(html, page.html(tally))
         echo(f"{html}: {tally}")
@@ -112,9 +116,12 @@ def wall_of(text: str, first_wall: float, option: str) -> float:
     return (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp()
 
 
-def _address(text: str) -> PciAddress:
+def chosen(text: str) -> Chosen:
+    """The device of this PCI address, or the device of compute domains of this name. Raises `DeviceError`."""
+    if (of_domains := device_of(text)) is not None:
+        return DeviceOfDomains(of_domains)
     try:
-        return pci_address(text)
+        return Device(pci_address(text))
     except ValueError as exc:
         raise DeviceError(str(exc)) from None
 

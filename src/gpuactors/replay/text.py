@@ -11,10 +11,12 @@ from typing import assert_never
 import msgspec
 
 from gpuactors.core import events
+from gpuactors.core.domains.report import domain_reports, label_report
 from gpuactors.core.model import DeviceList, Health
 from gpuactors.core.state import NodeState
 from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.counts import counts_of
+from gpuactors.replay.domain_lanes import changes
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
 from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
@@ -25,6 +27,11 @@ _ROUTINE = (
     events.LedgerRead,
     events.LedgerUnreadable,
     events.HostScanned,
+    events.LabelRead,
+    events.NodeTouched,
+    events.DomainRead,
+    events.DomainsTouched,
+    events.ImexRead,
 )
 """Routine events. Without any consequence they are counted, not shown."""
 
@@ -77,6 +84,7 @@ def is_quiet(played: Played) -> bool:
         and not (played.differences or played.failure)
         and not any(is_worth_reading(effect) for effect in played.effects)
         and _same_counts(played.before, played.state)
+        and not any(changes(played.before, played.state))
     )
 
 
@@ -160,6 +168,8 @@ class Text:
                 yield f"{indent}list    {resource}: {list_changes(old, new)}"
             if counts != before.get(resource):
                 yield f"{indent}counts  {resource}: {counts}"
+        for what, words in changes(played.before, played.state):
+            yield f"{indent}{what:<7} {words}"
         for difference in played.differences:
             yield f"{indent}DIFFERS: {difference}"
 
@@ -175,6 +185,10 @@ def _kind(played: Played) -> str:
             return "poll"
         case events.HostScanned():
             return "scan"
+        case events.LabelRead() | events.DomainRead() | events.ImexRead():
+            return "domain read"
+        case events.NodeTouched() | events.DomainsTouched():
+            return "Node change"
         case _:
             return "ledger read"
 
@@ -229,12 +243,27 @@ def as_json(moment: Moment, first_wall: float) -> str:
                         }
                         for r, c in counts_of(moment.state).items()
                     },
+                    "compute_domains": _domains(moment.state),
                     "raises": moment.failure or None,
                     "differences": moment.differences,
                 }
             )
         case _:
             assert_never(moment)
+
+
+def _domains(state: NodeState) -> dict[str, object] | None:
+    """The label and each domain; None while compute domains are off."""
+    if state.domains.settings is None:
+        return None
+    label = label_report(state.domains)
+    return {
+        "label": {"status": label.status, "value": label.value},
+        "domains": {
+            found.uid: {"name": found.name or None, "status": found.status, "missing": found.missing or None}
+            for found in domain_reports(state.domains)
+        },
+    }
 
 
 def _line(value: dict[str, object]) -> str:

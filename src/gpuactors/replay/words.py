@@ -8,6 +8,7 @@ from typing import assert_never
 
 from gpuactors.core import effects, events
 from gpuactors.core.dra.claim import Prepared, Unprepared
+from gpuactors.core.dra.entries import Entry
 from gpuactors.core.model import GroupUse, LedgerSource, PciFunction
 from gpuactors.observe.journal_format import Header
 
@@ -190,6 +191,11 @@ def effect_words(effect: effects.Effect) -> str:
                     assert_never(answer)
         case _:
             assert_never(effect)
+
+
+def claim_words(entry: Entry) -> str:
+    """A claim with its state, and why it is not further."""
+    return f"claim {entry.name}: {entry.state}" + (f", {entry.problem}" if entry.problem else "")
 
 
 def is_worth_reading(effect: effects.Effect) -> bool:

@@ -1,0 +1,85 @@
+"""The selection of a replay that is about one device of compute domains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from gpuactors.core.domains.model import DomainDevice
+from gpuactors.core.domains.report import devices_of
+from gpuactors.core.dra.claim import ClaimsOf
+from gpuactors.core.dra.entries import Entry
+from gpuactors.core.events import (
+    ImexRead,
+    ImexUnreadable,
+    LabelConflicted,
+    LabelFailed,
+    LabelPatched,
+    LabelRead,
+    LabelUnreadable,
+    NodeTouched,
+)
+from gpuactors.core.state import NodeState
+from gpuactors.replay.choice import Device, is_about_claims, naming
+from gpuactors.replay.play import Began, Moment, Played, Resumed
+from gpuactors.replay.words import effect_words, event_words, is_worth_reading
+
+_OF_THE_NODE: Final = (
+    LabelRead,
+    LabelUnreadable,
+    LabelPatched,
+    LabelConflicted,
+    LabelFailed,
+    NodeTouched,
+    ImexRead,
+    ImexUnreadable,
+)
+"""Events of compute domains that concern every device of theirs."""
+
+
+@final
+@dataclass
+class DeviceOfDomains:
+    """One device of compute domains, and the moments that concern it: while a claim has it, or waits for it, also those
+    of the label, of IMEX and of the claim's domain."""
+
+    device: DomainDevice
+    known: bool = False
+    """It was in a state: offered, or in a claim."""
+
+    def __str__(self) -> str:
+        return str(self.device)
+
+    def concerns(self, moment: Moment) -> bool:
+        """As `Device.concerns`."""
+        if isinstance(moment, Played):
+            self._sees(moment.state)
+            return self._is_about(moment) or bool(moment.differences or moment.failure)
+        if isinstance(moment, Began | Resumed):
+            self._sees(moment.state)
+        return True
+
+    def _sees(self, state: NodeState) -> None:
+        offer = state.domains.offered.offer
+        offered = offer is not None and any(device.device == self.device for device in offer.devices)
+        self.known = self.known or offered or bool(self._claims(state))
+
+    def _is_about(self, played: Played) -> bool:
+        claims = (*self._claims(played.before), *self._claims(played.state))
+        if is_about_claims(played, ClaimsOf.DOMAINS, self._claims(played.before)):
+            return True
+        if claims and isinstance(played.event, _OF_THE_NODE):
+            return True
+        domains = {entry.config.domain for entry in claims if entry.config is not None}
+        names = naming({str(self.device), *domains}, claims)
+        lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
+        return any(names.search(line) for line in lines)
+
+    def _claims(self, state: NodeState) -> list[Entry]:
+        """The claims that have it or wait for it."""
+        domains = state.domains
+        return [e for e in domains.claims.entries.values() if self.device in devices_of(domains, e)]
+
+
+Chosen = Device | DeviceOfDomains
+"""What a replay may be restricted to."""

@@ -1,0 +1,128 @@
+"""Compute domains over time: a lane for the node's label, for each domain, and for each device that a claim has had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuactors.core.domains.model import DomainDevice, DomainUid
+from gpuactors.core.domains.report import (
+    DomainReport,
+    DomainStatus,
+    LabelStatus,
+    domain_reports,
+    label_report,
+)
+from gpuactors.core.dra.entries import Entry
+from gpuactors.core.dra.table import OWNING
+from gpuactors.core.model import Role
+from gpuactors.core.state import NodeState
+from gpuactors.replay.lane import Lane
+from gpuactors.replay.words import claim_words
+
+LABEL_KINDS: Final[Mapping[LabelStatus, str]] = {
+    LabelStatus.UNREAD: "label-unknown",
+    LabelStatus.UNSURE: "label-unknown",
+    LabelStatus.ABSENT: "label-absent",
+    LabelStatus.ADDING: "label-unknown",
+    LabelStatus.SET: "label-set",
+    LabelStatus.REMOVING: "label-unknown",
+    LabelStatus.FOREIGN: "label-foreign",
+}
+"""The kind of the label's band."""
+
+KINDS: Final[Mapping[DomainStatus, str]] = {
+    DomainStatus.READY: "ready",
+    DomainStatus.NOT_READY: "not-ready",
+    DomainStatus.UNREAD: "unread",
+    DomainStatus.UNUSED: "unused",
+}
+"""The kind of a domain's band."""
+
+
+@dataclass
+class DomainLanes:
+    """The lanes of compute domains; none while they are off."""
+
+    label: Lane | None = None
+    """Named by the DRA driver."""
+    domains: dict[DomainUid, Lane] = field(default_factory=dict)
+    devices: dict[DomainDevice, Lane] = field(default_factory=dict)
+
+    def sees(self, state: NodeState, at: float) -> None:
+        """The state from `at` on."""
+        of_driver = state.domains.claims.settings
+        if of_driver is None or state.daemon.role is not Role.SERVING:
+            self.ends(at)
+            return
+        if self.label is None:
+            self.label = Lane(of_driver.driver, "the node's label, compute domains and their devices")
+        label = label_report(state.domains)
+        text = "\n".join(filter(None, (f"label {label}", label.problem)))
+        self.label.is_now(at, LABEL_KINDS[label.status], text)
+        self._domains(state, at)
+        self._devices(state, at)
+
+    def ends(self, at: float) -> None:
+        """From `at` on nothing is known of them."""
+        for lane in self.all():
+            lane.ends(at)
+
+    def all(self) -> Iterator[Lane]:
+        """Every lane, in the order in which they are shown."""
+        if self.label is not None:
+            yield self.label
+        yield from self.domains.values()
+        yield from (self.devices[device] for device in sorted(self.devices, key=lambda d: (d.kind, d.id)))
+
+    def _domains(self, state: NodeState, at: float) -> None:
+        now = {found.uid: found for found in domain_reports(state.domains)}
+        for uid, found in now.items():
+            lane = self.domains.setdefault(uid, Lane(uid, f"ComputeDomain {uid}"))
+            lane.name = str(found)  # known when it has been read
+            lane.is_now(at, KINDS[found.status], domain_words(found))
+        for uid, lane in self.domains.items():
+            if uid not in now:
+                lane.ends(at)
+
+    def _devices(self, state: NodeState, at: float) -> None:
+        """A device that no claim has had has no lane: a node may offer thousands of channels."""
+        now, offer = devices_of_claims(state), state.domains.offered.offer
+        offered = {device.device for device in offer.devices} if offer is not None else set()
+        for device, entry in now.items():
+            lane = self.devices.setdefault(device, Lane(str(device)))
+            lane.is_now(at, "claimed", claim_words(entry))
+        for device, lane in self.devices.items():
+            if device not in offered:
+                lane.ends(at)
+            elif device not in now:
+                lane.is_now(at, "free", "offered to claims")
+
+
+def devices_of_claims(state: NodeState) -> dict[DomainDevice, Entry]:
+    """The claim that has a device of a compute domain for itself."""
+    owning = (entry for entry in state.domains.claims.entries.values() if entry.state in OWNING)
+    return {device: entry for entry in owning if entry.domain is not None for device in entry.domain.devices}
+
+
+def domain_words(found: DomainReport) -> str:
+    """The status of a domain, with what is missing."""
+    return f"{found.status}: {found.missing}" if found.missing else str(found.status)
+
+
+def changes(before: NodeState, state: NodeState) -> Iterator[tuple[str, str]]:
+    """What a step has changed of the label (`label`) and of domains (`domain`), in words."""
+    if before.domains is state.domains or state.domains.settings is None:
+        return
+    was_label, label = label_report(before.domains), label_report(state.domains)
+    if label != was_label:
+        yield "label", str(label) + (f": {label.problem}" if label.problem else "")
+    was = {found.uid: found for found in domain_reports(before.domains)}
+    now = {found.uid: found for found in domain_reports(state.domains)}
+    for uid, found in now.items():
+        if uid not in was or domain_words(found) != domain_words(was[uid]):
+            yield "domain", f"{found}: {domain_words(found)}"
+    for uid, found in was.items():
+        if uid not in now:
+            yield "domain", f"{found}: no claim of it is left"

@@ -30,6 +30,23 @@ system_package() {
     fi
 }
 
+# program_of PACKAGE PROGRAM: that one program of a Debian package into .venv/bin. The package is not installed: it would start
+# a server.
+program_of() {
+    command -v apt-get >/dev/null 2>&1 || die "$2 is missing and there is no apt-get here: put it on PATH."
+    say "$2 is missing: taking it from Debian's package $1"
+    there=$(mktemp -d)
+    chmod 755 "$there"
+    if ! (cd "$there" && { apt-get -qq download "$1" || { [ "$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq download "$1"; }; } &&
+        dpkg-deb -x ./*.deb files) 2>"$there/words"; then
+        cat "$there/words" >&2
+        rm -rf "$there"
+        return 1
+    fi
+    cp "$there/files/usr/bin/$2" .venv/bin/
+    rm -rf "$there"
+}
+
 find_python() {
     for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11; do
         [ -n "$candidate" ] || continue
@@ -96,6 +113,13 @@ esac
 # They have systemd read the unit of deploy/systemd; nothing of it is started.
 case "${1:-}" in
 test) command -v systemd-analyze >/dev/null 2>&1 || (system_package systemd "systemd-analyze") || true ;;
+esac
+
+# Prometheus' own tool reads what the daemon serves, and its alerts; as above.
+case "${1:-}" in
+test)
+    [ -x .venv/bin/promtool ] || command -v promtool >/dev/null 2>&1 || (program_of prometheus promtool) ||
+        say "there is no promtool: the tests of the metrics will fail" ;;
 esac
 
 # The page of `gpuactors replay --html` is tested in a real browser; as above, the other tests tell something without it.

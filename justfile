@@ -86,6 +86,10 @@ kustomize DIR="deploy/base":
 causes:
     python -m gpuactors.core.assessment.cause > docs/causes.md
 
+# Write docs/metrics.md again from what observe/metrics.py declares.
+metrics:
+    python -m gpuactors.observe.metrics > docs/metrics.md
+
 # Generate the protobuf code of protos/ again.
 gen: (_generate "src/gpuactors")
 

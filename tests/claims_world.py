@@ -219,6 +219,9 @@ async def unprepared(caller: ClaimCaller, claim: ClaimName) -> None:
 class _Kubelet:
     """Implements `ports.ClaimsKubelet`: takes the caller, and calls it directly."""
 
+    async def deaf(self) -> tuple[str, ...]:
+        return ()
+
     def __init__(self) -> None:
         self._caller: ClaimCaller | None = None
         self._served = trio.Event()
@@ -261,6 +264,9 @@ class _Endpoint:
 
 class _NoKubelet:
     """Implements `ports.Kubelet`: there is no device plugin socket of kubelet's."""
+
+    async def deaf(self) -> tuple[str, ...]:
+        return ()
 
     absence = "no kubelet"
 

@@ -14,9 +14,12 @@ from gpuactors.config import (
     KEYS,
     Config,
     ConfigError,
+    EverywhereHttp,
     KernelUevents,
     NoUevents,
     SocketUevents,
+    TcpHttp,
+    UnixHttp,
     as_dict,
     load,
     resolve,
@@ -65,6 +68,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("imex_channels", "2", "2", "3", 4, 4),
     ("imex_ctl", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("imex_clique", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
+    ("http_address", '":9400"', '":9400"', "unix:/env", "off", "off"),
     ("journal", "true", "true", "true", False, False),
     ("node_name", '"of-file"', "of-file", "of-env", "of-flag", "of-flag"),
     ("log_format", '"console"', "console", "console", "json", "json"),
@@ -187,6 +191,17 @@ def test_uevents_are_parsed() -> None:
     assert load({"uevents": f"unix:{longest}"}, {}).uevent_source == SocketUevents(Path(longest))
 
 
+def test_http_addresses_are_parsed() -> None:
+    assert Config().http == TcpHttp("127.0.0.1", 9400)
+    assert Config(http_address="off").http is None
+    assert Config(http_address=":9400").http == EverywhereHttp(9400)
+    assert Config(http_address="[::1]:1").http == TcpHttp("::1", 1)
+    assert Config(http_address="node.example:65535").http == TcpHttp("node.example", 65535)
+    assert Config(http_address="unix:/run/a:1").http == UnixHttp(Path("/run/a:1"))
+    texts = ("127.0.0.1:9400", ":9400", "[::1]:1", "unix:/run/a:1")
+    assert [str(Config(http_address=text).http) for text in texts] == list(texts)
+
+
 def test_yaml_reads_a_bare_off_as_false_and_it_is_still_off(write: Write) -> None:
     assert load({"config": write("c.yaml", "uevents: off")}, {}).uevents == "off"
 
@@ -205,6 +220,14 @@ def test_an_empty_file_is_a_file_without_settings(write: Write) -> None:
         ("uevents", "kernel:"),
         ("uevents", "unix:"),
         ("uevents", "unix:/" + "x" * SOCKET_PATH_MAX_BYTES),
+        ("http_address", "9400"),
+        ("http_address", "127.0.0.1"),
+        ("http_address", ":0"),
+        ("http_address", ":65536"),
+        ("http_address", "::1:9400"),
+        ("http_address", "http://127.0.0.1:9400"),
+        ("http_address", "unix:"),
+        ("http_address", ""),
         ("resync_interval_s", "0"),
         ("resync_interval_s", "-1"),
         ("resync_interval_s", "inf"),

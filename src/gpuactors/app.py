@@ -32,7 +32,7 @@ from gpuactors.actors import (
     sysfs_inspector,
     udev_watcher,
 )
-from gpuactors.actors.caller import InboxCaller
+from gpuactors.actors.caller import InboxCaller, OnAnswer
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
@@ -67,8 +67,10 @@ from gpuactors.ports import (
     Kubelet,
     LedgerReader,
     OpenUevents,
+    OwnSockets,
     ServedResources,
     StateFileError,
+    Step,
     UseReader,
 )
 from gpuactors.shortage import shortage
@@ -76,6 +78,7 @@ from gpuactors.shortage import shortage
 if TYPE_CHECKING:
     from gpuactors.domains import DomainActors, DomainsOutside
     from gpuactors.dra import DraActors, DraOutside
+    from gpuactors.endpoints import HttpOutside
 
 log = get_logger()
 
@@ -106,6 +109,8 @@ class Outside:
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
     """None: compute domains are off."""
+    http: HttpOutside | None = None
+    """None: there are no HTTP endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +159,26 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     kubelet_dir = str(config.kubelet_dir)
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
     control = _control_of(config, hanging, about(config, sources))
+    kubelet, journal = (
+        UnixKubelet(kubelet_dir, hanging.subscribe()),
+        _journal_of(config) if config.journal else None,
+    )
+    of_gpus = _dra_of(config, hanging) if config.dra == "on" else None
+    of_domains = _domains_of(config, hanging) if config.compute_domains != "off" else None
+    of_claims = (of_gpus, of_domains.claims if of_domains is not None else None)
+    sockets = tuple(claims.kubelet for claims in of_claims if claims is not None)
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
         ledger=KubeletLedger(kubelet_dir),
         open_uevents=open_uevents(config.uevents),
-        kubelet=UnixKubelet(kubelet_dir, hanging.subscribe()),
+        kubelet=kubelet,
         control=control,
-        journal=_journal_of(config) if config.journal else None,
+        journal=journal,
         served=ServedFile(str(config.state_dir)) if control is not None else None,
-        dra=_dra_of(config, hanging) if config.dra == "on" else None,
-        domains=_domains_of(config, hanging) if config.compute_domains != "off" else None,
+        dra=of_gpus,
+        domains=of_domains,
+        http=_http_of(config, (kubelet, *sockets), journal) if config.http is not None else None,
     )
 
 
@@ -178,6 +192,12 @@ def _domains_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DomainsOut
     from gpuactors import domains  # as in `_dra_of`
 
     return domains.outside_of(config, node_of(config), hanging.subscribe())
+
+
+def _http_of(config: Config, sockets: tuple[OwnSockets, ...], journal: FileJournal | None) -> HttpOutside:
+    from gpuactors import endpoints  # with the client library of Prometheus, which only they need
+
+    return endpoints.outside_of(config, sockets, journal.kept if journal is not None else None)
 
 
 def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About) -> UnixControl | None:
@@ -279,7 +299,9 @@ async def run_daemon(
         plugins=Latest({}),
         state=Latest(state),
     )
-    caller = InboxCaller(post, replies)
+    http = outside.http
+    ended = http.meter.called if http is not None else None
+    caller = InboxCaller(post, replies, ended=ended)
     ports = plugin.PluginPorts(
         kubelet=outside.kubelet,
         caller=caller,
@@ -289,12 +311,17 @@ async def run_daemon(
     )
 
     running: Latest[frozenset[ResourceName]] = Latest(frozenset())
-    plugins_of_claims = list(_plugins_of_claims(outside, cells, post, replies))
+    plugins_of_claims = list(_plugins_of_claims(outside, cells, post, replies, ended))
 
     async with trio.open_nursery() as nursery:
 
+        def restarting(name: str, exc: Exception, wait_s: float) -> None:
+            if http is not None:
+                http.meter.restarted(name)
+            _restarting(name, exc, wait_s)
+
         def actor(name: str, body: Callable[[], Awaitable[None]]) -> None:
-            nursery.start_soon(supervise, name, body, _POLICY, _restarting, _is_shortage)
+            nursery.start_soon(supervise, name, body, _POLICY, restarting, _is_shortage)
 
         async def plugins() -> None:
             await plugin.run_all(cells.plugins.subscribe(), ports, running)
@@ -309,7 +336,7 @@ async def run_daemon(
             nursery.cancel_scope.cancel()
 
         journal = outside.journal
-        record = journal.record if journal is not None else None
+        record = _recorder(journal, http)
         nursery.start_soon(registry.run, state, inbox, cells, replies, log_line or write_log, record)
         nursery.start_soon(plugins)
         actor(
@@ -326,6 +353,10 @@ async def run_daemon(
             served.start(actor)
         if journal is not None:
             actor("journal", journal.run)
+        if http is not None:
+            from gpuactors import endpoints  # as in `_dra_of`
+
+            actor("http", lambda: endpoints.serve(http, cells.state.subscribe(), post))
         if outside.control is not None:
             handing = hand_over.HandOverPorts(
                 control=outside.control,
@@ -349,17 +380,18 @@ def _plugins_of_claims(
     cells: registry.Cells,
     inbox: trio.MemorySendChannel[Event],
     replies: Replies[Answer],
+    ended: OnAnswer | None,
 ) -> Iterator[DraActors | DomainActors]:
     """The actors of each DRA driver that is on; imported where they are, as in `_dra_of`."""
     if outside.dra is not None:
         from gpuactors import dra
 
-        caller = InboxCaller(inbox, replies, ClaimsOf.GPUS)
+        caller = InboxCaller(inbox, replies, ClaimsOf.GPUS, ended)
         yield dra.DraActors(outside.dra, cells.claims, caller, inbox)
     if outside.domains is not None:
         from gpuactors import domains
 
-        caller = InboxCaller(inbox, replies, ClaimsOf.DOMAINS)
+        caller = InboxCaller(inbox, replies, ClaimsOf.DOMAINS, ended)
         yield domains.DomainActors(outside.domains, cells.domains, caller, inbox)
 
 
@@ -399,6 +431,19 @@ def write_log(line: Log) -> None:
 
 def _is_shortage(exc: Exception) -> bool:
     return shortage(exc) is not None
+
+
+def _recorder(journal: Journal | None, http: HttpOutside | None) -> Callable[[Step], None] | None:
+    """What sees every step of the registry: the journal, the metrics, both or none."""
+    takers = [*([journal.record] if journal else []), *([http.meter.stepped] if http else [])]
+    if len(takers) < 2:
+        return takers[0] if takers else None
+
+    def record(step: Step) -> None:
+        for take in takers:
+            take(step)
+
+    return record
 
 
 def _restarting(name: str, exc: Exception, wait_s: float) -> None:

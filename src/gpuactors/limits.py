@@ -449,6 +449,20 @@ ms."""
 
 # --- configuration ----------------------------------------------------------------------------------------
 
+HTTP_CONNECTIONS_MAX: Final = 32
+"""Requests to the HTTP endpoints at a time. Two probes and a scrape are three; one more than this is turned away."""
+
+HTTP_REQUEST_S: Final = 5.0
+"""A whole request and its answer: a client that sends its head byte by byte has its place no longer than this.
+Kubelet's probes wait 1 s, Prometheus 10 s."""
+
+HTTP_AGAIN_S: Final = 1.0
+"""When an address that cannot be had is tried again: in an update on one machine the predecessor has it for a
+moment."""
+
+DIAL_OWN_S: Final = 0.8
+"""How long one of our own sockets may take to answer the liveness probe; kubelet gives a probe 1 s by default."""
+
 CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
 """A configuration file has a few hundred bytes; a device or a log named by mistake must not be read for ever."""
 

@@ -232,7 +232,15 @@ class Sockets:
     """The names of the sockets that are neither kubelet's nor ours, sorted, at most NEIGHBOURS_MAX."""
 
 
-class Kubelet(Protocol):
+class OwnSockets(Protocol):
+    """The sockets at which kubelet reaches us."""
+
+    async def deaf(self) -> tuple[str, ...]:
+        """Those that should answer and do not, each as a sentence. They are dialled, as kubelet does."""
+        ...
+
+
+class Kubelet(OwnSockets, Protocol):
     """The node's kubelet, as a device plugin sees it."""
 
     @property
@@ -304,7 +312,7 @@ class ClaimsEndpoint(Protocol):
         ...
 
 
-class ClaimsKubelet(Protocol):
+class ClaimsKubelet(OwnSockets, Protocol):
     """The node's kubelet, as a DRA plugin sees it: it finds the plugin's registration socket by itself, also after a
     restart, and calls."""
 

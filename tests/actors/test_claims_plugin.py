@@ -24,6 +24,9 @@ NAMES = ("dra.sock", "reg.sock")
 class FakeKubelet:
     """Serves, and notes what is done in which order. Implements `ports.ClaimsKubelet` and `ports.ClaimsEndpoint`."""
 
+    async def deaf(self) -> tuple[str, ...]:
+        return ()
+
     names: tuple[str, ...] = NAMES
     done: list[str] = field(default_factory=list)
     serve_errors: list[Exception] = field(default_factory=list)

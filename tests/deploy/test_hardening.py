@@ -110,7 +110,8 @@ def test_the_container_can_gain_nothing(rendered: Rendered) -> None:
         "readOnlyRootFilesystem": True,
         "seLinuxOptions": {"type": rendered.allowed.se_linux},
     }
-    assert not rendered.container.keys() & {"ports", "volumeDevices", "lifecycle", "envFrom", "command"}
+    assert rendered.container["ports"] == [{"name": "http", "containerPort": 9400}], "none of the host's"
+    assert not rendered.container.keys() & {"volumeDevices", "lifecycle", "envFrom", "command"}
 
 
 def test_the_pod_is_root_for_kubelets_directory_alone_and_under_seccomp(rendered: Rendered) -> None:

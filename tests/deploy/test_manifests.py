@@ -126,8 +126,8 @@ def test_a_daemon_per_node_that_stays_where_virtual_machines_are(
         "type": "RollingUpdate",
         "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0},
     }
-    # Without a probe a pod is ready when its process starts; the hand-over comes after that.
-    assert daemon_set["spec"]["minReadySeconds"] > limits.HAND_OVER_DEADLINE_S
+    # The old pod stays until the new one is ready, which the probe tells.
+    assert "minReadySeconds" not in daemon_set["spec"]
     template = daemon_set["spec"]["template"]["metadata"]["labels"]
     assert daemon_set["spec"]["selector"]["matchLabels"].items() <= template.items()
     assert pod["priorityClassName"] == "system-node-critical"
@@ -207,3 +207,19 @@ def test_the_image_is_of_this_version(container: Manifest) -> None:
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert container["image"] == f"gpuactors:{version[1]}"
+
+
+def test_the_probes_ask_what_the_daemon_serves(container: Manifest) -> None:
+    """The address in the arguments is one that kubelet reaches; the paths are routes of the endpoints."""
+    (port,) = (port for port in container["ports"] if port["name"] == "http")
+    arguments = [word for word in container["args"] if word.startswith("--http-address=")]
+    assert arguments == [f"--http-address=:{port['containerPort']}"]
+    readiness, liveness = container["readinessProbe"], container["livenessProbe"]
+    assert [probe["httpGet"] for probe in (readiness, liveness)] == [
+        {"path": "/readyz", "port": "http"},
+        {"path": "/livez", "port": "http"},
+    ]
+    for probe in (readiness, liveness):
+        assert probe["timeoutSeconds"] > limits.DIAL_OWN_S
+    until_restart_s = liveness["periodSeconds"] * liveness["failureThreshold"]
+    assert until_restart_s > limits.SERVE_BACKOFF_S[-1] + limits.CONTROL_RETRY_S

@@ -68,6 +68,11 @@ class Node:
         """Where the daemon binds its socket for uevents."""
         return self.directory / "u"
 
+    @property
+    def http(self) -> Path:
+        """Where the daemon serves its HTTP endpoints."""
+        return self.directory / "m"
+
     def daemon(
         self,
         *words: str,
@@ -82,6 +87,7 @@ class Node:
             f"--state-dir={self.directory / 's'}",
             f"--uevents=unix:{self.uevents}",
             f"--pci-ids={self.directory / 'pci.ids'}",
+            f"--http-address=unix:{self.http}",
             *words,
             tolerated=tolerated,
             bounds=bounds,

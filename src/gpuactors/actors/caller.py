@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import final
+from typing import TypeAlias, final
 
 import trio
 
@@ -18,6 +18,13 @@ from gpuactors.core import events
 from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.effects import Answer, Refused
 from gpuactors.core.model import DeviceId, ResourceName, Token
+
+OnAnswer: TypeAlias = Callable[[str, float, Answer | None], None]
+"""As `ports_http.Meter.called`."""
+
+
+def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:
+    """Nobody counts."""
 
 
 @final
@@ -30,29 +37,39 @@ class InboxCaller:
         inbox: trio.MemorySendChannel[events.Event],
         replies: Replies[Answer],
         of: ClaimsOf = ClaimsOf.GPUS,
+        ended: OnAnswer | None = None,
     ) -> None:
-        """`of`: whose claims it asks about."""
+        """`of`: whose claims it asks about. `ended` is called at the end of each call."""
         self._inbox = inbox
         self._replies = replies
         self._of = of
+        self._ended = ended or _uncounted
         self._streams = count(1)
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
-        return await self._ask(lambda token: events.AllocateAsked(token, resource, requests))
+        return await self._ask("Allocate", lambda token: events.AllocateAsked(token, resource, requests))
 
     async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
-        return await self._ask(lambda token: events.PreStartAsked(token, resource, devices))
+        return await self._ask(
+            "PreStartContainer", lambda token: events.PreStartAsked(token, resource, devices)
+        )
 
     async def prefer(self, resource: ResourceName, requests: tuple[events.PreferenceRequest, ...]) -> Answer:
-        return await self._ask(lambda token: events.PreferenceAsked(token, resource, requests))
+        return await self._ask(
+            "GetPreferredAllocation", lambda token: events.PreferenceAsked(token, resource, requests)
+        )
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
-        answer = await self._ask(lambda token: events.PrepareAsked(token, claim, self._of))
+        answer = await self._ask(
+            "NodePrepareResources", lambda token: events.PrepareAsked(token, claim, self._of)
+        )
         assert isinstance(answer, Prepared | Refused), "the core's answer to a prepare"
         return answer
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
-        answer = await self._ask(lambda token: events.UnprepareAsked(token, claim, self._of))
+        answer = await self._ask(
+            "NodeUnprepareResources", lambda token: events.UnprepareAsked(token, claim, self._of)
+        )
         assert isinstance(answer, Unprepared | Refused), "the core's answer to an unprepare"
         return answer
 
@@ -65,15 +82,20 @@ class InboxCaller:
         finally:
             await self._post(events.StreamEnded(resource, number))
 
-    async def _ask(self, event: Callable[[Token], events.Event]) -> Answer:
-        with self._replies.ask() as pending:
-            token = Token(pending.token)
-            await self._inbox.send(event(token))
-            try:
-                return await pending.answer()
-            except trio.Cancelled:
-                await self._post(events.CallAbandoned(token))
-                raise
+    async def _ask(self, method: str, event: Callable[[Token], events.Event]) -> Answer:
+        began, answer = trio.current_time(), None
+        try:
+            with self._replies.ask() as pending:
+                token = Token(pending.token)
+                await self._inbox.send(event(token))
+                try:
+                    answer = await pending.answer()
+                except trio.Cancelled:
+                    await self._post(events.CallAbandoned(token))
+                    raise
+                return answer
+        finally:
+            self._ended(method, trio.current_time() - began, answer)
 
     async def _post(self, event: events.Event) -> None:
         """Posts an event even while this task is being cancelled; at most for STREAM_END_POST_S, if the registry does

@@ -60,6 +60,40 @@ class SocketUevents:
 UeventSource: TypeAlias = KernelUevents | NoUevents | SocketUevents
 
 
+@dataclass(frozen=True, slots=True)
+class TcpHttp:
+    """One address of this machine."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class EverywhereHttp:
+    """Every address of this machine, of both families."""
+
+    port: int
+
+    def __str__(self) -> str:
+        return f":{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixHttp:
+    """A unix socket."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+HttpAddress: TypeAlias = TcpHttp | EverywhereHttp | UnixHttp
+
+
 # --- checks that a type cannot make -----------------------------------------------------------------------
 
 
@@ -115,13 +149,40 @@ def _uevent_source(text: str) -> UeventSource:
         case "off" if text == scheme:
             return NoUevents()
         case "unix" if path:
-            if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
-                raise ValueError(f"the path has {len(os.fsencode(path))} bytes")
-            if "\0" in path:
-                raise ValueError("the path holds a NUL character")
-            return SocketUevents(Path(path))
+            return SocketUevents(_socket_path(path))
         case _:
             raise ValueError(f"{text!r} is none of these")
+
+
+def _socket_path(path: str) -> Path:
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
+        raise ValueError(f"the path has {len(os.fsencode(path))} bytes")
+    if "\0" in path:
+        raise ValueError("the path holds a NUL character")
+    return Path(path)
+
+
+def _checked_http_address(text: str) -> str:
+    _http_address(text)
+    return text
+
+
+_TCP: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]*)):([0-9]{1,5})")
+
+
+def _http_address(text: str) -> HttpAddress | None:
+    if text == "off":
+        return None
+    if text.startswith("unix:") and len(text) > len("unix:"):
+        return UnixHttp(_socket_path(text.removeprefix("unix:")))
+    found = _TCP.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is none of these")
+    port = int(found[3])
+    if not 0 < port < 65536:
+        raise ValueError(f"there is no port {port}")
+    host = found[1] or found[2]
+    return TcpHttp(host, port) if host else EverywhereHttp(port)
 
 
 # --- the settings -----------------------------------------------------------------------------------------
@@ -336,6 +397,19 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             default="where GPU Feature Discovery writes it",
         ),
     ] = _path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
+    http_address: Annotated[
+        str,
+        Described(
+            "Where /metrics, /livez and /readyz are served: `HOST:PORT`, `:PORT` (every address of the pod, as "
+            "kubelet's probes need it), `unix:PATH`, or `off`. /debug/state is on loopback and on a unix socket only.",
+            metavar="HOST:PORT|unix:PATH|off",
+            must_be="HOST:PORT, [IPv6]:PORT, :PORT, off, or unix:PATH with a PATH of at most "
+            f"{SOCKET_PATH_MAX_BYTES} bytes",
+            check=_checked_http_address,
+            yaml_off=True,
+        ),
+        Meta(pattern="^(off|unix:.+|.*:[0-9]{1,5})$"),
+    ] = "127.0.0.1:9400"
     journal: Annotated[
         bool,
         Described(
@@ -367,6 +441,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def uevent_source(self) -> UeventSource:
         """`uevents`, parsed. Raises ValueError only for a Config that was not made by `load`."""
         return _uevent_source(self.uevents)
+
+    @property
+    def http(self) -> HttpAddress | None:
+        """`http_address`, parsed; None: off. Raises ValueError only for a Config that was not made by `load`."""
+        return _http_address(self.http_address)
 
 
 DECLARATIONS: Final[Mapping[str, Declaration]] = declared(Config)

@@ -32,6 +32,7 @@ from gpuactors.grpc_trio import (
 )
 from gpuactors.kubelet.binding import Hanging, bound, short_of
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
+from gpuactors.kubelet.dialled import deaf
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, DirectoryIo, SocketsWatch, directory_of_the_node
 from gpuactors.ports import Caller, KubeletError, Sockets
@@ -62,6 +63,7 @@ class UnixKubelet:
         self._socket = os.path.join(self._directory, KUBELET_SOCKET)
         self._hanging = hanging
         self._io = io or KubeletIo(connect_unix, bind_unix, directory_of_the_node())
+        self._serving: set[str] = set()
 
     @property
     def absence(self) -> str:
@@ -91,8 +93,17 @@ class UnixKubelet:
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, listener)
-            yield UnixEndpoint(name, listener, server)
+            path = os.path.join(self._directory, name)
+            self._serving.add(path)
+            try:
+                yield UnixEndpoint(name, listener, server)
+            finally:
+                self._serving.discard(path)
             nursery.cancel_scope.cancel()
+
+    async def deaf(self) -> tuple[str, ...]:
+        """As `ports.OwnSockets.deaf`."""
+        return await deaf(self._serving, self._io.dial)
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
         """Kubelet dials the endpoint and asks for its options before it answers."""

@@ -103,6 +103,13 @@ class JournalFiles:
         self._size = 0
         self._part = 0
         self._missed = 0
+        self._others = (0, 0.0)
+
+    def kept(self) -> tuple[int, float]:
+        """The bytes of the files that are kept, and since when at the latest they have every event, in seconds since
+        1970 (0: there is none). Reads no disk: the other files are counted when one is begun."""
+        others, oldest = self._others
+        return others + (self._size if self._file is not None else 0), oldest
 
     def write(self, steps: Sequence[Step | Missed], now: Anchor) -> None:
         """Writes the steps. Raises `OSError`; they count as missed then, and the next call begins a new file."""
@@ -172,20 +179,24 @@ class JournalFiles:
             with suppress(OSError):  # a full disk must not get empty files
                 os.unlink(path)
             raise
-        self._remove_oldest(known)
+        sizes, dates = self._remove_oldest(known)
+        self._others = sum(sizes.values()), min((dates[path] for path in sizes), default=now.wall)
 
-    def _remove_oldest(self, older: Sequence[str]) -> None:
-        sizes = {}
+    def _remove_oldest(self, older: Sequence[str]) -> tuple[dict[str, int], dict[str, float]]:
+        """The sizes of those that stay, and when each of the older ones was last written."""
+        sizes, dates = {}, {}
         for path in older:
             with suppress(OSError):
-                sizes[path] = os.stat(path).st_size
+                found = os.stat(path)
+                sizes[path], dates[path] = found.st_size, found.st_mtime
         room = self._bounds.all_bytes - self._bounds.file_bytes
         for path in older:
             if sum(sizes.values()) <= room and len(sizes) < self._bounds.files:
-                return
+                break
             with suppress(OSError):
                 os.unlink(path)
             sizes.pop(path, None)
+        return sizes, dates
 
 
 @final
@@ -245,6 +256,10 @@ class FileJournal:
         finally:
             with trio.move_on_after(limits.JOURNAL_LAST_S, shield=True):
                 await self._write(last=True)
+
+    def kept(self) -> tuple[int, float]:
+        """As `JournalFiles.kept`."""
+        return self._files.kept()
 
     def close(self) -> None:
         """Ends the file; what waits is not written."""

@@ -26,6 +26,7 @@ from gpuactors.core.dra.claim import DeviceHealth
 from gpuactors.core.text import encodable
 from gpuactors.grpc_trio import Bind, BoundListener, Server, bind_unix
 from gpuactors.kubelet.binding import Hanging, bound
+from gpuactors.kubelet.dialled import deaf
 from gpuactors.kubelet.dra.dead_sockets import remove_dead
 from gpuactors.kubelet.dra.health import HealthV1, HealthV1alpha1
 from gpuactors.kubelet.dra.registration import RegistrationService
@@ -86,6 +87,11 @@ class UnixClaims:
         self._on_failure = on_failure
         self._hanging = hanging
         self._io = io or plugin_io_of_the_node()
+        self._is_serving = False
+
+    async def deaf(self) -> tuple[str, ...]:
+        """As `ports.OwnSockets.deaf`."""
+        return await deaf((self._paths.api, self._paths.registration) if self._is_serving else ())
 
     @asynccontextmanager
     async def serve_claims(
@@ -120,10 +126,12 @@ class UnixClaims:
             try:
                 await endpoint.mend()
                 self._remove_dead()
+                self._is_serving = True
                 yield endpoint
             except KubeletError as exc:
                 failed = exc
             finally:
+                self._is_serving = False
                 with trio.CancelScope(shield=True):
                     await endpoint.close()
         if failed is not None:

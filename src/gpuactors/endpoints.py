@@ -1,0 +1,71 @@
+"""Wires the HTTP endpoints: their server, the metrics, the sockets that they dial. Imported only where they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+import msgspec
+import trio
+
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.config import Config, EverywhereHttp, TcpHttp, UnixHttp
+from gpuactors.control.view import view_of
+from gpuactors.core.events import Event
+from gpuactors.core.state import NodeState
+from gpuactors.http.endpoints import EndpointPorts, run
+from gpuactors.http.serve import TcpServer, UnixServer
+from gpuactors.observe.log import get_logger
+from gpuactors.observe.metrics import Metrics
+from gpuactors.ports import OwnSockets
+from gpuactors.ports_http import HttpServer, Meter
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOutside:
+    """Everything that the endpoints reach outside the daemon."""
+
+    server: HttpServer
+    meter: Meter
+    sockets: tuple[OwnSockets, ...]
+    """Those that the liveness probe dials."""
+
+
+def outside_of(
+    config: Config, sockets: tuple[OwnSockets, ...], journal: Callable[[], tuple[int, float]] | None
+) -> HttpOutside:
+    """The real outside. `journal`: as `Metrics`."""
+    return HttpOutside(_server(config), Metrics(metadata.version("gpuactors"), journal=journal), sockets)
+
+
+def _server(config: Config) -> HttpServer:
+    match config.http:
+        case UnixHttp(path):
+            return UnixServer(str(path))
+        case TcpHttp(host, port):
+            return TcpServer(host, port)
+        case EverywhereHttp(port):
+            return TcpServer(None, port)
+        case None:
+            raise ValueError("the endpoints are off")
+
+
+async def serve(
+    outside: HttpOutside, state: LatestReader[NodeState], inbox: trio.MemorySendChannel[Event]
+) -> None:
+    """The actor: serves for ever."""
+    await run(
+        EndpointPorts(
+            server=outside.server,
+            state=state,
+            meter=outside.meter,
+            sockets=outside.sockets,
+            inbox=lambda: inbox.statistics().current_buffer_used,
+            debug=lambda state, at: msgspec.json.encode(view_of(state, at)),
+            on_listening=lambda address: log.info("http.listening", address=address),
+            on_problem=lambda reason: log.warning("http.unavailable", reason=reason),
+        )
+    )

@@ -1,0 +1,69 @@
+"""The interfaces of the HTTP endpoints: the server, and what is counted. As `ports.py`; apart from it, as a daemon
+without endpoints needs none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from gpuactors.core.effects import Answer
+from gpuactors.core.state import NodeState
+from gpuactors.ports import PortError, Step
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """The answer to a request."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Answering: TypeAlias = Callable[[str], Awaitable[HttpAnswer]]
+"""The answer to GET of a path, without its query. Must not raise."""
+
+
+class HttpError(PortError):
+    """The address cannot be had; the text is a sentence with the remedy."""
+
+
+class HttpServer(Protocol):
+    """The server."""
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine's own processes reach it."""
+        ...
+
+    async def serve(self, answering: Answering, listening: Callable[[str], None]) -> None:
+        """Serves until it is cancelled. `listening` is called with the address when it can be dialled. Raises
+        `HttpError`."""
+        ...
+
+
+class Meter(Protocol):
+    """What is counted and timed. Everything else of the metrics is read off the state."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps the registry has made."""
+        ...
+
+    def called(self, method: str, seconds: float, answer: Answer | None) -> None:
+        """A call of kubelet's ended after so long with this answer; None: kubelet has given it up."""
+        ...
+
+    def stepped(self, step: Step) -> None:
+        """The registry made a step."""
+        ...
+
+    def restarted(self, actor: str) -> None:
+        """An actor failed and starts again."""
+        ...
+
+    def page(self, state: NodeState, at: float, inbox: int) -> bytes:
+        """Every metric at `at`, in seconds of the clock of the state's events, in Prometheus' text format. `inbox`: how
+        many events wait for the registry."""
+        ...

@@ -1,0 +1,130 @@
+"""What a daemon lacks until it is ready: each item by itself, and none where nothing is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
+from gpuactors.core.events import (
+    KubeletAppeared,
+    KubeletGone,
+    RegisterSucceeded,
+    ShutdownRequested,
+    SlicesPublished,
+    SocketBound,
+    StreamEnded,
+    StreamOpened,
+    Ticked,
+)
+from gpuactors.core.model import Role, Settings
+from gpuactors.core.readiness import lacking
+from gpuactors.core.step import initial_state
+from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.core.dra.claim_core import ClaimCore
+
+OURS = ["0000:01:00.0", "0000:02:00.0"]
+
+
+def started(settings: Settings = SETTINGS) -> Core:
+    """Two GPUs, just registered."""
+    core = Core(gpu("01:00.0"), gpu("02:00.0"), settings=settings)
+    core.kubelets = OURS
+    core.feed(KubeletAppeared("kubelet-1"))
+    registered(core, 1)
+    return core
+
+
+def registered(core: Core, stream: int) -> None:
+    core.feed(SocketBound(H100, core.state.published.plugins[H100].bind))
+    order = core.state.published.plugins[H100].register
+    core.feed(RegisterSucceeded(H100, order), StreamOpened(H100, stream))
+
+
+@pytest.fixture
+def ready() -> Core:
+    core = started()
+    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    assert lacking(core.state) == ()
+    return core
+
+
+def test_at_the_start_nothing_is_there() -> None:
+    assert lacking(initial_state(SETTINGS)) == (
+        "the node's PCI functions have not been read yet",
+        "kubelet's ledger: it has not been read yet",
+        "kubelet's socket has not been looked for yet",
+    )
+
+
+def test_a_registered_resource_counts_when_kubelets_own_list_has_been_seen_to_be_ours() -> None:
+    core = started()
+    (reason,) = lacking(core.state)
+    assert reason == f"{H100}: it is registered, and kubelet's own list has not been compared with ours yet"
+    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    assert lacking(core.state) == ()
+
+
+def test_a_kubelet_that_does_not_say_what_it_has_is_believed() -> None:
+    core = started()
+    core.kubelets = None
+    assert lacking(core.state) != ()
+    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    assert lacking(core.state) == ()
+
+
+def test_another_list_in_kubelet_counts_at_once_and_a_contest_has_the_words_of_inspect(ready: Core) -> None:
+    ready.kubelets = ["51", "52"]
+    ready.pass_time(limits.LEDGER_QUIET_S + 0.1)
+    (reason,) = lacking(ready.state)
+    assert reason == f"{H100}: kubelet's own list was another one than ours when it was last read"
+    ready.pass_time(limits.KUBELET_LIST_AGAIN_S)
+    (reason,) = lacking(ready.state)
+    assert reason == f"{H100}: {ready.state.published.plugins[H100].problem}"
+    assert "another plugin serves the same resource" in reason
+
+
+def test_after_a_lost_stream_it_is_ready_again_when_the_lists_agree_again(ready: Core) -> None:
+    ready.feed(StreamEnded(H100, 1))
+    assert lacking(ready.state) == (f"{H100}: kubelet's ListAndWatch stream ended",)
+    ready.pass_time(limits.REGISTER_BACKOFF_S[1])
+    registered(ready, 2)
+    assert "has not been compared" in lacking(ready.state)[0]
+    ready.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    assert lacking(ready.state) == ()
+
+
+def test_a_kubelet_that_is_gone_and_an_unreadable_ledger_are_named(ready: Core) -> None:
+    ready.ledger_problem = "PodResources does not answer"
+    ready.pass_time(limits.LEDGER_QUIET_S)
+    assert lacking(ready.state) == ("kubelet's ledger: PodResources does not answer",)
+    ready.feed(KubeletGone("kubelet.sock does not exist"))
+    assert lacking(ready.state) == (
+        "kubelet's ledger: PodResources does not answer",
+        "kubelet.sock does not exist",
+    )
+
+
+def test_who_does_not_serve_is_not_ready(ready: Core) -> None:
+    waiting = initial_state(replace(SETTINGS, hand_over=True))
+    assert lacking(waiting)[0] == f"this daemon does not serve: it is {Role.TAKING_OVER}"
+    ready.feed(ShutdownRequested())
+    assert lacking(ready.state)[0] == "this daemon is stopping"
+
+
+def test_claims_need_their_checkpoint_and_their_slices() -> None:
+    core = ClaimCore()
+    assert of_claims(core) == ["claims of gpu.nvidia.com: their checkpoint has not been read yet"]
+    core.feed(Ticked())
+    assert of_claims(core) == ["claims of gpu.nvidia.com: no ResourceSlice has been published yet"]
+    published = Publication("gpu.nvidia.com", ServerKeepsTaints.YES, True, 1, 1)
+    core.feed(SlicesPublished(replace(published, settled=False, problem="the API server is away")))
+    assert of_claims(core) == ["claims of gpu.nvidia.com: the API server is away"]
+    core.feed(SlicesPublished(published))
+    assert of_claims(core) == []
+
+
+def of_claims(core: Core) -> list[str]:
+    return [reason for reason in lacking(core.state) if reason.startswith("claims of ")]

@@ -1,0 +1,168 @@
+"""The metrics: each series is there from the start, counts what it says, and costs a page and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpuactors.core.assessment.cause import CALL, HEALTHY, MEANINGS, Cause
+from gpuactors.core.dra.claim import Prepared
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.effects import Granted, Level, Log, Refusal, Refused
+from gpuactors.core.events import Ticked
+from gpuactors.core.state import NodeState
+from gpuactors.observe.metrics import COUNTED_EVENTS, METHODS, OUTCOMES, Metrics, document
+from gpuactors.observe.metrics_of_state import GAUGES
+from gpuactors.ports import Step
+from tests.core.builders import H100, Core, gpu
+from tests.core.dra.claim_core import ClaimCore
+
+WALL = 1_000_000.0
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("1.2.3", now=lambda: WALL, process=False)
+
+
+def series(metrics: Metrics, state: NodeState, at: float = 0.0, inbox: int = 0) -> Mapping[str, float]:
+    page = metrics.page(state, at, inbox).decode()
+    lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
+    found = {name: float(value) for name, _, value in lines}
+    assert len(found) == len(lines), "no series twice"
+    return found
+
+
+def test_every_series_of_a_resource_exists_at_zero(metrics: Metrics) -> None:
+    core = Core(gpu("01:00.0"))
+    found = series(metrics, core.state)
+    for cause, meaning in MEANINGS.items():
+        named = [name for name in found if name.startswith("gpuactors_devices{") and f'"{cause}"' in name]
+        assert bool(named) == (meaning.health != CALL), cause
+        assert all(f'resource="{H100}"' in name for name in named)
+    assert sum(v for name, v in found.items() if name.startswith("gpuactors_devices{")) == 1
+    for method in METHODS:
+        assert found[f'gpuactors_calls_total{{method="{method}",outcome="refused"}}'] == 0
+    for cause in Cause:
+        assert (f'gpuactors_refusals_total{{cause="{cause}"}}' in found) == (
+            MEANINGS[cause].health != HEALTHY
+        )
+    for name, _ in COUNTED_EVENTS.values():
+        assert found[name] == 0
+
+
+def test_no_label_holds_a_sentence(metrics: Metrics) -> None:
+    core = Core(gpu("01:00.0", driver=None), gpu("02:00.0"))
+    core.enabled = {"0000:02:00.0": 1}
+    core.pass_time(60)
+    page = metrics.page(core.state, core.at, 0).decode()
+    for value in re.findall(r'="([^"]*)"', page):
+        assert " " not in value, value
+
+
+def test_calls_are_timed_and_counted_by_outcome_and_refusals_by_cause(metrics: Metrics) -> None:
+    state = Core(gpu("01:00.0")).state
+    metrics.called("Allocate", 0.02, Granted(()))
+    metrics.called("Allocate", 3.0, Refused(Refusal.UNAVAILABLE, "r", (Cause.ORPHANED, Cause.USE_LATE)))
+    metrics.called("Allocate", 9.0, None)
+    metrics.called("NodePrepareResources", 1.0, Prepared(()))
+    found = series(metrics, state)
+    outcomes = {o: found[f'gpuactors_calls_total{{method="Allocate",outcome="{o}"}}'] for o in OUTCOMES}
+    assert outcomes == {"granted": 1, "refused": 1, "abandoned": 1}
+    assert found['gpuactors_call_duration_seconds_count{method="Allocate"}'] == 2, (
+        "an abandoned one is kubelet's time"
+    )
+    assert found['gpuactors_call_duration_seconds_sum{method="Allocate"}'] == pytest.approx(3.02)
+    assert found['gpuactors_call_duration_seconds_bucket{le="0.025",method="Allocate"}'] == 1
+    assert found['gpuactors_refusals_total{cause="Orphaned"}'] == 1
+    assert found['gpuactors_refusals_total{cause="UseLate"}'] == 1
+    assert found['gpuactors_calls_total{method="NodePrepareResources",outcome="granted"}'] == 1
+
+
+def test_the_document_is_what_the_code_says() -> None:
+    path = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert path.read_text() == document(), "run `just metrics` and commit the result"
+
+
+@pytest.mark.parametrize("line", COUNTED_EVENTS)
+def test_a_warning_of_the_log_is_counted_and_its_debug_line_is_not(metrics: Metrics, line: str) -> None:
+    state = Core().state
+    for level in Level:
+        metrics.stepped(Step(state, Ticked(), 0.0, (Log(level, line, {}), Log(level, "device.changed", {}))))
+    assert series(metrics, state)[COUNTED_EVENTS[line][0]] == 2, "as a warning and as an error"
+    assert series(metrics, state)["gpuactors_events_total"] == len(Level)
+    assert metrics.steps == len(Level)
+
+
+def test_times_are_of_the_day_and_zero_where_nothing_has_been(metrics: Metrics) -> None:
+    core = Core(gpu("01:00.0"))
+    core.feed(Ticked())
+    began = core.at
+    core.pass_time(40)
+    found = series(metrics, core.state, at=began + 50)
+    label = f'{{resource="{H100}"}}'
+    assert found[f"gpuactors_device_list_changed_timestamp_seconds{label}"] == WALL - 50
+    assert found[f"gpuactors_stream_opened_timestamp_seconds{label}"] == 0
+    assert found[f"gpuactors_device_list_compared_timestamp_seconds{label}"] == 0
+    read_at = core.state.kubelet.ledger.read_at
+    assert began < read_at
+    assert found["gpuactors_ledger_read_timestamp_seconds"] == WALL - 50 + read_at - began
+
+
+def test_the_owner_of_a_gpu_is_named_as_long_as_it_has_it(metrics: Metrics) -> None:
+    core = Core(gpu("01:00.0"), gpu("02:00.0"))
+    core.ledger = {"0000:01:00.0": "vm-1"}
+    core.claims = {"0000:02:00.0": "claim-1"}
+    core.pass_time(60)
+    owners = [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]
+    assert len(owners) == 1, "a claim of another driver's pool is no device here"
+    for label in ('gpu="0000:01:00.0"', 'pod_namespace="default"', 'pod_name="vm-1"', f'resource="{H100}"'):
+        assert label in owners[0]
+    core.ledger = {}
+    core.pass_time(60)
+    assert not [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]
+
+
+def test_claims_are_counted_by_state(metrics: Metrics) -> None:
+    core = ClaimCore()
+    core.feed(Ticked())
+    found = series(metrics, core.state)
+    states = {s: found[f'gpuactors_claims{{driver="gpu.nvidia.com",state="{s}"}}'] for s in _STATES}
+    assert set(states.values()) == {0}
+    assert found['gpuactors_claims_served{driver="gpu.nvidia.com"}'] == 1
+    assert found['gpuactors_slices_published{driver="gpu.nvidia.com"}'] == 0
+
+
+_STATES = [state for state in ClaimState if state is not ClaimState.ABSENT]
+
+
+def test_inbox_restarts_version_and_journal(metrics: Metrics) -> None:
+    metrics.restarted("busy_poller")
+    found = series(metrics, Core().state, inbox=7)
+    assert found["gpuactors_inbox_events"] == 7
+    assert found["gpuactors_inbox_capacity_events"] == 256
+    assert found['gpuactors_actor_restarts_total{actor="busy_poller"}'] == 1
+    assert found['gpuactors_build_info{version="1.2.3"}'] == 1
+    assert found["gpuactors_journal_bytes"] == 0
+    kept = Metrics("1", journal=lambda: (123, 456.0), process=False)
+    found = series(kept, Core().state)
+    assert (found["gpuactors_journal_bytes"], found["gpuactors_journal_since_timestamp_seconds"]) == (
+        123,
+        456,
+    )
+
+
+def test_each_metric_of_the_state_is_declared_once_with_its_labels_and_a_full_stop() -> None:
+    assert len({gauge.name for gauge in GAUGES}) == len(GAUGES)
+    core = Core(gpu("01:00.0"))
+    metrics = Metrics("1", process=False)
+    for gauge in GAUGES:
+        assert re.fullmatch(r"gpuactors_[a-z_]+", gauge.name)
+        assert not gauge.name.endswith("_total"), "that is a counter's"
+        assert gauge.help.endswith(".")
+    page = metrics.page(core.state, core.at, 0).decode()
+    for gauge in GAUGES:
+        assert f"# TYPE {gauge.name} gauge" in page

@@ -1,0 +1,143 @@
+"""deploy/monitoring, for Prometheus and Grafana: evaluated by Prometheus' own tool, and of metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.model import Health
+from gpuactors.observe.metrics import METHODS, OUTCOMES, Metrics
+from tests.deploy.manifests import DEPLOY, of_kind, render
+
+MONITORING: Final = DEPLOY / "monitoring"
+OF_PROMETHEUS: Final = {"up", "process_resident_memory_bytes"}
+LABELS: Final[dict[str, set[str]]] = {
+    "cause": set(map(str, Cause)),
+    "health": set(map(str, Health)),
+    "state": set(map(str, ClaimState)),
+    "method": set(METHODS),
+    "outcome": set(OUTCOMES),
+}
+
+
+def promtool(directory: Path, *words: str) -> str:
+    program = shutil.which("promtool")
+    assert program is not None, "./do test takes it from Debian's package prometheus"
+    done = subprocess.run(
+        [program, *words], cwd=directory, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def groups() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = of_kind(render(MONITORING), "PrometheusRule")["spec"]["groups"]
+    return found
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    return (rule for group in groups() for rule in group["rules"])
+
+
+def dashboard() -> dict[str, Any]:
+    config = of_kind(render(MONITORING), "ConfigMap")
+    assert config["metadata"]["labels"] == {"grafana_dashboard": "1"}, "what Grafana's sidecar looks for"
+    found: dict[str, Any] = json.loads(config["data"]["gpuactors.json"])
+    return found
+
+
+def shown() -> Iterator[str]:
+    """Each expression of the dashboard, with its variable filled in."""
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"].replace("$node", ".*")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The rules as promtool reads them, with their tests."""
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups()}))
+    shutil.copy(MONITORING / "rules_test.yaml", tmp_path)
+    return tmp_path
+
+
+def test_every_alert_fires_where_it_should_and_is_quiet_where_not(directory: Path) -> None:
+    promtool(directory, "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml")
+    assert "SUCCESS" in promtool(directory, "test", "rules", "rules_test.yaml")
+    tests = yaml.safe_load((directory / "rules_test.yaml").read_text())["tests"]
+    tested = {
+        (test["alertname"], bool(test["exp_alerts"]))
+        for one in tests
+        for test in one.get("alert_rule_test", ())
+    }
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    assert tested == {(alert, fires) for alert in alerts for fires in (True, False)}
+    recorded = {sample["expr"] for one in tests for sample in one.get("promql_expr_test", ())}
+    assert recorded >= {r["record"] for r in rules() if r.get("record", "").startswith("node_resource:")}
+
+
+def test_a_rule_that_is_changed_fails_its_test(directory: Path) -> None:
+    text = (directory / "rules.yaml").read_text()
+    assert "gpuactors_ready == 0" in text
+    (directory / "rules.yaml").write_text(text.replace("gpuactors_ready == 0", "gpuactors_ready == 1"))
+    with pytest.raises(AssertionError, match="GpuactorsNotReady"):
+        promtool(directory, "test", "rules", "rules_test.yaml")
+
+
+def test_each_alert_has_a_severity_and_says_what_and_what_to_do() -> None:
+    for rule in rules():
+        if "alert" not in rule:
+            continue
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["annotations"]["summary"].endswith(".")
+        assert rule["annotations"]["description"].endswith(".")
+        assert "$labels.node" in rule["annotations"]["summary"]
+
+
+def test_the_dashboard_is_of_expressions_that_prometheus_takes(tmp_path: Path) -> None:
+    """As recording rules, which promtool parses."""
+    found = [{"record": f"panel:{n}", "expr": expr} for n, expr in enumerate(shown())]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": found}]}))
+    assert f"{len(found)} rules found" in promtool(tmp_path, "check", "rules", "panels.yaml")
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard()["panels"]]
+    assert len(set(places)) == len(places)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in dashboard()["panels"])
+
+
+def test_every_metric_and_label_value_that_is_named_is_one_of_ours() -> None:
+    ours: set[str] = set()
+    for family, _ in Metrics("", process=False).families():
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(
+            family.type, ("",)
+        )
+        ours |= {family.name + suffix for suffix in suffixes}
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for text in [*(rule["expr"] for rule in rules()), *shown()]:
+        plain = re.sub(r'"[^"]*"', '""', text)
+        named = set(re.findall(r"\b(?:gpuactors|process|node_\w+:gpuactors|up\b)[a-z0-9_:]*", plain))
+        assert named, text
+        assert named <= ours | recorded | OF_PROMETHEUS, text
+        for label, values in re.findall(r'(\w+)[!=]=?~?"([^"]*)"', text):
+            if label in LABELS:
+                assert set(values.split("|")) <= LABELS[label], text
+
+
+def test_the_pods_are_found_by_their_label_and_their_port() -> None:
+    base = render(DEPLOY / "base")
+    template = of_kind(base, "DaemonSet")["spec"]["template"]
+    (endpoint,) = of_kind(render(MONITORING), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    selector = of_kind(render(MONITORING), "PodMonitor")["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= template["metadata"]["labels"].items()
+    (container,) = template["spec"]["containers"]
+    assert endpoint["port"] in [port["name"] for port in container["ports"]]
+    assert of_kind(render(MONITORING), "PodMonitor")["metadata"]["namespace"] == "gpuactors"

@@ -4,6 +4,7 @@ event. Their claims are the machine's (`dra/`), with the answers of `driver.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import assert_never
 
@@ -76,7 +77,9 @@ def due(state: NodeState, at: float) -> NodeState:
 
 
 def deadline(state: NodeState) -> float:
-    """When `due` is next due; infinite if never."""
+    """When `due` is next due; infinite if never, and while another daemon serves."""
+    if state.domains.settings is None or not is_serving(state):
+        return math.inf
     return min(label.deadline(state.domains), looks.deadline(state.domains))
 
 

@@ -426,7 +426,7 @@ def test_a_node_takes_part_in_one_domain_at_a_time() -> None:
     core.prepare(DAEMON)
     core.prepare(ONE)
     token = core.prepare(TWO)
-    assert "takes part in the ComputeDomain default/red" in core.problem(TWO)
+    assert "takes part in another ComputeDomain, default/red with" in core.problem(TWO)
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert "the claim default/one" in core.refusal(token)
     assert core.history == [None, RED]

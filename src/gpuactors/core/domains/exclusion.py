@@ -16,7 +16,7 @@ from gpuactors.core.dra.exclusion import InTheWay
 from gpuactors.core.dra.table import OWNING, ClaimState
 
 if TYPE_CHECKING:
-    from gpuactors.core.domains.model import DomainConfig, DomainDevice
+    from gpuactors.core.domains.model import ClaimedDomain, DomainConfig, DomainDevice
     from gpuactors.core.domains.state import Domains
     from gpuactors.core.dra.entries import Entry
 
@@ -100,10 +100,15 @@ def _by_another_domain(domains: Domains, entry: Entry, domain: DomainUid) -> str
         own = other.domain
         if own is not None and own.uid != domain and own.devices[0].kind is DeviceKind.CHANNEL:
             return (
-                f"the node takes part in the ComputeDomain {own.namespace}/{own.name}: one of its channels "
+                f"the node takes part in another ComputeDomain, {_in_words(own)}: one of its channels "
                 f"{_doing(other)} the claim {other.name}{_why(other)}"
             )
     return ""
+
+
+def _in_words(own: ClaimedDomain) -> str:
+    """With its UID: one that was deleted and made anew under its name is another one."""
+    return f"{own.namespace}/{own.name} with the UID {own.uid}" if own.name else own.uid
 
 
 def _others(domains: Domains, entry: Entry) -> list[Entry]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import domain_reader
-from gpuactors.concurrency.latest import Latest
 from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts
-from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainReadWanted, DomainsWanted
+from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import (
     DomainRead,
     DomainsTouched,
@@ -24,7 +22,8 @@ from gpuactors.core.events import (
 )
 from gpuactors.ports import HostError
 from gpuactors.simulation.kube.server import ApiFault
-from tests.kube.cluster import NAMESPACE, NODE, Cluster, cluster
+from tests.actors.domain_actor import DomainActor, running, without_hints
+from tests.kube.cluster import NAMESPACE, NODE
 
 CLIQUE = "3f1c2a10-0000-4000-8000-00000000000a.7"
 NOBODYS = DomainUid("11111111-2222-4333-8444-555555555555")
@@ -48,43 +47,20 @@ class Imex:
 
 
 @dataclass
-class Reader:
+class Reader(DomainActor):
     """A domain reader that runs, its server and its host."""
 
-    at: Cluster
-    inbox: trio.MemoryReceiveChannel[Event]
     imex: Imex = field(default_factory=Imex)
-    wanted: Latest[DomainsWanted] = field(default_factory=lambda: Latest(NO_DOMAINS_WANTED))
-    unwatched: list[str] = field(default_factory=list)
 
     def domain(self, namespace: str, name: str = "training") -> DomainUid:
         return DomainUid(self.at.server.add_domain(namespace, name)["metadata"]["uid"])
 
-    async def posted(self) -> list[Event]:
-        """What came since the last time, when nothing runs any more."""
-        await wait_all_tasks_blocked(0.001)
-        found = []
-        while self.inbox.statistics().current_buffer_used:
-            found.append(self.inbox.receive_nowait())
-        return found
 
-    async def answers(self, wanted: DomainsWanted) -> list[Event]:
-        """What is posted for an order; hints left out."""
-        self.wanted.set(wanted)
-        return [event for event in await self.posted() if event != DomainsTouched()]
+def reader() -> AbstractAsyncContextManager[Reader]:
+    async def run(at: Reader, inbox: trio.MemorySendChannel[Event]) -> None:
+        await domain_reader.run(at.wanted.subscribe(), at.at.domains, at.imex, inbox, at.unwatched.append)
 
-
-@asynccontextmanager
-async def reader() -> AsyncIterator[Reader]:
-    send, receive = trio.open_memory_channel[Event](100)
-    async with cluster() as at, trio.open_nursery() as nursery:
-        found = Reader(at, receive)
-        unwatched = found.unwatched.append
-        nursery.start_soon(
-            domain_reader.run, found.wanted.subscribe(), at.domains, found.imex, send, unwatched
-        )
-        yield found
-        nursery.cancel_scope.cancel()
+    return running(Reader, run)
 
 
 def of(*reads: DomainReadWanted, imex: int = 0) -> DomainsWanted:
@@ -128,7 +104,7 @@ async def test_two_domains_are_read_beside_each_other(autojump_clock: MockClock)
         found = await at.answers(of(DomainReadWanted(1, one, ""), DomainReadWanted(2, two, "")))
         assert len(found) == 1, "one read hangs, and the other one is answered"
         await trio.sleep(limits.API_REQUEST_S)
-        (late,) = [event for event in await at.posted() if event != DomainsTouched()]
+        (late,) = without_hints(await at.posted())
         assert isinstance(late, DomainUnreadable)
         assert "did not answer in 10 s" in late.reason
         assert {

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import label_keeper
-from gpuactors.concurrency.latest import Latest
 from gpuactors.core.domains.model import LABEL, DomainUid, LabelChange, LabelPatch, NodeLabel
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainsWanted, LabelPatchWanted
 from gpuactors.core.events import (
@@ -26,7 +23,8 @@ from gpuactors.core.events import (
 )
 from gpuactors.simulation.kube.server import ApiFault
 from gpuactors.simulation.kube.status import NODES
-from tests.kube.cluster import NODE, Cluster, cluster
+from tests.actors.domain_actor import DomainActor, running, without_hints
+from tests.kube.cluster import NODE
 
 OURS = DomainUid("83479f70-e292-43d6-aa67-dd4ba8adab8f")
 
@@ -39,14 +37,8 @@ def patches(number: int, change: LabelChange, value: DomainUid = OURS) -> Domain
     return DomainsWanted(label_patch=LabelPatchWanted(number, LabelPatch(change, value)))
 
 
-@dataclass
-class Kept:
+class Kept(DomainActor):
     """A label keeper that runs, and its server."""
-
-    at: Cluster
-    inbox: trio.MemoryReceiveChannel[Event]
-    wanted: Latest[DomainsWanted] = field(default_factory=lambda: Latest(NO_DOMAINS_WANTED))
-    unwatched: list[str] = field(default_factory=list)
 
     @property
     def label(self) -> str | None:
@@ -54,28 +46,12 @@ class Kept:
         value: str | None = node["metadata"]["labels"].get(LABEL)
         return value
 
-    async def posted(self) -> list[Event]:
-        """What came since the last time, when nothing runs any more."""
-        await wait_all_tasks_blocked(0.001)
-        found = []
-        while self.inbox.statistics().current_buffer_used:
-            found.append(self.inbox.receive_nowait())
-        return found
 
-    async def answers(self, wanted: DomainsWanted) -> list[Event]:
-        """What is posted for an order; hints left out."""
-        self.wanted.set(wanted)
-        return [event for event in await self.posted() if event != NodeTouched()]
+def kept() -> AbstractAsyncContextManager[Kept]:
+    async def run(at: Kept, inbox: trio.MemorySendChannel[Event]) -> None:
+        await label_keeper.run(at.wanted.subscribe(), at.at.node, inbox, at.unwatched.append)
 
-
-@asynccontextmanager
-async def kept() -> AsyncIterator[Kept]:
-    send, receive = trio.open_memory_channel[Event](100)
-    async with cluster() as at, trio.open_nursery() as nursery:
-        found = Kept(at, receive)
-        nursery.start_soon(label_keeper.run, found.wanted.subscribe(), at.node, send, found.unwatched.append)
-        yield found
-        nursery.cancel_scope.cancel()
+    return running(Kept, run)
 
 
 # --- orders -----------------------------------------------------------------------------------------------
@@ -150,7 +126,7 @@ async def test_a_patch_follows_a_read_that_hangs_and_never_runs_beside_it(autoju
         assert await keeper.answers(reads(1)) == []
         assert await keeper.answers(patches(2, LabelChange.ADD)) == []
         await trio.sleep(limits.API_REQUEST_S)
-        unread, done = (e for e in await keeper.posted() if e != NodeTouched())
+        unread, done = without_hints(await keeper.posted())
         assert isinstance(unread, LabelUnreadable)
         assert done == LabelPatched(2)
 

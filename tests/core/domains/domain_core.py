@@ -26,14 +26,11 @@ from gpuactors.core.dra.claim import (
     ClaimUid,
     Json,
     OpaqueConfig,
-    Prepared,
-    Unprepared,
 )
 from gpuactors.core.dra.config import API_VERSION
-from gpuactors.core.dra.entries import Entry, StoredEntry
+from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.dra.outputs import CheckpointWanted
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Effect, Log, Refused, Reply
 from gpuactors.core.events import (
     ActDone,
     CheckpointRead,
@@ -52,12 +49,11 @@ from gpuactors.core.events import (
     LabelRead,
     LabelUnreadable,
     NodeTouched,
-    PrepareAsked,
-    UnprepareAsked,
 )
-from gpuactors.core.model import ClaimedDevice, Pod, Token
+from gpuactors.core.model import ClaimedDevice, Pod
 from gpuactors.core.step import initial_state
-from tests.core.builders import SETTINGS, Core, ledger_read
+from tests.core.builders import SETTINGS, ledger_read
+from tests.core.dra.calls_core import CallsCore
 
 NODE = "node-1"
 NAMESPACE = "nvidia-dra-driver-gpu"
@@ -104,12 +100,14 @@ def found_by_files(*claims: ClaimName) -> CheckpointWanted:
     return CheckpointWanted(1, entries, ())
 
 
-class DomainCore(Core):
+class DomainCore(CallsCore):
     """`Core` with compute domains. What surrounds it answers at once, unless it is held back (`load`, `read`,
     `checkpoint`, `files`, `label-read`, `label-patch`, `domain`, `imex`).
 
     `label` is the node's, as the API server has it; `history` all its values. `away`: the API server does not answer.
     """
+
+    of = ClaimsOf.DOMAINS
 
     def __init__(self, *, settings: DomainSettings = DOMAIN_SETTINGS) -> None:
         super().__init__()
@@ -127,10 +125,9 @@ class DomainCore(Core):
         self.files: dict[ClaimUid, tuple[DomainEdits, ...]] = {}
         self.directories: set[str] = set()
         self.away = False
-        self.held_back: set[str] = set()
+        self.held_back = set()
         self.listed: set[ClaimName] | None = None
         """The claims that kubelet lists for pods; None: all that are prepared."""
-        self.tokens = 0
         self.state = initial_state(SETTINGS, domain_settings=settings)
         scan = self.state.host.inspections.scan
         assert scan is not None
@@ -152,16 +149,6 @@ class DomainCore(Core):
         return after
 
     # --- what kubelet, the controller and operators do --------------------------------------------------------
-
-    def prepare(self, claim: ClaimName) -> Token:
-        self.tokens += 1
-        self.feed(PrepareAsked(Token(self.tokens), claim, ClaimsOf.DOMAINS))
-        return Token(self.tokens)
-
-    def unprepare(self, claim: ClaimName) -> Token:
-        self.tokens += 1
-        self.feed(UnprepareAsked(Token(self.tokens), claim, ClaimsOf.DOMAINS))
-        return Token(self.tokens)
 
     def created(self, *claims: Claim) -> None:
         """The API server has these claims."""
@@ -192,27 +179,6 @@ class DomainCore(Core):
 
     # --- what is seen of it -----------------------------------------------------------------------------------
 
-    def answer(self, token: Token) -> Prepared | Unprepared | Refused | None:
-        """The answer to a call; None while it waits."""
-        found = [e.answer for e in self.effects if isinstance(e, Reply) and e.token == token]
-        assert len(found) <= 1, "a call is answered once"
-        if not found:
-            return None
-        assert isinstance(found[0], Prepared | Unprepared | Refused)
-        return found[0]
-
-    def refusal(self, token: Token) -> str:
-        answer = self.answer(token)
-        assert isinstance(answer, Refused), f"refused, not {answer}"
-        return answer.reason
-
-    def entry(self, claim: ClaimName) -> Entry | None:
-        return self.state.domains.claims.entries.get(claim.uid)
-
-    def claim_state(self, claim: ClaimName) -> ClaimState:
-        entry = self.entry(claim)
-        return ClaimState.ABSENT if entry is None else entry.state
-
     def own(self, claim: ClaimName) -> ClaimedDomain:
         entry = self.entry(claim)
         assert entry is not None
@@ -224,23 +190,11 @@ class DomainCore(Core):
         assert entry is not None
         return entry.problem
 
-    def logged(self, line: str) -> list[Log]:
-        return [e for e in self.effects if isinstance(e, Log) and e.name == line]
-
     @property
     def wanted(self) -> DomainsWanted:
         return domains_wanted(self.state)
 
     # --- what surrounds it ------------------------------------------------------------------------------------
-
-    def release(self, *kinds: str) -> list[Effect]:
-        """What was held back is answered now, and from now on."""
-        self.held_back -= {*kinds}
-        out: list[Effect] = []
-        while (event := self._answer()) is not None:
-            out += self._step(event)
-        self.effects += out
-        return out
 
     def _answer(self) -> Event | None:
         return self._of_disk() or self._of_server() or super()._answer()

@@ -10,17 +10,15 @@ from gpuactors.core.dra.claim import (
     BoundFunction,
     Claim,
     ClaimName,
+    ClaimsOf,
     ClaimUid,
     FirstDriver,
-    Prepared,
     Target,
-    Unprepared,
 )
-from gpuactors.core.dra.entries import ClaimSettings, Entry
+from gpuactors.core.dra.entries import ClaimSettings
 from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, claims_wanted
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Answer, Effect, Refused, Reply
+from gpuactors.core.effects import Answer, Effect, Reply
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -33,12 +31,11 @@ from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
     HostScanned,
-    PrepareAsked,
-    UnprepareAsked,
 )
 from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Settings, Token
 from gpuactors.core.step import initial_state
-from tests.core.builders import H100, SETTINGS, Core
+from tests.core.builders import H100, SETTINGS
+from tests.core.dra.calls_core import CallsCore
 
 DRIVER = "gpu.nvidia.com"
 POOL = "node-1"
@@ -61,12 +58,14 @@ def allocated(claim: ClaimName, *addresses: str, admin: bool = False) -> Claim:
     return Claim(claim, None, 1, results)
 
 
-class ClaimCore(Core):
+class ClaimCore(CallsCore):
     """`Core` with claims. What surrounds it answers at once, unless it is held back.
 
     `api` has the claims by namespace and name; `disk` is the checkpoint as it was last written; `functions` are what
     sysfs shows, and change with the acts.
     """
+
+    of = ClaimsOf.GPUS
 
     def __init__(
         self,
@@ -79,10 +78,9 @@ class ClaimCore(Core):
         self.functions: dict[PciAddress, PciFunction] = {f.address: f for f in functions}
         self.api: dict[str, Claim] = {}
         self.disk = disk
-        self.held_back: set[str] = set()
+        self.held_back = set()
         self.acts: list[tuple[Target, PciAddress]] = []
         """Every act on a device that was carried out, by its first function."""
-        self.tokens = 0
         self.state = initial_state(settings, claim_settings=claim_settings)
         if functions:
             self.scanned()
@@ -124,39 +122,6 @@ class ClaimCore(Core):
 
     # --- what kubelet does ----------------------------------------------------------------------------------
 
-    def prepare(self, claim: ClaimName) -> Token:
-        self.tokens += 1
-        token = Token(1000 + self.tokens)
-        self.feed(PrepareAsked(token, claim))
-        return token
-
-    def unprepare(self, claim: ClaimName) -> Token:
-        self.tokens += 1
-        token = Token(1000 + self.tokens)
-        self.feed(UnprepareAsked(token, claim))
-        return token
-
-    def answer(self, token: Token) -> Prepared | Unprepared | Refused | None:
-        """The answer to a call; None while it waits."""
-        found = [e.answer for e in self.effects if isinstance(e, Reply) and e.token == token]
-        assert len(found) <= 1, "a call is answered once"
-        if not found:
-            return None
-        assert isinstance(found[0], Prepared | Unprepared | Refused)
-        return found[0]
-
-    def refusal(self, token: Token) -> str:
-        answer = self.answer(token)
-        assert isinstance(answer, Refused), f"refused, not {answer}"
-        return answer.reason
-
-    def entry(self, claim: ClaimName) -> Entry | None:
-        return self.state.claims.entries.get(claim.uid)
-
-    def claim_state(self, claim: ClaimName) -> ClaimState:
-        entry = self.entry(claim)
-        return ClaimState.ABSENT if entry is None else entry.state
-
     def driver(self, address: str) -> str | None:
         return self.functions[PciAddress(address)].driver
 
@@ -166,8 +131,7 @@ class ClaimCore(Core):
 
     def allocate(self, *addresses: str) -> Token:
         """Kubelet allocates these by the device plugin API."""
-        self.tokens += 1
-        token = Token(1000 + self.tokens)
+        token = self.token()
         self.feed(AllocateAsked(token, H100, (tuple(DeviceId(a) for a in addresses),)))
         return token
 
@@ -180,18 +144,6 @@ class ClaimCore(Core):
     @property
     def wanted(self) -> ClaimsWanted:
         return claims_wanted(self.state)
-
-    def release(self, *kinds: str) -> list[Effect]:
-        """What was held back is answered now, and from now on."""
-        self.held_back -= {*kinds}
-        return self.feed_answers()
-
-    def feed_answers(self) -> list[Effect]:
-        out: list[Effect] = []
-        while (event := self._answer()) is not None:
-            out += self._step(event)
-        self.effects += out
-        return out
 
     def _answer(self) -> Event | None:
         if (event := self._claims_answer()) is not None:

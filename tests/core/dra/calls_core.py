@@ -1,0 +1,74 @@
+"""A core that kubelet calls about the claims of one DRA driver, with what it answers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
+from gpuactors.core.dra.entries import Entry
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.drivers import DRIVERS
+from gpuactors.core.effects import Effect, Log, Refused, Reply
+from gpuactors.core.events import PrepareAsked, UnprepareAsked
+from gpuactors.core.model import Token
+from tests.core.builders import Core
+
+
+class CallsCore(Core):
+    """`Core` with claims. What surrounds it answers at once, unless it is held back."""
+
+    of: ClassVar[ClaimsOf]
+    """Whose claims these are."""
+    tokens: int = 0
+    held_back: set[str]
+
+    def token(self) -> Token:
+        """That of the next call."""
+        self.tokens += 1
+        return Token(1000 + self.tokens)
+
+    def prepare(self, claim: ClaimName) -> Token:
+        token = self.token()
+        self.feed(PrepareAsked(token, claim, self.of))
+        return token
+
+    def unprepare(self, claim: ClaimName) -> Token:
+        token = self.token()
+        self.feed(UnprepareAsked(token, claim, self.of))
+        return token
+
+    def answer(self, token: Token) -> Prepared | Unprepared | Refused | None:
+        """The answer to a call; None while it waits."""
+        found = [e.answer for e in self.effects if isinstance(e, Reply) and e.token == token]
+        assert len(found) <= 1, "a call is answered once"
+        if not found:
+            return None
+        assert isinstance(found[0], Prepared | Unprepared | Refused)
+        return found[0]
+
+    def refusal(self, token: Token) -> str:
+        answer = self.answer(token)
+        assert isinstance(answer, Refused), f"refused, not {answer}"
+        return answer.reason
+
+    def entry(self, claim: ClaimName) -> Entry | None:
+        return DRIVERS[self.of].claims(self.state).entries.get(claim.uid)
+
+    def claim_state(self, claim: ClaimName) -> ClaimState:
+        entry = self.entry(claim)
+        return ClaimState.ABSENT if entry is None else entry.state
+
+    def logged(self, line: str) -> list[Log]:
+        return [e for e in self.effects if isinstance(e, Log) and e.name == line]
+
+    def release(self, *kinds: str) -> list[Effect]:
+        """What was held back is answered now, and from now on."""
+        self.held_back -= {*kinds}
+        return self.feed_answers()
+
+    def feed_answers(self) -> list[Effect]:
+        out: list[Effect] = []
+        while (event := self._answer()) is not None:
+            out += self._step(event)
+        self.effects += out
+        return out

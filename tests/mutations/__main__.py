@@ -34,8 +34,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"
-CLAIMS: Final = (*ORDERS[:-1], "tests/core/dra/test_claim_small_worlds.py", "-k", "after_every_order")
-"""Of claims, for a bug in their part of the core."""
+CLAIMS: Final = {
+    "core/dra/": "tests/core/dra/test_claim_small_worlds.py",
+    "core/domains/": "tests/core/domains/test_domain_small_worlds.py",
+}
+"""The small worlds of claims, for a bug in that part of the core."""
 
 FEW: Final = "3"
 MANY: Final = "5"
@@ -147,8 +150,13 @@ def unnamed(mutation: Mutation, *, histories: int, seed: str) -> tuple[tuple[str
         sys.executable,
         *("-m", "gpuactors.simulation.histories", "--histories", str(histories), "--seed", seed),
     )
+    claims = (
+        ("claims' worlds", (*ORDERS[:-1], worlds, "-k", "after_every_order"), FEW)
+        for part, worlds in CLAIMS.items()
+        if mutation.file.startswith(part)
+    )
     return (
-        *((("claims' worlds", CLAIMS, FEW),) if mutation.file.startswith("core/dra/") else ()),
+        *claims,
         ("small worlds", (*ORDERS, "-k", RIGHT), FEW),
         ("histories", campaign, FEW),
         ("small worlds", (*ORDERS, "-k", RIGHT), MANY),

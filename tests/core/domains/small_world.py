@@ -53,6 +53,7 @@ from gpuactors.core.step import initial_state, step
 from tests.core.builders import SETTINGS, ledger_read
 from tests.core.domains.domain_core import DOMAIN_SETTINGS, IMEX, NODE
 from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
+from tests.core.dra.on_disk import check_prepared, stored
 from tests.core.orders import Happening, WrongError
 from tests.core.sameness import of_claims, of_ledger, ranked
 
@@ -443,10 +444,6 @@ def _channels(node: Node, states: Iterable[ClaimState]) -> list[tuple[Subject, E
     return [(of, entry) for of, entry in found if of.is_channel]
 
 
-def _stored(outside: Outside) -> Mapping[ClaimUid, StoredEntry]:
-    return {e.name.uid: e for e in outside.disk.entries} if outside.disk is not None else {}
-
-
 def check_always(before: Node, node: Node) -> None:
     """After every event."""
     o = node.outside
@@ -460,7 +457,7 @@ def check_always(before: Node, node: Node) -> None:
     for uid in o.kubelet.prepared - o.deleted:
         _check_running(node, uid)
     for act in node.wanted.claims.files.values():
-        if act.claim is not None and act.name.uid not in _stored(o):
+        if act.claim is not None and act.name.uid not in stored(o.disk):
             raise WrongError(f"files of {act.name} are to be written, and the checkpoint does not say so")
     for of, entry in _channels(node, (ClaimState.WRITING,)):
         known = before.entries.get(entry.name.uid)
@@ -505,11 +502,8 @@ def _check_usable(node: Node, of: Subject) -> None:
 
 def _check_prepared(before: Node, node: Node, uid: ClaimUid) -> None:
     o = node.outside
-    stored, of = _stored(o).get(uid), o.world.subjects[uid]
-    if stored is None or stored.state is not ClaimState.PREPARED:
-        raise WrongError(f"{uid} is said to be prepared, and is not on disk as that")
-    if uid not in o.files:
-        raise WrongError(f"{uid} is said to be prepared, and its files are not there")
+    check_prepared(uid, o.disk, o.files)
+    of = o.world.subjects[uid]
     if of.is_channel and before.entries[uid].state is ClaimState.VERIFYING:
         _check_usable(node, of)
 
@@ -521,7 +515,7 @@ def _check_patch(node: Node, wanted: LabelPatchWanted) -> None:
         _check_removal(node, patch.value, _LIVE)
         return
     needing = (of for of, e in _channels(node, _KEPT) if e.state is not ClaimState.RESERVED)
-    if not any(of.domain == patch.value and of.claim.name.uid in _stored(o) for of in needing):
+    if not any(of.domain == patch.value and of.claim.name.uid in stored(o.disk) for of in needing):
         raise WrongError(f"the label is to be {patch.value}, and no claim of that domain is on disk")
 
 
@@ -531,8 +525,8 @@ def _check_removal(node: Node, value: str, live: Iterable[ClaimState]) -> None:
         raise WrongError("the label that somebody else has set is removed")
     if lives := [str(of.claim.name) for of, _ in _channels(node, live) if of.domain == value]:
         raise WrongError(f"the label {value} is removed, and {lives} live")
-    stored = (o.world.subjects[uid] for uid in _stored(o))
-    if ended := [str(of.claim.name) for of in stored if of.is_channel and of.domain == value]:
+    on_disk = (o.world.subjects[uid] for uid in stored(o.disk))
+    if ended := [str(of.claim.name) for of in on_disk if of.is_channel and of.domain == value]:
         raise WrongError(f"the label {value} is removed, and {ended} are still on disk")
 
 
@@ -591,8 +585,8 @@ def _check_nothing(node: Node) -> None:
     o, claims = node.outside, node.state.domains.claims
     if o.kubelet.calls or claims.calls:
         raise WrongError(f"calls were never answered: {dict(o.kubelet.calls)}")
-    if claims.entries or o.files or _stored(o) or claims.reads or node.state.domains.known:
-        raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {_stored(o)}")
+    if claims.entries or o.files or stored(o.disk) or claims.reads or node.state.domains.known:
+        raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {stored(o.disk)}")
     if o.label is not None:
         raise WrongError(f"no claim is left, and the label is {o.label}")
 

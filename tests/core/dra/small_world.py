@@ -8,7 +8,7 @@ it asks of the API server, of the disk and of the drivers is answered one by one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,7 +21,6 @@ from gpuactors.core.dra.claim import (
     Prepared,
     Target,
 )
-from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, FilesAct, claims_wanted
 from gpuactors.core.dra.table import OWNING, ClaimState
@@ -59,6 +58,7 @@ from tests.core import orders
 from tests.core.builders import H100, SETTINGS, ledger_read
 from tests.core.dra.claim_core import CLAIM_SETTINGS, DRIVER, POOL, allocated, driver_after, name, on_driver
 from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
+from tests.core.dra.on_disk import check_prepared, stored
 from tests.core.orders import Count, Happening, Rules, WrongError
 from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 
@@ -415,11 +415,7 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
 
 def _check_prepared(node: Node, uid: ClaimUid) -> None:
     o = node.outside
-    stored = _stored(o).get(uid)
-    if stored is None or stored.state is not ClaimState.PREPARED:
-        raise WrongError(f"{uid} is said to be prepared, and is not on disk as that")
-    if uid not in o.files:
-        raise WrongError(f"{uid} is said to be prepared, and its files are not there")
+    check_prepared(uid, o.disk, o.files)
     if uid in o.kubelet.prepared and (seen := _seen_driver(node)) != "vfio-pci":
         raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")
 
@@ -435,18 +431,16 @@ def _check_grant(node: Node) -> None:
         raise WrongError("a claim has the GPU, and a pod gets it")
 
 
-def _stored(outside: Outside) -> Mapping[ClaimUid, StoredEntry]:
-    return {e.name.uid: e for e in outside.disk.entries} if outside.disk is not None else {}
-
-
 def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
     """Its intent is on disk, and nobody else has the device."""
     o = node.outside
     undoes = act.claim is None if isinstance(act, FilesAct) else act.target is Target.FIRST_DRIVER
-    meant = [e for e in _stored(o).values() if undoes == (e.state is ClaimState.RELEASING)]
+    meant = [e for e in stored(o.disk).values() if undoes == (e.state is ClaimState.RELEASING)]
     if isinstance(act, FilesAct):
         meant = [e for e in meant if e.name.uid == act.name.uid]
-    clears = isinstance(act, FilesAct) and undoes and act.name.uid not in {*_stored(o), *o.kubelet.prepared}
+    clears = (
+        isinstance(act, FilesAct) and undoes and act.name.uid not in {*stored(o.disk), *o.kubelet.prepared}
+    )
     if not (meant or clears):
         raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
     if isinstance(act, DeviceAct) and o.pod:
@@ -469,8 +463,8 @@ def check_settled(node: Node, met: set[object]) -> None:
     o, claims = node.outside, node.state.claims
     if o.kubelet.calls or claims.calls or o.admitting:
         raise WrongError(f"calls were never answered: {dict(o.kubelet.calls)}")
-    if claims.entries or o.files or _stored(o):
-        raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {_stored(o)}")
+    if claims.entries or o.files or stored(o.disk):
+        raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {stored(o.disk)}")
     if claims.reserved or claims.returned or claims.reads:
         raise WrongError("something is left of claims in the daemon")
     for now in o.functions:

@@ -244,6 +244,22 @@ def test_a_claim_of_a_domain_is_explained() -> None:
     ]
 
 
+def test_of_a_claim_of_every_channel_the_first_ones_are_named_and_the_others_counted() -> None:
+    core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2048))
+    core.created(channel(ONE, allocationMode="All"))
+    core.prepare(ONE)
+    first = ", ".join(f"channel-{n}" for n in range(16))
+    lines = " ".join(" ".join(section(core)).split())
+    assert f"default/one Binding for 0 s {first}, and 2,032 more (1 call of kubelet waits)" in lines
+    told = explained(core, "default/one")
+    began = told.index("Device         channel-0")
+    rest = [*(f"channel-{n}" for n in range(1, 16)), "and 2,032 more"]
+    assert [line.strip() for line in told[began + 1 : began + 17]] == rest
+    assert all(len(line) <= 100 for line in explained(core, "default/red"))
+    (claim,) = json.loads(as_json(by_daemon(core)))["compute_domains"]["claims"]
+    assert len(claim["devices"]) == 2048
+
+
 def test_a_name_that_is_a_claim_s_and_a_domain_s_is_asked_for_by_uid() -> None:
     core = core_with()
     core.created(channel(name("red")))
@@ -281,6 +297,8 @@ def test_a_name_that_is_not_known_and_what_is() -> None:
         match="knows nvidia-dra-driver-gpu/daemon, default/one, the ComputeDomain default/red",
     ):
         find_named(by_daemon(core), "default/none")
+    with pytest.raises(UnknownAddressError, match=f"knows no claim {BLUE}"):
+        find_named(by_daemon(core), BLUE)
 
 
 def test_json_has_words_for_programs() -> None:

@@ -33,6 +33,7 @@ from gpuactors.control.view import (
     Setting,
     view_of,
 )
+from gpuactors.core.dra.names import is_domain_id
 from gpuactors.core.events import Event, GroupsObserved, HostScanned
 from gpuactors.core.model import PciFunction, Role
 from gpuactors.core.snapshot import project
@@ -229,13 +230,13 @@ def find_named(found: Inspected, name: str) -> ExplainedClaim | ExplainedDomain 
         return ExplainedDomain(domain, found)
     if claim is not None or of_domains is not None:
         return ExplainedClaim(claim, found, of_domains)
-    if "/" not in name:
+    if "/" not in text and not is_domain_id(text):  # the UID of an object is such a UUID
         return None
     if not found.by_daemon:
         raise UnknownAddressError(f"only the running daemon knows claims, and {name} looks like one")
     if view.claims is None and view.domains is None:
         raise UnknownAddressError(
-            f"the running daemon serves no claims (--dra off), so it knows no claim {name}"
+            f"the running daemon serves no claims (--dra off, --compute-domains off), so it knows no claim {name}"
         )
     raise UnknownAddressError(f"the running daemon knows no claim {name}; it knows {_known_claims(view)}")
 

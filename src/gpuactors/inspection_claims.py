@@ -13,6 +13,7 @@ from gpuactors.control.claims_view import BlockedView, ClaimsView, ClaimView, De
 from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView
 from gpuactors.core.dra.report import CLAIMED, OFFERED
 from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.quote import first_of
 
 COLUMNS: Final = 100
 """How wide the output may get."""
@@ -157,7 +158,7 @@ def sections(claims: ClaimsView | None) -> list[list[str]]:
 
 def claim_lines(claim: ClaimView, indent: int = 2, said: str = "") -> list[str]:
     """A claim, and below it why it is not further, unless that was `said` above."""
-    devices = ", ".join(claim.devices) or ("no device of its own" if claim.admin_devices else "")
+    devices = ", ".join(first_of(claim.devices)) or ("no device of its own" if claim.admin_devices else "")
     parts = [f"{claim}  {claim.state} for {lasted(claim.age_s)}", devices, *_rest(claim)]
     lines = wrapped("  ".join(filter(None, parts)), indent)
     return lines + (wrapped(claim.problem, indent + 2) if claim.problem not in ("", said) else [])

@@ -14,6 +14,7 @@ from gpuactors.core.domains.exclusion import Readiness
 from gpuactors.core.domains.model import LABEL, DomainMode
 from gpuactors.core.domains.report import DomainStatus, LabelStatus
 from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.quote import first_of
 from gpuactors.inspection_claims import (
     MEANINGS,
     claim_dict,
@@ -155,7 +156,7 @@ def claim_explanation(
 ) -> list[tuple[str, str]]:
     """The facts of a claim; `time` is the time of day of so many seconds ago."""
     domain = domains.of(claim)
-    facts = [*claim_facts(claim, time), *(("Device", device) for device in claim.devices)]
+    facts = [*claim_facts(claim, time), *(("Device", device) for device in first_of(claim.devices))]
     if domain is None:
         return facts
     facts.append(("ComputeDomain", f"{_titled(domain)}: {domain.status}"))
@@ -197,16 +198,17 @@ def domain_explanation(domain: DomainView, domains: DomainsView) -> list[tuple[s
     if domains.mode == DomainMode.ON:
         label = [f"{LABEL} names it"] if domain.labelled else [text for _, text in _label_facts(domains)]
         facts += [("Label", line) for text in label for line in folded(text)]
-        facts.append(("Daemon", _claim_line(daemon) if daemon is not None else "no claim of it is here"))
+        found = _claim_lines(daemon) if daemon is not None else ["no claim of it is here"]
+        facts += [("Daemon", line) for line in found]
         facts.append(("Readiness", _READINESS.get(domain.readiness or "", "not known")))
     facts += [("Problem", line) for line in folded(domain.problem)]
-    facts += [("Claim", _claim_line(claim)) for claim in claims if claim is not daemon]
+    facts += [("Claim", line) for claim in claims if claim is not daemon for line in _claim_lines(claim)]
     return facts + [(name, line) for name, text in _imex_facts(domains) for line in folded(text)]
 
 
-def _claim_line(claim: ClaimView) -> str:
-    devices = ", ".join(claim.devices)
-    return f"{claim}, {claim.state} for {lasted(claim.age_s)}" + (f", {devices}" if devices else "")
+def _claim_lines(claim: ClaimView) -> list[str]:
+    devices = ", ".join(first_of(claim.devices))
+    return folded(f"{claim}, {claim.state} for {lasted(claim.age_s)}" + (f", {devices}" if devices else ""))
 
 
 def domain_explanation_dict(domain: DomainView, domains: DomainsView) -> dict[str, Any]:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpuactors.core.domains.model import DomainSettings
 from gpuactors.core.events import DomainRead, KubeletAppeared
 from gpuactors.replay.domain_lanes import LABEL_KINDS
-from gpuactors.replay.page import DOMAIN_KINDS
+from gpuactors.replay.page import DOMAIN_DEVICES_MAX, DOMAIN_KINDS
 from gpuactors.replay.run import DeviceError, replay
 from tests.core.builders import gpu
-from tests.core.domains.domain_core import DAEMON, NODE, RED, DomainCore, channel, daemon, name
+from tests.core.domains.domain_core import (
+    DAEMON,
+    DOMAIN_SETTINGS,
+    NODE,
+    RED,
+    DomainCore,
+    channel,
+    daemon,
+    name,
+)
 from tests.observe.recording import RecordedCore, RecordedSteps, write
 from tests.support.browser import open_browser
 
@@ -24,8 +35,8 @@ STRANGER = "99999999-9999-9999-9999-999999999999"
 class RecordedDomains(RecordedSteps, DomainCore):
     """`DomainCore`, whose steps are kept, from the first one with compute domains on."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, settings: DomainSettings = DOMAIN_SETTINGS) -> None:
+        super().__init__(settings=settings)
         del self.steps[: [step.before.domains.settings is not None for step in self.steps].index(True)]
 
 
@@ -136,10 +147,10 @@ def test_of_one_device_only_its_claims_are_shown(journal: Path) -> None:
         "claim default/old is allocated channel-0",
         "channel-0: it belongs to the claim default/old",
         "NodeUnprepareResources of claim default/old",
-        "answer  call 4: unprepared",
         f"{STRANGER}, set by no claim here",
     ):
         assert words in told, words
+    assert re.search(r"answer  call \d+: unprepared", told)
     of_daemon = "NodeUnprepareResources of claim nvidia-dra-driver-gpu/daemon"
     assert of_daemon not in told
     told = "\n".join(replayed(journal, device="daemon-0"))
@@ -201,6 +212,22 @@ def test_the_page_of_one_device_has_its_lane_and_what_it_depends_on(journal: Pat
     page = tmp_path / "page.html"
     replayed(journal, device="channel-0", html=page)
     assert [*rows(page)][-3:] == ["compute-domain.nvidia.com", "default/red", "channel-0"]
+
+
+def test_of_thousands_of_channels_some_have_lanes_and_the_others_are_counted(tmp_path: Path) -> None:
+    core = RecordedDomains(replace(DOMAIN_SETTINGS, channels=2048))
+    core.created(channel(OLD, allocationMode="All"))
+    core.prepare(OLD)
+    core.pass_time(1.0)
+    write(tmp_path, *core.steps)
+    page = tmp_path / "page.html"
+    replayed(tmp_path, html=page)
+    assert [name for name in rows(page) if name.startswith("channel-")] == [
+        f"channel-{number}" for number in range(DOMAIN_DEVICES_MAX)
+    ]
+    assert "32 lanes of devices of compute domains are shown, 2016 are not; --device NAME" in page.read_text()
+    replayed(tmp_path, html=page, device="channel-2047")
+    assert "channel-2047" in rows(page)
 
 
 def test_a_browser_draws_them(journal: Path, tmp_path: Path) -> None:

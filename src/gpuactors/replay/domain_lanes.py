@@ -74,7 +74,7 @@ class DomainLanes:
         if self.label is not None:
             yield self.label
         yield from self.domains.values()
-        yield from (self.devices[device] for device in sorted(self.devices, key=lambda d: (d.kind, d.id)))
+        yield from (self.devices[device] for device in sorted(self.devices, key=order))
 
     def _domains(self, state: NodeState, at: float) -> None:
         now = {found.uid: found for found in domain_reports(state.domains)}
@@ -98,6 +98,11 @@ class DomainLanes:
                 lane.ends(at)
             elif device not in now:
                 lane.is_now(at, "free", "offered to claims")
+
+
+def order(device: DomainDevice) -> tuple[str, int]:
+    """In which devices are shown: `channel-2` before `channel-10`."""
+    return device.kind, device.id
 
 
 def devices_of_claims(state: NodeState) -> dict[DomainDevice, Entry]:

@@ -22,7 +22,7 @@ from gpuactors.core.model import DeviceList, PciAddress, ResourceName, Token
 from gpuactors.core.state import NodeState
 from gpuactors.replay.choice import Device
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
-from gpuactors.replay.domain_lanes import DomainLanes
+from gpuactors.replay.domain_lanes import DomainLanes, order
 from gpuactors.replay.lane import Lane, Mark
 from gpuactors.replay.lanes import Lanes
 from gpuactors.replay.play import Began, Moment, Played, Resumed
@@ -35,6 +35,9 @@ EVENTS_MAX: Final = 20_000
 
 ROWS_MAX: Final = 2_000
 """Of each table, the last ones; the picture has all."""
+
+DOMAIN_DEVICES_MAX: Final = 32
+"""Lanes of channels: a claim of mode All has every channel of the node, thousands of them if the operator says so."""
 
 KINDS: Final = {
     "free": "free",
@@ -76,6 +79,8 @@ class Page:
     _last: float = 0.0
     _run_last: float = 0.0
     """Of the process that is being replayed."""
+    _hidden: int = 0
+    """Devices of compute domains whose lanes are not shown."""
     _asked: dict[Token, tuple[float, str, ResourceName, tuple[str, ...]]] = field(default_factory=dict)
 
     def add(self, moment: Moment) -> None:
@@ -219,7 +224,10 @@ class Page:
                 self.lanes.devices = {}
                 of_domains.devices = {d: lane for d, lane in of_domains.devices.items() if d == device}
             case None:
-                pass
+                of_domains = self.lanes.of_domains
+                shown = sorted(of_domains.devices, key=order)[:DOMAIN_DEVICES_MAX]
+                self._hidden = len(of_domains.devices) - len(shown)
+                of_domains.devices = {device: of_domains.devices[device] for device in shown}
 
     def _kinds(self) -> dict[str, str]:
         """Those that the journal may have."""
@@ -262,6 +270,11 @@ class Page:
         if self._happened > len(self._events):
             shown = f"of {self._happened} events the last {len(self._events)} are shown"
             yield f"{shown}; --since T and --until T choose others"
+        if self._hidden:
+            shown = (
+                f"{DOMAIN_DEVICES_MAX} lanes of devices of compute domains are shown, {self._hidden} are not"
+            )
+            yield f"{shown}; --device NAME chooses one"
         yield from (f"unreadable: {damage}" for damage in self._damage[:20])
         if tally.missed or tally.gaps:
             yield f"{count(tally.gaps, 'gap')} in the journal, hatched below"

@@ -112,6 +112,22 @@ def pod_for(arguments: Sequence[str], kubelet_dir: Path, state_dir: Path) -> Pod
 # --- the manifests ------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What kubelet asks of the pod."""
+
+    path: str
+    port: int
+    timeout_s: float
+
+
+def probe_of(name: str) -> Probe:
+    """`readinessProbe` or `livenessProbe` of deploy/base."""
+    (container,) = _manifest(BASE)["containers"]
+    asked, ports = container[name]["httpGet"], {p["name"]: p["containerPort"] for p in container["ports"]}
+    return Probe(asked["path"], ports[asked["port"]], container[name]["timeoutSeconds"])
+
+
 def _manifest(path: Path) -> dict[str, Any]:
     spec: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
     return spec

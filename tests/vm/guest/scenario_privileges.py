@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from tests.support.patience import patient
 from tests.vm.guest.confined import new_pid_namespace
 from tests.vm.guest.daemon import CONFINED, DaemonProcess, environment_of, mounts_of, status_of
 from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node, arguments, last_reason
-from tests.vm.guest.pod import STATE_DIR, Pod, base_pod, privileged_pod
+from tests.vm.guest.pod import STATE_DIR, Pod, base_pod, privileged_pod, probe_of
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.guest.tenant import Tenant
@@ -44,6 +45,17 @@ COMMAND_TIMEOUT_S: Final = patient(60.0)
 """A Python process in a pod: a second for the attempts; the command line's imports take as long as the daemon's."""
 
 EXPLAIN_ATTEMPTS: Final = 3
+
+READY_WITHIN_S: Final = patient(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S + SLACK_S)
+
+GET: Final = """
+import http.client, sys
+port, path, timeout_s = sys.argv[1:]
+connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=float(timeout_s))
+connection.request("GET", path)
+answer = connection.getresponse()
+print(answer.status, answer.read().decode(), end="")
+"""
 
 NAMESPACES: Final = ("mnt", "net", "pid", "ipc", "uts", "cgroup")
 
@@ -118,6 +130,7 @@ def run(guest: Guest) -> None:
         _it_works(scene)
         _what_is_refused(scene)
         _an_operator_asks(scene)
+        _kubelet_probes(scene)
         with guest.step(
             "it ends with 0 on SIGTERM, in the memory that it may have, and takes its sockets along"
         ):
@@ -254,6 +267,35 @@ def _an_operator_asks(scene: _Scene) -> None:
         (scene.node.guest.artifacts / "explain.json").write_text(done.stdout, encoding="utf-8")
         # Only the daemon knows kubelet's device lists; an inspection of the host would only show it as free.
         assert "allocated to pod default/vm-1" in done.stdout, done
+
+
+def _kubelet_probes(scene: _Scene) -> None:
+    """The DaemonSet's own probes, asked in the pod's network namespace with the loopback that a runtime brings up."""
+    netns = ("nsenter", "--target", str(scene.daemon.process.pid), "--net")
+    subprocess.run([*netns, "/run/busybox", "ip", "link", "set", "lo", "up"], check=True)
+
+    def asked(path: str, port: int, timeout_s: float) -> tuple[int, str]:
+        done = subprocess.run(
+            [*netns, sys.executable, "-S", "-c", GET, str(port), path, str(timeout_s)],
+            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True,
+        )  # fmt: skip
+        status, _, text = done.stdout.partition(" ")
+        return int(status), text
+
+    readiness, liveness = (probe_of(name) for name in ("readinessProbe", "livenessProbe"))
+    with scene.node.guest.step("kubelet's liveness probe, and a scrape of the metrics"):
+        assert asked(liveness.path, liveness.port, patient(liveness.timeout_s)) == (200, "live\n")
+        status, text = asked("/metrics", liveness.port, patient(liveness.timeout_s))
+        assert status == 200
+        owner = f'gpuactors_device_owner_info{{claim="",gpu="{scene.edu1.address}",pod_name="vm-1"'
+        assert owner in text, text
+        assert asked("/debug/state", liveness.port, patient(liveness.timeout_s))[0] == 403
+    with scene.node.guest.step("kubelet's readiness probe: ready when kubelet's own list has been read"):
+        deadline = time.monotonic() + READY_WITHIN_S
+        while (found := asked(readiness.path, readiness.port, patient(readiness.timeout_s)))[0] != 200:
+            assert "has not been compared" in found[1], found
+            assert time.monotonic() < deadline, found
+        assert found[1] == "ready\n"
 
 
 def _lost_its_directory(daemon: DaemonProcess) -> bool:

@@ -82,6 +82,11 @@ fmt:
 kustomize DIR="deploy/base":
     @kubectl kustomize {{ DIR }}
 
+# Render the chart as `helm install` would: `just chart --set dra.enabled=true`.
+chart *ARGS:
+    @python -m tests.deploy.tools
+    @.venv/tools/helm template gpuactors deploy/chart/gpuactors --namespace gpuactors "$@"
+
 # Write docs/causes.md again from the table of causes in core/assessment/cause.py.
 causes:
     python -m gpuactors.core.assessment.cause > docs/causes.md

@@ -6,11 +6,13 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import yaml
 
 from gpuactors import limits
 from gpuactors.config import DECLARATIONS, Declaration, schema
@@ -19,6 +21,7 @@ from gpuactors.doctor.finding import Check
 from tests.support import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+CHART: Final = "deploy/chart/gpuactors"
 
 
 class Written(Protocol):
@@ -148,7 +151,7 @@ class ChartSettings:
 
     def put(self) -> tuple[Path, str, str]:
         """The schema, as it is and as it should be."""
-        path = ROOT / "deploy/chart/gpuactors/values.schema.json"
+        path = ROOT / CHART / "values.schema.json"
         text = path.read_text(encoding="utf-8")
         values = json.loads(text)
         values["properties"]["settings"]["properties"] = {
@@ -159,6 +162,25 @@ class ChartSettings:
         return path, text, json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
+def chart_values() -> list[str]:
+    """Every value of the chart, as its schema describes it and values.yaml sets it."""
+    described = json.loads((ROOT / CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((ROOT / CHART / "values.yaml").read_text(encoding="utf-8"))
+    return markdown.table(["Value", "Default", "Meaning"], _chart_values(described, values, ""))
+
+
+def _chart_values(schema: Mapping[str, Any], values: Mapping[str, Any], above: str) -> Iterator[list[str]]:
+    for key, described in schema["properties"].items():
+        if (
+            key in values
+            and key not in {"settings", "resources", "updateStrategy"}
+            and "properties" in described
+        ):
+            yield from _chart_values(described, values[key], f"{above}{key}.")
+        elif key in values:
+            yield [f"`{above}{key}`", f"`{json.dumps(values[key])}`", described["description"]]
+
+
 TABLES: Final[tuple[Written, ...]] = (
     Table("README.md", "settings", settings),
     Table("docs/dra.md", "claim states", claim_states),
@@ -166,6 +188,7 @@ TABLES: Final[tuple[Written, ...]] = (
     Table("docs/dra.md", "claim bounds", claim_bounds),
     ChartSettings(),
     Table("docs/doctor.md", "checks", checks),
+    Table(f"{CHART}/README.md", "values", chart_values),
 )
 
 

@@ -8,10 +8,11 @@ what made NVIDIA issue 641 fatal: a label that was away for a moment ended the d
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final, final
+from typing import Any, Final, final
 
 import trio
 
+from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.simulation.kube.domain_objects import NAMESPACE, add_daemon, domain_by_uid, label_of
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLAIMS, DOMAINS, Object
@@ -32,16 +33,27 @@ class DomainController:
         self._started = 0
         self._domains: dict[str, str] = {}
         """The UID of the domain of each daemon pod that was started, by the pod's name."""
-        self._goes_on = trio.Event()
-        self._goes_on.set()
+        self._orders = Latest(0)
+        self.is_held = False
+        """It does nothing."""
+        self.is_ill = False
+        """The daemons run and are not ready."""
+        self.was_ready: set[str] = set()
+        """The UIDs of the domains that ever said Ready of the node."""
 
     def hold(self) -> None:
         """It does nothing until `go_on`: it may be slow, or its own node may be gone."""
-        self._goes_on = trio.Event()
+        self.is_held = True
 
     def go_on(self) -> None:
         """It does what is to be done."""
-        self._goes_on.set()
+        self.is_held = False
+        self._orders.set(self._orders.value + 1)
+
+    def say(self, *, ready: bool) -> None:
+        """From now on daemons that run are ready, or not."""
+        self.is_ill = not ready
+        self._orders.set(self._orders.value + 1)
 
     @property
     def pods(self) -> frozenset[str]:
@@ -52,19 +64,23 @@ class DomainController:
         """For ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_server, kubelet)
-            async for _ in kubelet.changes():
-                await self._goes_on.wait()
-                self._settle(kubelet)
+            nursery.start_soon(self._follow, kubelet, self._orders.subscribe())
+            nursery.start_soon(self._follow, kubelet, kubelet.changes())
+
+    async def _follow(self, kubelet: FakeKubelet, changes: LatestReader[Any]) -> None:
+        async for _ in changes:
+            self._settle(kubelet)
 
     async def _follow_server(self, kubelet: FakeKubelet) -> None:
         while True:
             changed = self._server.store.changed
-            await self._goes_on.wait()
             self._settle(kubelet)
             await changed.wait()
 
     def _settle(self, kubelet: FakeKubelet) -> None:
         """Everything is as it should be by the label and the domains, as far as kubelet has followed."""
+        if self.is_held:
+            return
         there = {pod.name: pod for pod in kubelet.view.pods.values() if pod.name in self._domains}
         domain = domain_by_uid(self._server, label_of(self._server, self._node))
         wanted = domain["metadata"]["uid"] if domain is not None else None
@@ -72,7 +88,8 @@ class DomainController:
             if self._domains[name] != wanted and pod.phase is not Phase.TERMINATING:
                 kubelet.delete(name)
         self._collect(there)
-        if domain is not None and not self._claims():  # the node has one daemon device
+        has_pod = any(self._domains[name] == wanted for name in there)
+        if domain is not None and not has_pod and not self._claims():  # the node has one daemon device
             self._start(kubelet, domain)
         self._say(there)
 
@@ -99,7 +116,9 @@ class DomainController:
         for domain in self._server.store.objects(DOMAINS):
             meta = domain["metadata"]
             phases = [pod.phase for name, pod in there.items() if self._domains[name] == meta["uid"]]
-            said = READY if Phase.RUNNING in phases else NOT_READY
+            said = READY if Phase.RUNNING in phases and not self.is_ill else NOT_READY
+            if said == READY:
+                self.was_ready.add(meta["uid"])
             if phases or domain.get("status"):
                 nodes = {self._node: said} if phases else {}
                 self._server.set_domain_nodes(meta["namespace"], meta["name"], nodes)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gpuactors.simulation.histories import campaign, draw, found
 from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
 from gpuactors.simulation.histories.coverage import Coverage, summary, table
 from gpuactors.simulation.histories.draw import Guide, drawn
-from gpuactors.simulation.histories.events import DRAWN, PAIRS, PAIRS_WITH_CLAIMS
+from gpuactors.simulation.histories.events import DRAWN, PAIRS, Serves
 from gpuactors.simulation.histories.kinds import that_can_happen
 from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
@@ -220,7 +221,7 @@ def test_an_interrupted_campaign_is_good_only_if_it_had_done_what_it_was_to(
 ) -> None:
     result = Result(interrupted=interrupted)
     for _ in range(2):
-        result.coverage.add(LONG)
+        result.covered[Serves.PLUGIN].add(LONG)
     monkeypatch.setattr(command, "run_campaign", lambda plan, progress: result)
     assert command.main(["--seed", "1", *words]) == code
 
@@ -243,12 +244,20 @@ def test_a_known_fault_is_counted_and_no_failure(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_campaign_plays_the_same_histories_again() -> None:
-    plan = Plan(seed=11, histories=13, workers=2, claims_every=3)
+    plan = Plan(seed=11, histories=13, workers=2, claims_every=3, domains_every=4)
     first, second = run_campaign(plan), run_campaign(plan)
-    assert (first.histories, first.with_claims.histories) == (13, 5)
-    assert (first.coverage, first.with_claims) == (second.coverage, second.with_claims)
+    assert [first.covered[of].histories for of in Serves] == [7, 4, 2]
+    assert first.covered == second.covered
     assert first.failures == []
     assert history_seed(11, 0) != history_seed(11, 1) != history_seed(12, 1)
+
+
+def test_the_histories_without_compute_domains_are_the_same_beside_those_with_them() -> None:
+    plan = Plan(seed=1, workers=2, claims_every=3)
+    alone, beside = campaign._numbered(plan, 1), campaign._numbered(replace(plan, domains_every=4), 1)
+    played = list(islice(beside, 12))
+    assert [n for of, n in played if of is Serves.DOMAINS] == [1, 3, 5]
+    assert [turn for turn in played if turn[0] is not Serves.DOMAINS] == list(islice(alone, 9))
 
 
 def test_the_command_says_what_was_played_and_covered(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,16 +274,19 @@ def test_too_few_pairs_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None
     assert "95 % are wanted" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("lacks_claims", [False, True])
-def test_the_pairs_of_nodes_with_and_without_claims_are_both_wanted(
-    lacks_claims: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("lacking", Serves)
+def test_the_pairs_of_all_kinds_of_nodes_are_wanted(
+    lacking: Serves, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = Result()
-    whole, few = (result.coverage, result.with_claims)[:: 1 if lacks_claims else -1]
-    whole.adjacent.update(whole.pairs)
-    assert (whole.adjacent_share, few.adjacent_share) == (1.0, 0.0)
-    assert command._report(result, Plan(1, claims_every=4), min_pairs=95, show_table=False) == 1
-    share = 100 * len(whole.pairs) / (len(PAIRS) + len(PAIRS_WITH_CLAIMS))
+    for of, coverage in result.covered.items():
+        if of is not lacking:
+            coverage.adjacent.update(of.pairs)
+    assert result.covered[lacking].adjacent_share == 0.0
+    plan = Plan(1, claims_every=4, domains_every=8)
+    assert command._report(result, plan, min_pairs=95, show_table=False) == 1
+    wanted = sum(len(of.pairs) for of in Serves)
+    share = 100 * (wanted - len(lacking.pairs)) / wanted
     assert f"Only {share:.1f} % of the pairs were covered" in capsys.readouterr().out
 
 

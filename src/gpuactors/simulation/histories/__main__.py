@@ -25,6 +25,9 @@ CLAIMS_EVERY: Final = 4
 """One of so many histories has a node with claims: there are a third as many pairs of kinds as without, and it takes
 three times as long."""
 
+DOMAINS_EVERY: Final = 8
+"""The same of nodes with compute domains, whose pairs are fewer."""
+
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
 
@@ -35,7 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = _seed(options.seed)
     seconds = None if options.histories is not None else 60.0 * options.minutes
     plan = Plan(
-        seed, options.histories, seconds, options.workers, options.histories is not None, options.claims_every
+        seed,
+        options.histories,
+        seconds,
+        options.workers,
+        options.histories is not None,
+        options.claims_every,
+        options.domains_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -62,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="PERCENT",
-        help="fail if fewer of the ordered pairs of kinds have followed each other, those with claims included",
+        help="fail if fewer of the ordered pairs of kinds have followed each other, on nodes of any kind",
     )
     parser.add_argument(
         "--claims-every",
@@ -70,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         default=CLAIMS_EVERY,
         metavar="N",
         help=f"one node in so many has claims; 0: none (default: {CLAIMS_EVERY})",
+    )
+    parser.add_argument(
+        "--domains-every",
+        type=int,
+        default=DOMAINS_EVERY,
+        metavar="N",
+        help=f"one node in so many has compute domains; 0: none (default: {DOMAINS_EVERY})",
     )
     parser.add_argument(
         "--table",
@@ -110,11 +126,11 @@ class _Progress:
         self._printed = 0
 
     def __call__(self, result: Result) -> None:
-        coverage, claims = result.coverage, result.with_claims
+        covered = result.covered.values()
+        shares = ", ".join(f"{100 * c.adjacent_share:.1f} % {c.of}" for c in covered if c.histories)
         line = (
-            f"{result.histories:7d} histories in {result.took_s:5.0f} s, {coverage.steps + claims.steps} steps, "
-            f"{100 * coverage.adjacent_share:.1f} % of pairs, {100 * claims.adjacent_share:.1f} % with claims, "
-            f"{sum(result.failed.values())} failed"
+            f"{result.histories:7d} histories in {result.took_s:5.0f} s, {sum(c.steps for c in covered)} steps; "
+            f"of pairs {shares or 'none'}; {sum(result.failed.values())} failed"
         )
         print(line, file=sys.stderr, flush=True)
         for played in result.failures[self._printed :]:
@@ -125,7 +141,7 @@ class _Progress:
 
 
 def _report(result: Result, plan: Plan, *, min_pairs: float, show_table: bool) -> int:
-    played = [result.coverage, result.with_claims] if plan.claims_every else [result.coverage]
+    played = [result.covered[of] for of in plan.played]
     share = 100 * share_of(played)
     few = share < min_pairs and not result.failures
     if show_table or few:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
+import itertools
 import multiprocessing
 import os
 import queue
@@ -24,9 +25,9 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Final
 
-from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.coverage import Coverage
 from gpuactors.simulation.histories.draw import Guide, drawn
+from gpuactors.simulation.histories.events import Serves, serves
 from gpuactors.simulation.histories.found import known
 from gpuactors.simulation.histories.play import Played, play_chosen
 
@@ -49,10 +50,8 @@ DISTINCT_MAX: Final = 5
 class Result:
     """What a campaign found."""
 
-    coverage: Coverage = field(default_factory=Coverage)
-    """Of the nodes without claims."""
-    with_claims: Coverage = field(default_factory=lambda: Coverage(claims=True))
-    """Of those with them."""
+    covered: dict[Serves, Coverage] = field(default_factory=lambda: {of: Coverage(of) for of in Serves})
+    """By what the nodes serve."""
     failures: list[Played] = field(default_factory=list)
     """The first history that failed each check."""
     failed: Counter[str] = field(default_factory=Counter)
@@ -65,7 +64,7 @@ class Result:
     @property
     def histories(self) -> int:
         """How many were played."""
-        return self.coverage.histories + self.with_claims.histories
+        return sum(coverage.histories for coverage in self.covered.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +78,46 @@ class Plan:
     stop_at_first: bool = False
     claims_every: int = 0
     """One node in so many has claims; 0: none."""
+    domains_every: int = 0
+    """The same of compute domains."""
+
+    @property
+    def played(self) -> tuple[Serves, ...]:
+        """The kinds of nodes that there are."""
+        every = {Serves.PLUGIN: 1, Serves.CLAIMS: self.claims_every, Serves.DOMAINS: self.domains_every}
+        return tuple(of for of, number in every.items() if number)
 
 
-def history_seed(campaign: int, number: int, *, claims: bool = False) -> int:
-    """The seed of one history of a campaign, on a node with or without claims."""
+def history_seed(campaign: int, number: int, of: Serves = Serves.PLUGIN) -> int:
+    """The seed of one history of a campaign, on a node of this kind."""
     digest = hashlib.blake2b(f"{campaign}/{number}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") | (CLAIMS if claims else 0)
+    return int.from_bytes(digest, "big") | of.bit
 
 
-def play_part(
-    campaign: int, part: int, parts: int, on_played: Callable[[Played], bool], *, claims_every: int = 0
-) -> None:
+def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> None:
     """Plays one worker's share until `on_played` returns False."""
-    guides, number = {claims: Guide(part, parts, claims=claims) for claims in (False, True)}, part
-    while True:
-        claims = claims_every > 0 and number // parts % claims_every == 0
-        seed = history_seed(campaign, number, claims=claims)
+    guides = {of: Guide(part, plan.workers, of) for of in Serves}
+    for of, number in _numbered(plan, part):
+        seed = history_seed(plan.seed, number, of)
         faulthandler.dump_traceback_later(HANG_S, exit=True)
-        played = play_chosen(drawn(random.Random(seed), guides[claims], STEPS_MAX), seed)
+        played = play_chosen(drawn(random.Random(seed), guides[of], STEPS_MAX), seed)
         faulthandler.cancel_dump_traceback_later()
         if not on_played(played):
             return
-        number += parts
+
+
+def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
+    """A worker's histories. Those with compute domains have numbers of their own, so that without them the others are
+    the same ones."""
+    turns, numbers = itertools.count(1), itertools.count()
+    others = itertools.count()
+    for turn in turns:
+        if plan.domains_every and turn % plan.domains_every == 0:
+            yield Serves.DOMAINS, part + plan.workers * next(others)
+            continue
+        nth = next(numbers)
+        has_claims = plan.claims_every > 0 and nth % plan.claims_every == 0
+        yield Serves.CLAIMS if has_claims else Serves.PLUGIN, part + plan.workers * nth
 
 
 def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None], stop: Event) -> None:
@@ -120,7 +137,7 @@ def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None
         return left != 0 and not stop.is_set()
 
     if left != 0:
-        play_part(plan.seed, part, plan.workers, on_played, claims_every=plan.claims_every)
+        play_part(plan, part, on_played)
     results.put(None)
 
 
@@ -214,7 +231,7 @@ def _collect(
 
 def _count(result: Result, played: Played) -> bool:
     """Counts a history; returns whether it failed for a reason that is not known."""
-    (result.with_claims if played.seed & CLAIMS else result.coverage).add(played.script)
+    result.covered[serves(played.seed)].add(played.script)
     if played.failure is None:
         return False
     if (fault := known(played.failure)) is not None:

@@ -16,17 +16,14 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.ports import Step
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.answers import Answers
-from gpuactors.simulation.histories.claim_check import (
-    ClaimSafety,
-    Problem,
-    all_run,
-    end_faults,
-    nothing_is_left,
-)
+from gpuactors.simulation.histories.claim_check import ClaimRules
+from gpuactors.simulation.histories.domain_check import DomainRules
+from gpuactors.simulation.histories.dra_check import Problem, Rules, all_run, nothing_is_left
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
 from gpuactors.simulation.histories.refusals import CUTS_CALLS_OFF, UNREAD, failed_for_nothing
 from gpuactors.simulation.histories.truth import (
@@ -236,10 +233,16 @@ class Safety:
         self._world = world
         self._before = world.kubelet.view
         self._answers = Answers(world)
-        world.on_step = self._answers.stepped
-        self._claims = ClaimSafety(world, world.claims) if world.claims is not None else None
+        self.rules = _rules_of(world)
+        """Of the claims; None where none are served."""
+        world.on_step = self._stepped
         self._calm = 0
         """The number of registrations at the last moment at which nothing could move without time passing."""
+
+    def _stepped(self, daemon: str, step: Step) -> None:
+        self._answers.stepped(daemon, step)
+        if self.rules is not None:
+            self.rules.stepped(daemon, step)
 
     def check(self, *, time_passed: bool) -> None:
         """Raises `ViolationError`. More must hold after time has passed: what needs no time is done then."""
@@ -260,8 +263,8 @@ class Safety:
             raise ViolationError(
                 "kubelet crashed", f"a device vanished during a call: {world.kubelet.panics[0]}"
             )
-        if self._claims is not None:
-            _raise(self._claims.problem())
+        if self.rules is not None:
+            _raise(self.rules.problem())
         # Without the gate a container starts as kubelet made it; a second plugin is called in our place, and has none.
         ungated = second or ("the node reboots" in world.counts and not world.can_tell_stale_nodes)
         if (doubles := world.kubelet.double_handouts) and not ungated:
@@ -342,6 +345,12 @@ class Safety:
                 )
 
 
+def _rules_of(world: World) -> Rules | None:
+    if world.claims is not None:
+        return ClaimRules(world, world.claims)
+    return DomainRules(world, world.domains) if world.domains is not None else None
+
+
 def _is_blind(world: World) -> bool:
     """The daemon that serves selects other cards than the one before it, or names them otherwise, and could never read
     kubelet's ledger: it cannot know what else the pods have that were there before it."""
@@ -404,9 +413,10 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
     if not world.kubelet.has_api_server:
         await trio.sleep(AWAY_S)
         safety.check(time_passed=True)
-    await make_quiet(world)
-    if world.claims is not None:
-        _raise(await all_run(world, world.claims, partial(safety.check, time_passed=True)))
+    rules = safety.rules
+    await make_quiet(world, rules)
+    if rules is not None:
+        _raise(await all_run(world, rules, partial(safety.check, time_passed=True)))
         safety.check(time_passed=True)
     silent = world.tree.waits_silently and world.waiting()
     missed_s = RESYNC_S if world.missed or silent else 0.0
@@ -426,12 +436,12 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         if trio.current_time() >= deadline:
             raise ViolationError("kubelet's view does not settle", "; ".join(unmet))
         await trio.sleep(CHECK_EVERY_S)
-    if long and world.claims is None:
+    if long and rules is None:
         await _stay_calm(world, safety)
-    if world.claims is not None:
+    if rules is not None:
         # Kubelet's retries of a prepare may come minutes later: it is calm when all pods are gone.
         check = partial(safety.check, time_passed=True)
-        _raise(await nothing_is_left(world, world.claims, check, long=long))
+        _raise(await nothing_is_left(world, rules, check, long=long))
         safety.check(time_passed=True)
 
 
@@ -460,13 +470,13 @@ async def _stay_calm(world: World, safety: Safety) -> None:
         )
 
 
-async def make_quiet(world: World) -> None:
+async def make_quiet(world: World, rules: Rules | None = None) -> None:
     """What is broken is repaired, what is late comes, and both processes run."""
     if world.second is not None and (world.second.is_stubborn or world.counts[SECOND_PLUGIN[0]] > 1):
         world.second.leave()  # the daemon waits longer each time: neither is to win such a fight
     world.find_api_server()
-    if world.claims is not None:
-        end_faults(world, world.claims)
+    if rules is not None:
+        rules.end_faults()
     world.faults.end(Fault.NO_DESCRIPTORS)
     if not world.kubelet_runs:
         await world.start_kubelet()

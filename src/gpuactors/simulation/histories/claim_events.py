@@ -1,7 +1,8 @@
 """What can happen to claims: their pods and objects, the API server, slices, the disk, the drivers of their cards.
 
-Only on a node with claims (`World.claims`). There the cards stay where they are, and what a history draws from besides
-is in `BESIDE`: a driver that is changed by hand, or a card that is pulled, under a claim is for another day.
+Only on a node with claims of GPUs (`World.claims`), but for what is of any driver (`OF_ANY_DRIVER`). There the cards
+stay where they are, and what a history draws from besides is in `BESIDE`: a driver that is changed by hand, or a card
+that is pulled, under a claim is for another day.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from gpuactors.simulation.histories.claims import CHECKPOINT, DRIVER, ClaimsNode
+from gpuactors.simulation.histories.claims import ClaimsNode
+from gpuactors.simulation.histories.dra_node import DraNode
 from gpuactors.simulation.histories.kinds import Flag, Kind, card_of, detail_of
 from gpuactors.simulation.histories.kubelet_events import PODS_MAX
 from gpuactors.simulation.histories.world import EXTERNAL_PID, MODEL, World
@@ -66,6 +68,25 @@ BESIDE: Final = (
 """The kinds that are drawn beside those of claims."""
 
 Do = Callable[[World, ClaimsNode, int], object]
+DoAny = Callable[[World, DraNode, int], object]
+
+
+def _any(
+    name: str,
+    act: DoAny,
+    enabled: Callable[[World, DraNode, int], bool] = lambda _w, _n, _s: True,
+    **flags: Any,
+) -> Kind:
+    """A kind of event on a node with claims of any driver."""
+
+    def do(world: World, slot: int) -> None:
+        assert world.dra is not None
+        act(world, world.dra, slot)
+
+    def can(world: World, slot: int) -> bool:
+        return world.dra is not None and enabled(world, world.dra, slot)
+
+    return Kind(name, can, do, **flags)
 
 
 def _kind(
@@ -74,7 +95,7 @@ def _kind(
     enabled: Callable[[World, ClaimsNode, int], bool] = lambda _w, _c, _s: True,
     **flags: Any,
 ) -> Kind:
-    """A kind of event on a node with claims."""
+    """A kind of event on a node with claims of GPUs."""
 
     def do(world: World, slot: int) -> None:
         assert world.claims is not None
@@ -122,42 +143,44 @@ def _comes_for_two(world: World, claims: ClaimsNode, slot: int) -> None:
     world.kubelet.submit(name, {}, uses=(name,))
 
 
-def _claim_pods(world: World) -> list[str]:
+def claim_pods(world: World) -> list[str]:
+    """The pods that came with a claim and were not told to end."""
     pods = world.kubelet.view.pods.values()
-    return sorted(pod.name for pod in pods if pod.uses and pod.phase is not Phase.TERMINATING)
+    ours = (pod for pod in pods if pod.uses and pod.name.startswith(CLAIM_POD))
+    return sorted(pod.name for pod in ours if pod.phase is not Phase.TERMINATING)
 
 
-def _has_claim_pod(world: World, _claims: ClaimsNode, _slot: int) -> bool:
-    return bool(_claim_pods(world))
+def _has_claim_pod(world: World, _node: DraNode, _slot: int) -> bool:
+    return bool(claim_pods(world))
 
 
 def _one_of(names: list[str], slot: int) -> str:
     return names[slot % len(names)]
 
 
-def _ends(world: World, _claims: ClaimsNode, slot: int) -> None:
-    world.kubelet.delete(_one_of(_claim_pods(world), slot), dies_after_s=0.0)
+def _ends(world: World, _node: DraNode, slot: int) -> None:
+    world.kubelet.delete(_one_of(claim_pods(world), slot), dies_after_s=0.0)
 
 
-def _succeeds(dies_after_s: float | None) -> Do:
-    """The pod is gone at once, and the next one gets its cards: that is prepared before the old one is unprepared."""
+def _succeeds(dies_after_s: float | None) -> DoAny:
+    """The pod is gone at once, and the next one gets its devices: that is prepared before the old one is unprepared."""
 
-    def act(world: World, claims: ClaimsNode, slot: int) -> None:
-        old = _one_of(_claim_pods(world), slot)
-        cards = claims.given[claims.claims[old]] if old in claims.claims else ()
+    def act(world: World, node: DraNode, slot: int) -> None:
+        old = _one_of(claim_pods(world), slot)
+        uid = node.claims.get(old)
         world.kubelet.force_delete(old, dies_after_s=dies_after_s)
-        claims.delete(old)
-        if cards and claims.allocated().isdisjoint(cards):
+        node.delete(old)
+        if uid is not None and node.allocated().isdisjoint(node.given[uid]):
             world.pods += 1
             name = f"{CLAIM_POD}{world.pods}"
-            claims.allocate(name, cards)
+            node.hand_on(uid, name)
             world.kubelet.submit(name, {}, uses=(name,))
 
     return act
 
 
-def _claim_goes(_world: World, claims: ClaimsNode, slot: int) -> None:
-    claims.delete(_one_of(sorted(claims.claims), slot))
+def _claim_goes(_world: World, node: DraNode, slot: int) -> None:
+    node.delete(_one_of(sorted(node.claims), slot))
 
 
 def _both_race(world: World, claims: ClaimsNode, slot: int) -> None:
@@ -178,16 +201,16 @@ def _can_race(world: World, claims: ClaimsNode, slot: int) -> bool:
 # --- kubelet ----------------------------------------------------------------------------------------------
 
 
-def _loses_claims(world: World, _claims: ClaimsNode, _slot: int) -> None:
+def _loses_claims(world: World, _node: DraNode, _slot: int) -> None:
     world.kubelet.lose_claims()
 
 
 # --- slices -----------------------------------------------------------------------------------------------
 
 
-def _edit(_world: World, claims: ClaimsNode, slot: int) -> None:
+def _edit(_world: World, node: DraNode, slot: int) -> None:
     """An operator takes a device out of a slice, or taints one."""
-    found = claims.api.slices(DRIVER)
+    found = node.api.slices(node.driver)
     devices = "devices"
 
     def change(stored: dict[str, Any]) -> None:
@@ -196,16 +219,16 @@ def _edit(_world: World, claims: ClaimsNode, slot: int) -> None:
         else:
             stored["spec"][devices][0]["taints"] = [{"key": "example.com/mine", "effect": "NoSchedule"}]
 
-    claims.api.edit_slice(found[slot % len(found)]["metadata"]["name"], change)
+    node.api.edit_slice(found[slot % len(found)]["metadata"]["name"], change)
 
 
-def _has_devices(_world: World, claims: ClaimsNode, slot: int) -> bool:
-    found = claims.api.slices(DRIVER)
+def _has_devices(_world: World, node: DraNode, slot: int) -> bool:
+    found = node.api.slices(node.driver)
     return bool(found) and bool(found[slot % len(found)]["spec"].get("devices"))
 
 
-def _fault(fault: ApiFault, times: int) -> Do:
-    return lambda _w, c, _s: c.api.order(fault, times)
+def _fault(fault: ApiFault, times: int) -> DoAny:
+    return lambda _w, n, _s: n.api.order(fault, times)
 
 
 # --- drivers ----------------------------------------------------------------------------------------------
@@ -234,26 +257,26 @@ def _is_on_host(world: World, claims: ClaimsNode, slot: int) -> bool:
 CLAIM_KINDS: Final = (
     _kind(FIRST_OF_CLAIMS, _comes, _is_free),
     _kind("a pod with a claim for two cards comes", _comes_for_two, _is_free_for_two),
-    _kind("a pod with a claim ends", _ends, _has_claim_pod),
-    _kind("a pod with a claim is force-deleted and has a successor", _succeeds(0.0), _has_claim_pod),
-    _kind(
+    _any("a pod with a claim ends", _ends, _has_claim_pod),
+    _any("a pod with a claim is force-deleted and has a successor", _succeeds(0.0), _has_claim_pod),
+    _any(
         "a pod with a claim is force-deleted, has a successor and dies late", _succeeds(9.0), _has_claim_pod
     ),
-    _kind("a claim is deleted at the API server", _claim_goes, lambda _w, c, _s: bool(c.claims)),
+    _any("a claim is deleted at the API server", _claim_goes, lambda _w, c, _s: bool(c.claims)),
     _kind("a pod and a claim race for a card", _both_race, _can_race),
-    _kind(
+    _any(
         "kubelet loses its claims",
         _loses_claims,
-        lambda w, _c, _s: not w.kubelet_runs,
+        lambda w, _n, _s: not w.kubelet_runs,
         needs={Flag.KUBELET_RUNS: False},
     ),
-    _kind("the slices are deleted", lambda _w, c, _s: c.api.delete_slices(DRIVER)),
-    _kind("a slice is edited", _edit, _has_devices),
-    _kind("the API server answers with a conflict", _fault(ApiFault.CONFLICT, 2)),
-    _kind("the API server fails", _fault(ApiFault.BROKEN, 3)),
-    _kind("the API server is overloaded", _fault(ApiFault.OVERLOADED, 2)),
-    _kind("the API server is slow", _fault(ApiFault.SLOW, 3)),
-    _kind("an answer of the API server is lost", _fault(ApiFault.ANSWER_LOST, 1)),
+    _any("the slices are deleted", lambda _w, c, _s: c.api.delete_slices(c.driver)),
+    _any("a slice is edited", _edit, _has_devices),
+    _any("the API server answers with a conflict", _fault(ApiFault.CONFLICT, 2)),
+    _any("the API server fails", _fault(ApiFault.BROKEN, 3)),
+    _any("the API server is overloaded", _fault(ApiFault.OVERLOADED, 2)),
+    _any("the API server is slow", _fault(ApiFault.SLOW, 3)),
+    _any("an answer of the API server is lost", _fault(ApiFault.ANSWER_LOST, 1)),
     _kind("a write to sysfs hangs", _write(hangs=True)),
     _kind("a write to sysfs is slow", _write(slow_s=SLOW_WRITE_S)),
     _kind("a write to sysfs fails with EBUSY", _write(error=errno.EBUSY)),
@@ -271,31 +294,53 @@ CLAIM_KINDS: Final = (
         lambda w, c, s: c.end_user(w.address(s)),
         lambda w, c, s: w.address(s) in c.users,
     ),
-    _kind(
+    _any(
         "the disk of claims is full",
         lambda _w, c, _s: setattr(c.disk, "full", True),
         lambda _w, c, _s: not c.disk.full,
         needs={Flag.CLAIMS_DISK_IS_FULL: False},
         leaves={Flag.CLAIMS_DISK_IS_FULL: True},
     ),
-    _kind(
+    _any(
         "the disk of claims has room again",
         lambda _w, c, _s: setattr(c.disk, "full", False),
         lambda _w, c, _s: c.disk.full,
         needs={Flag.CLAIMS_DISK_IS_FULL: True},
         leaves={Flag.CLAIMS_DISK_IS_FULL: False},
     ),
-    _kind(
+    _any(
         "the checkpoint is lost",
         lambda _w, c, _s: c.lose_checkpoint(),
-        lambda w, c, _s: not w.daemons and CHECKPOINT in c.disk.files,
+        lambda w, c, _s: not w.daemons and c.checkpoint in c.disk.files,
         needs={Flag.ONE_SERVES: False, Flag.TWO_SERVE: False},
     ),
-    _kind(
+    _any(
         "the checkpoint is corrupt",
         lambda _w, c, s: c.spoil_checkpoint(7 * detail_of(s)),
-        lambda w, c, _s: not w.daemons and bool(c.disk.files.get(CHECKPOINT)),
+        lambda w, c, _s: not w.daemons and bool(c.disk.files.get(c.checkpoint)),
         needs={Flag.ONE_SERVES: False, Flag.TWO_SERVE: False},
     ),
 )
 """Every kind of event about claims."""
+
+OF_ANY_DRIVER: Final = frozenset(
+    {
+        "a pod with a claim ends",
+        "a pod with a claim is force-deleted and has a successor",
+        "a pod with a claim is force-deleted, has a successor and dies late",
+        "a claim is deleted at the API server",
+        "kubelet loses its claims",
+        "the slices are deleted",
+        "a slice is edited",
+        "the API server answers with a conflict",
+        "the API server fails",
+        "the API server is overloaded",
+        "the API server is slow",
+        "an answer of the API server is lost",
+        "the disk of claims is full",
+        "the disk of claims has room again",
+        "the checkpoint is lost",
+        "the checkpoint is corrupt",
+    }
+)
+"""Those that can happen to claims of compute domains as well."""

@@ -12,21 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuactors.simulation.histories.events import (
-    DRAWN,
-    DRAWN_WITH_CLAIMS,
-    PAIRS,
-    PAIRS_WITH_CLAIMS,
-    Pair,
-)
+from gpuactors.simulation.histories.events import Pair, Serves
 from gpuactors.simulation.histories.script import Step
 
 
 @dataclass(slots=True)
 class Coverage:
-    """What a number of histories have covered, on nodes without claims or on those with them."""
+    """What a number of histories have covered, on nodes of one kind."""
 
-    claims: bool = False
+    of: Serves = Serves.PLUGIN
 
     adjacent: Counter[Pair] = field(default_factory=Counter)
     """How often B came right after A."""
@@ -46,12 +40,12 @@ class Coverage:
     @property
     def kinds(self) -> tuple[str, ...]:
         """What was drawn from."""
-        return tuple(DRAWN_WITH_CLAIMS if self.claims else DRAWN)
+        return tuple(self.of.kinds)
 
     @property
     def pairs(self) -> frozenset[Pair]:
         """The pairs that can follow each other."""
-        return PAIRS_WITH_CLAIMS if self.claims else PAIRS
+        return self.of.pairs
 
     @property
     def adjacent_share(self) -> float:
@@ -76,9 +70,8 @@ def share_of(coverages: Sequence[Coverage]) -> float:
 
 def summary(coverage: Coverage) -> str:
     """One line for a person."""
-    node = "with" if coverage.claims else "without"
     return (
-        f"{coverage.histories} histories, {node} claims, {coverage.steps} steps; of {len(coverage.pairs)} ordered "
+        f"{coverage.histories} histories, {coverage.of}, {coverage.steps} steps; of {len(coverage.pairs)} ordered "
         "pairs of kinds "
         f"{100 * coverage.adjacent_share:.1f} % have followed each other directly, of {len(coverage.kinds) ** 2} "
         f"{100 * coverage.ordered_share:.1f} % have occurred in that order in one history"

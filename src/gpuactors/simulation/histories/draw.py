@@ -14,7 +14,9 @@ from typing import Final, final
 
 from gpuactors.simulation.histories.claim_events import FIRST_OF_CLAIMS
 from gpuactors.simulation.histories.claims import ClaimsNode
-from gpuactors.simulation.histories.events import DRAWN, DRAWN_WITH_CLAIMS, PAIRS, PAIRS_WITH_CLAIMS
+from gpuactors.simulation.histories.domain_events import FIRST_OF_DOMAINS
+from gpuactors.simulation.histories.domains import DomainsNode
+from gpuactors.simulation.histories.events import Serves
 from gpuactors.simulation.histories.kinds import SLOTS, Kind
 from gpuactors.simulation.histories.play import Chooser
 from gpuactors.simulation.histories.script import Step
@@ -42,14 +44,13 @@ _GUIDED: Final = 0.9
 
 @final
 class Guide:
-    """The pairs that are still wanted, on nodes without claims or on those with them. Each of several processes has its
-    own share (`part` of `parts`)."""
+    """The pairs that are still wanted, on nodes of one kind. Each of several processes has its own share (`part` of
+    `parts`)."""
 
-    def __init__(self, part: int = 0, parts: int = 1, *, claims: bool = False) -> None:
-        kinds, pairs = (DRAWN_WITH_CLAIMS, PAIRS_WITH_CLAIMS) if claims else (DRAWN, PAIRS)
-        numbered = sorted(pairs)
+    def __init__(self, part: int = 0, parts: int = 1, of: Serves = Serves.PLUGIN) -> None:
+        numbered = sorted(of.pairs)
         mine = (pair for n, pair in enumerate(numbered) if n % parts == part)
-        self._wanted: dict[str, dict[str, None]] = {name: {} for name in kinds}
+        self._wanted: dict[str, dict[str, None]] = {name: {} for name in of.kinds}
         self._wanting: Counter[str] = Counter()
         """In how many wanted pairs each kind is."""
         for before, after in mine:
@@ -81,7 +82,7 @@ def drawn(rng: random.Random, guide: Guide | None = None, steps_max: int = STEPS
             if guide is not None and before is not None:
                 guide.happened(before, kind)
             before = kind
-            yield Step(kind, slot, rng.choice(WAITS_S if world.claims is None else WAITS_WITH_CLAIMS_S))
+            yield Step(kind, slot, rng.choice(WAITS_S if world.dra is None else WAITS_WITH_CLAIMS_S))
 
     return choose
 
@@ -91,6 +92,10 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
         slot = _slot_for_claim(world, world.claims, rng)
         if slot is not None:
             return FIRST_OF_CLAIMS, slot
+    if world.domains is not None and rng.random() < _COMES:
+        slot = _slot_for_channel(world, world.domains, rng)
+        if slot is not None:
+            return FIRST_OF_DOMAINS, slot
     if guide is not None and before is not None and rng.random() < _GUIDED:
         wanted = guide.wanted_after(before)
         # A kind that can seldom happen is taken when it can; the others come later.
@@ -113,9 +118,16 @@ def _slot_for_claim(world: World, claims: ClaimsNode, rng: random.Random) -> int
     return None if claims.claims else _slot_for(world, rng, FIRST_OF_CLAIMS)
 
 
+def _slot_for_channel(world: World, domains: DomainsNode, rng: random.Random) -> int | None:
+    """For a pod with a channel, if none has one."""
+    return None if domains.claims else _slot_for(world, rng, FIRST_OF_DOMAINS)
+
+
 def _kinds(world: World) -> dict[str, Kind]:
     """What is drawn from."""
-    return DRAWN if world.claims is None else DRAWN_WITH_CLAIMS
+    if world.domains is not None:
+        return Serves.DOMAINS.kinds
+    return (Serves.PLUGIN if world.claims is None else Serves.CLAIMS).kinds
 
 
 def _slot_for(world: World, rng: random.Random, kind: str, cards: Sequence[int] = range(CARDS)) -> int | None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Final
 
-from gpuactors.simulation.histories.claim_events import BESIDE, CLAIM_KINDS
+from gpuactors.simulation.histories import domain_events
+from gpuactors.simulation.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
+from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.daemon_events import DAEMON_KINDS
+from gpuactors.simulation.histories.domain_events import DOMAIN_KINDS
+from gpuactors.simulation.histories.domains import DOMAINS
 from gpuactors.simulation.histories.host_events import HOST_KINDS
 from gpuactors.simulation.histories.kinds import Kind, can_follow, that_can_happen
 from gpuactors.simulation.histories.kubelet_events import KUBELET_KINDS
@@ -25,6 +30,7 @@ KINDS: Final[dict[str, Kind]] = {
         *NEIGHBOUR_KINDS,
         *DAEMON_KINDS,
         *CLAIM_KINDS,
+        *DOMAIN_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -36,11 +42,14 @@ empty."""
 OF_CLAIMS: Final[frozenset[str]] = frozenset(kind.name for kind in CLAIM_KINDS)
 """Only on a node with claims, as a part of a campaign's are (`--claims-every`)."""
 
+OF_DOMAINS: Final[frozenset[str]] = frozenset(kind.name for kind in DOMAIN_KINDS)
+"""Only on a node with compute domains (`--domains-every`)."""
+
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
-    for kind in that_can_happen(k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS)
+    for kind in that_can_happen(k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS)
 }
-"""What campaigns draw from, on a node without claims."""
+"""What campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
 
 DRAWN_WITH_CLAIMS: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -48,7 +57,17 @@ DRAWN_WITH_CLAIMS: Final[dict[str, Kind]] = {
         k for k in KINDS.values() if k.name in {*BESIDE, *OF_CLAIMS} and k.name not in NOT_DRAWN
     )
 }
-"""The same on a node with claims."""
+"""The same on a node with claims of GPUs."""
+
+DRAWN_WITH_DOMAINS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*domain_events.BESIDE, *OF_ANY_DRIVER, *OF_DOMAINS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with compute domains."""
 
 Pair = tuple[str, str]
 
@@ -60,6 +79,43 @@ def pairs_of(kinds: dict[str, Kind]) -> frozenset[Pair]:
 
 PAIRS: Final = pairs_of(DRAWN)
 PAIRS_WITH_CLAIMS: Final = pairs_of(DRAWN_WITH_CLAIMS)
+PAIRS_WITH_DOMAINS: Final = pairs_of(DRAWN_WITH_DOMAINS)
+
+
+class Serves(StrEnum):
+    """What the daemons of a history's node serve beside the device plugin."""
+
+    PLUGIN = "without claims"
+    CLAIMS = "with claims"
+    DOMAINS = "with compute domains"
+
+    @property
+    def bit(self) -> int:
+        """What of a seed says so."""
+        return {Serves.PLUGIN: 0, Serves.CLAIMS: CLAIMS, Serves.DOMAINS: DOMAINS}[self]
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What is drawn from."""
+        return {
+            Serves.PLUGIN: DRAWN,
+            Serves.CLAIMS: DRAWN_WITH_CLAIMS,
+            Serves.DOMAINS: DRAWN_WITH_DOMAINS,
+        }[self]
+
+    @property
+    def pairs(self) -> frozenset[Pair]:
+        """The pairs of these kinds that can follow each other."""
+        return {
+            Serves.PLUGIN: PAIRS,
+            Serves.CLAIMS: PAIRS_WITH_CLAIMS,
+            Serves.DOMAINS: PAIRS_WITH_DOMAINS,
+        }[self]
+
+
+def serves(seed: int) -> Serves:
+    """By the seed of a history."""
+    return next((kind for kind in (Serves.CLAIMS, Serves.DOMAINS) if seed & kind.bit), Serves.PLUGIN)
 
 
 def check_names(script: Script) -> Script:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuactors.simulation.histories.claims import CLAIMS
+from gpuactors.simulation.histories.domains import DOMAINS
 from gpuactors.simulation.histories.play import Failure
 from gpuactors.simulation.histories.script import Script, parse_script
 
@@ -340,6 +341,17 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
     }.items()
 }
 """On nodes with claims, each with the seed of the schedule that shows it."""
+
+FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
+    name: (DOMAINS | seed, parse_script(script))
+    for name, (seed, script) in {
+        "a daemon hands over while a claim waits": (
+            0,
+            "the controller of compute domains stops; a pod with a channel comes+3; a successor starts+11",
+        ),
+    }.items()
+}
+"""The same on nodes with compute domains."""
 
 
 @dataclass(frozen=True, slots=True)

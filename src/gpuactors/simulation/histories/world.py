@@ -30,6 +30,7 @@ from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
 from gpuactors.core.selector import Selector, parse_selector
 from gpuactors.core.state import NodeState
+from gpuactors.domains import DomainsOutside
 from gpuactors.dra import DraOutside
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
@@ -37,9 +38,11 @@ from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
-from gpuactors.ports import Step
+from gpuactors.ports import ClaimsKubelet, Step
 from gpuactors.simulation.faults import Fault, Faults
-from gpuactors.simulation.histories.claims import CLAIMS, COMPANION_DRIVER, DRIVER, ClaimsNode
+from gpuactors.simulation.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
+from gpuactors.simulation.histories.domains import DOMAINS, DomainsNode
+from gpuactors.simulation.histories.dra_node import DraNode
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.watch import Watch
 from gpuactors.simulation.host.tree import HostTree, PciSpec
@@ -153,7 +156,7 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     kernel has cdevs (if the third bit is set), or else sends no uevent of an unbind that waits (if the fourth one is),
     and whether PreStartContainer is required (not in one of 16). With the bit CLAIMS the daemon serves claims as well:
     there are two cards more, which the boot has put on their host's driver, each with a companion; and in one of four
-    the API server drops taints.
+    the API server drops taints. With the bit DOMAINS it has compute domains instead.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -162,28 +165,35 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     def tell(uevents: Sequence[Uevent]) -> None:
         held_back[0].tell(uevents)
 
-    claims = ClaimsNode(tree, seed, tell) if seed & CLAIMS else None
-    dra = claims.surroundings if claims is not None else None
+    dra = _dra_node(tree, seed, tell)
+    around = dra.surroundings if dra is not None else None
+    machines = _Machines(tree, tell, held_back)
     async with (
-        open_fake_kubelet(transport, seed=seed, tenancy=_Machines(tree, tell, held_back), dra=dra) as kubelet,
+        open_fake_kubelet(transport, seed=seed, tenancy=machines, dra=around) as kubelet,
         trio.open_nursery() as nursery,
     ):
         world = World(root, tree, transport, kubelet, nursery, trace, HOLDERS[seed % len(HOLDERS)])
         world.pre_start_gate = seed // 64 % 16 != 5
         held_back.append(world)
-        if claims is None:
+        if not isinstance(dra, ClaimsNode):
             for slot in range(3):
                 tree.plug(world.card(slot, MODEL, "vfio-pci"))
-        else:
-            world.join(claims, prebound_companion=seed & 256 != 0)
+        if dra is not None:
+            world.join(dra, prebound_companion=seed & 256 != 0)
         await kubelet.start()
         await world.start_daemon()
         await trio.sleep(1)
-        if claims is not None:
+        if dra is not None:
             await kubelet.until(lambda view: any(i.connected for i in view.dra.instances))
         yield world
         world.closing = True
         nursery.cancel_scope.cancel()
+
+
+def _dra_node(tree: HostTree, seed: int, tell: Callable[[Sequence[Uevent]], None]) -> DraNode | None:
+    if seed & CLAIMS:
+        return ClaimsNode(tree, seed, tell)
+    return DomainsNode(tree, seed) if seed & DOMAINS else None
 
 
 @final
@@ -253,7 +263,9 @@ class World:
         """Called with each step of each daemon."""
         self.closing = False
         self.claims: ClaimsNode | None = None
-        """None: the daemons serve no claims."""
+        """None: the daemons serve no claims of GPUs."""
+        self.domains: DomainsNode | None = None
+        """None: compute domains are off."""
         self.kubelet_runs = True
         self.kubelet_since = -math.inf
         """When kubelet was last started with pods that it had to hear of first."""
@@ -300,9 +312,24 @@ class World:
 
     # --- claims ---------------------------------------------------------------------------------------------
 
-    def join(self, claims: ClaimsNode, *, prebound_companion: bool) -> None:
-        """The node is one with claims: its cards are plugged, and the cluster's controllers run."""
-        self.claims = claims
+    @property
+    def dra(self) -> DraNode | None:
+        """What there is for claims; None: the daemons serve none."""
+        return self.claims or self.domains
+
+    def join(self, node: DraNode, *, prebound_companion: bool) -> None:
+        """The node serves claims: the cards of one with claims of GPUs are plugged, and the cluster's controllers
+        run."""
+        if isinstance(node, ClaimsNode):
+            self.claims = node
+            self._plug_claimed(node, prebound_companion=prebound_companion)
+        elif isinstance(node, DomainsNode):
+            self.domains = node
+            self.nursery.start_soon(node.controller.run, self.kubelet)
+        self.nursery.start_soon(node.network.run)
+        self.nursery.start_soon(self._collect_claims, node)
+
+    def _plug_claimed(self, claims: ClaimsNode, *, prebound_companion: bool) -> None:
         for slot in range(5):
             driver, companion = (
                 ("vfio-pci", prebound_companion and slot == 2) if slot < 3 else ("nvidia", True)
@@ -313,26 +340,24 @@ class World:
                     self.address(slot, 1), "10de", "22ba", "040300", self.group(slot), driver=COMPANION_DRIVER
                 )
                 claims.plug(audio)
-        self.nursery.start_soon(claims.network.run)
-        self.nursery.start_soon(self._collect_claims, claims)
 
-    async def _collect_claims(self, claims: ClaimsNode) -> None:
+    async def _collect_claims(self, node: DraNode) -> None:
         """The cluster's controller: the claim of a pod goes with it. A claim has its pod's name."""
         async for view in self.kubelet.changes():
-            for name in sorted(claims.claims.keys() - view.pods.keys()):
-                claims.delete(name)
+            for name in sorted(node.claims.keys() - view.pods.keys()):
+                node.delete(name)
 
     def lose_api_server(self) -> None:
         """The node cannot reach the API server any more: kubelet, and a daemon that serves claims."""
         self.kubelet.lose_api_server()
-        if self.claims is not None:
-            self.claims.api.go_away()
+        if self.dra is not None:
+            self.dra.api.go_away()
 
     def find_api_server(self) -> None:
         """It can again."""
         self.kubelet.find_api_server()
-        if self.claims is not None:
-            self.claims.api.away = False
+        if self.dra is not None:
+            self.dra.api.away = False
 
     # --- cards ----------------------------------------------------------------------------------------------
 
@@ -541,8 +566,8 @@ class World:
         for card in list(self.external):
             self.tree.kill(EXTERNAL_PID + card)
         self.external.clear()
-        if self.claims is not None:
-            self.claims.power_cut()
+        if self.dra is not None:
+            self.dra.power_cut()
         functions = [(a, spec, self._driver_of_boot(a)) for a, spec in self.tree.functions.items()]
         for address, _, _ in functions:
             self.tree.unplug(address)
@@ -670,8 +695,8 @@ class World:
         self.state_dir.kill(daemon.name)
         daemon.journal.kill(lost_bytes=13 * (after_ticks % 50))
         self.journal_is_torn = True
-        if self.claims is not None:
-            self.claims.kill(daemon.name)
+        if self.dra is not None:
+            self.dra.kill(daemon.name)
         daemon.scope.cancel()
         # What its tasks still send while they end is lost.
         if daemon in self.daemons:
@@ -694,21 +719,31 @@ class World:
             served=self.served,
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
             dra=self._dra_of(daemon, hanging),
+            domains=self._domains_of(daemon, hanging),
         )
 
     def _dra_of(self, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]) -> DraOutside | None:
         if self.claims is None:
             return None
-        kubelet = memory_claims(
+        return self.claims.outside_of(daemon.name, self._claims_kubelet(self.claims, daemon, hanging))
+
+    def _domains_of(self, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]) -> DomainsOutside | None:
+        if self.domains is None:
+            return None
+        return self.domains.outside_of(daemon.name, self._claims_kubelet(self.domains, daemon, hanging))
+
+    def _claims_kubelet(
+        self, node: DraNode, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]
+    ) -> ClaimsKubelet:
+        return memory_claims(
             self.transport,
-            DRIVER,
+            node.driver,
             lambda name, error: self.problems.append(f"{name} of {daemon.name} failed: {error!r}"),
             instance=f"pod-{self._pods_of_daemons}",
             faults=self.faults,
             owner=daemon.name,
             hanging=hanging.subscribe(),
         )
-        return self.claims.outside_of(daemon.name, kubelet)
 
     def _stepped(self, daemon: str, step: Step) -> None:
         self.on_step(daemon, step)

@@ -23,13 +23,18 @@ NAMESPACE: Final = "nvidia-dra-driver-gpu"
 
 
 def add_channel(
-    server: FakeApiServer, node: str, name: str, domain: str, namespace: str = "default", **config: str
+    server: FakeApiServer,
+    node: str,
+    name: str,
+    domain: str,
+    namespace: str = "default",
+    *,
+    device: str = CHANNEL,
+    **config: str,
 ) -> str:
     """A claim for a channel of the domain with this UID; its own UID. `config`: fields of its configuration beside
     `domainID`."""
-    return _add(
-        server, node, namespace, name, CHANNEL, {"kind": CHANNEL_CONFIG, "domainID": domain, **config}
-    )
+    return _add(server, node, namespace, name, device, {"kind": CHANNEL_CONFIG, "domainID": domain, **config})
 
 
 def add_daemon(server: FakeApiServer, node: str, name: str, domain: str, namespace: str = NAMESPACE) -> str:

@@ -67,6 +67,8 @@ class Node:
         self.kubelet.start()
         self._log = directory / "daemon.log"
         self._uevents = directory / "uevents.sock"
+        self.http = directory / "http.sock"
+        """Where the daemon's HTTP endpoints are, unless `words` say otherwise."""
         self._hears_uevents = uevents
         self._words = tuple(words)
         self._python = python
@@ -112,6 +114,8 @@ class Node:
             f"--kubelet-dir={self.directory / 'kubelet'}",
             f"--state-dir={self.directory / 'state'}",
             f"--uevents=unix:{self._uevents}" if self._hears_uevents else "--uevents=off",
+            # Another installation may be of a version without endpoints.
+            *([f"--http-address=unix:{self.http}"] if self._python == sys.executable else []),
             *self._words,
         ]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUACTORS_")}

@@ -141,7 +141,12 @@ class DomainRules:
         others |= {
             self._node.uids[p.name] for p in self._world.kubelet.containers if p.name in self._node.uids
         }
-        return not any(self._excludes(uid, other) for other in others - {uid})
+        # What a claim has that is not in the checkpoint, nor at the API server any more, nobody knows.
+        return others.isdisjoint(self._unknown()) and not any(self._excludes(uid, o) for o in others - {uid})
+
+    def _unknown(self) -> set[str]:
+        """Claims of which the daemon cannot know what they are for."""
+        return self._node.forgotten - {*self._node.claims.values()}
 
     def _excludes(self, uid: str, other: str) -> bool:
         made = self._node.made
@@ -151,7 +156,7 @@ class DomainRules:
     def unsettled(self) -> list[str]:
         """As `Rules.unsettled`: the label is there exactly while a claim of its domain has a channel."""
         infos = [i for i in self._world.kubelet.view.dra.claims if i.uid in self._node.made]
-        unknown = self._node.forgotten - {*self._node.claims.values()}
+        unknown = self._unknown()
         owners = {self._node.made[i.uid].domain for i in infos if i.prepared and i.uid not in unknown}
         for state in states_of(d for d in self._world.daemons if d.is_serving):
             entries = (e for e in state.domains.claims.entries.values() if e.state in OWNING)

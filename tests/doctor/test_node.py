@@ -13,14 +13,19 @@ from typing import Any
 import pytest
 
 from gpuactors import limits
+from gpuactors.config import resolve
 from gpuactors.control.claims_view import BlockedView, ClaimsView, SlicesView
 from gpuactors.control.client import Running
-from gpuactors.control.view import NodeView
+from gpuactors.control.domains_view import DomainsView, LabelView
+from gpuactors.control.view import NodeView, Setting
+from gpuactors.core.domains.model import DRIVER
+from gpuactors.core.domains.report import ImexReport, LabelStatus
 from gpuactors.core.model import DeviceId, ResourceName, Role
 from gpuactors.doctor.checks import examine
 from gpuactors.doctor.checks.daemon import is_unsettled
 from gpuactors.doctor.facts import Facts, State, Unknown
 from gpuactors.doctor.finding import Check, Level
+from gpuactors.doctor.settings import OWN, of_daemon
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports import LedgerContents
 from tests.doctor.rig import GPU, SECOND, Patient, Seed, findings, open_patient, wrong
@@ -52,11 +57,8 @@ def seed(check: Check, level: Level, message: str, remedy: str) -> Seed:
 def test_a_node_without_kubelet(pre: bool, level: Level) -> None:
     with open_patient(started=False) as patient:
         patient.gpu()
-        expected = [
-            seed(Check.KUBELET_DIRECTORY, level, "device-plugins does not exist", "--kubelet-dir"),
-            seed(Check.POD_RESOURCES, level, "device-plugins does not exist", "See that kubelet runs"),
-        ]
-        only(wrong(patient.examined(pre=pre)), *expected, *([] if pre else [NO_DAEMON]))
+        expected = seed(Check.KUBELET_DIRECTORY, level, "device-plugins does not exist", "--kubelet-dir")
+        only(wrong(patient.examined(pre=pre)), expected, *([] if pre else [NO_DAEMON]))
 
 
 def test_a_kubelet_that_has_stopped() -> None:
@@ -67,7 +69,6 @@ def test_a_kubelet_that_has_stopped() -> None:
             only(
                 wrong(patient.examined(pre=False)),
                 seed(Check.KUBELET_RUNS, FAIL, "no kubelet listens at", "systemctl status kubelet"),
-                seed(Check.POD_RESOURCES, FAIL, "no kubelet answers at", "systemctl status kubelet"),
                 NO_DAEMON,
             )
         finally:
@@ -78,18 +79,26 @@ def test_a_kubelet_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.4)
     monkeypatch.setattr(limits, "KUBELET_CONNECT_DEADLINE_S", 0.3)
     monkeypatch.setattr(limits, "DOCTOR_SILENT_S", 0.1)
-    with open_patient(started=False) as patient, socket.socket(socket.AF_UNIX) as hanging:
+    with open_patient(started=False) as patient, ExitStack() as stack:
         patient.gpu()
-        directory = patient.node.kubelet_dir
-        (directory / "pod-resources").mkdir()
-        (directory / "device-plugins").mkdir()
-        hanging.bind(str(directory / "pod-resources/kubelet.sock"))
-        hanging.listen()
+        for directory in ("device-plugins", "pod-resources"):
+            hanging = stack.enter_context(socket.socket(socket.AF_UNIX))
+            (patient.node.kubelet_dir / directory).mkdir()
+            hanging.bind(str(patient.node.kubelet_dir / directory / "kubelet.sock"))
+            hanging.listen()
         found = wrong(patient.examined(pre=True))
-        seed(Check.POD_RESOURCES, WARN, "cannot ask kubelet for its ledger", "pod-resources").assert_found(
-            found
+        only(found, seed(Check.POD_RESOURCES, FAIL, "cannot ask kubelet for its ledger", "kubelet's log"))
+        assert "reading kubelet's ledger …" in patient.said
+
+
+def test_a_pod_without_kubelets_ledger() -> None:
+    with open_patient() as patient:
+        patient.gpu()
+        patient.node.kubelet.pod_resources_socket.unlink()
+        expected = seed(
+            Check.POD_RESOURCES, FAIL, "no kubelet answers at", "mount its directory pod-resources"
         )
-        assert patient.said == ["reading kubelet's ledger …"]
+        only(wrong(patient.examined(pre=True)), expected)
 
 
 def test_a_kubelet_that_does_not_tell_its_list() -> None:
@@ -167,7 +176,7 @@ def test_a_healthy_node_has_nothing_to_be_done_and_the_settings_are_the_daemons(
             "gpu-17",
             str(patient.node.tree.root),
         )
-        assert found.facts.settings == "of the running daemon, but for state_dir of this command"
+        assert found.facts.settings == "of the running daemon"
         said = {f.check: f.message for f in findings(found)}
         assert said[Check.KUBELET_LIST] == (
             f"{H100}: 2 listed, 2 Healthy, 0 allocated, 2 free; kubelet has the same list"
@@ -175,6 +184,29 @@ def test_a_healthy_node_has_nothing_to_be_done_and_the_settings_are_the_daemons(
         assert {group.name for group in found.groups} == {
             "IOMMU", "GPUs", "vfio", "kubelet", "daemon", "KubeVirt", "state",
         }  # fmt: skip
+
+
+def test_what_is_given_to_the_command_wins_over_the_daemons_settings() -> None:
+    with served("--holders=passive") as (patient, _):
+        patient.words = lambda: {  # type: ignore[method-assign]
+            "state_dir": str(patient.node.directory / "s"), "node_name": "gpu-17", "select": f"address={GPU}",
+        }  # fmt: skip
+        facts = patient.examined(pre=False).facts
+        assert facts.settings == "of the running daemon, but for select of this command"
+        assert facts.config.select == (f"address={GPU}",)
+        assert facts.config.kubelet_dir == patient.node.kubelet_dir
+
+
+def test_a_daemon_that_reports_no_settings_or_unknown_ones(healthy: Facts) -> None:
+    assert isinstance(healthy.daemon, Running)
+    resolved = resolve({"holders": "proc"}, {})
+    for reported in ((), (Setting("holders", "sideways", ""),), (Setting("holders", '"sideways"', ""),)):
+        about = replace(healthy.daemon.about, settings=reported)
+        judged = of_daemon(resolved, replace(healthy.daemon, about=about))
+        assert (judged.config, judged.source) == (resolved.config, OWN)
+    newer = (*healthy.daemon.about.settings, Setting("of_next_year", "1", "default"))
+    judged = of_daemon(resolved, replace(healthy.daemon, about=replace(healthy.daemon.about, settings=newer)))
+    assert judged.source == "of the running daemon, but for holders of this command"
 
 
 def test_a_daemon_that_hangs() -> None:
@@ -257,6 +289,9 @@ def test_what_may_be_well_a_moment_later_is_read_again(healthy: Facts) -> None:
     assert not unsettled(healthy)
     assert unsettled(with_kubelets_list(healthy, GPU))
     assert unsettled(with_resource(healthy, registered=False)), "it is being registered"
+    assert unsettled(with_view(healthy, ledger_problem="it has not been read yet"))
+    assert unsettled(with_view(healthy, kubelet_problem="waiting for kubelet"))
+    assert unsettled(with_view(healthy, role=str(Role.TAKING_OVER)))
     assert not unsettled(with_resource(healthy, registered=False, problem="kubelet refused"))
     assert not unsettled(replace(healthy, ledger=Unknown("rate limit"))), "nothing to compare it with"
 
@@ -374,6 +409,14 @@ def test_directories_of_claims_that_cannot_be_made() -> None:
         )
 
 
+def test_a_node_for_compute_domains_alone_keeps_its_gpus() -> None:
+    with for_claims(dra="off", device_plugin="off", compute_domains="on") as (patient, _):
+        patient.gpu(0x25, driver="nvidia")
+        found = patient.examined(pre=False)
+        only(wrong(found), NO_DAEMON)
+        assert [group.name for group in found.groups] == ["kubelet", "daemon", "claims", "state"]
+
+
 def test_a_node_without_imex_and_one_whose_imex_is_not_ready() -> None:
     with for_claims(compute_domains="host-managed", imex_ctl="/no/ctl") as (patient, _):
         found = wrong(patient.examined(pre=True))
@@ -397,6 +440,24 @@ def test_what_the_daemon_says_of_claims(healthy: Facts) -> None:
          seed(Check.CLAIMS_SERVED, WARN, "gpu-0 is not to be given to a claim now: on nvidia", "gpuactors explain")),
     ):  # fmt: skip
         expected.assert_found(wrong(with_view(dra, claims=claims)))
+
+
+def test_what_the_daemon_says_of_compute_domains(healthy: Facts) -> None:
+    on = replace(healthy, config=type(healthy.config)(compute_domains="on"), api=None)
+    claims = ClaimsView(DRIVER, "", (), SlicesView(1, 1, True, (), (), (), "", "yes"))
+    label = LabelView(str(LabelStatus.ABSENT), None, "absent", "")
+    domains = DomainsView("on", claims, ImexReport(True, True, "", "", "", ""), label, ())
+    every = (finding for group in examine(with_view(on, domains=domains)) for finding in group.findings)
+    (well,) = (finding for finding in every if finding.check is Check.CLAIMS_SERVED)
+    assert (well.level, well.message) == (PASS, f"{DRIVER}: 1 ResourceSlices, 0 claims")
+    for view, expected in (
+        (None, seed(Check.CLAIMS_SERVED, WARN, "serves no claims (--compute-domains off)", "--compute-domains")),
+        (replace(domains, claims=replace(claims, problem="no registry")),
+         seed(Check.CLAIMS_SERVED, FAIL, "no registry", "tries again")),
+        (replace(domains, label=replace(label, problem="the label is another domain's")),
+         seed(Check.CLAIMS_SERVED, WARN, "the label is another domain's", "kubectl get node node-1")),
+    ):  # fmt: skip
+        expected.assert_found(wrong(replace(with_view(on, domains=view), node="node-1")))
 
 
 def test_directories_of_claims_that_hang(healthy: Facts) -> None:

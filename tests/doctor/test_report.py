@@ -59,7 +59,7 @@ def test_the_json_has_these_keys_and_no_other(ill: Examined) -> None:
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])
 def test_the_text_fits(ill: Examined, columns: int) -> None:
     width = max(80, min(columns, 100))
-    text = ill.text(columns)
+    text = replace(ill, facts=replace(ill.facts, user=0)).text(columns)
     assert all(len(line) <= width for line in text.splitlines()), text
     assert text.splitlines()[0] == (
         "Node node-1; settings of this command: flags, environment, file and defaults"
@@ -84,6 +84,14 @@ def test_the_yaml_is_what_kubevirt_takes_and_the_same_as_in_the_json(ill: Examin
         {"pciVendorSelector": "10DE:20B0", "resourceName": A100, "externalResourceProvider": True},
         {"pciVendorSelector": "10DE:2330", "resourceName": H100, "externalResourceProvider": True},
     ]
+
+
+def test_who_is_not_root_is_told_so(ill: Examined) -> None:
+    told = replace(ill, facts=replace(ill.facts, user=65534)).text(100)
+    assert "; as user 65534, not root: what that may not read or write is a FAIL\n" in told.replace(
+        "\n  ", " ", 1
+    )
+    assert "not root" not in replace(ill, facts=replace(ill.facts, user=0)).text(100)
 
 
 def test_claims_alone_need_no_permission() -> None:

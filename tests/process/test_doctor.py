@@ -17,22 +17,30 @@ def words(node: Node) -> tuple[str, ...]:
     )
 
 
+def assert_said_nothing_else(stderr: str) -> None:
+    """On a busy machine any read may take so long that it is named."""
+    assert all(line.startswith("gpuactors: reading ") for line in stderr.splitlines()), stderr
+
+
 def test_the_exit_code_says_whether_anything_failed() -> None:
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
         done = gpuactors("doctor", "--pre", *words(node))
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        assert_said_nothing_else(done.stderr)
+        assert done.returncode == 0, done.stdout
         assert ", before installation; settings of this command" in done.stdout.splitlines()[0]
 
         done = gpuactors("doctor", *words(node))
-        assert (done.returncode, done.stderr) == (1, "")
+        assert_said_nothing_else(done.stderr)
+        assert done.returncode == 1
         assert "\ndaemon\n  FAIL  no daemon runs" in done.stdout
 
         with node.daemon():
             node.wait_device_lists({H100: {address(0x23): HEALTHY}})
             # In the daemon's pod no flag is repeated; here only where the daemon is.
             done = gpuactors("doctor", "-o", "json", words(node)[-1])
-            assert (done.returncode, done.stderr) == (0, ""), done.stdout
+            assert_said_nothing_else(done.stderr)
+            assert done.returncode == 0, done.stdout
             assert json.loads(done.stdout)["counts"]["FAIL"] == 0
 
 
@@ -50,6 +58,6 @@ def test_what_is_waited_for_is_said() -> None:
         finally:
             daemon.signal(signal.SIGCONT)
         assert done.returncode == 1
-        assert done.stderr == "gpuactors: reading the running daemon …\n"
+        assert "gpuactors: reading the running daemon …" in done.stderr.splitlines()
         failed = [f["message"] for f in json.loads(done.stdout)["findings"] if f["check"] == "DaemonRuns"]
         assert "does it hang?" in failed[0]

@@ -96,6 +96,8 @@ class Facts:
     """Before installation: nothing of ours is expected."""
     config: Config
     node: str
+    user: int
+    """This command's user."""
     settings: str
     """Whose settings they are, in words."""
     host: Known[VfioHost]
@@ -110,7 +112,12 @@ class Facts:
     imex: Known[ImexFacts] | None = None
     state: Known[State] | None = None
 
-    @property
-    def wants_claims(self) -> bool:
-        """DRA or compute domains are on."""
-        return self.config.dra == "on" or self.config.compute_domains != "off"
+
+def offers_gpus(config: Config) -> bool:
+    """By either API. Otherwise only compute domains are on, and the GPUs are the host's."""
+    return config.device_plugin == "on" or config.dra == "on"
+
+
+def wants_claims(config: Config) -> bool:
+    """DRA or compute domains are on."""
+    return config.dra == "on" or config.compute_domains != "off"

@@ -33,6 +33,7 @@ from gpuactors.doctor.facts import (
     Place,
     State,
     Unknown,
+    wants_claims,
 )
 from gpuactors.host import vfio
 from gpuactors.host.imex import HostImex
@@ -68,12 +69,13 @@ async def gather(resolved: Resolved, *, pre: bool, say: Say) -> Facts:
     if isinstance(daemon, Running) and is_unsettled(daemon, ledger):
         await trio.sleep(limits.KUBELET_LIST_AGAIN_S)
         daemon, ledger = await _daemon(resolved.config, say), await reading.ledger(resources)
-    wants_claims = judged.config.dra == "on" or judged.config.compute_domains != "off"
+    with_claims = wants_claims(judged.config) and not pre
     node = daemon.about.node if isinstance(daemon, Running) else node_of(judged.config)
     return Facts(
         pre=pre,
         config=judged.config,
         node=node,
+        user=os.geteuid(),
         settings=judged.source,
         host=await reading.host(),
         devices=await reading.devices(functions, ledger),
@@ -81,8 +83,8 @@ async def gather(resolved: Resolved, *, pre: bool, say: Say) -> Facts:
         resources=resources,
         ledger=ledger,
         daemon=daemon,
-        claims=await reading.claims() if wants_claims and not pre else None,
-        api=await reading.api(node) if wants_claims and not pre else None,
+        claims=await reading.claims() if with_claims else None,
+        api=await reading.api(node) if with_claims else None,
         imex=await reading.imex() if judged.config.compute_domains != "off" else None,
         state=await reading.state() if not pre else None,
     )

@@ -44,7 +44,10 @@ def as_text(facts: Facts, groups: tuple[Group, ...], columns: int = COLUMNS_MAX)
 
 def _heading(facts: Facts) -> str:
     when = ", before installation" if facts.pre else ""
-    return f"Node {facts.node}{when}; settings {facts.settings}"
+    user = (
+        f"; as user {facts.user}, not root: what that may not read or write is a FAIL" if facts.user else ""
+    )
+    return f"Node {facts.node}{when}; settings {facts.settings}{user}"
 
 
 def _lines(finding: Finding, width: int) -> Iterator[str]:

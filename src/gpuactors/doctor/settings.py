@@ -6,6 +6,7 @@ In a pod the daemon has its settings as arguments, which `kubectl exec POD -- gp
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuactors.config import DECLARATIONS, Config, ConfigError, Resolved, resolve
@@ -31,16 +32,26 @@ def own(resolved: Resolved) -> Judged:
 def of_daemon(resolved: Resolved, running: Running) -> Judged:
     """Those of the daemon; what the command was given by flag, environment or file wins. The command's own where the
     daemon reports none, or one that this version does not take."""
-    given = sorted(key for key, source in resolved.provenance.items() if source.kind != "default")
-    try:
-        values = _reported(running) | {key: getattr(resolved.config, key) for key in given}
-        config = resolve({key: value for key, value in values.items() if value is not None}, {}).config
-    except (ConfigError, ValueError):
-        return own(resolved)
     if not running.about.settings:
         return own(resolved)
-    but = f", but for {', '.join(given)} of this command" if given else ""
+    given = {
+        key: getattr(resolved.config, key)
+        for key, source in resolved.provenance.items()
+        if source.kind != "default"
+    }
+    try:
+        reported = _reported(running)
+        theirs, config = _config(reported), _config(reported | given)
+    except (ConfigError, ValueError):
+        return own(resolved)
+    others = sorted(key for key, value in given.items() if value != getattr(theirs, key))
+    but = f", but for {', '.join(others)} of this command" if others else ""
     return Judged(config, f"of the running daemon{but}")
+
+
+def _config(values: Mapping[str, object]) -> Config:
+    """Raises `ConfigError`. None is a default that is no value of its own."""
+    return resolve({key: value for key, value in values.items() if value is not None}, {}).config
 
 
 def _reported(running: Running) -> dict[str, object]:

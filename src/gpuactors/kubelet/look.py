@@ -61,4 +61,6 @@ def _is_served(socket: str) -> bool:
     try:
         return owner_of(socket) is not None
     except SocketError as exc:
-        raise KubeletError(str(exc)) from exc
+        raise KubeletError(
+            f"may not connect to {socket}, to see whether anybody listens: run this as root"
+        ) from exc

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuactors.doctor.checks import claims, daemon, gpus, iommu, kubelet, kubevirt, state, vfio
-from gpuactors.doctor.facts import Facts
+from gpuactors.doctor.facts import Facts, offers_gpus
 from gpuactors.doctor.finding import Finding
 
 
@@ -31,7 +31,12 @@ GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
 )
 
 
+_OF_GPUS: Final = frozenset({"IOMMU", "GPUs", "vfio"})
+"""Where no GPU is offered, these are the host's own business."""
+
+
 def examine(facts: Facts) -> tuple[Group, ...]:
     """All findings; a group without one is left out."""
-    groups = (Group(name, tuple(check(facts))) for name, check in GROUPS)
+    left_out = frozenset[str]() if offers_gpus(facts.config) else _OF_GPUS
+    groups = (Group(name, tuple(check(facts))) for name, check in GROUPS if name not in left_out)
     return tuple(group for group in groups if group.findings)

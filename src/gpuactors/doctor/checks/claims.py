@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpuactors.control.claims_view import ClaimsView
 from gpuactors.control.client import Running
+from gpuactors.control.domains_view import DomainsView
 from gpuactors.doctor.facts import Claims, Facts, Place, Unknown
 from gpuactors.doctor.finding import Check, Finding, failed, passed, warned
 
@@ -28,8 +29,13 @@ def check(facts: Facts) -> Iterator[Finding]:
             )
         case api:
             yield passed(Check.API_SERVER, f"{api.address} answers, and knows the node {facts.node}")
-    if isinstance(facts.daemon, Running) and facts.config.dra == "on":
-        yield from _served(facts.daemon.view.claims)
+    if isinstance(facts.daemon, Running):
+        view = facts.daemon.view
+        if facts.config.dra == "on":
+            yield from _served(view.claims, "--dra")
+        if facts.config.compute_domains != "off":
+            yield from _served(view.domains.claims if view.domains is not None else None, "--compute-domains")
+            yield from _label(view.domains, facts.node)
     yield from _imex(facts)
 
 
@@ -63,12 +69,21 @@ def _writable(check: Check, place: Place, remedy: str) -> Finding:
     return passed(check, f"{place.path} is writable")
 
 
-def _served(claims: ClaimsView | None) -> Iterator[Finding]:
+def _label(domains: DomainsView | None, node: str) -> Iterator[Finding]:
+    if domains is not None and domains.label.problem:
+        yield warned(
+            Check.CLAIMS_SERVED,
+            f"the node's label: {domains.label.problem}",
+            f"Compare `kubectl get node {node} --show-labels` with `gpuactors inspect`.",
+        )
+
+
+def _served(claims: ClaimsView | None, flag: str) -> Iterator[Finding]:
     if claims is None:
         yield warned(
             Check.CLAIMS_SERVED,
-            "the running daemon serves no claims (--dra off)",
-            "Start it with --dra on, or leave --dra out here.",
+            f"the running daemon serves no claims ({flag} off)",
+            f"Start it with {flag} on, or leave {flag} out here.",
         )
         return
     slices = claims.slices

@@ -39,9 +39,11 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def is_unsettled(running: Running, ledger: LedgerContents | Unknown) -> bool:
-    """Whether a moment later all may be well: a resource is being registered, or kubelet has other healthy devices than
-    the daemon, as during each change of the list."""
+    """Whether a moment later all may be well: a daemon that has just started has no ledger and registers, and during
+    each change of a list kubelet has other healthy devices than the daemon."""
     view = running.view
+    if view.role != Role.SERVING or view.kubelet_problem or view.ledger_problem:
+        return True
     return any(
         not r.problem
         if not r.registered

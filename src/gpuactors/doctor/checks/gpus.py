@@ -59,9 +59,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         )
     if not devices:
         return
-    yield passed(
-        Check.GPUS_SELECTED, f"{len(devices)} match the selectors: {_models(devices)}; on {_drivers(devices)}"
-    )
+    yield passed(Check.GPUS_SELECTED, f"selected: {_models(devices)}; on {_drivers(devices)}")
     yield from _usable(facts, facts.devices, devices)
 
 
@@ -97,7 +95,7 @@ def _drivers(devices: Iterable[DeviceView]) -> str:
 def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator[Finding]:
     functions = {str(function.address): function for function in devices.functions}
     by_claim = facts.config.dra == "on"
-    any_bound = any(functions[view.address].vfio_bound for view in views)
+    bound = sum(functions[view.address].vfio_bound for view in views)
     found = list[Finding]()
     for view in views:
         function = functions[view.address]
@@ -106,13 +104,11 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
         elif (blocker := without_group(function)) is not None:
             found.append(_finding(view, Level.FAIL, blocker.cause, blocker.message))
         elif not by_claim:
-            found.append(
-                _finding(view, Level.WARN if any_bound else Level.FAIL, Cause.NOT_BOUND, view.reason)
-            )
+            found.append(_finding(view, Level.WARN if bound else Level.FAIL, Cause.NOT_BOUND, view.reason))
             found += _beside(view, function, devices, facts.config)
     fine = len(views) - len({address for finding in found for address in finding.devices})
     if fine:
-        how = "; a claim binds those that are on a driver of the host" if by_claim else ""
+        how = "; a claim binds those that are on no vfio driver" if by_claim and bound < len(views) else ""
         yield passed(Check.GPUS_USABLE, f"{fine} of {len(views)} could be given to virtual machines{how}")
     yield from _together(found)
 

@@ -24,7 +24,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield _directory(directory, absent, needed=facts.config.device_plugin == "on")
         if directory.exists:
             yield _socket(directory, absent)
-    yield from _ledger(facts, absent)
+    if isinstance(directory, Unknown) or directory.kubelet_listens:  # else its absence is said already
+        yield from _ledger(facts)
     yield from _other_plugins(facts)
 
 
@@ -48,17 +49,20 @@ def _socket(directory: PluginDirectory, absent: Level) -> Finding:
     return Finding(Check.KUBELET_RUNS, absent, f"no kubelet listens at {directory.path}/kubelet.sock", _START)
 
 
-def _ledger(facts: Facts, absent: Level) -> Iterator[Finding]:
+def _ledger(facts: Facts) -> Iterator[Finding]:
     ledger, socket = facts.ledger, f"{facts.config.kubelet_dir}/pod-resources/kubelet.sock"
     if isinstance(ledger, Unknown):
-        yield Finding(
+        yield failed(
             Check.POD_RESOURCES,
-            absent,
             ledger.reason,
-            "See that kubelet runs and that its directory pod-resources is there (in a pod: mounted).",
+            "See kubelet's log (journalctl -u kubelet); in a pod the mount of its directory pod-resources.",
         )
     elif ledger.kubelet is None:
-        yield Finding(Check.POD_RESOURCES, absent, f"no kubelet answers at {socket}", _START)
+        yield failed(
+            Check.POD_RESOURCES,
+            f"no kubelet answers at {socket}",
+            "See that kubelet runs with this --kubelet-dir; in a pod mount its directory pod-resources.",
+        )
     elif facts.resources and ledger.healthy is None and facts.config.device_plugin == "on":
         yield warned(
             Check.POD_RESOURCES,

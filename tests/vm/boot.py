@@ -195,6 +195,7 @@ def _warm_bytecode(scenario: str) -> None:
         "gpuactors.app",
         "gpuactors.dra",
         "gpuactors.inspection",
+        "gpuactors.doctor.run",
         "tests.vm.guest.runner",
         f"tests.vm.guest.{scenario}",
         # What it imports later, where there is such a module.

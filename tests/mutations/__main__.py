@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.mutations.acts import ACTS
+from tests.mutations.doctor import DOCTOR
 from tests.mutations.domain_edges import DOMAIN_EDGES
 from tests.mutations.domain_views import DOMAIN_VIEWS
 from tests.mutations.domains import DOMAINS
@@ -44,7 +45,7 @@ FEW: Final = "3"
 MANY: Final = "5"
 """Events in an order: a quick run first, and what CI does last."""
 
-ALL: Final = (*MUTATIONS, *ACTS, *DOMAIN_EDGES, *DOMAIN_VIEWS, *DOMAINS, *DRA_PLUGIN)
+ALL: Final = (*MUTATIONS, *ACTS, *DOCTOR, *DOMAIN_EDGES, *DOMAIN_VIEWS, *DOMAINS, *DRA_PLUGIN)
 
 COPIED: Final = ("src", "tests", "protos", "pyproject.toml")
 """What the program and the tests that bugs name are made of. A test that reads more of the tree fails in the copy."""

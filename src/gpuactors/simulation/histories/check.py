@@ -130,13 +130,15 @@ def unsettled(world: World) -> list[str]:
         for r, devices in wanted.items()
         if _is_unseen(world, devices) or _was_hidden(world, r, lists.get(r, {}), devices)
     }
+    # Where every card of a resource is counted under another name it need not be served: what kubelet has of it fades.
+    served = {r for r, devices in wanted.items() if not {NOT_OFFERED, ANY}.issuperset(devices.values())}
     unmet = [
         f"{resource}: kubelet's list is {lists.get(resource, {})}, it should be {wanted.get(resource, {})}"
         for resource in sorted(wanted.keys() | lists.keys())
         if not agree(lists.get(resource, {}), wanted.get(resource, {}))
         and {*wanted.get(resource, {}).values()} != {ANY}
         and not _is_hidden(world, lists.get(resource, {}), wanted.get(resource, {}))
-        and (resource in wanted or not (_is_fading(resource, view) or _is_anothers(world, resource)))
+        and (resource in served or not (_is_fading(resource, view) or _is_anothers(world, resource)))
         and (resource not in unseen or resource in view.connected)
     ]
     causes = world.causes()
@@ -146,7 +148,6 @@ def unsettled(world: World) -> list[str]:
         if any(devices.get(address, ANY) != ANY for devices in wanted.values())
         and causes.get(address) is not Cause.UNBINDING
     ]
-    served = {r for r, devices in wanted.items() if not {NOT_OFFERED, ANY}.issuperset(devices.values())}
     unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - unseen - view.connected)]
     serving = [daemon.name for daemon in world.serving if daemon.is_serving]
     if len(serving) != 1:

@@ -307,6 +307,10 @@ FOUND: Final[dict[str, Script]] = {
             "plug a companion+3; inspections and scans take long; pods come in a burst; "
             "bind the companion to a host driver@6+3"
         ),
+        "a card that is counted under another name goes, and nobody serves its old name": (
+            "both cards of a group are released@2; the next daemon has another pci.ids; a successor starts+0.3; "
+            "the successor is told to stop; unplug the second card@2; a pod comes+11; a daemon crashes"
+        ),
     }.items()
 }
 """By what they are about."""

@@ -807,8 +807,15 @@ MUTATIONS: Final = (
     Mutation(
         "kubelet's last list counts while kubelet is away",
         "core/dra/claims.py",
-        "    return ledger.problem is None and not ledger.source.is_settling and name not",
-        "    return name not",
+        "    is_its_list = ledger.problem is None and ledger.source",
+        "    is_its_list = ledger.source",
+        tests=("tests/core/dra/test_collect.py",),
+    ),
+    Mutation(
+        "kubelet's file counts for the claims of pods, though it names none",
+        "core/dra/claims.py",
+        "ledger.source is LedgerSource.LIST\n",
+        "not ledger.source.is_settling\n",
         tests=("tests/core/dra/test_collect.py",),
     ),
     Mutation(

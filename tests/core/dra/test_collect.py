@@ -7,7 +7,8 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.dra.claim import ActFault, Prepared, Target
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.events import ActFailed, CallAbandoned, ClaimUnreadable
+from gpuactors.core.events import ActFailed, CallAbandoned, ClaimUnreadable, LedgerRead
+from tests.core.builders import NO_FILE
 from tests.core.dra.claim_core import ClaimCore, name
 from tests.core.dra.test_claims import ON_HOST, A, core_with
 
@@ -100,6 +101,19 @@ def test_kubelets_last_list_does_not_count_while_it_cannot_be_read() -> None:
     assert core.claim_state(name("one")) is ClaimState.PREPARED
     core.ledger_problem = None
     core.listed(name("one"), A)
+    core.pass_time(10 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
+def test_kubelets_file_names_no_claim_so_it_releases_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kubelet runs, and there is only the file of its device manager, in which no claim ever is."""
+
+    def of_file(_core: ClaimCore, read: int) -> LedgerRead:
+        return LedgerRead(read, None, (), (), file=NO_FILE)
+
+    core = prepared()
+    core.api.clear()
+    monkeypatch.setattr(ClaimCore, "ledger_event", of_file)
     core.pass_time(10 * limits.CLAIM_COLLECT_S)
     assert core.claim_state(name("one")) is ClaimState.PREPARED
 

@@ -49,7 +49,7 @@ from gpuactors.core.events import (
     PrepareAsked,
     UnprepareAsked,
 )
-from gpuactors.core.model import Role, Token
+from gpuactors.core.model import LedgerSource, Role, Token
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.state import NodeState
 
@@ -377,6 +377,7 @@ def _listed(driver: ClaimDriver, state: NodeState) -> set[str]:
 
 def _is_unlisted(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
     """Kubelet says that it has the claim for no pod. What it said last, or says before it knows its pods, does not
-    count."""
+    count; nor does its file, which names no claim."""
     ledger, name = state.kubelet.ledger, str(entry.name)
-    return ledger.problem is None and not ledger.source.is_settling and name not in _listed(driver, state)
+    is_its_list = ledger.problem is None and ledger.source is LedgerSource.LIST
+    return is_its_list and name not in _listed(driver, state)

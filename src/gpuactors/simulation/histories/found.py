@@ -353,6 +353,12 @@ FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
             0,
             "the controller of compute domains stops; a pod with a channel comes+3; a successor starts+11",
         ),
+        "a claim is deleted under its pod while no kubelet runs, and two minutes pass": (
+            29977709,
+            "a pod with a channel comes; a pod with a claim is force-deleted, has a successor and dies late+3; "
+            "a claim is deleted at the API server; kubelet stops; a successor starts; "
+            "somebody removes the label of the node+0.3; the clock jumps+70",
+        ),
     }.items()
 }
 """The same on nodes with compute domains."""

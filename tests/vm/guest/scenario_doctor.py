@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
@@ -18,10 +19,12 @@ from tests.vm.guest.daemon import PYTHON_ENVIRONMENT, DaemonProcess, environment
 from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node, arguments
 from tests.vm.guest.pod import base_pod
 from tests.vm.guest.runner import Guest, eventually
-from tests.vm.guest.scenario_groups import HOST_DRIVER, MACHINE, PAIRED
+from tests.vm.guest.scenario_groups import HOST_DRIVER, PAIRED
+from tests.vm.guest.scenario_groups import MACHINE as OF_GROUPS
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind
 
-__all__ = ["MACHINE", "run"]
+MACHINE: Final = replace(OF_GROUPS, scenario_timeout_s=420.0)
+"""Four Pythons start one after the other, each in 20 to 30 s of emulation."""
 
 DOCTOR: Final = (sys.executable, "-m", "gpuactors", "doctor", "-o", "json")
 

@@ -126,6 +126,17 @@ def test_the_owner_of_a_gpu_is_named_as_long_as_it_has_it(metrics: Metrics) -> N
     assert not [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]
 
 
+def test_a_gpu_that_a_pod_has_by_two_ids_has_one_series(metrics: Metrics) -> None:
+    """Kubelet's ledger may name it by its address and by an older plugin's number: a scrape with a series twice is at
+    fault."""
+    core = Core(gpu("01:00.0", 7))
+    core.ledger = {"0000:01:00.0": "vm-1", "7": "vm-1"}
+    core.pass_time(60)
+    (owner,) = core.state.index.owners.values()
+    assert len(owner.entries) == 2
+    assert len([n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]) == 1
+
+
 def test_claims_are_counted_by_state(metrics: Metrics) -> None:
     core = ClaimCore()
     core.feed(Ticked())

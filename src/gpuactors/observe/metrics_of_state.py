@@ -14,12 +14,13 @@ from typing import Final, TypeAlias
 
 from gpuactors.core import registration
 from gpuactors.core.assessment.cause import AS_BEFORE, CALL, MEANINGS
+from gpuactors.core.assessment.owner import Given
 from gpuactors.core.assessment.ownership import allocated_ids
 from gpuactors.core.dra.entries import Claims
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.index import index_of
-from gpuactors.core.model import ClaimedDevice, Health, Pod, Role
+from gpuactors.core.model import ClaimedDevice, Health, PciAddress, Pod, Role
 from gpuactors.core.readiness import lacking
 from gpuactors.core.state import NodeState
 
@@ -73,18 +74,22 @@ def _allocated(state: NodeState, _: Moment) -> Iterator[Sample]:
 
 
 def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
-    index = index_of(state)
-    for address, owner in index.owners.items():
-        for given in owner.entries:
-            match given.to:
-                case Pod(namespace, name):
-                    yield (address, given.resource or "", "", namespace, name), 1
-                case ClaimedDevice():
-                    pod = given.to.pod
-                    namespace, name = (pod.namespace, pod.name) if pod is not None else ("", "")
-                    yield (address, "", given.to.claim, namespace, name), 1
-                case None:
-                    yield (address, given.resource or "", "", "", ""), 1
+    owners = index_of(state).owners.items()
+    # Kubelet's ledger may have one GPU of a pod by several IDs; a series must not be there twice.
+    named = dict.fromkeys(_owner(address, given) for address, owner in owners for given in owner.entries)
+    return ((labels, 1) for labels in named)
+
+
+def _owner(address: PciAddress, given: Given) -> tuple[str, ...]:
+    match given.to:
+        case Pod(namespace, name):
+            return address, given.resource or "", "", namespace, name
+        case ClaimedDevice(pod=Pod(namespace, name)):
+            return address, "", given.to.claim, namespace, name
+        case ClaimedDevice():
+            return address, "", given.to.claim, "", ""
+        case None:
+            return address, given.resource or "", "", "", ""
 
 
 def _registered(state: NodeState, _: Moment) -> Iterator[Sample]:

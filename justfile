@@ -95,6 +95,10 @@ causes:
 metrics:
     python -m gpuactors.observe.metrics > docs/metrics.md
 
+# Write docs/log-events.md again from what observe/log_events.py declares.
+log-events:
+    python -m gpuactors.observe.log_events > docs/log-events.md
+
 # Generate the protobuf code of protos/ again.
 gen: (_generate "src/gpuactors")
 

@@ -1,8 +1,8 @@
 """Logging set-up: one line per event on standard error, as JSON or for a console, for our own code and for libraries.
 
-Event names are `noun.verb` (`device.added`, `scan.finished`); details are fields, not prose. Fields that hold for all
-that a trio task logs are bound with `structlog.contextvars.bind_contextvars`: trio gives each task its own. Must not
-decide which lines are written, and must not start a thread or an event loop.
+Event names are `noun.verb` (`device.changed`, `host.scanned`), declared in log_events.py; details are fields, not
+prose. Fields that hold for all that a trio task logs are bound with `structlog.contextvars.bind_contextvars`: trio
+gives each task its own. Must not decide which lines are written, and must not start a thread or an event loop.
 """
 
 from __future__ import annotations

@@ -1,0 +1,252 @@
+"""Every event that is logged is declared, with its levels and fields, and no other one: by the calls in the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpuactors.observe import log_events
+from gpuactors.observe.log import LIBRARY_EVENT
+from gpuactors.observe.log_events import EVENTS, FIELDS, LogEvent
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "gpuactors"
+
+LOGGERS = ("log", "_log", "log.get_logger()")
+"""What our own lines are logged by, besides the core's `Log`; grpc_trio has the standard library's, as a library."""
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass
+class Logged:
+    """What the source logs under one name."""
+
+    levels: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+
+
+class Function:
+    """A function's text, in which the values of its local names are looked up."""
+
+    def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.node = node
+        self.parameters = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+
+    def value(self, name: str, before: int) -> ast.expr:
+        """What was last assigned to a name above a line; the default of a parameter."""
+        found = [
+            node
+            for node in ast.walk(self.node)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.lineno <= before
+            if name in map(ast.unparse, node.targets if isinstance(node, ast.Assign) else [node.target])
+        ]
+        if found:
+            value = max(found, key=lambda node: node.lineno).value
+            assert value is not None
+            return value
+        keywords = zip(self.node.args.kwonlyargs, self.node.args.kw_defaults, strict=True)
+        return next(default for arg, default in keywords if arg.arg == name and default is not None)
+
+    def added(self, name: str, since: int, before: int) -> Iterator[ast.AST]:
+        """What was put into a mapping between two lines: `name[key] = …` and `name |= {…}`."""
+        for node in ast.walk(self.node):
+            match node:
+                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=of), slice=key)]) if of == name:
+                    if since <= node.lineno <= before and not self._is_other_branch(node.lineno, before):
+                        yield key
+                case ast.AugAssign(target=ast.Name(id=of), value=value) if of == name:
+                    if since <= node.lineno <= before and not self._is_other_branch(node.lineno, before):
+                        yield value
+
+    def _is_other_branch(self, line: int, before: int) -> bool:
+        """Whether a line is in the first branch of an `if` in whose other one a later line is."""
+        return any(
+            node.body[0].lineno <= line < node.orelse[0].lineno <= before <= (node.end_lineno or 0)
+            for node in ast.walk(self.node)
+            if isinstance(node, ast.If) and node.orelse
+        )
+
+
+def keys(node: ast.expr, of: Function) -> tuple[set[str], set[str]]:
+    """The keys of a mapping: those that it always has, and those that it may have."""
+    match node:
+        case ast.Dict(keys=names, values=values):
+            always, sometimes = set[str](), set[str]()
+            for name, value in zip(names, values, strict=True):
+                if name is None:
+                    inner = keys(value, of)
+                    always, sometimes = always | inner[0], sometimes | inner[1]
+                else:
+                    assert isinstance(name, ast.Constant)
+                    always.add(str(name.value))
+            return always, sometimes
+        case ast.Call(func=ast.Name(id="dict"), args=[inside]):
+            return keys(inside, of)
+        case ast.DictComp(generators=[ast.comprehension(iter=ast.Call(func=ast.Attribute(value=inside)))]):
+            return set(), set[str]().union(*keys(inside, of))
+        case ast.Name(id=name):
+            value = of.value(name, node.lineno)
+            always, sometimes = keys(value, of)
+            for more in of.added(name, value.lineno, node.lineno):
+                if isinstance(more, ast.Dict):
+                    sometimes |= keys(more, of)[0]
+                else:
+                    assert isinstance(more, ast.Constant)
+                    sometimes.add(str(more.value))
+            return always, sometimes
+    raise AssertionError(f"line {node.lineno}: the fields of {ast.unparse(node)} are not understood here")
+
+
+def levels(node: ast.expr, of: Function) -> set[str]:
+    if isinstance(node, ast.Name):
+        return levels(of.value(node.id, node.lineno), of)
+    if isinstance(node, ast.IfExp):
+        return levels(node.body, of) | levels(node.orelse, of)
+    assert isinstance(node, ast.Attribute), (
+        f"line {node.lineno}: the level {ast.unparse(node)} is not understood"
+    )
+    return {node.attr.lower()}
+
+
+def texts(node: ast.expr) -> list[str]:
+    """The names that an expression may have."""
+    if isinstance(node, ast.IfExp):
+        return [*texts(node.body), *texts(node.orelse)]
+    assert isinstance(node, ast.Constant), (
+        f"line {node.lineno}: the name {ast.unparse(node)} is not understood"
+    )
+    return [str(node.value)]
+
+
+def of_a_logger(call: ast.Call) -> tuple[str, str, set[str]] | None:
+    """`log.info("noun.verb", key=…)`: the name, the level and the fields."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=logger, attr=level), args=[ast.Constant(value=str(name))]):
+            if level in LEVELS and ast.unparse(logger) in LOGGERS:
+                return name, level, {str(k.arg).replace("exc_info", "exception") for k in call.keywords}
+    return None
+
+
+def calls(function: Function, name: str, module: ast.Module) -> Iterator[ast.Call]:
+    """Where a module calls one of its own functions."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == function.node.name:
+            assert function.parameters[0] == name
+            yield node
+
+
+def in_module(module: ast.Module) -> Iterator[tuple[str, set[str], set[str], set[str]]]:
+    """Name, levels, fields that are always there and fields that may be, of each line that a module logs."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and (found := of_a_logger(node)) is not None:
+            yield found[0], {found[1]}, found[2], set()
+    for node in ast.walk(module):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        function = Function(node)
+        for call in ast.walk(node):
+            match call:
+                case ast.Call(func=ast.Name(id="Log"), args=[level, ast.Name(id=name), fields]):
+                    # A function that logs under the name that it is given.
+                    always, sometimes = keys(fields, function)
+                    for caller in calls(function, name, module):
+                        given = {k.arg: k.value for k in caller.keywords}
+                        optional = {
+                            key for key in sometimes if key not in function.parameters or key in given
+                        }
+                        its = given.get("level", function.value("level", 0))
+                        for text in texts(caller.args[0]):
+                            yield text, levels(its, function), always, optional
+                case ast.Call(func=ast.Name(id="Log"), args=[level, names, fields]):
+                    for text in texts(names):
+                        yield text, levels(level, function), *keys(fields, function)
+
+
+@cache
+def logged() -> Mapping[str, Logged]:
+    """All that the source logs."""
+    found: dict[str, Logged] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "grpc_trio" not in path.parts:  # its lines are those of a library
+            for name, of, always, sometimes in in_module(ast.parse(path.read_text(encoding="utf-8"))):
+                seen = found.setdefault(name, Logged())
+                seen.levels |= of
+                seen.fields |= always | sometimes
+    found[LIBRARY_EVENT] = Logged(set(LEVELS), {"logger", "message", "exception"})
+    return found
+
+
+def test_every_event_that_is_logged_is_declared_and_every_one_that_is_declared_is_logged() -> None:
+    assert len(logged()) > 70
+    assert set(logged()) == set(EVENTS)
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_has_the_levels_and_fields_that_are_declared(name: str) -> None:
+    if name not in logged():
+        pytest.fail(f"{name} is declared, and logged nowhere")
+    declared, seen = EVENTS[name], logged()[name]
+    assert set(declared.levels) == seen.levels
+    assert set(declared.fields) == seen.fields, "a field is not declared, or never logged"
+
+
+def test_a_declaration_says_something_and_each_field_of_two_events_is_explained() -> None:
+    uses = [field for event in EVENTS.values() for field in event.fields]
+    assert {field for field in uses if uses.count(field) > 2} <= set(FIELDS)
+    assert set(FIELDS) <= set(uses)
+    for event in EVENTS.values():
+        assert len(event.when.split()) > 3
+        assert event.when.endswith(".")
+        assert event.levels
+        assert len(set(event.levels)) == len(event.levels)
+
+
+SEEDED = """
+def _line(name, *, reason="", level=Level.INFO):
+    fields = {"a": 1}
+    if reason:
+        fields["reason"] = reason
+    return [Log(level, name, fields)]
+
+def granted(refused):
+    fields = {"call": 1}
+    if refused:
+        fields |= {"reason": 1}
+        return Log(Level.WARNING, "call.not_granted", fields)
+    else:
+        return Log(Level.INFO, "call.granted", fields)
+
+def two(same):
+    log.warning("one.logged", wait_s=1, exc_info=error)
+    level = Level.DEBUG if same else Level.ERROR
+    return [Log(level, "two.logged" if same else "three.logged", {**{"x": 1}}), *_line("four.logged"),
+            *_line("five.logged", reason=same, level=Level.WARNING)]
+"""
+
+
+def test_the_calls_are_understood() -> None:
+    assert sorted(in_module(ast.parse(SEEDED))) == [
+        ("call.granted", {"info"}, {"call"}, set()),
+        ("call.not_granted", {"warning"}, {"call"}, {"reason"}),
+        ("five.logged", {"warning"}, {"a"}, {"reason"}),
+        ("four.logged", {"info"}, {"a"}, set()),
+        ("one.logged", {"warning"}, {"wait_s", "exception"}, set()),
+        ("three.logged", {"debug", "error"}, {"x"}, set()),
+        ("two.logged", {"debug", "error"}, {"x"}, set()),
+    ]
+
+
+def test_the_document_is_what_the_recipe_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROOT / "docs" / "log-events.md"
+    assert path.read_text(encoding="utf-8") == log_events.document(), (
+        "run `just log-events` and commit the result"
+    )
+    more = {**log_events.GROUPS, "New": {"new.event": LogEvent(("info",), (), "Something new was seen.")}}
+    monkeypatch.setattr(log_events, "GROUPS", more)
+    assert "| `new.event` | info |  | Something new was seen. | Nothing. |" in log_events.document()

@@ -136,7 +136,7 @@ _generate TO:
         find "$to" -name py.typed -delete
     done
 
-# Write the tables of the documents that follow from the code: the README's settings.
+# Write the tables of the documents that follow from the code, such as the settings in docs/configuration.md.
 tables:
     python -m tests.tables
 

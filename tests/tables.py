@@ -57,12 +57,14 @@ class Table:
 
 def settings() -> list[str]:
     """Every setting, as it is declared."""
-    return markdown.table(["Key", "Value", "Default", "Meaning"], map(_setting, DECLARATIONS.values()))
+    head = ["Key", "Flag", "Variable", "Value", "Default", "Meaning"]
+    return markdown.table(head, map(_setting, DECLARATIONS.values()))
 
 
 def _setting(setting: Declaration) -> list[str]:
     value = setting.metavar.replace("|", r"\|")
-    return [f"`{setting.key}`", f"`{value}`", setting.default_text("`{}`"), setting.described.description]
+    names = [f"`{setting.key}`", f"`{setting.flag}`", f"`{setting.variable}`"]
+    return [*names, f"`{value}`", setting.default_text("`{}`"), setting.described.description]
 
 
 def claim_states() -> list[str]:
@@ -182,7 +184,7 @@ def _chart_values(schema: Mapping[str, Any], values: Mapping[str, Any], above: s
 
 
 TABLES: Final[tuple[Written, ...]] = (
-    Table("README.md", "settings", settings),
+    Table("docs/configuration.md", "settings", settings),
     Table("docs/dra.md", "claim states", claim_states),
     Table("docs/dra.md", "claim events", claim_events),
     Table("docs/dra.md", "claim bounds", claim_bounds),

@@ -217,9 +217,9 @@ def test_no_file_of_ours_imports_asyncio() -> None:
 # --- the README -------------------------------------------------------------------------------------------
 
 
-def readme_table(heading: str) -> list[list[str]]:
+def table_of(document: str, heading: str) -> list[list[str]]:
     """The rows of the first table below a heading, without its head."""
-    section = (ROOT / "README.md").read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    section = (ROOT / document).read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         for line in section.splitlines()
@@ -234,12 +234,13 @@ def test_a_table_that_follows_from_the_code_is_as_the_recipe_writes_it(table: Wr
     assert text == written, f"{path.name}: run 'just tables' and commit the result"
 
 
-def test_every_setting_has_a_row_in_the_readme() -> None:
-    assert tuple(row[0].strip("`") for row in readme_table("Configuration")) == KEYS
+def test_every_setting_has_a_row() -> None:
+    rows = table_of("docs/configuration.md", "All settings")
+    assert tuple(row[0].strip("`") for row in rows) == KEYS
 
 
 def test_the_readme_lists_every_command() -> None:
-    listed = {row[0].strip("`").split()[1] for row in readme_table("Commands")}
+    listed = {row[0].strip("`").split()[1] for row in table_of("README.md", "Commands")}
     done = subprocess.run(
         [sys.executable, "-m", "gpuactors", "--help"], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,8 +1,8 @@
 """How a setting is declared: once, as a field of a struct, `key: Annotated[TYPE, Described(…)] = DEFAULT`.
 
 Everything else that names the setting is derived from it: its flag and its variable, its lines in `--help`, its
-property in the schema, its row in the README, and the sentence that refuses a value. Must not know any setting (they
-are in `settings.py`) and must not read a value (`sources.py` does).
+property in the schema, its row in docs/configuration.md, and the sentence that refuses a value. Must not know any
+setting (they are in `settings.py`) and must not read a value (`sources.py` does).
 """
 
 from __future__ import annotations

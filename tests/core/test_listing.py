@@ -22,6 +22,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.listing import comparable, healthy
 from gpuactors.core.model import DeviceId, PluginState, Token
+from gpuactors.core.readiness import lacking
 from gpuactors.core.registration import is_registered, order
 from gpuactors.core.snapshot import project
 from gpuactors.core.step import next_deadline
@@ -44,7 +45,14 @@ def register(core: Core, stream: int) -> None:
 
 @pytest.fixture
 def core() -> Core:
-    """Two GPUs, registered, and kubelet has our list."""
+    """Two GPUs, registered, and kubelet has been seen to have our list."""
+    core = registered()
+    core.pass_time(limits.KUBELET_LIST_TAKEN_S)
+    assert plugin(core).listing.compared_at == core.at
+    return core
+
+
+def registered() -> Core:
     core = Core(gpu("01:00.0"), gpu("02:00.0"))
     core.kubelets = OURS
     core.feed(KubeletAppeared("kubelet-1"))
@@ -61,6 +69,23 @@ def lose_and_register(core: Core, stream: int) -> None:
     """Kubelet has noticed that we ended the old stream; we register, and it opens another."""
     core.feed(*(StreamEnded(H100, old) for old in sorted(plugin(core).streams)))
     register(core, stream)
+
+
+# --- after a registration ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kubelets", [OURS, None], ids=["told", "not told"])
+def test_kubelets_list_is_read_once_soon_after_a_registration(kubelets: list[str] | None) -> None:
+    """The pod is ready when that read is back; one more read, whether kubelet has such a list or not."""
+    core = registered()
+    core.kubelets = kubelets
+    (lack,) = lacking(core.state)
+    assert lack.endswith("kubelet's own list has not been compared with ours yet")
+    core.pass_time(limits.KUBELET_LIST_TAKEN_S)
+    assert lacking(core.state) == ()
+    read_at = core.state.kubelet.ledger.read_at
+    core.pass_time(limits.LEDGER_QUIET_S - 1)
+    assert core.state.kubelet.ledger.read_at == read_at
 
 
 # --- another plugin takes the resource --------------------------------------------------------------------------

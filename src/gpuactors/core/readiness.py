@@ -1,8 +1,8 @@
 """What a daemon still lacks until kubelet can allocate what it offers, as sentences; for the readiness probe.
 
 That a stream of ours is open is no proof: another plugin may have our resource's name since. So a resource counts as
-registered when a read of kubelet's own list has shown ours (`listing.py`), which takes up to LEDGER_QUIET_S after the
-registration. A kubelet that has no such list to show is believed.
+registered when a read of kubelet's own list has shown ours (`listing.py`), which is requested
+KUBELET_LIST_TAKEN_S after the registration. A kubelet that has no such list to show is believed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _unregistered(plugin: PluginState) -> str:
     listing = plugin.listing
     if listing.against:
         return "kubelet's own list was another one than ours when it was last read"
-    if listing.agreed_since is None and listing.compared_at < plugin.stream_opened_at:
+    if listing.agreed_since is None and registration.is_uncompared(plugin):
         return "it is registered, and kubelet's own list has not been compared with ours yet"
     return ""
 

@@ -348,15 +348,24 @@ def waits_in_contention(plugin: PluginState) -> bool:
 
 
 def next_comparison_at(plugin: PluginState) -> float:
-    """When the next read of kubelet's list is wanted for this resource; infinite while nothing is odd."""
+    """When the next read of kubelet's list is wanted for this resource; infinite while nothing is odd, once one came
+    after the registration."""
     listing = plugin.listing
     if waits_in_contention(plugin) or (_is_streaming(plugin) and listing.against):
         wait_s = limits.KUBELET_LIST_AGAIN_S
     elif _is_streaming(plugin) and listing.reclaims:
         wait_s = limits.LEDGER_S
+    elif is_uncompared(plugin):
+        # The pod is ready when kubelet is seen to have our list (`readiness.py`): an update of the fleet waits for it.
+        return comparable_from(plugin)
     else:
         return math.inf
     return max(listing.compared_at + wait_s, comparable_from(plugin))
+
+
+def is_uncompared(plugin: PluginState) -> bool:
+    """It is registered, and no read since then has shown kubelet's list."""
+    return _is_streaming(plugin) and plugin.listing.compared_at < plugin.stream_opened_at
 
 
 def _backoff(waits_s: tuple[float, ...], failures: int) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import trio
 from gpuactors import limits
 from gpuactors.grpc_trio import bind_unix
 from gpuactors.kubelet.kubelet import UnixKubelet
+from gpuactors.kubelet.sockets import Changes, DirectoryIo, SocketsWatch, directory_of_the_node
 from gpuactors.ports import Sockets
 from tests.support.patience import patient
 
@@ -57,3 +61,36 @@ async def test_many_sockets_are_told_of_together_and_not_all(kubelet_dir: Path) 
                 bind_unix(str(directory / f"{n}.sock"))
             told = await anext(found)
             assert len(told.others) == limits.NEIGHBOURS_MAX
+
+
+@pytest.mark.trio
+async def test_a_directory_that_could_not_be_watched_is_watched_as_soon_as_it_can_be(
+    kubelet_dir: Path,
+) -> None:
+    """A daemon that starts while the node is short of inotify instances or descriptors would miss for ever who comes
+    and goes between two reads."""
+    directory = kubelet_dir / "device-plugins"
+    directory.mkdir()
+    node, watched, refused = directory_of_the_node(), trio.Event(), 0
+
+    @contextmanager
+    def watch(path: str) -> Iterator[Changes]:
+        nonlocal refused
+        if refused < 2:
+            refused += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        with node.watch(path) as changes:
+            watched.set()
+            yield changes
+
+    async def passes_by() -> None:
+        await watched.wait()
+        bind_unix(str(directory / "short.sock"))
+        (directory / "short.sock").unlink()
+
+    io = DirectoryIo(watch, node.directory, node.names, node.socket_file)
+    with trio.fail_after(WITHIN_S):
+        async with SocketsWatch(str(directory), io).open() as found, trio.open_nursery() as nursery:
+            assert await anext(found) == Sockets(None)
+            nursery.start_soon(passes_by)
+            assert await anext(found) == Sockets(None), "it was there for a moment"

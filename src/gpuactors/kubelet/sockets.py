@@ -128,8 +128,9 @@ def _names(path: str) -> Iterator[Iterable[str]]:
 
 @final
 class SocketsWatch:
-    """The sockets in kubelet's directory. Where inotify is unavailable (fs.inotify.max_user_instances or
-    max_user_watches is used up), the directory is read periodically."""
+    """The sockets in kubelet's directory. As long as inotify is unavailable (fs.inotify.max_user_instances or
+    max_user_watches is used up, or there are no descriptors), the directory is read periodically: another plugin that
+    comes and goes in between is not seen then."""
 
     def __init__(self, directory: str, io: DirectoryIo) -> None:
         self._path = directory
@@ -141,27 +142,25 @@ class SocketsWatch:
         """As `ports.Kubelet.sockets`."""
         watched = self._directory()
         _check_not_removed(watched, self._path)
-        with self._watch() as changes:
-            yield self._seen(changes, watched)
-
-    @contextmanager
-    def _watch(self) -> Iterator[Changes | None]:
         with ExitStack() as stack:
-            changes: Changes | None = None
-            try:
-                changes = stack.enter_context(self._io.watch(self._path))
-            except (FileNotFoundError, NotADirectoryError) as exc:
-                raise KubeletError(
-                    f"waiting for kubelet: the directory {self._path} does not exist; "
-                    "is kubelet installed, and is --kubelet-dir its directory?"
-                ) from exc
-            except PermissionError as exc:
-                raise KubeletError(f"may not watch {self._path}: {exc.strerror}; run as root") from exc
-            except OSError:
-                pass  # inotify's limits are reached
-            yield changes
+            yield self._seen(stack, self._watch(stack), watched)
 
-    async def _seen(self, changes: Changes | None, watched: Directory | None) -> AsyncIterator[Sockets]:
+    def _watch(self, stack: ExitStack) -> Changes | None:
+        try:
+            return stack.enter_context(self._io.watch(self._path))
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise KubeletError(
+                f"waiting for kubelet: the directory {self._path} does not exist; "
+                "is kubelet installed, and is --kubelet-dir its directory?"
+            ) from exc
+        except PermissionError as exc:
+            raise KubeletError(f"may not watch {self._path}: {exc.strerror}; run as root") from exc
+        except OSError:
+            return None  # inotify's limits are reached
+
+    async def _seen(
+        self, stack: ExitStack, changes: Changes | None, watched: Directory | None
+    ) -> AsyncIterator[Sockets]:
         """Kubelet's own socket is reported at once, the others together and at most once in ODD_SIGHT_S."""
         kubelet: str | None = ""
         others: dict[str, str] = {}
@@ -183,6 +182,8 @@ class SocketsWatch:
                     await trio.sleep_forever()
                 else:
                     await changes.wait()
+            if changes is None:
+                changes = self._watch(stack)
             reported = () if changes is None else changes.read()
             odd = odd or any(change.name and is_others(change.name) for change in reported)
             self._check_still(watched, reported)

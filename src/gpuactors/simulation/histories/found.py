@@ -208,6 +208,10 @@ FOUND: Final[dict[str, Script]] = {
         "a second plugin has as healthy what we have, and not the odd ID that a pod has": (
             "our resource has an odd ID+3; a second plugin takes our resource+3"
         ),
+        "a daemon starts while there are no descriptors, and later another plugin passes by": (
+            "descriptors run out+0.001; the node reboots+30; inspections and scans take long; unplug+0.3; "
+            "a second plugin takes our resource+0.05; the second plugin goes+0.05"
+        ),
         "descriptors run out, and after that inspections fail": (
             "descriptors run out; inspections fail; a pod comes; an inspection hangs+11"
         ),

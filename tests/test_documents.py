@@ -1,79 +1,238 @@
-"""What docs/dra.md quotes is what the program says: its errors, its log events, its paths."""
+"""The documents as a whole: links and anchors lead somewhere, commands can be parsed, and what is named exists."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
-from pathlib import Path
+import shlex
+from collections.abc import Iterator
+from typing import Final
 
+import click
 import pytest
 
-from gpuactors.core.dra.config import BackendPolicy, VfioConfig
-from gpuactors.core.dra.prebound import Rule
+from gpuactors.cli import cli
+from gpuactors.config import DECLARATIONS
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.doctor.finding import Check
+from gpuactors.observe.log_events import EVENTS
+from gpuactors.simulation.run import list_scenarios
+from tests.support.markdown import anchors, blocks, links, spans
+from tests.support.said import is_said
+from tests.test_tree import ROOT, texts
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = (ROOT / "docs" / "dra.md").read_text(encoding="utf-8")
+DOCUMENTS: Final = {name: text for name, text in texts() if name.endswith(".md")}
+
+FOR_OPERATORS: Final = re.compile(
+    r"README\.md|deploy/README\.md|docs/(?!architecture|virtual-machine)[\w-]+\.md"
+)
+
+OPERATORS: Final = [name for name in DOCUMENTS if FOR_OPERATORS.fullmatch(name)]
+"""Decisions and the changelog tell of what was; the architecture and the figures have names of their own."""
+
+
+# --- links --------------------------------------------------------------------------------------------------
+
+
+def lost(name: str, text: str) -> Iterator[str]:
+    """The links of a document that lead nowhere."""
+    for target in links(text):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        to = (ROOT / name).parent / path if path else ROOT / name
+        if not to.exists() or (anchor and anchor not in anchors(to.read_text(encoding="utf-8"))):
+            yield target
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    assert not list(lost(name, DOCUMENTS[name]))
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    text = "[a](dra.md) [b](none.md) [c](dra.md#install) [d](dra.md#none) [e](#none) [f](https://kubernetes.io/x)"
+    assert list(lost("docs/x.md", text)) == ["none.md", "dra.md#none", "#none"]
+
+
+def test_the_first_page_leads_to_every_page() -> None:
+    reached = {(ROOT / "docs" / t.partition("#")[0]).resolve() for t in links(DOCUMENTS["docs/README.md"])}
+    pages = {ROOT / name for name in DOCUMENTS if re.fullmatch(r"docs/[\w-]+\.md", name)}
+    assert pages - reached == {ROOT / "docs/README.md"}
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+
+def commands(text: str) -> Iterator[str]:
+    """The command lines of gpuactors in a document's blocks, without what follows them."""
+    for line in blocks(text):
+        found = re.fullmatch(r"(?:kubectl .*? -- )?gpuactors (.*?)(?: +#.*)?(?: [|>] .*)?", line)
+        if found is not None and found[1].split()[0] in cli.commands:
+            yield found[1]
+
+
+def parse(line: str) -> None:
+    """Parses a command line as the program does, and runs nothing. Raises `click.UsageError`."""
+    with cli.make_context("gpuactors", [], resilient_parsing=True) as context:
+        group: click.Group = cli
+        words = shlex.split(line)
+        while True:
+            name, command, words = group.resolve_command(context, words)
+            if command is None:
+                raise click.UsageError(f"there is no command {name}")
+            if not isinstance(command, click.Group):
+                break
+            group = command
+        try:
+            command.make_context(name, words, parent=context)
+        except click.BadParameter as error:
+            if "does not exist" not in error.message:  # a file that the reader has
+                raise
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [(name, line) for name, text in DOCUMENTS.items() for line in commands(text)]
+)
+def test_a_command_line_can_be_parsed(name: str, line: str) -> None:
+    parse(line)
+
+
+@pytest.mark.parametrize("line", ["doctor --perhaps", "explain", "config shout", "inspect -o xml", "runs"])
+def test_a_command_line_that_is_wrong_is_found(line: str) -> None:
+    with pytest.raises(click.UsageError):
+        parse(line)
+
+
+def test_command_lines_are_found() -> None:
+    text = "    gpuactors doctor -o json | jq .   # all\n    kubectl exec POD -- gpuactors inspect   # it\n"
+    text += "    gpuactors is good\n"
+    assert list(commands(text)) == ["doctor -o json", "inspect"]
+
+
+# --- names --------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def said() -> frozenset[str]:
-    """Every text of the source, the parts of an f-string each."""
-    return frozenset(
-        node.value
-        for path in (ROOT / "src/gpuactors").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+def flags() -> frozenset[str]:
+    """Every flag of every command."""
+    commands = [
+        *cli.commands.values(),
+        *(c for g in cli.commands.values() if isinstance(g, click.Group) for c in g.commands.values()),
+    ]
+    named = {flag for c in commands for p in c.params for flag in (*p.opts, *p.secondary_opts)}
+    return frozenset({*named, "--help", "--version"})
 
 
-def section(heading: str) -> str:
-    return DOCUMENT.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+FLAGS_OF_OTHERS: Final = frozenset({"--validate"})
+"""Of kubectl."""
+
+VARIABLES: Final = {"GPUACTORS_CONFIG", *(setting.variable for setting in DECLARATIONS.values())}
+
+METRICS: Final = frozenset(re.findall(r"^\| `(gpuactors_\w+)`", DOCUMENTS["docs/metrics.md"], re.MULTILINE))
+"""docs/metrics.md is what the code declares: test_metrics.py."""
+
+NO_EVENTS: Final = re.compile(r".*\.(?:json|sock|py|lock|gpus|ids)")
+"""Names of files, and `devices.gpus` of a virtual machine."""
+
+NOUNS: Final = {event.partition(".")[0] for event in EVENTS}
+
+WORDS_OF_OTHERS: Final = frozenset(
+    {
+        "CreateContainerConfigError", "DeadlineExceeded", "FailedPrepareDynamicResources", "IfPossible",
+        "PreStartContainer", "UnexpectedAdmissionError", "RuntimeDefault",
+    }
+    | {"ComputeDomainChannelConfig", "ComputeDomainDaemonConfig", "DeviceFileMinor", "LegacyOnly", "PreferIommuFD"}
+    | {"DeviceStatus", "NotReady", "CheckpointRead", "PodResources"}
+)  # fmt: skip
+"""Kubernetes' and NVIDIA's, and of our own those of the architecture and the states of a domain."""
+
+CAUSES_AND_STATES: Final = {*map(str, Cause), *map(str, Check), *map(str, ClaimState)}
 
 
-def errors() -> list[str]:
-    rows = [line for line in section("Errors, and what to do").splitlines() if line.startswith("| ")][1:]
-    return [quoted for row in rows for quoted in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+def unknown(text: str) -> Iterator[str]:
+    """What a document names in backticks as a flag, variable, metric, log event, cause, check or state, and is none."""
+    for span in spans(text):
+        words = span.split()
+        if span.startswith(("-", "gpuactors ")):
+            named = re.findall(r"(?<![\w-])--?[a-z][\w-]*", span)
+            yield from (flag for flag in named if flag not in flags() | FLAGS_OF_OTHERS)
+        if words[0] == "gpuactors" and len(words) > 1 and re.fullmatch(r"[a-z]+", words[1]):
+            yield from (words[1:2] if words[1] not in cli.commands else [])
+        yield from (v for v in re.findall(r"GPUACTORS_[A-Z_]*[A-Z]", span) if v not in VARIABLES)
+        yield from (m for m in re.findall(r"gpuactors_\w+", span) if m not in METRICS)
+        if re.fullmatch(r"[a-z_]+\.[a-z_]+", span) and span.partition(".")[0] in NOUNS:
+            yield from () if span in EVENTS or NO_EVENTS.fullmatch(span) else (span,)
+        if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}[A-Z]*", span):
+            yield from () if span in CAUSES_AND_STATES | WORDS_OF_OTHERS else (span,)
 
 
-def is_said(quoted: str) -> bool:
-    """Each part between two gaps (…) is in a text of the source."""
-    parts = [part.strip() for part in quoted.split("…")]
-    return all(any(part in text for text in said()) for part in parts)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_is_named_exists(name: str) -> None:
+    assert not sorted({*unknown(DOCUMENTS[name])})
 
 
-@pytest.mark.parametrize("quoted", errors())
-def test_an_error_that_is_explained_is_one_that_the_program_says(quoted: str) -> None:
-    assert is_said(quoted)
+def test_a_scenario_that_is_named_is_one() -> None:
+    named = {s for name in OPERATORS for s in re.findall(r"--scenario ([a-z-]+)", DOCUMENTS[name])}
+    assert len(named) > 3
+    assert named <= {name for name, _ in list_scenarios()}
 
 
-def test_what_the_program_does_not_say_is_found() -> None:
-    assert len(errors()) > 12
-    assert not is_said("the write to … has never returned")
+def test_what_does_not_exist_is_found() -> None:
+    text = "`--sellect` `gpuactors doctor --pro` `gpuactors explode` `GPUACTORS_DRAA` `gpuactors_device` "
+    text += "`device.added` `HeldByOthers` "
+    text += "`--select` `GPUACTORS_DRA` `gpuactors_devices` `device.changed` `HeldByOther`"
+    assert list(unknown(text)) == [
+        "--sellect", "--pro", "explode", "GPUACTORS_DRAA", "gpuactors_device", "device.added", "HeldByOthers",
+    ]  # fmt: skip
 
 
-def test_each_log_event_that_is_named_is_one() -> None:
-    events = set(re.findall(r"`((?:claim|claims|checkpoint|slices)\.[a-z_]+)`", DOCUMENT))
-    assert len(events) > 4
-    assert events <= said()
+# --- the words of the symptoms ------------------------------------------------------------------------------
+
+SAID_BY_OTHERS: Final = frozenset(
+    {
+        # KubeVirt: pkg/virt-api/webhooks, pkg/virt-launcher/virtwrap/device/hostdevice
+        "GPU nvidia.com/… is not permitted in permittedHostDevices configuration",
+        "GPU feature gate is not enabled",
+        "the number of GPU/s do not match the number of devices",
+        "PCI_RESOURCE_NVIDIA_COM_… not set for resource",
+        # the scheduler
+        "0/N nodes are available: N Insufficient nvidia.com/…",
+        "cannot allocate all claims",
+        # kubelet: pkg/kubelet/cm/devicemanager, and gRPC
+        "Allocate failed due to rpc error: … desc = …, which is unexpected",
+        "requested number of devices unavailable for nvidia.com/…. Requested: 1, Available: 0",
+        "no healthy devices present",
+        "previously allocated devices are no longer healthy",
+        "the client connection is closing",
+        # QEMU: hw/vfio
+        "Could not open '/dev/vfio/51': Device or resource busy",
+        "group N is not viable",
+        "Please ensure all devices within the iommu_group are bound to their vfio bus driver",
+        "/dev/vfio/N: No such file or directory",
+        "cannot set up guest memory",
+        "VFIO_MAP_DMA failed: Cannot allocate memory",
+    }
+)
+"""Sentences of other programs, as they were seen or stand in their source."""
 
 
-def test_the_defaults_of_a_configuration_are_as_said() -> None:
-    assert VfioConfig() == VfioConfig(BackendPolicy.LEGACY_ONLY, enable_api_device=True)
-    assert "iommu: {backendPolicy: LegacyOnly, enableAPIDevice: true}     # the defaults" in DOCUMENT
+def symptoms() -> list[str]:
+    """What the page quotes of what somebody sees: sentences, and not names."""
+    rows = [
+        line.split(" | ")[0]
+        for line in DOCUMENTS["docs/troubleshooting.md"].splitlines()
+        if line.startswith("| ")
+    ]
+    quotes = [quoted for row in rows for quoted in spans(row)]
+    return [quoted for quoted in quotes if " " in quoted and not re.match(r"\w+[:=] ?\w+$", quoted)]
 
 
-def test_the_rules_of_pre_bound_gpus_are_those_that_explain_names() -> None:
-    rows = [line for line in section("Pre-bound GPUs").splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == [*Rule]
-    for shown in (
-        "At a claim's end",
-        "it stays on its vfio driver: ",
-        " in this boot, before any act of ours",
-    ):
-        assert is_said(shown)
+@pytest.mark.parametrize("quoted", symptoms())
+def test_a_symptom_is_in_somebodys_words(quoted: str) -> None:
+    assert quoted in SAID_BY_OTHERS or is_said(quoted)
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", DOCUMENT):
-        assert (ROOT / "docs" / target).exists(), target
+def test_no_word_of_others_is_kept_that_no_symptom_has() -> None:
+    assert set(symptoms()) >= SAID_BY_OTHERS

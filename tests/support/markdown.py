@@ -1,8 +1,9 @@
-"""Tables in Markdown, and the part of a document that a recipe writes."""
+"""Markdown: tables, the part of a document that a recipe writes, and what a document names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 END: Final = "<!-- to here -->"
@@ -21,3 +22,37 @@ def put_into(document: str, begin: str, text: str) -> str:
     if not (found and end):
         raise ValueError(f"the document needs a line {begin!r} and below it a line {END!r}")
     return f"{before}{begin}\n\n{text}\n\n{END}{after}"
+
+
+_FENCE: Final = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_SPAN: Final = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_LINK: Final = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+
+
+def blocks(document: str) -> Iterator[str]:
+    """The lines of code: of fenced blocks for a shell or for nothing, and those that are indented by four or more."""
+    for language, text in _FENCE.findall(document):
+        if language in {"", "sh", "console"}:
+            yield from (line.strip() for line in text.splitlines())
+    yield from (line.strip() for line in _FENCE.sub("", document).splitlines() if line.startswith("    "))
+
+
+def spans(document: str) -> list[str]:
+    """What stands between two backticks, blocks left out."""
+    return [span.replace(r"\|", "|") for span in _SPAN.findall(_FENCE.sub("", document))]
+
+
+def links(document: str) -> list[str]:
+    """Where the links and images lead, code left out."""
+    return _LINK.findall(_SPAN.sub("`code`", _FENCE.sub("", document)))
+
+
+def anchors(document: str) -> set[str]:
+    """The anchors of the headings, as GitHub makes them: of equal ones the second gets `-1`."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+?) *$", _FENCE.sub("", document), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        names = [slug, *(f"{slug}-{n}" for n in range(1, 100))]
+        found.add(next(name for name in names if name not in found))
+    return found

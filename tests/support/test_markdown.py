@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.markdown import END, put_into, table
+from tests.support.markdown import END, anchors, blocks, links, put_into, spans, table
 
 BEGIN = "<!-- from here -->"
 
@@ -26,3 +26,28 @@ def test_a_table_has_a_line_for_each_row() -> None:
     assert table(["a", "b"], [["1", "2"], ["3", "4"]]) == [
         "| a | b |", "| --- | --- |", "| 1 | 2 |", "| 3 | 4 |",
     ]  # fmt: skip
+
+
+DOCUMENT = """\
+# One [thing](there.md)
+See [`a` and [b]](b.md#b) and ![c](c.png), `[not](this.md)`.
+## What's `said`, twice
+    gpuactors run
+1. a list
+
+   ```sh
+   gpuactors doctor --pre
+   [nor](that.md)
+   ```
+```yaml
+# no heading
+```
+## What's `said`, twice
+"""
+
+
+def test_what_a_document_names_is_found() -> None:
+    assert anchors(DOCUMENT) == {"one-thing", "whats-said-twice", "whats-said-twice-1"}
+    assert links(DOCUMENT) == ["there.md", "b.md#b", "c.png"]
+    assert list(blocks(DOCUMENT)) == ["gpuactors doctor --pre", "[nor](that.md)", "gpuactors run"]
+    assert spans(DOCUMENT) == ["a", "[not](this.md)", "said", "said"]

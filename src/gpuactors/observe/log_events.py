@@ -204,8 +204,7 @@ _KUBELET: Final[Mapping[str, LogEvent]] = {
         (WARNING,),
         ("resource", "reason"),
         "Kubelet has another plugin's devices under our resource's name. The name is taken back, ever more seldom.",
-        "Let only one plugin serve this name on the node: "
-        "[which ones collide](../deploy/README.md#beside-nvidias-gpu-operator).",
+        "Let only one plugin serve this name on the node: [which ones collide](gpu-operator.md).",
     ),
     "ledger.read": LogEvent(
         (INFO, DEBUG),

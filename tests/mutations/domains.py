@@ -149,8 +149,8 @@ DOMAINS: Final = (
     Mutation(
         "a claim of a lost checkpoint has nothing before it is read again",
         "core/domains/exclusion.py",
-        "        if other.domain is None:\n            return",
-        "        if other.domain is None:\n            continue\n            return",
+        "        if other.domain is None:\n            unknown",
+        "        if other.domain is None:\n            continue\n            unknown",
         tests=(
             f"{UNPREPARE}::test_what_a_claim_of_a_lost_checkpoint_has_is_nobody_else_s_before_it_is_read",
         ),
@@ -194,7 +194,7 @@ DOMAINS: Final = (
     Mutation(
         "a prepare that was repeated is refused for what has passed",
         "core/dra/progress.py",
-        '        entry = replace(entry, problem="")  # it may have waited until its devices were back\n',
+        "        entry = replace(entry, why=None)  # it may have waited until its devices were back\n",
         "",
         tests=(ORDERS,),
     ),

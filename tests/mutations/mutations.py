@@ -688,7 +688,7 @@ MUTATIONS: Final = (
     Mutation(
         "two claims may have one GPU",
         "core/dra/exclusion.py",
-        "            _by_another_claim(state, entry, functions)\n            or _by_ledger",
+        "            _by_another_claim(state, entry, address, functions)\n            or _by_ledger",
         "            _by_ledger",
         tests=(EXCLUSION,),
     ),

@@ -13,6 +13,7 @@ import pytest
 
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
+from tests.process.test_endpoints import metrics
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
 
 
@@ -144,12 +145,17 @@ def test_the_new_claim_waits_in_its_call_for_the_old_one() -> None:
 def test_a_claim_that_is_not_allocated_or_not_there_is_refused_with_the_reason() -> None:
     with (
         claims_node(g23="vfio-pci") as (node, api, cdi),
-        daemon_of(node, cdi),
+        daemon_of(node, cdi) as daemon,
         plugin_of(node.kubelet_dir) as plugin,
     ):
         uid = api.claim("one", address(0x23))
         api.do(api.server.set_claim_status, "default", "one", {})
         assert prepare(plugin, "one", uid).error == "the claim is not allocated"
+        said = daemon.wait_event("claim.refused", claim="default/one")
+        assert (said["reason"], said["causes"]) == ("the claim is not allocated", ["ClaimNotAllocated"])
+        counted = metrics(node)
+        assert counted['gpuactors_refusals_total{cause="ClaimNotAllocated"}'] == 1
+        assert counted['gpuactors_refusals_total{cause="ClaimedElsewhere"}'] == 0
         assert "it was deleted" in prepare(plugin, "gone", "uid-of-gone").error
         assert unprepare(plugin, "gone", "uid-of-gone").error == ""
 

@@ -87,7 +87,7 @@ def test_a_label_that_goes_with_the_old_claim_is_found(monkeypatch: pytest.Monke
 
 
 def test_a_channel_that_two_claims_get_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: None)
     unmet = fails_at(monkeypatch, COMPUTE_DOMAIN, 4)
     assert "the prepare of job-2-channel waits for job-1-channel" in unmet
 

@@ -60,7 +60,7 @@ class Refused:
     status: Refusal
     reason: str
     causes: tuple[Cause, ...]
-    """The causes, each once, sorted. Only for the log."""
+    """The causes, each once, sorted. For the log and the metrics."""
     owners: tuple[Given, ...] = ()
     """The owners of the devices in the way, as far as the call is refused for that."""
 

@@ -30,6 +30,7 @@ from gpuactors.core import (
     usage,
 )
 from gpuactors.core.assessment.assessments import assessed, check_assessments
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.device_lists import publish
 from gpuactors.core.domains import looks
@@ -37,6 +38,7 @@ from gpuactors.core.domains import step as domains
 from gpuactors.core.domains.model import DomainSettings
 from gpuactors.core.domains.state import NO_DOMAINS, Domains
 from gpuactors.core.dra import claims, progress
+from gpuactors.core.dra.answers import refused
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.dra.offer import offered
 from gpuactors.core.dra.table import NoTransitionError
@@ -473,7 +475,8 @@ def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
     except NoTransitionError as error:
         state, lines = set_aside(DRIVERS[event.of], state, error)
         if isinstance(event, events.PrepareAsked | events.UnprepareAsked):
-            lines.append(Reply(event.token, refusal(str(error))))
+            answer = refusal(Cause.SET_ASIDE, str(error))
+            lines += refused(event.token, event.claim.uid, str(event.claim), answer)
         return state, lines
 
 

@@ -81,11 +81,11 @@ def test_a_channel_has_one_owner_and_the_node_its_label_after_every_order(name: 
 
 def _the_channel_is_anybody_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's: a claim that has only been started is no owner."""
-    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: None)
 
 
 def _a_node_takes_part_in_two_domains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exclusion, "_by_another_domain", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_another_domain", lambda *_: None)
 
 
 def _a_release_takes_the_label_from_the_next_claim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,16 @@ class CallsCore(Core):
         return found[0]
 
     def refusal(self, token: Token) -> str:
+        return self.refused(token).reason
+
+    def refused(self, token: Token) -> Refused:
+        """The refusal of a call; the log has its words and its causes."""
         answer = self.answer(token)
         assert isinstance(answer, Refused), f"refused, not {answer}"
-        return answer.reason
+        logged = [*self.logged("claim.refused"), *self.logged("call.refused")]
+        said = [(line.fields["reason"], line.fields["causes"]) for line in logged]
+        assert (answer.reason, tuple(map(str, answer.causes))) in said
+        return answer
 
     def entry(self, claim: ClaimName) -> Entry | None:
         return DRIVERS[self.of].claims(self.state).entries.get(claim.uid)

@@ -72,11 +72,11 @@ def test_the_gpu_has_one_owner_and_its_rightful_driver_after_every_order(name: s
 
 def _nobody_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's: exclusion by name, in memory only."""
-    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: None)
 
 
 def _pods_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: None)
 
 
 def _pods_do_not_see_claims(monkeypatch: pytest.MonkeyPatch) -> None:

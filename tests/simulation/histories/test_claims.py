@@ -103,7 +103,7 @@ def test_a_found_history_of_a_node_with_claims_stays_found(name: str) -> None:
 
 def _no_other_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim looks at no other one's devices (NVIDIA: by name only)."""
-    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: None)
 
 
 def _rebinds_prebound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +130,8 @@ def _keeps_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_device_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim looks at no allocation of the device plugin: neither at kubelet's ledger nor at who has it open."""
-    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: "")
-    monkeypatch.setattr(exclusion, "_by_use", lambda *_: "")
+    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: None)
+    monkeypatch.setattr(exclusion, "_by_use", lambda *_: None)
 
 
 def _always_writes_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,27 @@ class Cause(StrEnum):
     CHECKPOINT_LATE = "CheckpointLate"
     INVALID_REQUEST = "InvalidRequest"
     NOT_SERVING = "NotServing"
+    # --- of calls about claims only
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
+    INVALID_CONFIGURATION = "InvalidConfiguration"
+    NOT_OFFERED = "NotOffered"
+    UNPREPARED = "Unprepared"
+    API_SERVER_FAILED = "ApiServerFailed"
+    CLAIMS_UNSERVED = "ClaimsUnserved"
+    CHECKPOINT_UNWRITTEN = "CheckpointUnwritten"
+    FILES_UNWRITTEN = "FilesUnwritten"
+    IN_USE_ON_HOST = "InUseOnHost"
+    WRITE_HANGS = "WriteHangs"
+    WRITE_REFUSED = "WriteRefused"
+    DRIVER_NOT_LOADED = "DriverNotLoaded"
+    VIRTUAL_FUNCTIONS = "VirtualFunctions"
+    # --- of compute domains only
+    DOMAIN_NOT_FOUND = "DomainNotFound"
+    DOMAIN_NOT_READY = "DomainNotReady"
+    OTHER_DOMAIN = "OtherDomain"
+    FOREIGN_LABEL = "ForeignLabel"
+    IMEX_MISSING = "ImexMissing"
 
 
 HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
@@ -186,11 +207,13 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.SET_ASIDE: Meaning(
         UNHEALTHY,
-        "A rule of the device list did not hold for it. It is not allocated, and the rest is served.",
+        "A rule of the device list, or of claims, did not hold for it. It is not allocated, and the rest is served.",
         "This is a bug in gpuactors: report it with the journal.",
     ),
     Cause.GROUP_CHANGED: Meaning(
-        CALL, "The device's IOMMU group has another number than when the call came.", "Ask again."
+        CALL,
+        "The device's IOMMU group has another number than when the call came, or a function more than its claim knows.",
+        "Ask again; of a claim delete the pod, so that it is prepared anew.",
     ),
     Cause.STALE_NODES: Meaning(
         CALL,
@@ -221,9 +244,102 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         "Check the disk of kubelet's `plugins` directory; `gpuactors inspect` has the reason.",
     ),
     Cause.INVALID_REQUEST: Meaning(
-        CALL, "The call names no device, or one twice.", "Nothing on this node: find the client that called."
+        CALL,
+        "The call names no device, one twice, or a claim by what can be no name.",
+        "Nothing on this node: find the client that called.",
     ),
     Cause.NOT_SERVING: Meaning(CALL, "The daemon is stopping, or hands over to its successor.", "Ask again."),
+    Cause.CLAIM_NOT_FOUND: Meaning(
+        CALL, "The API server has no such claim, or another one by this name.", "Nothing: its pod is ending."
+    ),
+    Cause.CLAIM_NOT_ALLOCATED: Meaning(
+        CALL,
+        "The claim has no allocation, or no device of this driver on this node.",
+        "Nothing on this node: see the claim's status, and who changed it.",
+    ),
+    Cause.INVALID_CONFIGURATION: Meaning(
+        CALL,
+        "The claim, or the configuration of it or of its DeviceClass, asks for what this driver does not do.",
+        "Correct it: the message names the field.",
+    ),
+    Cause.NOT_OFFERED: Meaning(
+        CALL,
+        "The claim has a channel or daemon that this node is not set up to give.",
+        "See --imex-channels and --compute-domains.",
+    ),
+    Cause.UNPREPARED: Meaning(
+        CALL, "The claim was unprepared while it was being prepared.", "Nothing: its pod is ending."
+    ),
+    Cause.API_SERVER_FAILED: Meaning(
+        CALL,
+        "The API server did not return what the call needs: the claim, its ComputeDomain, or the Node.",
+        "See the message: the server's address, the token, and the rights of the daemon's account.",
+    ),
+    Cause.CLAIMS_UNSERVED: Meaning(
+        CALL,
+        "Claims are switched off, or their checkpoint is one that this version cannot read.",
+        "See --dra, or install the version that wrote it.",
+    ),
+    Cause.CHECKPOINT_UNWRITTEN: Meaning(
+        CALL,
+        "The checkpoint of the claims could not be written, so nothing was done for the claim.",
+        "Check the disk of kubelet's `plugins` directory.",
+    ),
+    Cause.FILES_UNWRITTEN: Meaning(
+        CALL,
+        "The claim's CDI or metadata file could not be written.",
+        "Check the disk and the mounts of /var/run/cdi and of kubelet's `plugins` directory.",
+    ),
+    Cause.IN_USE_ON_HOST: Meaning(
+        CALL,
+        "A process has the GPU open by its host's driver, or whether one has cannot be known. Nothing was written.",
+        "End the process that the message names, or give the daemon what it lacks to see it.",
+    ),
+    Cause.WRITE_HANGS: Meaning(
+        CALL,
+        "The kernel has not carried out a bind or unbind yet: mostly it waits until a process closes the device.",
+        "End that process: `gpuactors explain` or lsof finds it. It goes on by itself.",
+    ),
+    Cause.WRITE_REFUSED: Meaning(
+        CALL,
+        "The kernel refused to bind or unbind the GPU, or did not do it.",
+        "See the message, and dmesg. Then delete the pod.",
+    ),
+    Cause.DRIVER_NOT_LOADED: Meaning(
+        CALL,
+        "The driver that the GPU is to be bound to is not loaded.",
+        "Load it with modprobe, and at boot by /etc/modules-load.d.",
+    ),
+    Cause.VIRTUAL_FUNCTIONS: Meaning(
+        CALL,
+        "Virtual functions of the GPU are active, and would go with its driver.",
+        "Write 0 to its sriov_numvfs when nobody uses them.",
+    ),
+    Cause.DOMAIN_NOT_FOUND: Meaning(
+        CALL,
+        "There is no ComputeDomain with the UID that the claim names.",
+        "Nothing if it was deleted; else correct domainID in the claim.",
+    ),
+    Cause.DOMAIN_NOT_READY: Meaning(
+        CALL,
+        "The domain's daemon does not run on this node yet, or is not Ready.",
+        "See that daemon's pod and NVIDIA's controller, or the host's nvidia-imex.",
+    ),
+    Cause.OTHER_DOMAIN: Meaning(
+        CALL,
+        "The node takes part in another ComputeDomain. It can be in one at a time.",
+        "Nothing: it is free when the pods of that one have ended.",
+    ),
+    Cause.FOREIGN_LABEL: Meaning(
+        CALL,
+        "The node's label of compute domains has a value that no claim here has set.",
+        "Whoever set it must remove it.",
+    ),
+    Cause.IMEX_MISSING: Meaning(
+        CALL,
+        "The host's driver has no IMEX, is too old for it, or has not said.",
+        "Load or update NVIDIA's driver on the host; see the message.",
+    ),
 }
 """Every cause, in the order of the table."""
 
@@ -235,7 +351,8 @@ Made by `just causes` from `src/gpuactors/core/assessment/cause.py`: change it t
 
 The cause of a device's health is in the log (`cause` of `device.changed` and `device.gone`) and in the output of
 `gpuactors inspect` and `gpuactors explain` as JSON. The causes of a refused call are in the log (`causes` of
-`call.refused`). A cause is stable across versions. The sentence beside it is for people, and may change.
+`call.refused` and `claim.refused`) and in the metric `gpuactors_refusals_total`. A cause is stable across versions. The
+sentence beside it is for people, and may change.
 
 Health is what a device with this cause is advertised as: `as before` leaves it unchanged, and `-` is a cause of calls
 only. A device that kubelet has given to a pod is Healthy as long as it is bound to a vfio driver, whatever else is

@@ -25,6 +25,15 @@ class Blocker:
 
 
 @dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a claim is not prepared, or not prepared yet."""
+
+    cause: Cause
+    message: str
+    """A sentence with the place and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """The one status of a device, in every list, call and view."""
 

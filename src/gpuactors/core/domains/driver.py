@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.domains import exclusion, looks
 from gpuactors.core.domains.cdi import DomainEdits, edits_of
 from gpuactors.core.domains.config import chosen
@@ -59,23 +61,25 @@ class ComputeDomains:
     def followed(self, before: NodeState, state: NodeState) -> NodeState:  # nothing of theirs does
         return state
 
-    def unfit(self, state: NodeState, claim: Claim) -> str:
+    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
         settings, config = state.domains.settings, chosen(claim)
         assert settings is not None
         if isinstance(config, ConfigFault):
-            return config.sentence
+            return Obstacle(Cause.INVALID_CONFIGURATION, config.sentence)
         if any(result.admin_access for result in claim.results or ()):
-            return (
-                "admin access to a device of a compute domain is not given: remove adminAccess from the claim"
+            return Obstacle(
+                Cause.INVALID_CONFIGURATION,
+                "admin access to a device of a compute domain is not given: remove adminAccess from the claim",
             )
-        if reason := _not_offered(claim, settings):
-            return reason
+        if (unfit := _not_offered(claim, settings)) is not None:
+            return unfit
         if config.kind is DeviceKind.DAEMON and claim.name.namespace != settings.namespace:
-            return (
+            return Obstacle(
+                Cause.INVALID_CONFIGURATION,
                 f"the claim {claim.name} is for a daemon, and these are in the namespace {settings.namespace} only "
-                "(--domains-namespace)"
+                "(--domains-namespace)",
             )
-        return ""
+        return None
 
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:
         config = chosen(claim)
@@ -105,7 +109,7 @@ class ComputeDomains:
     def binding(self, entry: Entry) -> Sequence[str]:  # nothing of it is a worker's
         return (AWAITED,)
 
-    def lacking(self, state: NodeState, entry: Entry) -> str:
+    def lacking(self, state: NodeState, entry: Entry) -> Obstacle | None:
         return exclusion.lacking(state.domains, entry)
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:  # the label is not an act
@@ -116,11 +120,12 @@ class ComputeDomains:
 
     def astray(self, state: NodeState, entry: Entry) -> str | None:
         config, own, facts = entry.config, entry.domain, state.domains.imex.facts
-        if config is None or own is None or exclusion.unseen(state.domains, entry, config):
+        if config is None or own is None or exclusion.unseen(state.domains, entry, config) is not None:
             return None
         if facts is not None and replace(facts, host_problem="") != own.imex:
             return "the host's driver says something else of IMEX than the claim's files"
-        return exclusion.lacking(state.domains, entry)
+        why = exclusion.lacking(state.domains, entry)
+        return why.message if why is not None else ""
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """Its domain's name and the host's facts are read before its files are written again (`lacking`)."""
@@ -153,14 +158,16 @@ def _directory(state: NodeState, own: ClaimedDomain) -> str:
     return f"{settings.directory}/{own.uid}"
 
 
-def _not_offered(claim: Claim, settings: DomainSettings) -> str:
-    """Which of its devices this node does not have, as a sentence; empty if it has all."""
+def _not_offered(claim: Claim, settings: DomainSettings) -> Obstacle | None:
+    """Which of its devices this node does not have; None if it has all."""
     for result in claim.results or ():
         device = device_of(result.device)
         if device is None:
-            return f"{quoted_id(result.device)} is no device of this driver"
+            return Obstacle(Cause.UNKNOWN_ID, f"{quoted_id(result.device)} is no device of this driver")
         if device.kind is DeviceKind.CHANNEL and device.id >= settings.channels:
-            return f"{device} is not offered here: the node has {settings.channels} (--imex-channels)"
+            few = f"{device} is not offered here: the node has {settings.channels} (--imex-channels)"
+            return Obstacle(Cause.NOT_OFFERED, few)
         if device.kind is DeviceKind.DAEMON and (device.id or settings.mode is not DomainMode.ON):
-            return f"{device} is not offered here (--compute-domains {settings.mode})"
-    return ""
+            off = f"{device} is not offered here (--compute-domains {settings.mode})"
+            return Obstacle(Cause.NOT_OFFERED, off)
+    return None

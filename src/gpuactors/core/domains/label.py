@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.domains.model import (
     LABEL,
     DeviceKind,
@@ -89,30 +91,36 @@ def is_foreign(label: Label, of: Held) -> bool:
     return label.value is not None and label.value not in label.ours and label.value not in of.kept
 
 
-def obstacle(domains: Domains, domain: DomainUid) -> str:
-    """Why the label cannot be given to this domain now, or does not name it, as a sentence; empty if it names it."""
+def obstacle(domains: Domains, domain: DomainUid) -> Obstacle | None:
+    """Why the label cannot be given to this domain now, or does not name it; None if it names it."""
     label, settings = domains.label, domains.settings
     node = settings.node if settings is not None else ""
     problem = f": {label.problem}" if label.problem else ""
     if not label.known:
-        return f"the label {LABEL} of the node {node} has not been read yet{problem}"
+        unread = f"the label {LABEL} of the node {node} has not been read yet{problem}"
+        return Obstacle(Cause.API_SERVER_FAILED, unread)
     if label.unsure:
-        return f"what the label {LABEL} of the node {node} is now has not been read yet{problem}"
+        unread = f"what the label {LABEL} of the node {node} is now has not been read yet{problem}"
+        return Obstacle(Cause.API_SERVER_FAILED, unread)
     if label.value == domain and not label.is_going:
-        return ""
+        return None
     if label.value is None:
-        return f"the label {LABEL} of the node {node} is not there yet{problem}"
+        absent = f"the label {LABEL} of the node {node} is not there yet{problem}"
+        return Obstacle(Cause.API_SERVER_FAILED if problem else Cause.DOMAIN_NOT_READY, absent)
     if label.value in label.ours or label.is_going:
         going = ", and is being removed" if label.is_going else ""
-        return f"the label {LABEL} of the node {node} still names {label.value}{going}{problem}"
+        other = f"the label {LABEL} of the node {node} still names {label.value}{going}{problem}"
+        return Obstacle(Cause.API_SERVER_FAILED if problem else Cause.OTHER_DOMAIN, other)
     if label.found == label.value:
-        return (
+        return Obstacle(
+            Cause.API_SERVER_FAILED,
             f"the label {LABEL} of the node {node} is {quoted_id(label.value)}; whose that is follows when every claim "
-            "here has been read"
+            "here has been read",
         )
-    return (
+    return Obstacle(
+        Cause.FOREIGN_LABEL,
         f"the label {LABEL} of the node {node} is {quoted_id(label.value)}, which no claim here has set: whoever set "
-        "it must remove it"
+        "it must remove it",
     )
 
 

@@ -88,7 +88,7 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
         namespace=namespace,
         status=status,
         missing=missing,
-        labelled=not label.obstacle(domains, uid),
+        labelled=label.obstacle(domains, uid) is None,
         daemon=daemons[-1] if daemons else None,
         readiness=exclusion.readiness(domains, uid) if domains.settings.mode is DomainMode.ON else None,
         problem=view.problem if view is not None else "",
@@ -121,8 +121,8 @@ def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[Do
             return DomainStatus.UNREAD, ""
     else:
         obstacle = exclusion.in_the_way(domains, channels[0])
-        missing = obstacle.sentence if obstacle is not None else exclusion.channels_lack(domains, uid)
-    return (DomainStatus.NOT_READY, missing) if missing else (DomainStatus.READY, "")
+        missing = obstacle.why if obstacle is not None else exclusion.channels_lack(domains, uid)
+    return (DomainStatus.NOT_READY, missing.message) if missing is not None else (DomainStatus.READY, "")
 
 
 # --- the label, and the host ----------------------------------------------------------------------------------

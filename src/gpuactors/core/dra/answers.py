@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra import cdi
 from gpuactors.core.dra.claim import Prepared, PreparedDevice, Unprepared
 from gpuactors.core.dra.entries import ClaimCall, Claims, Entry
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.dra.transitions import refusal
-from gpuactors.core.effects import Effect, Level, Log, Refused, Reply
+from gpuactors.core.effects import Effect, Field, Level, Log, Refused, Reply
 from gpuactors.core.model import Token
+from gpuactors.core.quote import quoted, quoted_id
 
 
 def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepared | Refused | None:
@@ -24,24 +28,47 @@ def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepar
         # The devices stay the claim's until they are returned.
         return Unprepared() if call.deadline <= at else None
     if entry is not None and entry.broken:
-        return refusal(entry.broken)
+        return refusal(Cause.SET_ASIDE, entry.broken)
     if entry is not None and not entry.acts:
         if entry.state is ClaimState.PREPARED:
-            return refusal(entry.problem) if entry.problem else prepared(claims, entry)
-        if entry.state is ClaimState.STOPPED and entry.name.uid not in claims.reads:
-            return refusal(entry.problem)
-    return refusal(_late(claims, entry)) if call.deadline <= at else None
+            return _refusal(entry.why) if entry.why is not None else prepared(claims, entry)
+        if entry.state is ClaimState.STOPPED and entry.name.uid not in claims.reads and entry.why is not None:
+            return _refusal(entry.why)
+    return _late(claims, entry) if call.deadline <= at else None
 
 
-def _late(claims: Claims, entry: Entry | None) -> str:
+def _refusal(why: Obstacle) -> Refused:
+    return refusal(why.cause, why.message)
+
+
+_LATE: Final = {
+    ClaimState.FETCHING: Cause.API_SERVER_FAILED,
+    ClaimState.WAITING: Cause.INSPECTION_LATE,
+    ClaimState.RESERVED: Cause.CHECKPOINT_UNWRITTEN,
+    ClaimState.BINDING: Cause.WRITE_HANGS,
+    ClaimState.WRITING: Cause.FILES_UNWRITTEN,
+    ClaimState.COMMITTING: Cause.CHECKPOINT_UNWRITTEN,
+    ClaimState.PREPARED: Cause.FILES_UNWRITTEN,
+    ClaimState.VERIFYING: Cause.INSPECTION_LATE,
+    ClaimState.STOPPED: Cause.API_SERVER_FAILED,
+    ClaimState.RELEASING: Cause.WRITE_HANGS,
+    ClaimState.CLEARING: Cause.FILES_UNWRITTEN,
+    ClaimState.TOMBSTONE: Cause.API_SERVER_FAILED,
+}
+"""Who has not answered, where a prepare's time runs out in a state and nothing else is known."""
+
+
+def _late(claims: Claims, entry: Entry | None) -> Refused:
     """Why a prepare could not be answered in time."""
     if entry is None:
-        return "the claim is not known"
+        return refusal(Cause.CLAIM_NOT_FOUND, "the claim is not known")
     if claims.unwritten:
-        return claims.unwritten
+        return refusal(Cause.CHECKPOINT_UNWRITTEN, claims.unwritten)
     why = f": {entry.problem}" if entry.problem else ""
-    return (
-        f"not ready within {limits.CLAIM_ANSWER_S:g} s, the claim is {entry.state}{why}; kubelet asks again"
+    cause = entry.why.cause if entry.why is not None else _LATE[entry.state]
+    return refusal(
+        cause,
+        f"not ready within {limits.CLAIM_ANSWER_S:g} s, the claim is {entry.state}{why}; kubelet asks again",
     )
 
 
@@ -66,12 +93,22 @@ def answered(
         return claims, []
     effects: list[Effect] = []
     for token, answer in answers.items():
-        effects.append(Reply(token, answer))
-        call = claims.calls[token]
-        entry = claims.entries.get(call.uid)
         if isinstance(answer, Refused):
-            fields: dict[str, str | tuple[str, ...]] = {"uid": call.uid, "reason": answer.reason}
-            if entry is not None:
-                fields["claim"] = str(entry.name)
-            effects.append(Log(Level.WARNING, "claim.refused", {**fields}))
+            call = claims.calls[token]
+            entry = claims.entries.get(call.uid)
+            effects += refused(token, call.uid, str(entry.name) if entry is not None else "", answer)
+        else:
+            effects.append(Reply(token, answer))
     return replace(claims, calls={t: c for t, c in claims.calls.items() if t not in answers}), effects
+
+
+def refused(token: Token, uid: str, claim: str, answer: Refused) -> list[Effect]:
+    """The reply to one call about a claim, and its line in the log. `claim`: its name; empty if that is not known."""
+    fields: dict[str, Field] = {
+        "uid": quoted_id(uid),
+        "causes": tuple(map(str, answer.causes)),
+        "reason": answer.reason,
+    }
+    if claim:
+        fields["claim"] = quoted(claim)
+    return [Reply(token, answer), Log(Level.WARNING, "claim.refused", fields)]

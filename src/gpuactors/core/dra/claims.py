@@ -7,10 +7,14 @@ requests in `transitions.py`; the transitions themselves in `table.py`. Must not
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Obstacle
+from gpuactors.core.dra.answers import answered, refused
 from gpuactors.core.dra.claim import (
     ActFault,
     Claim,
@@ -35,7 +39,7 @@ from gpuactors.core.dra.transitions import (
     refusal,
     with_read,
 )
-from gpuactors.core.effects import Effect, Field, Level, Log, Refused, Reply
+from gpuactors.core.effects import Effect, Field, Level, Log, Refused
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -74,6 +78,20 @@ _PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
 """Why an act could not be done yet."""
 
 
+_FAULTS: Final[Mapping[ActFault | None, Cause]] = {
+    None: Cause.FILES_UNWRITTEN,
+    ActFault.BLOCKED: Cause.WRITE_HANGS,
+    ActFault.HANGS: Cause.WRITE_HANGS,
+    ActFault.IN_USE: Cause.IN_USE_ON_HOST,
+    ActFault.VIRTUAL_FUNCTIONS: Cause.VIRTUAL_FUNCTIONS,
+    ActFault.NO_DRIVER: Cause.DRIVER_NOT_LOADED,
+    ActFault.UNKNOWN_FUNCTION: Cause.GROUP_CHANGED,
+    ActFault.GONE: Cause.GONE,
+    ActFault.REFUSED: Cause.WRITE_REFUSED,
+}
+"""The cause of an act's failure; None: of the act on a claim's files, which has no fault of a device."""
+
+
 def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead) -> Stepped:
     """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
     known how far its act came: it is requested again, and goes on from what it finds."""
@@ -97,7 +115,11 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             entry = driver.with_claim(entry, stored.claim)
         if stored.claim is None and stored.state is not ClaimState.RELEASING:
             # The checkpoint is lost, and it was found out from its files.
-            stopped = replace(entry, state=ClaimState.STOPPED, problem="the checkpoint is lost")
+            stopped = replace(
+                entry,
+                state=ClaimState.STOPPED,
+                why=Obstacle(Cause.API_SERVER_FAILED, "the checkpoint is lost"),
+            )
             state = driver.with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
         else:
             state, broken = attempted(driver, driver.with_claims(state, claims), entry, On.RESTORED)
@@ -121,8 +143,8 @@ def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointR
 
 def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at: float) -> Stepped:
     """Kubelet wants a claim prepared. A repeated call joins what is under way."""
-    if (refused := _refused_at_once(driver, state, event.claim)) is not None:
-        return state, [Reply(event.token, refused)]
+    if (answer := _refused_at_once(driver, state, event.claim)) is not None:
+        return state, refused(event.token, event.claim.uid, str(event.claim), answer)
     claims = _with_call(
         driver.claims(state), event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
     )
@@ -138,15 +160,17 @@ def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at
 
 def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
     """Kubelet wants nothing to be left of a claim. It ends the prepares of this claim that came before it."""
-    if (refused := _refused_at_once(driver, state, event.claim)) is not None:
-        return state, [Reply(event.token, refused)]
-    over = refusal("it was unprepared while it was being prepared")
+    if (answer := _refused_at_once(driver, state, event.claim)) is not None:
+        return state, refused(event.token, event.claim.uid, str(event.claim), answer)
+    over = refusal(Cause.UNPREPARED, "it was unprepared while it was being prepared")
     claims = driver.claims(state)
     waiting = {t: c for t, c in claims.calls.items() if c.uid == event.claim.uid and c.prepares}
     claims = replace(claims, calls={t: c for t, c in claims.calls.items() if t not in waiting})
     claims = _with_call(claims, event.token, ClaimCall(event.claim.uid, False, at + limits.CLAIM_ANSWER_S))
     claims = moved(driver, claims, _entry_of(claims, event.claim), On.UNPREPARE)
-    return driver.with_claims(state, claims), [Reply(token, over) for token in waiting]
+    return driver.with_claims(state, claims), [
+        line for token in waiting for line in refused(token, event.claim.uid, str(event.claim), over)
+    ]
 
 
 def abandoned(driver: ClaimDriver, state: NodeState, token: Token) -> NodeState:
@@ -159,24 +183,25 @@ def abandoned(driver: ClaimDriver, state: NodeState, token: Token) -> NodeState:
 
 def handed_over(driver: ClaimDriver, state: NodeState) -> Stepped:
     """Refuses every call that still waits: kubelet asks the successor."""
-    refused = refusal("gpuactors is handing over to its successor: ask again")
-    replies: list[Effect] = [Reply(token, refused) for token in driver.claims(state).calls]
-    return driver.with_claims(state, replace(driver.claims(state), calls={})) if replies else state, replies
+    over = refusal(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again")
+    claims, replies = answered(driver.claims(state), dict.fromkeys(driver.claims(state).calls, over))
+    return driver.with_claims(state, claims), replies
 
 
 def _refused_at_once(driver: ClaimDriver, state: NodeState, claim: ClaimName) -> Refused | None:
     if driver.claims(state).settings is None:
-        return refusal("this daemon serves no claims (--dra off)")
+        return refusal(Cause.CLAIMS_UNSERVED, "this daemon serves no claims (--dra off)")
     if driver.claims(state).unserved:
-        return refusal(driver.claims(state).unserved)
+        return refusal(Cause.CLAIMS_UNSERVED, driver.claims(state).unserved)
     if state.daemon.stopping or state.daemon.role is not Role.SERVING:
-        return refusal("gpuactors is stopping: ask again")
+        return refusal(Cause.NOT_SERVING, "gpuactors is stopping: ask again")
     if not driver.claims(state).loaded:
-        return refusal("the checkpoint of the claims is being read: ask again")
+        return refusal(Cause.CHECKPOINT_LATE, "the checkpoint of the claims is being read: ask again")
     if not (is_uid(claim.uid) and is_subdomain(claim.name) and is_subdomain(claim.namespace)):
         return refusal(
+            Cause.INVALID_REQUEST,
             f"no claim is named {quoted_id(claim.namespace)}/{quoted_id(claim.name)}, UID {quoted_id(claim.uid)}: "
-            "no path can be made of that"
+            "no path can be made of that",
         )
     return None
 
@@ -203,26 +228,26 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
         again = replace(entry, missing=0, collect_at=at + limits.CLAIM_FOUND_S)
         return driver.with_claims(state, with_entry(claims, again)), []
-    if refused := _refused_by_content(driver, state, event.claim):
-        return not_prepared(driver, driver.with_claims(state, claims), entry, refused)
-    state, entry = driver.looked_at(state, driver.with_claim(replace(entry, problem=""), event.claim), at)
+    if (unfit := _refused_by_content(driver, state, event.claim)) is not None:
+        return not_prepared(driver, driver.with_claims(state, claims), entry, unfit)
+    state, entry = driver.looked_at(state, driver.with_claim(replace(entry, why=None), event.claim), at)
     return driver.with_claims(state, moved(driver, claims, entry, On.FETCHED)), []
 
 
 def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Claim) -> Claims:
     """A claim whose entry was found out from its files."""
     claims = read_over(driver.claims(state), entry.name.uid)
-    if refused := _refused_by_content(driver, state, claim):
-        return with_entry(claims, replace(entry, problem=refused))
+    if (unfit := _refused_by_content(driver, state, claim)) is not None:
+        return with_entry(claims, replace(entry, why=unfit))
     return moved(driver, claims, driver.found_again(entry, claim), On.FETCHED)
 
 
-def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> str:
-    """Why a claim cannot be prepared whatever else happens, as a sentence; empty if it can."""
+def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> Obstacle | None:
+    """Why a claim cannot be prepared whatever else happens; None if it can."""
     if claim.results is None:
-        return "the claim is not allocated"
+        return Obstacle(Cause.CLAIM_NOT_ALLOCATED, "the claim is not allocated")
     if not claim.results:
-        return "the claim has no device of this driver on this node"
+        return Obstacle(Cause.CLAIM_NOT_ALLOCATED, "the claim has no device of this driver on this node")
     return driver.unfit(state, claim)
 
 
@@ -232,7 +257,8 @@ def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: floa
         return state, []
     claims = read_over(driver.claims(state), entry.name.uid)
     if entry.state is ClaimState.FETCHING:
-        return not_prepared(driver, driver.with_claims(state, claims), entry, event.reason)
+        why = Obstacle(Cause.CLAIM_NOT_FOUND, event.reason)
+        return not_prepared(driver, driver.with_claims(state, claims), entry, why)
     if entry.state not in _COLLECTED:
         return driver.with_claims(state, claims), []
     if entry.missing == 0 or not _is_unlisted(driver, state, entry):
@@ -256,7 +282,8 @@ def unreadable(driver: ClaimDriver, state: NodeState, event: ClaimUnreadable, at
     if (entry := _of_read(driver.claims(state), event.number)) is None:
         return state
     if entry.claim is None:
-        entry = replace(entry, problem=event.reason, retry_at=at + limits.CLAIM_READ_RETRY_S)
+        why = Obstacle(Cause.API_SERVER_FAILED, event.reason)
+        entry = replace(entry, why=why, retry_at=at + limits.CLAIM_READ_RETRY_S)
     else:
         entry = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
     return driver.with_claims(state, with_entry(read_over(driver.claims(state), entry.name.uid), entry))
@@ -310,7 +337,8 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
         "claim.act_failed",
         {"claim": str(entry.name), "uid": entry.name.uid, "state": str(entry.state), "reason": event.reason},
     )
-    stopped = replace(entry, acts={}, problem=event.reason, retry_at=again_at)
+    why = Obstacle(_FAULTS[event.fault], event.reason)
+    stopped = replace(entry, acts={}, why=why, retry_at=again_at)
     on = On.DELAYED if delayed else On.FAILED
     return driver.with_claims(state, moved(driver, driver.claims(state), stopped, on)), [line]
 

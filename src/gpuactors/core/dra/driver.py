@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuactors.core.assessment.status import Obstacle
     from gpuactors.core.dra.cdi import DeviceEdits
     from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
     from gpuactors.core.dra.entries import Claims, Entry, StoredEntry
@@ -44,8 +45,8 @@ class ClaimDriver(Protocol):
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
         state before the event."""
 
-    def unfit(self, state: NodeState, claim: Claim) -> str:
-        """Why an allocated claim cannot be prepared here whatever else happens, as a sentence; empty if it can."""
+    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
+        """Why an allocated claim cannot be prepared here whatever else happens; None if it can."""
 
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:
         """The entry with its claim as it was read, and with what this driver needs of it at every event."""
@@ -63,8 +64,8 @@ class ClaimDriver(Protocol):
     def binding(self, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
 
-    def lacking(self, state: NodeState, entry: Entry) -> str:
-        """What the act AWAITED still waits for, as a sentence; empty if for nothing more."""
+    def lacking(self, state: NodeState, entry: Entry) -> Obstacle | None:
+        """What the act AWAITED still waits for; None if for nothing more."""
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices are returned, without those that somebody else has."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.domains.model import ClaimedDomain, DomainConfig
 from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver
 from gpuactors.core.dra.prebound import KernelId, OperatorsList
@@ -70,8 +71,8 @@ class Entry:
     """What a compute domain's claim is for, decoded once (`ClaimDriver.with_claim`); None before it has been read."""
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
     """What its devices are bound to, as last seen by an act."""
-    problem: str = ""
-    """Why it is not further, as a sentence: the last act or read that failed, or whom it waits for."""
+    why: Obstacle | None = None
+    """Why it is not further: the last act or read that failed, or whom it waits for."""
     broken: str = ""
     """Why it goes on by itself no further, as a sentence: the table lacks a transition, which is a bug; empty
     otherwise. A call about it is another try."""
@@ -84,6 +85,11 @@ class Entry:
     changed_at: float = 0.0
     """When it came to its present state, in seconds of the clock of the state's events; of a claim that was read from
     disk, when that was read."""
+
+    @property
+    def problem(self) -> str:
+        """Why it is not further, as a sentence; empty if nothing is known to be in its way."""
+        return self.why.message if self.why is not None else ""
 
 
 @dataclass(frozen=True, slots=True)

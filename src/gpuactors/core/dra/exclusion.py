@@ -16,6 +16,7 @@ from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import observed_use
 from gpuactors.core.assessment.presence import function_at
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra.table import ENDED, OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.index import index_of
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class InTheWay:
     """Why a claim cannot have its devices now."""
 
-    sentence: str
+    why: Obstacle
     is_final: bool = False
     """It will not pass by waiting: the claim asks for what this node cannot give."""
     is_owner: bool = False
@@ -65,27 +66,29 @@ def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction,
     )
 
 
-def not_given(state: NodeState, names: Iterable[str]) -> str:
-    """Why this node cannot give one of these devices, as a sentence; empty if it can give all."""
+def not_given(state: NodeState, names: Iterable[str]) -> Obstacle | None:
+    """Why this node cannot give one of these devices; None if it can give all."""
     index = index_of(state)
     for name in names:
         address = claimed_address(name)
         if address is None:
-            return f"{quoted_id(name)} is no device of this driver"
+            return Obstacle(Cause.UNKNOWN_ID, f"{quoted_id(name)} is no device of this driver")
         if (function := function_at(state, address)) is None:
-            return f"{address} is gone from this node"
+            return Obstacle(Cause.GONE, f"{address} is gone from this node")
         if address not in index.devices:
-            return f"{address} is no device that is offered here: no selector matches it (--select)"
+            unselected = f"{address} is no device that is offered here: no selector matches it (--select)"
+            return Obstacle(Cause.NOT_SELECTED, unselected)
         if function.iommu_group is None or function.without_iommu:
-            return f"{address} is in no IOMMU group of the hardware: switch the IOMMU on"
-    return ""
+            cause = Cause.NO_IOMMU_MODE if function.without_iommu else Cause.NO_IOMMU_GROUP
+            return Obstacle(cause, f"{address} is in no IOMMU group of the hardware: switch the IOMMU on")
+    return None
 
 
-def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> str:
-    """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches, as a sentence; empty if it
-    may be, is on vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It
-    runs one fabric across such GPUs; after the bind it cannot name this one any more, and no other program divides the
-    fabric for it."""
+def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Obstacle | None:
+    """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches; None if it may be, is on
+    vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It runs one fabric
+    across such GPUs; after the bind it cannot name this one any more, and no other program divides the fabric for
+    it."""
     settings, switches = state.claims.settings, index_of(state).switches
     if (
         not switches
@@ -96,12 +99,13 @@ def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> str:
         or settings is None
         or settings.nvswitch_allowed
     ):
-        return ""
+        return None
     switch = min(switches)
     driver = index_of(state).functions[switch].driver
-    return (
+    return Obstacle(
+        Cause.FABRIC_OF_HOST,
         f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch {switch} is on "
-        f"{quoted_id(driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow"
+        f"{quoted_id(driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow",
     )
 
 
@@ -109,7 +113,8 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     assert entry.claim is not None
     if not state.host.scanned or not state.kubelet.ledger.tried:
-        return InTheWay("the node has not been read yet")
+        late = Cause.LEDGER_LATE if state.host.scanned else Cause.INSPECTION_LATE
+        return InTheWay(Obstacle(late, "the node has not been read yet"))
     if missing := not_given(state, allocated_devices(entry.claim)):
         return InTheWay(missing, is_final=True)
     names = exclusive_devices(entry.claim)
@@ -117,28 +122,32 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     for address in addresses:
         functions = with_companions(state, address)
         if unseen := _unseen(state, entry, functions):
-            return InTheWay(f"{address}: {unseen}")
+            return InTheWay(_of(address, unseen))
         if (function := function_at(state, address)) is not None and (
             fabric := of_the_hosts_fabric(state, function)
         ):
             return InTheWay(fabric, is_final=True)
         reason = (
-            _by_another_claim(state, entry, functions)
-            or _by_ledger(state, entry, functions)
+            _by_another_claim(state, entry, address, functions)
+            or _by_ledger(state, entry, address, functions)
             or _by_use(state, address)
         )
-        if reason:
-            return InTheWay(f"{address}: {reason}", is_owner=True)
+        if reason is not None:
+            return InTheWay(_of(address, reason), is_owner=True)
     return None
 
 
-def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> str:
-    """Why a claim that ends must not touch a device, as a sentence; empty if nobody else has it."""
+def _of(address: PciAddress, why: Obstacle) -> Obstacle:
+    return Obstacle(why.cause, f"{address}: {why.message}")
+
+
+def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Obstacle | None:
+    """Why a claim that ends must not touch a device; None if nobody else has it."""
     functions = with_companions(state, address)
-    return _by_another_claim(state, entry, functions) or _by_ledger(state, entry, functions)
+    return _by_another_claim(state, entry, address, functions) or _by_ledger(state, entry, address, functions)
 
 
-def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> str:
+def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> Obstacle | None:
     """What has not been read since the claim came: an older view is no fact."""
     index, ledger = index_of(state), state.kubelet.ledger
     for function in functions:
@@ -146,17 +155,21 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
         if function.address in state.host.inspections.functions and (
             fact is None or fact.inspection <= entry.since
         ):
-            return f"sysfs has not answered yet for {function.address}"
+            return Obstacle(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
         group = function.iommu_group
         if group is None or function.address not in index.polled.get(group, ()):
             continue
         use = state.host.polls.groups.get(group)
         if use is None or use.poll <= entry.since:
-            return f"the users of IOMMU group {group} have not been determined yet"
-    return "kubelet has not returned its ledger yet" if ledger.done <= entry.since else ""
+            return Obstacle(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")
+    if ledger.done <= entry.since:
+        return Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet")
+    return None
 
 
-def _by_another_claim(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> str:
+def _by_another_claim(
+    state: NodeState, entry: Entry, address: PciAddress, functions: Iterable[PciFunction]
+) -> Obstacle | None:
     wanted, index = {f.address: f.iommu_group for f in functions}, index_of(state)
     groups = set(wanted.values()) - {None}
     for other in state.claims.entries.values():
@@ -168,18 +181,27 @@ def _by_another_claim(state: NodeState, entry: Entry, functions: Iterable[PciFun
             if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):
                 doing = "is being released from" if other.state is ClaimState.RELEASING else "belongs to"
                 why = f" ({other.problem})" if other.problem else ""
-                return f"it {doing} the claim {other.name}{why}"
-    return ""
+                return Obstacle(_taken(address, gpu.address), f"it {doing} the claim {other.name}{why}")
+    return None
 
 
-def _by_ledger(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> str:
+def _taken(address: PciAddress, owned: PciAddress) -> Cause:
+    """The cause where somebody has been given `owned`, and a claim is to get `address`."""
+    return Cause.CLAIMED_ELSEWHERE if owned == address else Cause.GROUP_IN_USE
+
+
+def _by_ledger(
+    state: NodeState, entry: Entry, address: PciAddress, functions: Iterable[PciFunction]
+) -> Obstacle | None:
     owners = index_of(state).owners
     for function in functions:
         owner = owners.get(function.address)
         for given in owner.entries if owner is not None else ():
             if not _is_own(state, entry, given):
-                return f"{function.address} is {given.message}" if given.resource is None else given.message
-    return ""
+                of_claim = f"{function.address} is {given.message}"
+                message = of_claim if given.resource is None else given.message
+                return Obstacle(_taken(address, function.address), message)
+    return None
 
 
 def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
@@ -195,17 +217,14 @@ def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
     )
 
 
-def _by_use(state: NodeState, address: PciAddress) -> str:
+def _by_use(state: NodeState, address: PciAddress) -> Obstacle | None:
     """A process has its group open: of a pod that has just left, or of nobody that kubelet knows. Also where kubelet
     still lists a claim that has ended: its process may not have."""
     device = index_of(state).devices.get(address)
     use = observed_use(state, device) if device is not None else None
     if device is None or use is None or not use.in_use:
-        return ""
+        return None
     ownership = assessments_of(state).of[address].ownership
-    held = (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN)
-    return (
-        ownership.message
-        if ownership.cause in held
-        else f"IOMMU group {device.function.iommu_group} is {use.evidence}"
-    )
+    if ownership.cause in (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN):
+        return Obstacle(ownership.cause, ownership.message)
+    return Obstacle(Cause.HELD_BY_OTHER, f"IOMMU group {device.function.iommu_group} is {use.evidence}")

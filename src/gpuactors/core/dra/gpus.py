@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
 from gpuactors.core import inspections, schedule
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra import config, exclusion, placement, prebound
 from gpuactors.core.dra.cdi import ClaimDevice
 from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimsOf, DeviceHealth
@@ -80,11 +82,11 @@ class Gpus:
             state = self.with_claims(state, _first_drivers_noted(state))
         return self.with_claims(state, with_reserved(_seen_again(state)))
 
-    def unfit(self, state: NodeState, claim: Claim) -> str:
+    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
         found = config.chosen(claim)
         if isinstance(found, config.ConfigFault):
-            return found.sentence
-        return not_given(state, allocated_devices(claim)) if state.host.scanned else ""
+            return Obstacle(Cause.INVALID_CONFIGURATION, found.sentence)
+        return not_given(state, allocated_devices(claim)) if state.host.scanned else None
 
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:
         return replace(entry, claim=claim)
@@ -108,8 +110,8 @@ class Gpus:
     def binding(self, entry: Entry) -> Sequence[str]:
         return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
 
-    def lacking(self, state: NodeState, entry: Entry) -> str:  # their acts are all a worker's
-        return ""
+    def lacking(self, state: NodeState, entry: Entry) -> Obstacle | None:  # their acts are all a worker's
+        return None
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
         """The files are removed, and each device is returned that is to be, and that nobody else has."""

@@ -147,9 +147,8 @@ def _fault(state: NodeState, device: Device, assessment: Assessment) -> Blocker 
     blocker = without_group(device.function) or assessment.blocker
     if blocker is not None and blocker.cause not in _BOUND_BY_CLAIMS:
         return blocker
-    if fabric := of_the_hosts_fabric(state, device.function):
-        return Blocker(Cause.FABRIC_OF_HOST, fabric)
-    return None
+    fabric = of_the_hosts_fabric(state, device.function)
+    return Blocker(fabric.cause, fabric.message) if fabric is not None else None
 
 
 def _health(state: NodeState, pool: str, address: PciAddress) -> DeviceHealth:

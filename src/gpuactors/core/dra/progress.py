@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core import schedule
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra.answers import answer_of, answered
 from gpuactors.core.dra.claim import BoundFunction
 from gpuactors.core.dra.driver import ClaimDriver
@@ -89,8 +90,8 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
                 )
             case ClaimState.BINDING | ClaimState.CLEARING:
                 state, lines = attempted(driver, state, entry, On.RETRY)
-            case ClaimState.PREPARED if entry.problem:
-                state, lines = attempted(driver, state, replace(entry, problem=""), On.RETRY)
+            case ClaimState.PREPARED if entry.why is not None:
+                state, lines = attempted(driver, state, replace(entry, why=None), On.RETRY)
             case _:
                 state = driver.with_claims(state, with_entry(driver.claims(state), entry))
         effects += lines
@@ -158,15 +159,14 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
 def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
     """The act that others carry out is done when nothing lacks any more; None if it waits on. What lacks is the error
     if the wait lasts too long."""
-    reason = driver.lacking(state, entry)
-    if not reason:
+    why = driver.lacking(state, entry)
+    if why is None:
         state, entry = driver.reserved(state, entry)
         return act_over(driver, state, entry, entry.acts[AWAITED], ()), []
-    if reason == entry.problem:
+    if why == entry.why:
         return None
-    waits = replace(entry, problem=reason)
-    after = driver.with_claims(state, with_entry(driver.claims(state), waits))
-    return after, _logged("claim.waiting", entry, reason=reason)
+    after = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
+    return after, _logged("claim.waiting", entry, why=why)
 
 
 def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
@@ -186,7 +186,7 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | 
     if entry.acts or (reason := driver.astray(state, entry)) is None:
         return None
     if not reason:
-        entry = replace(entry, problem="")  # it may have waited until its devices were back
+        entry = replace(entry, why=None)  # it may have waited until its devices were back
         return driver.with_claims(state, moved(driver, driver.claims(state), entry, On.IN_PLACE)), []
     if (further := _waited(driver, state, entry)) is None:
         return None
@@ -200,37 +200,41 @@ def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | No
     is the error if the wait lasts too long."""
     obstacle = driver.in_the_way(state, entry)
     if obstacle is None:
-        state, owner = driver.reserved(state, replace(entry, problem=""))
+        state, owner = driver.reserved(state, replace(entry, why=None))
         claims = moved(driver, driver.claims(state), owner, On.FREE)
         return driver.with_claims(state, claims), _logged("claim.reserved", entry)
     if obstacle.is_final:
-        return not_prepared(driver, state, entry, obstacle.sentence)
-    if obstacle.sentence != entry.problem:
-        waits = replace(entry, problem=obstacle.sentence)
+        return not_prepared(driver, state, entry, obstacle.why)
+    if obstacle.why != entry.why:
+        waits = replace(entry, why=obstacle.why)
         return driver.with_claims(state, with_entry(driver.claims(state), waits)), _logged(
             "claim.waiting",
             entry,
-            reason=obstacle.sentence,
+            why=obstacle.why,
             level=Level.INFO if obstacle.is_owner else Level.DEBUG,
         )
     return None
 
 
-def _logged(name: str, entry: Entry, *, reason: str = "", level: Level = Level.INFO) -> list[Effect]:
+def _logged(
+    name: str, entry: Entry, *, why: Obstacle | None = None, reason: str = "", level: Level = Level.INFO
+) -> list[Effect]:
     fields: dict[str, str | tuple[str, ...]] = {"claim": str(entry.name), "uid": entry.name.uid}
     if entry.gpus:
         fields["devices"] = tuple(gpu.address for gpu in entry.gpus)
-    if reason:
+    if why is not None:
+        fields |= {"cause": str(why.cause), "reason": why.message}
+    elif reason:
         fields["reason"] = reason
     return [Log(level, name, {**fields})]
 
 
-def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, reason: str) -> Stepped:
+def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Obstacle) -> Stepped:
     """The claim is refused: its calls are answered. Nothing of it is kept, unless it was prepared before."""
-    claims = moved(driver, driver.claims(state), entry, On.REFUSED)
-    refused = {t: refusal(reason) for t, c in claims.calls.items() if c.uid == entry.name.uid}
-    claims, effects = answered(claims, refused)
-    return driver.with_claims(state, claims), effects
+    claims, uid = driver.claims(state), entry.name.uid
+    answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}
+    claims, effects = answered(claims, answers)  # first: the entry may go, and with it the claim's name
+    return driver.with_claims(state, moved(driver, claims, entry, On.REFUSED)), effects
 
 
 def act_over(

@@ -40,7 +40,7 @@ def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: On) -> Claims:
             return with_read(with_entry(claims, entry), entry.name.uid)
         case Request.CHECKPOINT | Request.FORGET:
             number = claims.last + 1
-            entry = replace(entry, intent=number, acts={}, retry_at=math.inf, collect_at=math.inf, problem="")
+            entry = replace(entry, intent=number, acts={}, retry_at=math.inf, collect_at=math.inf, why=None)
             claims = read_over(claims, entry.name.uid)
             return with_entry(replace(claims, last=number, checkpoint=number), entry)
         case Request.BIND:
@@ -49,7 +49,7 @@ def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: On) -> Claims:
             entry = replace(entry, retry_at=math.inf)
             return with_acts(claims, entry, acts) if acts else moved(driver, claims, entry, On.DONE)
         case Request.WRITE:
-            return with_acts(claims, replace(entry, problem="", retry_at=math.inf), [FILES])
+            return with_acts(claims, replace(entry, why=None, retry_at=math.inf), [FILES])
         case Request.CLEAR:
             return with_acts(claims, replace(entry, retry_at=math.inf), [FILES])
         case Request.UNDO:  # which devices are returned follows from the whole state: `ClaimDriver.undoing`
@@ -99,5 +99,6 @@ def with_acts(claims: Claims, entry: Entry, keys: Iterable[str]) -> Claims:
     return with_entry(replace(claims, last=claims.last + len(acts)), replace(entry, acts=acts))
 
 
-def refusal(reason: str) -> Refused:
-    return Refused(Refusal.FAILED_PRECONDITION, reason, (Cause.CLAIMED_ELSEWHERE,))
+def refusal(cause: Cause, reason: str) -> Refused:
+    """The error of a claim. Kubelet gets its sentence: the call itself succeeds, and has no gRPC status of its own."""
+    return Refused(Refusal.FAILED_PRECONDITION, reason, (cause,))

@@ -1,0 +1,189 @@
+"""Each reason for which a prepare of a compute domain's claim is refused has its own cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.domains.model import DomainMode, ImexFacts
+from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName
+from tests.core.domains.domain_core import (
+    BLUE,
+    DAEMON,
+    DOMAIN_SETTINGS,
+    NODE,
+    DomainCore,
+    channel,
+    daemon,
+    found_by_files,
+    name,
+)
+from tests.core.domains.test_prepare import ONE, TWO, core_with_daemon
+
+STRANGER = "99999999-9999-9999-9999-999999999999"
+
+
+def cause_of(core: DomainCore, claim: ClaimName = ONE, *, late: bool = False) -> Cause:
+    """Of the refusal of a prepare: at once, or `late`, when its time has run out."""
+    token = core.prepare(claim)
+    if late:
+        assert core.answer(token) is None
+        core.pass_time(limits.CLAIM_ANSWER_S)
+    (cause,) = core.refused(token).causes
+    return cause
+
+
+def of_content(claim: Claim) -> Cause:
+    core = DomainCore()
+    core.created(claim)
+    return cause_of(core, claim.name)
+
+
+def without_answer(*held_back: str, away: bool = False) -> Cause:
+    core = core_with_daemon()
+    core.held_back, core.away = {*held_back}, away
+    return cause_of(core, late=True)
+
+
+def without_daemon() -> Cause:
+    core = core_with_daemon()
+    core.unprepare(DAEMON)
+    return cause_of(core, late=True)
+
+
+def ready_elsewhere() -> Cause:
+    core = core_with_daemon()
+    core.ready("node-2")
+    return cause_of(core, late=True)
+
+
+def labelled(value: str) -> Cause:
+    core = core_with_daemon()
+    core.labelled(value)
+    return cause_of(core, late=True)
+
+
+def host_managed() -> Cause:
+    core = DomainCore(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
+    core.imex = replace(core.imex, host_problem="nvidia-imex-ctl -q says INITIALIZING, and not READY")
+    core.created(channel(ONE))
+    return cause_of(core, late=True)
+
+
+def daemon_of_the_host() -> Cause:
+    core = DomainCore(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
+    core.created(daemon(DAEMON))
+    return cause_of(core, DAEMON)
+
+
+def with_imex(imex: ImexFacts) -> Cause:
+    core = DomainCore()
+    core.imex = imex
+    core.created(channel(ONE))
+    return cause_of(core)
+
+
+def another_claim_has(domain: str, device: str) -> Cause:
+    core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2))
+    core.created(channel(ONE, domain, device), channel(TWO), daemon(DAEMON))
+    core.ready()
+    core.prepare(DAEMON)
+    core.prepare(TWO)
+    return cause_of(core, late=True)
+
+
+def of_a_lost_checkpoint() -> Cause:
+    core = core_with_daemon()
+    core.prepare(TWO)
+    core.disk = found_by_files(DAEMON, TWO)
+    core = core.restarted()
+    del core.api[str(TWO)]
+    return cause_of(core, late=True)
+
+
+DOMAINS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
+    "its configuration is unknown": (
+        Cause.INVALID_CONFIGURATION,
+        lambda: of_content(channel(ONE, colour="red")),
+    ),
+    "it asks for admin access": (
+        Cause.INVALID_CONFIGURATION,
+        lambda: of_content(
+            replace(
+                channel(ONE),
+                results=(AllocatedDevice("channel", NODE, "channel-0", admin_access=True),),
+            )
+        ),
+    ),
+    "its domain is in another namespace": (
+        Cause.INVALID_CONFIGURATION,
+        lambda: of_content(channel(name("one", "elsewhere"))),
+    ),
+    "a daemon's is in another namespace": (
+        Cause.INVALID_CONFIGURATION,
+        lambda: of_content(replace(daemon(DAEMON), name=name("daemon"))),
+    ),
+    "the node has fewer channels": (
+        Cause.NOT_OFFERED,
+        lambda: of_content(channel(ONE, device="channel-1")),
+    ),
+    "the host manages the daemon": (Cause.NOT_OFFERED, daemon_of_the_host),
+    "it is a GPU": (
+        Cause.INVALID_CONFIGURATION,
+        lambda: of_content(channel(ONE, device="gpu-0000-23-00-0")),
+    ),
+    "it is not allocated": (
+        Cause.CLAIM_NOT_ALLOCATED,
+        lambda: of_content(replace(channel(ONE), results=None)),
+    ),
+    "there is no such domain": (
+        Cause.DOMAIN_NOT_FOUND,
+        lambda: of_content(channel(ONE, "33333333-3333-3333-3333-333333333333")),
+    ),
+    "the node has no IMEX": (Cause.IMEX_MISSING, lambda: with_imex(ImexFacts("no driver"))),
+    "its driver is too old": (
+        Cause.IMEX_MISSING,
+        lambda: with_imex(ImexFacts(caps_major=238, mgmt_minor=7, clique_id="cluster.1")),
+    ),
+    "IMEX is not read": (Cause.IMEX_MISSING, lambda: without_answer("imex")),
+    "the domain is not read": (Cause.API_SERVER_FAILED, lambda: without_answer("domain")),
+    "the API server is away": (Cause.API_SERVER_FAILED, lambda: without_answer(away=True)),
+    "the label is not patched": (Cause.DOMAIN_NOT_READY, lambda: without_answer("label-patch")),
+    "its daemon has no claim": (Cause.DOMAIN_NOT_READY, without_daemon),
+    "its daemon is not Ready": (Cause.DOMAIN_NOT_READY, ready_elsewhere),
+    "the host's daemon is not ready": (Cause.DOMAIN_NOT_READY, host_managed),
+    "another claim has the channel": (
+        Cause.CLAIMED_ELSEWHERE,
+        lambda: another_claim_has("11111111-1111-1111-1111-111111111111", "channel-0"),
+    ),
+    "what another claim has is not known": (Cause.CLAIMED_ELSEWHERE, of_a_lost_checkpoint),
+    "the node takes part in another domain": (
+        Cause.OTHER_DOMAIN,
+        lambda: another_claim_has(BLUE, "channel-1"),
+    ),
+    "somebody else's label": (Cause.FOREIGN_LABEL, lambda: labelled(STRANGER)),
+    "the disk is silent": (Cause.CHECKPOINT_UNWRITTEN, lambda: without_answer("checkpoint")),
+    "its files do not come": (Cause.FILES_UNWRITTEN, lambda: without_answer("files")),
+}
+"""What is wrong, and the one cause of the refusal."""
+
+
+@pytest.mark.parametrize("wrong", DOMAINS)
+def test_a_refused_prepare_has_its_one_cause(wrong: str) -> None:
+    cause, refused = DOMAINS[wrong]
+    assert refused() is cause
+
+
+def test_a_channel_that_waits_is_logged_with_its_cause() -> None:
+    core = core_with_daemon()
+    core.ready("node-2")
+    core.prepare(ONE)
+    waits = core.logged("claim.waiting")[-1]
+    entry = core.entry(ONE)
+    assert entry is not None
+    assert (waits.fields["cause"], waits.fields["reason"]) == (str(Cause.DOMAIN_NOT_READY), entry.problem)

@@ -26,15 +26,17 @@ from gpuactors.inspection import (
     Explained,
     Inspected,
     UnknownAddressError,
-    age,
-    as_json,
-    as_table,
     explain,
-    explanation,
-    explanation_json,
     find,
     inspect,
     inspected,
+)
+from gpuactors.inspection_report import (
+    age,
+    as_json,
+    as_table,
+    explanation,
+    explanation_json,
 )
 from gpuactors.ports import HostError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
@@ -43,7 +45,7 @@ from tests.core.builders import Core, audio, gpu
 GPU = "0000:23:00.0"
 KEYS = [
     "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
-    "resource", "listed", "health", "cause", "reason", "owner", "holders", "for_claims",
+    "resource", "listed", "health", "cause", "reason", "owner", "holders", "for_claims", "nodes", "since_s",
 ]  # fmt: skip
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
 
@@ -118,6 +120,8 @@ def test_without_a_daemon_it_inspects_the_host_itself(config: Config) -> None:
         "owner": None,
         "holders": [],
         "for_claims": None,
+        "nodes": ["/dev/vfio/35"],
+        "since_s": None,
     }
     assert json.loads(as_json(found))["claims"] is None, "it knows nothing of claims"
 
@@ -294,7 +298,9 @@ def test_the_explanation_says_it_all() -> None:
     assert head == f"{GPU}  GH100 [H100 SXM5 80GB] (10de:2330)"
     assert status.startswith("Unhealthy: IOMMU group 35 is held by process 4711 (qemu-system-x86)")
     said = [(line[:14].strip(), line[14:]) for line in facts]
-    assert said[0][0] == "To do"
+    assert said[0] == ("Since", "2026-11-21T21:56:52Z, for 3 min")
+    assert said[1][0] == "To do"
+    assert {"Inspected", "Use polled", "Ledger read"} <= {name for name, _ in said}
     assert ("Owner", "none: kubelet has given it to no pod") in said
     assert ("Held by", "process 4711 (qemu-system-x86) of the pod with UID 0b0f-uid") in said
     assert ("IOMMU group", f"35: {GPU} (vfio-pci), 0000:23:00.1 (no driver)") in said

@@ -19,14 +19,16 @@ from gpuactors.inspection import (
     ExplainedClaim,
     Inspected,
     UnknownAddressError,
+    find,
+    find_named,
+)
+from gpuactors.inspection_report import (
     as_json,
     as_table,
     claim_explanation,
     claim_explanation_json,
     explanation,
     explanation_json,
-    find,
-    find_named,
 )
 from tests.core.builders import Core, audio, gpu
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name

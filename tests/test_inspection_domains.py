@@ -19,13 +19,15 @@ from gpuactors.inspection import (
     ExplainedClaim,
     ExplainedDomain,
     UnknownAddressError,
+    find_named,
+)
+from gpuactors.inspection_report import (
     as_json,
     as_table,
     claim_explanation,
     claim_explanation_json,
     domain_explanation,
     domain_explanation_json,
-    find_named,
 )
 from tests.core.builders import Core, gpu
 from tests.core.domains.domain_core import (
@@ -188,10 +190,12 @@ def test_with_a_daemon_of_the_host_s_neither_label_nor_readiness_is_spoken_of() 
         "    default/one  Binding for 0 s  channel-0  (1 call of kubelet waits)",
     ]
     assert explained(core, RED)[3:-2] == [
-        f"UID      {RED}",
-        "Claim    default/one, Binding for 0 s, channel-0",
-        "IMEX     clique cluster.1",
-        f"         {core.imex.host_problem}",
+        f"UID        {RED}",
+        "Since      2026-11-22T16:00:00Z, for 0 s",
+        "Last read  0 s ago",
+        "Claim      default/one, Binding for 0 s, channel-0",
+        "IMEX       clique cluster.1",
+        f"           {core.imex.host_problem}",
     ]
 
 
@@ -205,9 +209,11 @@ def test_a_domain_is_explained_by_its_name_or_uid() -> None:
         "Ready: its channels can be used here",
         "",
         f"UID        {RED}",
+        "Since      2026-11-22T15:59:57Z, for 3 s",
         "Label      resource.nvidia.com/computeDomain names it",
         "Daemon     nvidia-dra-driver-gpu/daemon, Prepared for 3 min, daemon-0",
         "Readiness  the API server says Ready for this node, as last read",
+        "Last read  3 s ago",
         "Claim      default/one, Prepared for 3 s, channel-0",
         "IMEX       clique cluster.1",
         "Node       gpu-17",
@@ -335,7 +341,8 @@ def test_json_has_words_for_programs() -> None:
     of_domain = find_named(by_daemon(core), RED)
     assert isinstance(of_domain, ExplainedDomain)
     told = json.loads(domain_explanation_json(of_domain))
-    assert told == domain | {"claims": known["claims"], "node": "gpu-17", "source": "daemon"}
+    times = {"since": "2026-11-22T15:59:57Z", "since_s": 3.0, "read_s": 1.0}
+    assert told == domain | times | {"claims": known["claims"], "node": "gpu-17", "source": "daemon"}
     of_claim = find_named(by_daemon(core), ONE.uid)
     assert isinstance(of_claim, ExplainedClaim)
     told = json.loads(claim_explanation_json(of_claim))

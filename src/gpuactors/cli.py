@@ -86,14 +86,14 @@ def inspect(output: str, **flags: object) -> None:
     The running daemon is asked. Without one this command reads the node itself, and shows what a daemon with these
     settings would list.
     """
-    from gpuactors import inspection
+    from gpuactors import inspection, inspection_report
 
     config = _config(flags)
     try:
         found = inspection.inspect(config)
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
-    click.echo(inspection.as_json(found) if output == "json" else inspection.as_table(found))
+    click.echo(inspection_report.as_json(found) if output == "json" else inspection_report.as_table(found))
 
 
 @cli.command(cls=Configured)
@@ -106,7 +106,7 @@ def explain(address: str, output: str, **flags: object) -> None:
     its UID; DOMAIN is that of a ComputeDomain. The running daemon is asked. Without one this command reads the node
     itself, and has no history and no claims.
     """
-    from gpuactors import inspection
+    from gpuactors import inspection, inspection_report
 
     config = _config(flags)
     try:
@@ -115,13 +115,8 @@ def explain(address: str, output: str, **flags: object) -> None:
         _fail(str(exc), 1)
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
-    if isinstance(found, inspection.ExplainedDomain):
-        as_json, as_text = inspection.domain_explanation_json(found), inspection.domain_explanation(found)
-    elif isinstance(found, inspection.ExplainedClaim):
-        as_json, as_text = inspection.claim_explanation_json(found), inspection.claim_explanation(found)
-    else:
-        as_json, as_text = inspection.explanation_json(found), inspection.explanation(found)
-    click.echo(as_json if output == "json" else as_text)
+    text = inspection_report.explained_text if output == "text" else inspection_report.explained_json
+    click.echo(text(found))
 
 
 @cli.command(cls=Configured)

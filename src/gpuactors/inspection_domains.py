@@ -201,6 +201,8 @@ def domain_explanation(domain: DomainView, domains: DomainsView) -> list[tuple[s
         found = _claim_lines(daemon) if daemon is not None else ["no claim of it is here"]
         facts += [("Daemon", line) for line in found]
         facts.append(("Readiness", _READINESS.get(domain.readiness or "", "not known")))
+    if domain.read_s is not None:
+        facts.append(("Last read", f"{lasted(domain.read_s)} ago"))
     facts += [("Problem", line) for line in folded(domain.problem)]
     facts += [("Claim", line) for claim in claims if claim is not daemon for line in _claim_lines(claim)]
     return facts + [(name, line) for name, text in _imex_facts(domains) for line in folded(text)]

@@ -261,6 +261,16 @@ once."""
 CONTROL_CALL_S: Final = 2.0
 """One reading of the running daemon's state by a command; it takes milliseconds."""
 
+WATCH_PAUSE_S: Final = 0.2
+"""From one message to the next to a command that watches: whatever happens meanwhile is in the next one."""
+
+WATCH_BEAT_S: Final = 5.0
+"""After so long without a change a command that watches is told that there was none: a daemon that hangs, or whose
+process is stopped, keeps its connections."""
+
+WATCH_RETRY_S: Final = 0.5
+"""How often a command that watches dials a daemon that is gone: it costs next to nothing."""
+
 CONTROL_CHECK_S: Final = 5.0
 """How often the daemon checks that the control socket is still its own (one lstat). It is not if the directory was
 cleaned, or if this daemon was taken for hanging (stopped, frozen) and a successor serves."""

@@ -268,6 +268,8 @@ def test_inspect_and_explain_ask_the_daemon(node: Node) -> None:
         serves(node, daemon, accepted=1)
         asked = json.loads(_asked(node, "inspect", "-o", "json"))
         assert (alone["source"], asked["source"]) == ("inspection", "daemon")
+        assert all(device.pop("since_s") is not None for device in asked["devices"])
+        assert all(device.pop("since_s") is None for device in alone["devices"])
         assert asked["devices"] == alone["devices"]
         known = json.loads(_asked(node, "explain", "01:00.0", "-o", "json"))
         assert (known["source"], known["registered"], known["address"]) == ("daemon", True, address(1))

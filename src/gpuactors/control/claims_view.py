@@ -5,6 +5,7 @@ Derived from the state, never kept; a part of `view.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -106,6 +107,11 @@ class DeviceOfClaimsView:
     why: str
     first_drivers: tuple[FirstDriverView, ...]
     offer: str
+
+
+def ago(then: float, at: float) -> float | None:
+    """Seconds from `then` to `at`; None where `then` is not known."""
+    return max(0.0, at - then) if then != -math.inf else None
 
 
 def claims_view(state: NodeState, at: float) -> ClaimsView | None:

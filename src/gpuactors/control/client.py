@@ -6,8 +6,10 @@ Every wait has a deadline: a daemon that hangs still has the kernel accept conne
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 import trio
 from grpclib import GRPCError, Status
@@ -44,11 +46,52 @@ class NoDaemonError(ControlError):
     """No process serves the control socket: no daemon runs with this state directory."""
 
 
+class TooOldError(ControlError):
+    """The daemon is of a version that cannot be watched."""
+
+
+_WATCH: Final = "/v1.Control/Watch"
+
+
 async def read_status(path: str) -> Running:
     """The status of the daemon that serves the control socket at `path`.
 
     Raises `NoDaemonError` if there is none, and `ControlError` if there may be one and it does not answer.
     """
+    with _explained(path, "report its status", limits.CONTROL_CALL_S):
+        with trio.fail_after(limits.CONTROL_CONNECT_S + limits.CONTROL_CALL_S):
+            async with open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel:
+                return _running(await pb.ControlStub(channel).status(pb.StatusRequest()))
+
+
+async def watch(path: str, show: Callable[[Running], None]) -> NoReturn:
+    """Calls `show` with the status of that daemon, at once and after each change, for as long as it runs.
+
+    Raises `NoDaemonError` if there is none, `TooOldError` if it cannot be watched, and `ControlError` if it has
+    ended or does not answer.
+    """
+    silence_s = limits.WATCH_BEAT_S + limits.CONTROL_CALL_S
+    with _explained(path, "say anything", silence_s):
+        async with (
+            open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel,
+            channel.server_stream(_WATCH, pb.WatchRequest(), pb.WatchResponse) as answers,
+        ):
+            while True:
+                with trio.fail_after(silence_s):
+                    answer = await anext(answers, None)
+                if answer is None:
+                    raise ControlError(f"the daemon behind {path} is ending")
+                if answer.status is not None:
+                    show(_running(answer.status))
+
+
+def _running(answer: pb.StatusResponse) -> Running:
+    return Running(answer.pid, answer.version, about_of(answer), node_view(answer))
+
+
+@contextmanager
+def _explained(path: str, what: str, within_s: float) -> Iterator[None]:
+    """The failures of a request as `ControlError`; `what` the daemon did not do, and within how many seconds."""
     try:
         is_free = owner_of(path) is None
     except SocketError as exc:
@@ -57,22 +100,26 @@ async def read_status(path: str) -> Running:
             "daemon's user, usually root"
         ) from exc
     try:
-        with trio.fail_after(limits.CONTROL_CONNECT_S + limits.CONTROL_CALL_S):
-            async with open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel:
-                answer = await pb.ControlStub(channel).status(pb.StatusRequest())
+        yield
     except SocketError as exc:
         if is_free:
             raise NoDaemonError(f"no daemon runs (no process listens at {path})") from exc
         raise ControlError(f"a daemon has the socket and does not answer; does it hang? {exc}") from exc
     except GRPCError as exc:
+        if exc.status is Status.UNIMPLEMENTED:
+            raise TooOldError(
+                f"the daemon behind {path} is older than this command and cannot be watched: run the command of its "
+                "version, or leave --watch out"
+            ) from exc
+        if exc.status is Status.UNAVAILABLE:
+            raise ControlError(f"the daemon behind {path} is ending") from exc
         raise ControlError(
-            f"the daemon behind {path} refused to report its status: {exc.status.name}: {quoted(exc.message or '')}"
+            f"the daemon behind {path} refused to {what}: {exc.status.name}: {quoted(exc.message or '')}"
         ) from exc
     except trio.TooSlowError as exc:
         raise ControlError(
-            f"the daemon behind {path} did not report its status within {limits.CONTROL_CALL_S:g} s; does it hang?"
+            f"the daemon behind {path} did not {what} within {within_s:g} s; does it hang?"
         ) from exc
-    return Running(answer.pid, answer.version, about_of(answer), node_view(answer))
 
 
 @dataclass(frozen=True, slots=True)

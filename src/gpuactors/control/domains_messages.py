@@ -38,6 +38,8 @@ def domains_message(view: DomainsView) -> pb.Domains:
                 daemon_uid=domain.daemon_uid,
                 readiness=domain.readiness,
                 problem=domain.problem,
+                since_s=domain.since_s,
+                read_s=domain.read_s,
             )
             for domain in view.domains
         ],
@@ -65,6 +67,8 @@ def domains_view(message: pb.Domains) -> DomainsView:
                 daemon_uid=domain.daemon_uid,
                 readiness=domain.readiness,
                 problem=domain.problem,
+                since_s=domain.since_s,
+                read_s=domain.read_s,
             )
             for domain in message.domains
         ),

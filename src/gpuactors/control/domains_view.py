@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuactors.control.claims_view import ClaimsView, ClaimView, of_claims
+from gpuactors.control.claims_view import ClaimsView, ClaimView, ago, of_claims
 from gpuactors.core.domains import report
 from gpuactors.core.state import NodeState
 
@@ -39,6 +39,10 @@ class DomainView:
     readiness: str | None
     """A `Readiness`."""
     problem: str
+    since_s: float | None = None
+    """Seconds since it has had this status, as far as this daemon has seen it; None: not known, as below."""
+    read_s: float | None = None
+    """Seconds since the API server was last heard of it."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.name else self.uid
@@ -75,11 +79,11 @@ def domains_view(state: NodeState, at: float) -> DomainsView | None:
         claims=of_claims(domains.claims, of_driver.driver, report.claim_reports(domains), reasons, at),
         imex=report.imex_report(domains),
         label=LabelView(str(label.status), label.value, str(label), label.problem),
-        domains=tuple(_domain(found) for found in report.domain_reports(domains)),
+        domains=tuple(_domain(found, at) for found in report.domain_reports(domains)),
     )
 
 
-def _domain(found: report.DomainReport) -> DomainView:
+def _domain(found: report.DomainReport, at: float) -> DomainView:
     return DomainView(
         uid=found.uid,
         name=found.name,
@@ -90,4 +94,6 @@ def _domain(found: report.DomainReport) -> DomainView:
         daemon_uid=found.daemon,
         readiness=found.readiness,
         problem=found.problem,
+        since_s=ago(found.changed_at, at) if found.changed_at is not None else None,
+        read_s=ago(found.read_at, at),
     )

@@ -10,7 +10,16 @@ from gpuactors.control.claims_messages import (
 )
 from gpuactors.control.domains_messages import domains_message, domains_view
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import About, Change, DeviceView, Member, NodeView, ResourceView, Setting
+from gpuactors.control.view import (
+    About,
+    Change,
+    DeviceView,
+    LastCallView,
+    Member,
+    NodeView,
+    ResourceView,
+    Setting,
+)
 from gpuactors.core.model import Holder
 
 
@@ -39,6 +48,7 @@ def status_response(view: NodeView, about: About, *, pid: int, version: str) -> 
         settings=[pb.Setting(key=s.key, value=s.value, source=s.source) for s in about.settings],
         claims=claims_message(view.claims) if view.claims is not None else None,
         domains=domains_message(view.domains) if view.domains is not None else None,
+        ledger_age_s=view.ledger_age_s,
     )
 
 
@@ -61,6 +71,7 @@ def node_view(response: pb.StatusResponse) -> NodeView:
         uevents_problem=response.uevents_problem,
         claims=claims_view(response.claims) if response.claims is not None else None,
         domains=domains_view(response.domains) if response.domains is not None else None,
+        ledger_age_s=response.ledger_age_s,
     )
 
 
@@ -89,6 +100,14 @@ def _device_message(device: DeviceView) -> pb.Device:
         remedy=device.remedy,
         listed=device.listed,
         for_claims=device_of_claims_message(device.for_claims) if device.for_claims is not None else None,
+        since_s=device.since_s,
+        nodes=[*device.nodes],
+        inspected_s=device.inspected_s,
+        polled_s=device.polled_s,
+        calls=[
+            pb.LastCall(kind=c.kind, age_s=c.age_s, refused=c.refused, causes=[*c.causes])
+            for c in device.calls
+        ],
     )
 
 
@@ -115,4 +134,9 @@ def _device_view(message: pb.Device) -> DeviceView:
         remedy=message.remedy,
         listed=message.listed,
         for_claims=device_of_claims_view(message.for_claims) if message.for_claims is not None else None,
+        since_s=message.since_s,
+        nodes=tuple(message.nodes),
+        inspected_s=message.inspected_s,
+        polled_s=message.polled_s,
+        calls=tuple(LastCallView(c.kind, c.age_s, c.refused, tuple(c.causes)) for c in message.calls),
     )

@@ -1,8 +1,9 @@
-"""The Control service of the daemon. A handler decides nothing: it reports the state, or waits for the end of the
-hand-over."""
+"""The Control service of the daemon. A handler decides nothing: it reports the state, once or after each change, or
+waits for the end of the hand-over."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import final
 
 import trio
@@ -12,12 +13,12 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.control.messages import status_response
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import About, view_of
+from gpuactors.control.view import AGELESS, About, view_of
 from gpuactors.core.state import NodeState
-from gpuactors.grpc_trio import BoundListener, Server
+from gpuactors.grpc_trio import BoundListener, Server, TrioService
 
 
-class ControlService(pb.ControlBase):
+class ControlService(TrioService, pb.ControlBase):
     """Reports the state; the first request for a hand-over is answered when `released` is set."""
 
     def __init__(self, state: LatestReader[NodeState], about: About, pid: int) -> None:
@@ -28,7 +29,24 @@ class ControlService(pb.ControlBase):
         self.released = trio.Event()
 
     async def status(self, message: pb.StatusRequest) -> pb.StatusResponse:
-        view = view_of(self._state.value, trio.current_time())
+        return self._status(self._state.value)
+
+    async def watch(self, message: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+        states, facts = self._state.subscribe(), None
+        while True:
+            changed: NodeState | None = None
+            with trio.move_on_after(limits.WATCH_BEAT_S):
+                async for state in states:
+                    if (found := view_of(state, AGELESS)) != facts:
+                        facts, changed = found, state
+                        break
+                else:
+                    return
+            yield pb.WatchResponse(status=self._status(changed) if changed is not None else None)
+            await trio.sleep(limits.WATCH_PAUSE_S)
+
+    def _status(self, state: NodeState) -> pb.StatusResponse:
+        view = view_of(state, trio.current_time())
         return status_response(view, self._about, pid=self._pid, version=_version())
 
     async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:

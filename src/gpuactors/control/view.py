@@ -6,12 +6,15 @@ itself. Must not decide anything again: health and reason are the advertised one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from gpuactors.control.claims_view import (
     ClaimsView,
     DeviceOfClaimsView,
+    ago,
     claims_view,
     device_of_claims_view,
 )
@@ -23,12 +26,18 @@ from gpuactors.core.assessment.ownership import allocated_ids, observed_use
 from gpuactors.core.assessment.presence import GONE
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import AdvertisedDevice, Health, Holder, PciAddress, Transition
+from gpuactors.core.model import AdvertisedDevice, Fact, Health, Holder, PciAddress, Transition
 from gpuactors.core.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 
 NOT_LISTED = "not listed"
 """The health of a device that is gone and not advertised."""
+
+AGELESS: Final = -math.inf
+"""As the time of a view: all its ages are 0, so two views of the same facts are equal."""
+
+_SHARED_NODES: Final = ("/dev/vfio/vfio", "/dev/iommu")
+"""The nodes that every device of the node has in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,18 @@ class Change:
     """None when it left the list."""
     reason: str
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class LastCallView:
+    """The last answered call of its kind about a device."""
+
+    kind: str
+    """`Allocate` or `PreStartContainer`."""
+    age_s: float
+    refused: str
+    """Why, as a sentence; empty: it was granted."""
+    causes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +106,17 @@ class DeviceView:
     """It is advertised to kubelet."""
     for_claims: DeviceOfClaimsView | None = None
     """None while DRA is off, and of a device that is gone."""
+    since_s: float | None = None
+    """Seconds since it has had this health and cause, as far as the daemon has seen it. This and the ages below are
+    None if they are not known, as by a daemon of an older version."""
+    nodes: tuple[str, ...] = ()
+    """Device nodes that exist for it, as paths of the host: group, cdev."""
+    inspected_s: float | None = None
+    """Seconds since its last inspection came back."""
+    polled_s: float | None = None
+    """Seconds since the last poll of its IOMMU group's use came back."""
+    calls: tuple[LastCallView, ...] = ()
+    """The last Allocate and the last PreStartContainer that this daemon has answered about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +158,8 @@ class NodeView:
     """Of GPUs; None while DRA is off."""
     domains: DomainsView | None = None
     """None while compute domains are off."""
+    ledger_age_s: float | None = None
+    """Seconds since kubelet's ledger, as it is known, was asked for; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +195,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         uevents_problem=state.host.uevents and f"not received: {state.host.uevents}; only scans find changes",
         claims=claims_view(state, at),
         domains=domains_view(state, at),
+        ledger_age_s=ago(state.kubelet.ledger.read_at, at) if state.kubelet.ledger.read else None,
     )
 
 
@@ -196,6 +231,8 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 
 def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
     function = found.function
+    fact = state.host.facts.get(function.address)
+    group = state.host.polls.groups.get(-1 if function.iommu_group is None else function.iommu_group)
     return DeviceView(
         address=function.address,
         id=found.id,
@@ -218,6 +255,28 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         remedy=_remedy(state, device, found.holders),
         listed=found.listed,
         for_claims=device_of_claims_view(state, function.address),
+        since_s=ago(_since(found, fact), at),
+        nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
+        inspected_s=ago(fact.seen_at, at) if fact is not None else None,
+        polled_s=ago(group.seen_at, at) if group is not None else None,
+        calls=_calls(state, function.address, at),
+    )
+
+
+def _since(found: DeviceReport, fact: Fact | None) -> float:
+    """When the device came to its health and cause. Of one that is not listed these follow from what was inspected."""
+    since = -math.inf
+    for change in reversed(found.history):
+        if (change.health, change.cause) != (found.health if found.listed else None, found.cause):
+            break
+        since = change.at
+    return since if found.listed or fact is None else max(since, fact.changed_at)
+
+
+def _calls(state: NodeState, address: PciAddress, at: float) -> tuple[LastCallView, ...]:
+    return tuple(
+        LastCallView(str(call.kind), max(0.0, at - call.at), call.refused, tuple(map(str, call.causes)))
+        for call in state.calls.last.get(address, ())
     )
 
 
@@ -243,6 +302,7 @@ def _gone(
     state: NodeState,
     at: float,
 ) -> DeviceView:
+    history = state.published.history.get(address, ())
     return DeviceView(
         address=address,
         id=entry.id if entry is not None else address,
@@ -261,9 +321,11 @@ def _gone(
         reason=entry.reason if entry is not None else GONE.message,
         owner=owner,
         holders=(),
-        history=_changes(state.published.history.get(address, ()), at),
+        history=_changes(history, at),
         remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
         listed=entry is not None,
+        since_s=ago(history[-1].at if history else -math.inf, at),
+        calls=_calls(state, address, at),
     )
 
 

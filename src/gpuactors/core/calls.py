@@ -19,7 +19,7 @@ GetPreferredAllocation is answered at once and never refused: kubelet fails the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -56,6 +56,7 @@ from gpuactors.core.model import (
     Call,
     CallKind,
     DeviceId,
+    LastCall,
     PciAddress,
     PciFunction,
     ResourceName,
@@ -84,6 +85,8 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
     ids = [i for request in requests for i in request]
     refused = _refused_at_once(state, event.resource, ids, known)
     if refused is not None:
+        addresses = [known[i].function.address for i in ids if i in known]
+        state = _noted(state, addresses, kind, refused, at)
         return state, _answered(event.token, kind, event.resource, requests, refused)
     call = Call(
         kind=kind,
@@ -115,6 +118,7 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
         if answer is None:  # the previous holder has not released it yet
             continue
         answered += _answered(token, call.kind, call.resource, call.requests, answer)
+        state = _noted(state, call.seen, call.kind, answer, at)
         if isinstance(answer, Granted):
             state = _with_pending(state, call, at)
     return _without(state, answered), answered
@@ -125,7 +129,9 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     answered: Answered = []
     for token, call in state.calls.waiting.items():
         if call.deadline <= at:
-            answered += _answered(token, call.kind, call.resource, call.requests, _late(state, call))
+            late = _late(state, call)
+            answered += _answered(token, call.kind, call.resource, call.requests, late)
+            state = _noted(state, call.seen, call.kind, late, at)
     return _without(state, answered), answered
 
 
@@ -188,6 +194,19 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
     if not tokens:
         return state
     return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t not in tokens})
+
+
+def _noted(
+    state: NodeState, addresses: Iterable[PciAddress], kind: CallKind, answer: Answer, at: float
+) -> NodeState:
+    """`state` with this as the last call of its kind about these functions; those that are gone for good are
+    forgotten."""
+    refused = (answer.reason, answer.causes) if isinstance(answer, Refused) else ("", ())
+    found = LastCall(kind, at, *refused)
+    last = {a: calls for a, calls in state.calls.last.items() if a in state.host.facts}
+    for address in addresses:
+        last[address] = (*(c for c in last.get(address, ()) if c.kind is not kind), found)
+    return replace(state, calls=replace(state.calls, last=last))
 
 
 def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:

@@ -70,11 +70,11 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
     """A full scan came back: a function that it does not name is gone."""
     if event.inspection != state.host.inspections.scan:
         return state
-    facts = _merge(state.host.facts, event.functions, event.inspection)
+    facts = _merge(state.host.facts, event.functions, event.inspection, at)
     named = {function.address for function in event.functions}
     for address, fact in state.host.facts.items():
         if address not in named and fact.inspection <= event.inspection:
-            facts[address] = Fact(event.inspection, None)
+            facts[address] = _found(event.inspection, None, fact, at)
     inspections = _scan_back(
         replace(state.host.inspections, scan_failures=0), at + state.daemon.settings.resync_interval_s
     )
@@ -101,11 +101,11 @@ def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeStat
     """One inspection came back: the function at its address and the other members of its group."""
     if event.inspection != state.host.inspections.functions.get(event.address):
         return state
-    facts = _merge(state.host.facts, event.functions, event.inspection)
+    facts = _merge(state.host.facts, event.functions, event.inspection, at)
     named = {function.address for function in event.functions}
     before = state.host.facts.get(event.address)
     if event.address not in named and (before is None or before.inspection <= event.inspection):
-        facts[event.address] = Fact(event.inspection, None)
+        facts[event.address] = _found(event.inspection, None, before, at)
     inspections = _inspection_back(state.host.inspections, event.address)
     return _settle(
         replace(state, host=replace(state.host, facts=facts, inspections=inspections)),
@@ -128,7 +128,7 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
         facts[event.address] = (
             replace(before, short=event.reason)
             if event.shortage
-            else Fact(event.inspection, replace(before.function, fault=event.reason))
+            else _found(event.inspection, replace(before.function, fault=event.reason), before, at)
         )
     inspections = _inspection_back(state.host.inspections, event.address)
     state = _settle(
@@ -178,7 +178,7 @@ def deadline(inspections: Inspections) -> float:
 
 
 def _merge(
-    facts: Mapping[PciAddress, Fact], functions: Iterable[PciFunction], number: int
+    facts: Mapping[PciAddress, Fact], functions: Iterable[PciFunction], number: int, at: float
 ) -> dict[PciAddress, Fact]:
     merged = dict(facts)
     for function in functions:
@@ -187,8 +187,16 @@ def _merge(
             found = _with_identity(function, before)
             # The known object, if it is equal: so derived values need only a comparison by identity.
             known = before.function if before is not None else None
-            merged[function.address] = Fact(number, known if known == found else found)
+            merged[function.address] = _found(number, known if known == found else found, before, at)
     return merged
+
+
+def _found(number: int, function: PciFunction | None, before: Fact | None, at: float) -> Fact:
+    """The fact of an inspection that came back at `at`."""
+    is_known = before is not None and (before.function is function or before.function == function)
+    return Fact(
+        number, function, seen_at=at, changed_at=before.changed_at if before is not None and is_known else at
+    )
 
 
 def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:

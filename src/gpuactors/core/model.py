@@ -125,6 +125,10 @@ class Fact:
     function: PciFunction | None
     short: str = ""
     """Why it could not be inspected since: a shortage of the daemon's own, which is no fault of the function."""
+    seen_at: float = -math.inf
+    """When that inspection came back; infinitely long ago if it is not known, as in the two below."""
+    changed_at: float = -math.inf
+    """When an inspection first found it like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +494,8 @@ class Observed:
     """Since when only that shows that it is in use."""
     unseen: str = ""
     """Why its use cannot be determined, as a sentence; the last known use counts."""
+    seen_at: float = -math.inf
+    """When that poll came back; infinitely long ago if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,6 +579,17 @@ class CallKind(StrEnum):
 
     ALLOCATE = "Allocate"
     PRE_START = "PreStartContainer"
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """The last answered call of its kind about a device."""
+
+    kind: CallKind
+    at: float
+    refused: str = ""
+    """Why it was refused, as a sentence; empty: it was granted."""
+    causes: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from gpuactors.core.model import (
     DeviceList,
     Fact,
     Inspections,
+    LastCall,
     Ledger,
     Orphan,
     PciAddress,
@@ -76,6 +77,8 @@ class Calls:
     waiting: Mapping[Token, Call]
     no_removal_until: Mapping[ResourceName, float]
     """Until when a resource's list must not lose a device, because kubelet may be using it in a call's answer."""
+    last: Mapping[PciAddress, tuple[LastCall, ...]] = field(default_factory=dict)
+    """The last answered call of each kind about each function, for the operator; nothing is decided by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ def _observed(
         idle_functions=idle_functions if in_use else frozenset(use.enabled) - use.active,
         closing_at=closing_at if in_use else None,
         unseen=use.unseen,
+        seen_at=at,
     )
 
 

@@ -78,6 +78,8 @@ def test_a_domain_in_use() -> None:
         daemon=DAEMON.uid,
         readiness=Readiness.READY,
         problem="",
+        changed_at=core.state.domains.since[RED][1],
+        read_at=core.state.domains.known[RED].read_at,
     )
     assert [(r.name, r.state, r.devices, r.domain) for r in claim_reports(core.state.domains)] == [
         (DAEMON, ClaimState.PREPARED, ("daemon-0",), RED),

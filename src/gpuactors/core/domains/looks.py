@@ -45,13 +45,18 @@ def touched(domains: Domains) -> Domains:
 
 
 def domain_read(
-    domains: Domains, number: int, uid: DomainUid, domain: ComputeDomain | None, clique: Clique | None
+    domains: Domains,
+    number: int,
+    uid: DomainUid,
+    domain: ComputeDomain | None,
+    clique: Clique | None,
+    at: float,
 ) -> Domains:
     """The API server has the domain, or none of this UID."""
     view = domains.known.get(uid)
     if view is None or view.refresh.outstanding != number:
         return domains
-    return _answered(domains, uid, DomainView(number, domain, clique, "", view.refresh))
+    return _answered(domains, uid, DomainView(number, domain, clique, "", view.refresh, at))
 
 
 def domain_unreadable(

@@ -7,6 +7,7 @@ Ready that a claim still waits for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never
@@ -60,6 +61,10 @@ class DomainReport:
     """What the API server said last; None in mode host-managed."""
     problem: str
     """Why it could not be read the last time, as a sentence; empty if it could."""
+    changed_at: float | None
+    """When it came to its status, as far as this daemon has seen it; None while it does not serve."""
+    read_at: float
+    """When the API server was last heard of it; infinitely long ago if never."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.name else self.uid
@@ -69,19 +74,36 @@ def domain_reports(domains: Domains) -> tuple[DomainReport, ...]:
     """Every domain that a claim here is for, in the order in which their claims came."""
     if domains.settings is None:
         return ()
+    return tuple(_report(domains, uid) for uid in _uids(domains))
+
+
+def statuses(domains: Domains) -> dict[DomainUid, DomainStatus]:
+    """The status of each domain that a claim here is for."""
+    of_all = domains.claims.entries.values()
+    return {
+        uid: _status(domains, uid, [e for e in of_all if _takes_part(e, uid, DeviceKind.CHANNEL)])[0]
+        for uid in _uids(domains)
+    }
+
+
+def _uids(domains: Domains) -> dict[DomainUid, None]:
+    """The domains, in the order in which their claims came."""
     configs = (entry.config for entry in domains.claims.entries.values())
-    uids = dict.fromkeys(config.domain for config in configs if config is not None)
-    return tuple(_report(domains, uid) for uid in uids)
+    return dict.fromkeys(config.domain for config in configs if config is not None)
+
+
+def _takes_part(entry: Entry, uid: DomainUid, kind: DeviceKind) -> bool:
+    config = entry.config
+    return config is not None and config.domain == uid and config.kind is kind and entry.state in _HERE
 
 
 def _report(domains: Domains, uid: DomainUid) -> DomainReport:
     assert domains.settings is not None
     of_it = [e for e in domains.claims.entries.values() if e.config is not None and e.config.domain == uid]
-    here = [(e, e.config.kind) for e in of_it if e.config is not None and e.state in _HERE]
-    daemons = [entry.name.uid for entry, kind in here if kind is DeviceKind.DAEMON]
+    daemons = [e.name.uid for e in of_it if _takes_part(e, uid, DeviceKind.DAEMON)]
     view = domains.known.get(uid)
     namespace, name = _name(domains, uid, of_it)
-    status, missing = _status(domains, uid, [e for e, kind in here if kind is DeviceKind.CHANNEL])
+    status, missing = _status(domains, uid, [e for e in of_it if _takes_part(e, uid, DeviceKind.CHANNEL)])
     return DomainReport(
         uid=uid,
         name=name,
@@ -92,6 +114,8 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
         daemon=daemons[-1] if daemons else None,
         readiness=exclusion.readiness(domains, uid) if domains.settings.mode is DomainMode.ON else None,
         problem=view.problem if view is not None else "",
+        changed_at=domains.since[uid][1] if uid in domains.since else None,
+        read_at=view.read_at if view is not None else -math.inf,
     )
 
 

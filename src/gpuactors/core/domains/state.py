@@ -85,6 +85,8 @@ class DomainView:
     problem: str = ""
     """Why the last read failed, as a sentence; the rest is from the one before."""
     refresh: Refresh = field(default_factory=Refresh)
+    read_at: float = -math.inf
+    """When that read came back; infinitely long ago if it is not known."""
 
     def is_ready(self, node: str) -> bool:
         """The daemon of this node is Ready, by the ComputeDomain or by the clique."""
@@ -116,6 +118,8 @@ class Domains:
     known: Mapping[DomainUid, DomainView] = field(default_factory=dict)
     """The domains of the claims that are here."""
     imex: ImexView = ImexView()
+    since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
+    """The status of each domain as an operator sees it (`report.DomainStatus`), and when it came to it."""
     offered: OfferedDomains = field(default=NOTHING_OFFERED, compare=False, repr=False)
     """What is offered to claims, derived from the rest; see `offer.py`."""
 

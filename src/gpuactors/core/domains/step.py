@@ -11,6 +11,7 @@ from typing import assert_never
 from gpuactors.core import events
 from gpuactors.core.domains import label, looks
 from gpuactors.core.domains.offer import offered
+from gpuactors.core.domains.report import statuses
 from gpuactors.core.domains.state import Domains, Label
 from gpuactors.core.effects import Effect
 from gpuactors.core.model import Role
@@ -42,7 +43,7 @@ def _applied(domains: Domains, event: events.DomainEvent, at: float) -> tuple[Do
         case events.NodeTouched():
             return label.touched(domains), []
         case events.DomainRead(number, uid, domain, clique):
-            return looks.domain_read(domains, number, uid, domain, clique), []
+            return looks.domain_read(domains, number, uid, domain, clique, at), []
         case events.DomainUnreadable(number, uid, reason):
             return looks.domain_unreadable(domains, number, uid, reason)
         case events.DomainsTouched():
@@ -55,8 +56,8 @@ def _applied(domains: Domains, event: events.DomainEvent, at: float) -> tuple[Do
             assert_never(event)
 
 
-def followed(state: NodeState, at: float) -> Stepped:
-    """`state` after each event, when the claims have gone on as far as they can."""
+def followed(before: NodeState, state: NodeState, at: float) -> Stepped:
+    """`state` after each event, which met `before`, when the claims have gone on as far as they can."""
     domains = state.domains
     if domains.settings is None:
         return state, []
@@ -66,7 +67,18 @@ def followed(state: NodeState, at: float) -> Stepped:
     state = _with(state, domains)
     if (after := offered(state.domains)) is not state.domains:
         state = replace(state, domains=after)
+    if state.domains is not before.domains:
+        state = _with(state, _dated(state.domains, at))
     return state, effects
+
+
+def _dated(domains: Domains, at: float) -> Domains:
+    """`domains` with the time at which each came to its status."""
+    since = {
+        uid: was if (was := domains.since.get(uid)) is not None and was[0] == status else (status, at)
+        for uid, status in statuses(domains).items()
+    }
+    return replace(domains, since=since)
 
 
 def due(state: NodeState, at: float) -> NodeState:

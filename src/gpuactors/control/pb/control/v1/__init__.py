@@ -19,14 +19,18 @@ __all__ = (
     "Holder",
     "Imex",
     "Label",
+    "LastCall",
     "Member",
     "Resource",
     "Setting",
     "Slices",
     "StatusRequest",
     "StatusResponse",
+    "WatchRequest",
+    "WatchResponse",
 )
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -219,6 +223,31 @@ class Device(betterproto2.Message):
     absent: DRA is off, or the device is gone
     """
 
+    since_s: "float | None" = betterproto2.field(22, betterproto2.TYPE_DOUBLE, optional=True)
+    """
+    seconds since it has had this health and cause, as far as the daemon has seen it
+    """
+
+    nodes: "list[str]" = betterproto2.field(23, betterproto2.TYPE_STRING, repeated=True)
+    """
+    device nodes that exist for it: group, cdev
+    """
+
+    inspected_s: "float | None" = betterproto2.field(24, betterproto2.TYPE_DOUBLE, optional=True)
+    """
+    seconds since its last inspection came back
+    """
+
+    polled_s: "float | None" = betterproto2.field(25, betterproto2.TYPE_DOUBLE, optional=True)
+    """
+    seconds since the last poll of its IOMMU group's use came back
+    """
+
+    calls: "list[LastCall]" = betterproto2.field(26, betterproto2.TYPE_MESSAGE, repeated=True)
+    """
+    the last answered Allocate and PreStartContainer about it
+    """
+
 
 default_message_pool.register_message("v1", "Device", Device)
 
@@ -302,6 +331,16 @@ class Domain(betterproto2.Message):
     problem: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
     """
     why it could not be read the last time
+    """
+
+    since_s: "float | None" = betterproto2.field(10, betterproto2.TYPE_DOUBLE, optional=True)
+    """
+    seconds since it has had this status, as far as the daemon has seen it
+    """
+
+    read_s: "float | None" = betterproto2.field(11, betterproto2.TYPE_DOUBLE, optional=True)
+    """
+    seconds since it was last read
     """
 
 
@@ -428,6 +467,26 @@ class Label(betterproto2.Message):
 
 
 default_message_pool.register_message("v1", "Label", Label)
+
+
+@dataclass(eq=False, repr=False)
+class LastCall(betterproto2.Message):
+    kind: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    "Allocate", "PreStartContainer"
+    """
+
+    age_s: "float" = betterproto2.field(2, betterproto2.TYPE_DOUBLE)
+
+    refused: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    why, as a sentence; empty: it was granted
+    """
+
+    causes: "list[str]" = betterproto2.field(4, betterproto2.TYPE_STRING, repeated=True)
+
+
+default_message_pool.register_message("v1", "LastCall", LastCall)
 
 
 @dataclass(eq=False, repr=False)
@@ -583,8 +642,32 @@ class StatusResponse(betterproto2.Message):
     absent: compute domains are off
     """
 
+    ledger_age_s: "float | None" = betterproto2.field(13, betterproto2.TYPE_DOUBLE, optional=True)
+    """
+    seconds since kubelet's ledger, as known, was asked for; absent: never
+    """
+
 
 default_message_pool.register_message("v1", "StatusResponse", StatusResponse)
+
+
+@dataclass(eq=False, repr=False)
+class WatchRequest(betterproto2.Message):
+    pass
+
+
+default_message_pool.register_message("v1", "WatchRequest", WatchRequest)
+
+
+@dataclass(eq=False, repr=False)
+class WatchResponse(betterproto2.Message):
+    status: "StatusResponse | None" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    absent: nothing has changed, and the daemon is there
+    """
+
+
+default_message_pool.register_message("v1", "WatchResponse", WatchResponse)
 
 
 class ControlStub(betterproto2_grpclib.ServiceStub):
@@ -611,6 +694,31 @@ class ControlStub(betterproto2_grpclib.ServiceStub):
             deadline=deadline,
             metadata=metadata,
         )
+
+    async def watch(
+        self,
+        message: "WatchRequest | None" = None,
+        *,
+        timeout: "float | None" = None,
+        deadline: "Deadline | None" = None,
+        metadata: "MetadataLike | None" = None,
+    ) -> "AsyncIterator[WatchResponse]":
+        """
+        What it knows now, and again after each change; UNAVAILABLE when the daemon hands over or ends.
+        """
+
+        if message is None:
+            message = WatchRequest()
+
+        async for response in self._unary_stream(
+            "/v1.Control/Watch",
+            message,
+            WatchResponse,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        ):
+            yield response
 
     async def hand_over(
         self,
@@ -646,6 +754,14 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
+    async def watch(self, message: "WatchRequest") -> "AsyncIterator[WatchResponse]":
+        """
+        What it knows now, and again after each change; UNAVAILABLE when the daemon hands over or ends.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+        yield WatchResponse()
+
     async def hand_over(self, message: "HandOverRequest") -> "HandOverResponse":
         """
         Asks the daemon to end its streams. Answered when kubelet's calls are finished, the streams have ended and the
@@ -659,6 +775,15 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
         assert request is not None
         response = await self.status(request)
         await stream.send_message(response)
+
+    async def __rpc_watch(self, stream: "grpclib.server.Stream[WatchRequest, WatchResponse]") -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        await self._call_rpc_handler_server_stream(
+            self.watch,
+            stream,
+            request,
+        )
 
     async def __rpc_hand_over(
         self, stream: "grpclib.server.Stream[HandOverRequest, HandOverResponse]"
@@ -675,6 +800,12 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 StatusRequest,
                 StatusResponse,
+            ),
+            "/v1.Control/Watch": grpclib.const.Handler(
+                self.__rpc_watch,
+                grpclib.const.Cardinality.UNARY_STREAM,
+                WatchRequest,
+                WatchResponse,
             ),
             "/v1.Control/HandOver": grpclib.const.Handler(
                 self.__rpc_hand_over,

@@ -1,0 +1,127 @@
+"""A command that watches the daemon over its control socket: real sockets, both sides in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import final
+
+import pytest
+import trio
+
+from gpuactors import limits
+from gpuactors.control.client import NoDaemonError, Running, TooOldError, watch
+from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.unix import socket_path
+from gpuactors.core.events import KubeletGone
+from gpuactors.grpc_trio import Server, bind_unix
+from gpuactors.ports import ControlError
+from tests.control.test_socket import Side
+from tests.support.patience import patient
+
+WITHIN_S = patient(10.0)
+
+
+@final
+class Watcher:
+    """What a command was told, and why that ended."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = socket_path(str(state_dir))
+        self._told, self._heard = trio.open_memory_channel[Running](limits.CALL_DEVICES_MAX)
+        self.ended: str | None = None
+
+    async def run(self) -> None:
+        try:
+            await watch(self._path, self._told.send_nowait)
+        except ControlError as exc:
+            self.ended = str(exc)
+
+    async def next(self) -> Running:
+        return await self._heard.receive()
+
+    def is_told_nothing(self) -> bool:
+        return self._heard.statistics().current_buffer_used == 0
+
+
+@asynccontextmanager
+async def watching(state_dir: Path) -> AsyncIterator[Watcher]:
+    with trio.fail_after(WITHIN_S):
+        async with trio.open_nursery() as nursery:
+            watcher = Watcher(state_dir)
+            nursery.start_soon(watcher.run)
+            yield watcher
+
+
+def step(side: Side, reason: str) -> None:
+    side.core.feed(KubeletGone(reason))
+    side.state.set(side.core.state)
+
+
+@pytest.mark.trio
+async def test_each_change_is_told_and_what_only_grows_older_is_not(tmp_path: Path) -> None:
+    side = Side(tmp_path)
+    async with side.holds() as held, watching(tmp_path) as watcher:
+        assert (await watcher.next()).view.kubelet_problem == ""
+        step(side, "no socket")
+        assert (await watcher.next()).view.kubelet_problem == "no socket"
+        side.core.pass_time(60)  # polls and reads that find what is known
+        side.state.set(side.core.state)
+        step(side, "another reason")
+        assert (await watcher.next()).view.kubelet_problem == "another reason"
+        assert watcher.is_told_nothing()
+        await held.give_up()
+    assert watcher.ended is not None
+    assert watcher.ended.endswith("is ending")
+
+
+@pytest.mark.trio
+async def test_a_daemon_without_a_change_says_that_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WATCH_BEAT_S", 0.05)
+    monkeypatch.setattr(limits, "WATCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(limits, "CONTROL_CALL_S", patient(0.2))
+    side = Side(tmp_path)
+    async with side.holds(), watching(tmp_path) as watcher:
+        await watcher.next()
+        await trio.sleep(2 * patient(0.2))  # longer than a silent daemon has
+        assert watcher.ended is None
+        assert watcher.is_told_nothing()
+        monkeypatch.setattr(limits, "WATCH_BEAT_S", 3600.0)
+        side.state.close()
+
+
+@pytest.mark.trio
+async def test_a_daemon_that_says_nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONTROL_CALL_S", 0.2 - limits.WATCH_BEAT_S)
+    async with Side(tmp_path).holds(), watching(tmp_path) as watcher:
+        await watcher.next()
+    assert watcher.ended is not None
+    assert watcher.ended.endswith("did not say anything within 0.2 s; does it hang?")
+
+
+@pytest.mark.trio
+async def test_without_a_daemon_there_is_nothing_to_watch(tmp_path: Path) -> None:
+    with trio.fail_after(WITHIN_S), pytest.raises(NoDaemonError, match="no daemon runs"):
+        await watch(socket_path(str(tmp_path)), lambda running: None)
+
+
+@final
+class OldControl(pb.ControlBase):
+    """A daemon of a version without Watch."""
+
+    def __mapping__(self) -> dict[str, object]:  # type: ignore[override]
+        return {path: handler for path, handler in super().__mapping__().items() if "Watch" not in path}
+
+
+@pytest.mark.trio
+async def test_a_daemon_of_an_older_version_is_said_to_be_one(tmp_path: Path) -> None:
+    path = socket_path(str(tmp_path))
+    with trio.fail_after(WITHIN_S):
+        async with bind_unix(path) as listener, trio.open_nursery() as nursery:
+            await nursery.start(Server([OldControl()], drain_s=1).serve, listener)  # type: ignore[list-item]
+            with pytest.raises(TooOldError, match="leave --watch out"):
+                await watch(path, lambda running: None)
+            nursery.cancel_scope.cancel()

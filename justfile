@@ -87,6 +87,10 @@ chart *ARGS:
     @python -m tests.deploy.tools
     @.venv/tools/helm template gpuactors deploy/chart/gpuactors --namespace gpuactors "$@"
 
+# Record docs/media/ anew: the terminal's recordings and the picture of the replay page, from real runs. A minute.
+recording:
+    python -m tests.recording
+
 # Write docs/causes.md again from the table of causes in core/assessment/cause.py.
 causes:
     python -m gpuactors.core.assessment.cause > docs/causes.md

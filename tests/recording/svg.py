@@ -1,0 +1,106 @@
+"""A recording as one animated picture: SVG with CSS, without a script, so that it plays in a page of Markdown.
+
+The screens are stacked, and moved past a window one after the other. Each line that occurs is in it once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from html import escape
+from typing import Final
+
+from tests.recording.screen import Line, Screen, Style
+
+_STANDS_S: Final = 0.25
+"""A screen that stands for less is left out: nobody reads it."""
+
+_WIDTH, _HEIGHT, _MARGIN = 8.0, 17, 12
+"""Of a character, of a line and of the edge, in pixels."""
+
+_COLOURS: Final = (
+    "#6a737d", "#f97583", "#85e89d", "#ffea7f", "#79b8ff", "#b392f0", "#73e3ff", "#d1d5da",
+    "#959da5", "#fdaeb7", "#bef5cb", "#fff5b1", "#c8e1ff", "#d1bcf9", "#b3f0ff", "#fafbfc",
+)  # fmt: skip
+
+_STYLE: Final = """\
+text{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#e1e4e8;white-space:pre}}
+.b{{font-weight:bold}}.d{{opacity:.6}}
+@keyframes screens{{{frames}}}
+#screens{{animation:screens {seconds:.2f}s steps(1,end) infinite}}
+"""
+
+
+def rendered(cast: str) -> str:
+    """The picture of a file of `cast.py`."""
+    header, *events = (json.loads(line) for line in cast.splitlines())
+    screen, shown = Screen(header["width"], header["height"]), list[tuple[float, tuple[Line, ...]]]()
+    for at, _, text in events:
+        screen.write(text)
+        shown.append((at, screen.lines()))
+    ends = shown[-1][0] + 3.0
+    return _picture(list(_lasting(shown, ends)), ends, header["width"], header["height"], header["title"])
+
+
+def _lasting(
+    shown: list[tuple[float, tuple[Line, ...]]], ends: float
+) -> Iterable[tuple[float, tuple[Line, ...]]]:
+    """The screens that stand for a while; the first begins at 0."""
+    last: tuple[Line, ...] | None = None
+    for (at, lines), (until, _) in zip(shown, [*shown[1:], (ends, ())], strict=True):
+        if until - at >= _STANDS_S and lines != last:
+            yield (at if last is not None else 0.0), lines
+            last = lines
+
+
+def _picture(
+    screens: list[tuple[float, tuple[Line, ...]]], ends: float, columns: int, rows: int, title: str
+) -> str:
+    known: dict[Line, str] = {}
+    stacked: list[str] = []
+    for number, (_, lines) in enumerate(screens):
+        for row, line in enumerate(lines):
+            if line:
+                name = known.setdefault(line, f"l{len(known)}")
+                stacked.append(f'<use href="#{name}" y="{(number * rows + row) * _HEIGHT}"/>')
+    frames = "".join(
+        f"{100 * at / ends:.3f}%{{transform:translateY({-number * rows * _HEIGHT}px)}}"
+        for number, (at, _) in enumerate(screens)
+    )
+    width, height = round(columns * _WIDTH), rows * _HEIGHT
+    whole = (width + 2 * _MARGIN, height + 2 * _MARGIN)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole[0]}" height="{whole[1]}">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{_STYLE.format(frames=frames, seconds=ends)}</style>",
+            "<defs>",
+            *(f'<g id="{name}">{_text(line)}</g>' for line, name in known.items()),
+            "</defs>",
+            '<rect width="100%" height="100%" rx="6" fill="#1f2428"/>',
+            f'<svg x="{_MARGIN}" y="{_MARGIN}" width="{width}" height="{height}"><g id="screens">',
+            *stacked,
+            "</g></svg>",
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _text(line: Line) -> str:
+    column, parts = 0, list[str]()
+    for text, style in line:
+        if text.strip():
+            begin = column + len(text) - len(text.lstrip())
+            parts.append(_run(begin, text.strip(), style))
+        column += len(text)
+    return "".join(parts)
+
+
+def _run(column: int, text: str, style: Style) -> str:
+    classes = " ".join(name for name, on in (("b", style.bold), ("d", style.dim)) if on)
+    shown = f' class="{classes}"' if classes else ""
+    fill = f' style="fill:{_COLOURS[style.colour]}"' if style.colour is not None else ""
+    # Each run has its length, so that columns stay columns in whatever font the reader has.
+    place = f'x="{column * _WIDTH:g}" y="13" textLength="{len(text) * _WIDTH:g}"'
+    return f"<text {place}{shown}{fill}>{escape(text)}</text>"

@@ -28,7 +28,7 @@ class LogEvent:
 
 FIELDS: Final[Mapping[str, str]] = {
     "reason": "why, as a sentence for people; the words are those of `inspect`, `explain` and the gRPC error",
-    "cause": "the [cause](causes.md) of a device's health",
+    "cause": "the [cause](causes.md) of a device's health, or for which a claim waits",
     "causes": "the [causes](causes.md) of a refused call",
     "resource": "the extended resource, `nvidia.com/GH100_H100_SXM5_80GB`",
     "device": "the ID by which kubelet knows the device, as a rule its PCI address",
@@ -298,7 +298,7 @@ _CLAIMS: Final[Mapping[str, LogEvent]] = {
     ),
     "claim.waiting": LogEvent(
         (INFO, DEBUG),
-        (*_CLAIM, "reason"),
+        (*_CLAIM, "cause", "reason"),
         "A prepare waits in its call for whoever has its device, or for its compute domain. DEBUG if that is no owner.",
         "Nothing at first. After 35 s it is refused with this reason.",
     ),
@@ -307,7 +307,7 @@ _CLAIMS: Final[Mapping[str, LogEvent]] = {
     "claim.unprepared": LogEvent((INFO,), _CLAIM, "The claim has ended, and its devices are returned."),
     "claim.refused": LogEvent(
         (WARNING,),
-        ("uid", "claim", "reason"),
+        ("uid", "claim", "causes", "reason"),
         "A prepare or unprepare was answered with an error. Kubelet tries again, a prepare after 60 to 90 s.",
         "See the [errors of claims](dra.md#errors-and-what-to-do).",
     ),

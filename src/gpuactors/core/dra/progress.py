@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core import schedule
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra.answers import answer_of, answered
 from gpuactors.core.dra.claim import BoundFunction
@@ -166,7 +167,7 @@ def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | N
     if why == entry.why:
         return None
     after = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
-    return after, _logged("claim.waiting", entry, why=why)
+    return after, _logged("claim.waiting", entry, cause=why.cause, reason=why.message)
 
 
 def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
@@ -210,21 +211,22 @@ def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | No
         return driver.with_claims(state, with_entry(driver.claims(state), waits)), _logged(
             "claim.waiting",
             entry,
-            why=obstacle.why,
+            cause=obstacle.why.cause,
+            reason=obstacle.why.message,
             level=Level.INFO if obstacle.is_owner else Level.DEBUG,
         )
     return None
 
 
 def _logged(
-    name: str, entry: Entry, *, why: Obstacle | None = None, reason: str = "", level: Level = Level.INFO
+    name: str, entry: Entry, *, cause: Cause | None = None, reason: str = "", level: Level = Level.INFO
 ) -> list[Effect]:
     fields: dict[str, str | tuple[str, ...]] = {"claim": str(entry.name), "uid": entry.name.uid}
     if entry.gpus:
         fields["devices"] = tuple(gpu.address for gpu in entry.gpus)
-    if why is not None:
-        fields |= {"cause": str(why.cause), "reason": why.message}
-    elif reason:
+    if cause is not None:
+        fields["cause"] = str(cause)
+    if reason:
         fields["reason"] = reason
     return [Log(level, name, {**fields})]
 

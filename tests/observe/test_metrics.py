@@ -12,7 +12,8 @@ from gpuactors.core.assessment.cause import CALL, HEALTHY, MEANINGS, Cause
 from gpuactors.core.dra.claim import Prepared
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Granted, Level, Log, Refusal, Refused
-from gpuactors.core.events import Ticked
+from gpuactors.core.events import Event, LedgerRead, Ticked
+from gpuactors.core.model import DeviceId, LedgerEntry, LedgerFile, Pod
 from gpuactors.core.state import NodeState
 from gpuactors.observe.metrics import COUNTED_EVENTS, METHODS, OUTCOMES, Metrics, document
 from gpuactors.observe.metrics_of_state import GAUGES
@@ -124,6 +125,21 @@ def test_the_owner_of_a_gpu_is_named_as_long_as_it_has_it(metrics: Metrics) -> N
     core.ledger = {}
     core.pass_time(60)
     assert not [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]
+
+
+def test_a_pod_of_which_only_the_uid_is_known_has_that(metrics: Metrics) -> None:
+    """Kubelet's checkpoint file, which is read where PodResources does not answer, names no pod."""
+
+    class ByFile(Core):
+        def ledger_event(self, read: int) -> Event:
+            entry = LedgerEntry(H100, DeviceId("0000:01:00.0"), Pod("", "", "5f0c"))
+            return LedgerRead(read, None, (), (), file=LedgerFile((entry,)))
+
+    core = ByFile(gpu("01:00.0"))
+    core.pass_time(60)
+    (owner,) = [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]
+    for label in ('pod_namespace=""', 'pod_name=""', 'pod_uid="5f0c"'):
+        assert label in owner
 
 
 def test_a_gpu_that_a_pod_has_by_two_ids_has_one_series(metrics: Metrics) -> None:

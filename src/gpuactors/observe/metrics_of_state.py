@@ -82,14 +82,14 @@ def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
 
 def _owner(address: PciAddress, given: Given) -> tuple[str, ...]:
     match given.to:
-        case Pod(namespace, name):
-            return address, given.resource or "", "", namespace, name
-        case ClaimedDevice(pod=Pod(namespace, name)):
-            return address, "", given.to.claim, namespace, name
+        case Pod(namespace, name, uid):
+            return address, given.resource or "", "", namespace, name, uid
+        case ClaimedDevice(pod=Pod(namespace, name, uid)):
+            return address, "", given.to.claim, namespace, name, uid
         case ClaimedDevice():
-            return address, "", given.to.claim, "", ""
+            return address, "", given.to.claim, "", "", ""
         case None:
-            return address, given.resource or "", "", "", ""
+            return address, given.resource or "", "", "", "", ""
 
 
 def _registered(state: NodeState, _: Moment) -> Iterator[Sample]:
@@ -168,8 +168,9 @@ GAUGES: Final = (
     ),
     Gauge(
         "gpuactors_device_owner_info",
-        "1 for each pod or claim that kubelet has given a GPU to, by the GPU's PCI address.",
-        ("gpu", "resource", "claim", "pod_namespace", "pod_name"),
+        "1 for each pod or claim that kubelet has given a GPU to, by the GPU's PCI address. A pod has its name, or its "
+        "UID where only kubelet's checkpoint file can be read.",
+        ("gpu", "resource", "claim", "pod_namespace", "pod_name", "pod_uid"),
         _owners,
     ),
     Gauge(

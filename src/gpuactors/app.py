@@ -298,6 +298,7 @@ async def run_daemon(
         take_over=Latest(outputs.take_over),
         plugins=Latest({}),
         state=Latest(state),
+        role=Latest(state.daemon.role),
     )
     http = outside.http
     ended = http.meter.called if http is not None else None
@@ -356,7 +357,9 @@ async def run_daemon(
         if http is not None:
             from gpuactors import endpoints  # as in `_dra_of`
 
-            actor("http", lambda: endpoints.serve(http, cells.state.subscribe(), post))
+            actor(
+                "http", lambda: endpoints.serve(http, cells.state.subscribe(), cells.role.subscribe(), post)
+            )
         if outside.control is not None:
             handing = hand_over.HandOverPorts(
                 control=outside.control,

@@ -13,6 +13,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config, EverywhereHttp, TcpHttp, UnixHttp
 from gpuactors.control.view import view_of
 from gpuactors.core.events import Event
+from gpuactors.core.model import Role
 from gpuactors.core.state import NodeState
 from gpuactors.http.endpoints import EndpointPorts, run
 from gpuactors.http.serve import TcpServer, UnixServer
@@ -54,13 +55,17 @@ def _server(config: Config) -> HttpServer:
 
 
 async def serve(
-    outside: HttpOutside, state: LatestReader[NodeState], inbox: trio.MemorySendChannel[Event]
+    outside: HttpOutside,
+    state: LatestReader[NodeState],
+    role: LatestReader[Role],
+    inbox: trio.MemorySendChannel[Event],
 ) -> None:
     """The actor: serves for ever."""
     await run(
         EndpointPorts(
             server=outside.server,
             state=state,
+            role=role,
             meter=outside.meter,
             sockets=outside.sockets,
             inbox=lambda: inbox.statistics().current_buffer_used,

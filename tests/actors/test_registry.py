@@ -48,6 +48,7 @@ class Recorded:
             take_over=Latest(outputs.take_over),
             plugins=self.plugins,
             state=Latest(self.initial),
+            role=Latest(self.initial.daemon.role),
         )
         replies: Replies[Answer] = Replies()
         post, inbox = trio.open_memory_channel[Event](len(EVENTS))

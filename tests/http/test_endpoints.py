@@ -71,6 +71,7 @@ class Found:
     meter: FakeMeter = field(default_factory=FakeMeter)
     sockets: FakeSockets = field(default_factory=FakeSockets)
     state: Latest[NodeState] = field(default_factory=lambda: Latest(initial_state(SETTINGS)))
+    role: Latest[Role] = field(default_factory=lambda: Latest(Role.SERVING))
     waiting: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -79,6 +80,7 @@ class Found:
         return EndpointPorts(
             server=self.server,
             state=self.state.subscribe(),
+            role=self.role.subscribe(),
             meter=self.meter,
             sockets=(self.sockets, FakeSockets()),
             inbox=lambda: self.waiting,
@@ -86,11 +88,6 @@ class Found:
             on_listening=lambda _: None,
             on_problem=self.problems.append,
         )
-
-    def is_now(self, role: Role) -> None:
-        """The daemon's role changes."""
-        state = self.state.value
-        self.state.set(replace(state, daemon=replace(state.daemon, role=role)))
 
     async def get(self, path: str) -> tuple[int, str]:
         answer = await Routes(self.ports).answer(path)
@@ -160,10 +157,41 @@ async def test_a_local_address_is_left_to_the_successor_and_a_pods_own_is_not(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, found.ports)
         await trio.testing.wait_all_tasks_blocked()
-        found.is_now(Role.HANDED_OVER)
+        found.role.set(Role.HANDED_OVER)
         await trio.testing.wait_all_tasks_blocked()
         assert found.server.log == (["serves", "ends"] if is_local else ["serves"])
-        found.is_now(Role.SERVING)  # the successor was lost
+        found.role.set(Role.SERVING)  # the successor was lost
         await trio.testing.wait_all_tasks_blocked()
         assert found.server.log == (["serves", "ends", "serves"] if is_local else ["serves"])
+        nursery.cancel_scope.cancel()
+
+
+class Wakings(trio.abc.Instrument):
+    """How often a task went on that is not the test's own."""
+
+    def __init__(self) -> None:
+        self.own = trio.lowlevel.current_task()
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task is not self.own
+
+
+async def test_nobody_wakes_for_a_state_in_which_the_role_is_the_same(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """It was one waking for each of the registry's events: 50 here."""
+    found, wakings = Found(), Wakings()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, found.ports)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(wakings)
+        for number in range(50):
+            state = found.state.value
+            kubelet = replace(state.kubelet, missing=f"{number}")
+            found.state.set(replace(state, kubelet=kubelet))
+            found.role.set(found.state.value.daemon.role)
+            await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(wakings)
+        assert wakings.count == 0
         nursery.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from gpuactors.core.dra.outputs import ClaimsWanted
 from gpuactors.core.dra.slices import AnyOffer
 from gpuactors.core.effects import Answer, Effect, Log, Reply
 from gpuactors.core.events import Event, Ticked
-from gpuactors.core.model import DeviceList, ResourceName
+from gpuactors.core.model import DeviceList, ResourceName, Role
 from gpuactors.core.registration import PluginOrder
 from gpuactors.core.snapshot import InspectionsWanted, LedgerWanted, Outputs, PluginView, PollWanted, project
 from gpuactors.core.state import NodeState
@@ -88,6 +88,8 @@ class Cells:
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
+    role: Latest[Role]
+    """That of the state: for a reader that nothing else of it concerns."""
 
 
 async def run(
@@ -120,6 +122,7 @@ async def run(
         if record is not None:
             record(Step(before, event, at, effects, outputs))
         cells.state.set(state)
+        cells.role.set(state.daemon.role)
         published.show(outputs)
         for effect in effects:
             _interpret(effect, replies, log_line)

@@ -33,6 +33,8 @@ class EndpointPorts:
 
     server: HttpServer
     state: LatestReader[NodeState]
+    role: LatestReader[Role]
+    """The daemon's. The state changes with nearly every event, and nobody here is to wake for that."""
     meter: Meter
     sockets: tuple[OwnSockets, ...]
     inbox: Callable[[], int]
@@ -50,22 +52,18 @@ async def run(ports: EndpointPorts) -> None:
     A daemon that has handed over leaves a local address to its successor, which is on the same machine. Any other one
     is its pod's own, and stays: a liveness probe that fails would start the old daemon again, against the new one.
     """
-    state = ports.state.subscribe()
     while True:
-        await _until(state, lambda: not _is_left(ports))
+        await _until(ports, is_left=False)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_serve, ports)
-            await _until(state, lambda: _is_left(ports))
+            await _until(ports, is_left=True)
             nursery.cancel_scope.cancel()
 
 
-def _is_left(ports: EndpointPorts) -> bool:
-    return ports.server.is_local and ports.state.value.daemon.role is Role.HANDED_OVER
-
-
-async def _until(state: LatestReader[NodeState], condition: Callable[[], bool]) -> None:
-    while not condition():
-        await state.receive()
+async def _until(ports: EndpointPorts, *, is_left: bool) -> None:
+    """Until the address is left to a successor, or is ours again."""
+    while (ports.server.is_local and ports.role.value is Role.HANDED_OVER) is not is_left:
+        await ports.role.receive()
 
 
 async def _serve(ports: EndpointPorts) -> None:

@@ -18,6 +18,7 @@ import trio
 from gpuactors import dra
 from gpuactors.actors import domain_reader, label_keeper
 from gpuactors.actors.registry import DomainCells
+from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
 from gpuactors.core.domains.model import DomainMode, DomainSettings
@@ -54,7 +55,7 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
             f"--driver-name and --domains-driver are both {driver}: kubelet and the scheduler know a DRA "
             "driver by its name, so give each its own"
         )
-    client = dra.client_of(config)
+    client = client_of(config)
     ctl = ImexCtl(str(config.imex_ctl)) if mode is DomainMode.HOST_MANAGED else None
     settings = DomainSettings(
         mode, node, config.domains_namespace, driver, config.imex_channels, dra.mounted_dir(config, driver)

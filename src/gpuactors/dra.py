@@ -37,6 +37,7 @@ from gpuactors.acts.files import MOUNTED, ClaimFiles
 from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.writes import ProcessWrites
+from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
 from gpuactors.core.dra.claim import ClaimsOf
@@ -52,7 +53,6 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
-from gpuactors.kube.config import AccessError, FileAccess, from_kubeconfig, in_cluster
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
@@ -63,7 +63,6 @@ from gpuactors.ports import (
     ClaimFileStore,
     ClaimsKubelet,
     DriverBinder,
-    HostError,
     PluginStatus,
     TouchedFiles,
 )
@@ -148,20 +147,6 @@ def plugin_dir(config: Config, driver: str) -> str:
 def mounted_dir(config: Config, driver: str) -> str:
     """The directory of those directories that containers of the driver's claims mount."""
     return os.path.join(plugin_dir(config, driver), MOUNTED)
-
-
-def client_of(config: Config) -> ApiClient:
-    """The API server's client. Raises `ports.HostError` if its address or our credentials cannot be had."""
-    return ApiClient(_access_of(config))
-
-
-def _access_of(config: Config) -> FileAccess:
-    try:
-        if config.kubeconfig is not None:
-            return from_kubeconfig(config.kubeconfig)
-        return in_cluster(os.environ)
-    except AccessError as exc:
-        raise HostError(str(exc)) from None
 
 
 def _operators_list(texts: tuple[str, ...]) -> OperatorsList:

@@ -244,12 +244,12 @@ class _Read:
 
 async def _ask_api_server(config: Config, node: str) -> ApiServer:
     """What a daemon with these settings reads first. Raises `PortError`."""
-    from gpuactors import dra  # the API server's client, which other nodes do not need
+    from gpuactors.api_client import client_of  # which other nodes do not need
     from gpuactors.kube.domains import KubeDomains
     from gpuactors.kube.nodes import KubeNode
     from gpuactors.kube.slices import KubeSlices
 
-    client = dra.client_of(config)
+    client = client_of(config)
     await KubeNode(client, node).read()
     driver = config.driver_name if config.dra == "on" else config.domains_driver
     async with KubeSlices(client, driver, node).follow() as slices:

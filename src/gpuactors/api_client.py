@@ -1,0 +1,25 @@
+"""The client of the API server that the settings name. Imported only by what needs the API server: claims, compute
+domains, the doctor."""
+
+from __future__ import annotations
+
+import os
+
+from gpuactors.config import Config
+from gpuactors.kube.client import ApiClient
+from gpuactors.kube.config import AccessError, FileAccess, from_kubeconfig, in_cluster
+from gpuactors.ports import HostError
+
+
+def client_of(config: Config) -> ApiClient:
+    """The API server's client. Raises `ports.HostError` if its address or our credentials cannot be had."""
+    return ApiClient(_access_of(config))
+
+
+def _access_of(config: Config) -> FileAccess:
+    try:
+        if config.kubeconfig is not None:
+            return from_kubeconfig(config.kubeconfig)
+        return in_cluster(os.environ)
+    except AccessError as exc:
+        raise HostError(str(exc)) from None

@@ -1,5 +1,6 @@
-"""What the API server makes of a ResourceSlice or ResourceClaim before it stores it: defaults, dropped fields, rules
-(kubernetes pkg/apis/resource/validation and pkg/registry/resource/resourceslice/strategy.go, as recorded)."""
+"""What the API server makes of a ResourceSlice, ResourceClaim or Event before it stores it: defaults, dropped fields,
+rules (kubernetes pkg/apis/resource/validation and pkg/registry/resource/resourceslice/strategy.go, as recorded; of
+events of core/v1 legacyValidateEvent in pkg/apis/core/validation/events.go, as read)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from copy import deepcopy
 from typing import Any, Final
 
 from gpuactors.simulation.kube import status
-from gpuactors.simulation.kube.status import SLICES, Cause, Kind, Object
+from gpuactors.simulation.kube.status import EVENTS, SLICES, Cause, Kind, Object
 
 _DEVICES_MAX: Final = 128
 _TAINTED_MAX: Final = 64
@@ -66,6 +67,16 @@ def check_slice(new: Object, old: Object | None) -> None:
     causes = [*_immutable(new, old), *_devices_wrong(new)]
     if causes:
         raise status.invalid(SLICES, new["metadata"]["name"], causes)
+
+
+def check_event(new: Object) -> None:
+    """Raises `Failure` 422 if the event is in another namespace than what it is about; of a thing without a namespace
+    it is in `default`. Events with a time of their own (`eventTime`) have other rules, and nobody here makes one."""
+    about = new.get("involvedObject", {}).get("namespace", "")
+    if new["metadata"].get("namespace") != (about or "default"):
+        cause = f'Invalid value: "{about}": does not match event.namespace'
+        wrong = Cause("involvedObject.namespace", "FieldValueInvalid", cause)
+        raise status.invalid(EVENTS, new["metadata"]["name"], [wrong])
 
 
 def _immutable(new: Object, old: Object | None) -> Iterator[Cause]:

@@ -23,6 +23,7 @@ from gpuactors.simulation.kube.status import (
     CLAIMS,
     CLIQUES,
     DOMAINS,
+    EVENTS,
     KINDS,
     NODES,
     SLICES,
@@ -51,6 +52,7 @@ _SELECTABLE: Final = {
     NODES: {"metadata.name"},
     DOMAINS: {"metadata.name", "metadata.namespace"},
     CLIQUES: {"metadata.name", "metadata.namespace"},
+    EVENTS: {"metadata.name", "metadata.namespace", "involvedObject.name", "involvedObject.uid", "reason"},
 }
 _CUSTOM: Final = frozenset({DOMAINS.group})
 """Groups of custom resources: the items of a list carry `apiVersion` and `kind`, as they are kept as JSON."""
@@ -192,6 +194,16 @@ class FakeApiServer:
             found = self.store.named(CLIQUES, {"metadata": {"namespace": namespace, "name": name}})
         return self.store.put(CLIQUES, found | {"daemons": daemons})
 
+    def reserve_claim(self, namespace: str, name: str, *pods: str) -> Object:
+        """The scheduler reserves the claim for pods: `status.reservedFor`, with UIDs of their own."""
+        found = self.store.get(CLAIMS, namespace, name)
+        consumers = [{"resource": "pods", "name": pod, "uid": self.store.uid()} for pod in pods]
+        return self.set_claim_status(namespace, name, found.get("status", {}) | {"reservedFor": consumers})
+
+    def events(self) -> list[Object]:
+        """The Events, by namespace and name."""
+        return self.store.objects(EVENTS)
+
     def slices(self, driver: str | None = None) -> list[Object]:
         """The ResourceSlices, by name."""
         return [s for s in self.store.objects(SLICES) if driver in (None, s["spec"]["driver"])]
@@ -244,7 +256,10 @@ class FakeApiServer:
                 continue
             match fault:
                 case ApiFault.FORBIDDEN:
-                    return status.forbidden(SLICES, request.method.lower(), "system:serviceaccount:test")
+                    verb = request.method.lower()
+                    return status.forbidden(
+                        _target(request, self.kinds).kind, verb, "system:serviceaccount:test"
+                    )
                 case ApiFault.CONFLICT:
                     return status.modified(SLICES, "planned")
                 case ApiFault.OVERLOADED:
@@ -344,6 +359,11 @@ class FakeApiServer:
         if target.kind.namespaced:
             given.setdefault("metadata", {})["namespace"] = target.namespace
         new = self.store.named(target.kind, given)
+        name = new["metadata"]["name"]
+        if self.store.find(target.kind, target.namespace, name) is not None:
+            raise status.already_exists(target.kind, name)
+        if target.kind is EVENTS:
+            rules.check_event(new)
         if target.kind is SLICES:
             self._prepare_slice(new, None)
         elif target.kind is CLAIMS:
@@ -392,6 +412,8 @@ class FakeApiServer:
             new = patch.merge_patch(old, given)
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise status.modified(target.kind, target.name)
+        if target.kind is EVENTS:
+            rules.check_event(new)
         return _shown(self.store.put(target.kind, new), target)
 
     def _delete(self, target: _Target, body: bytes) -> Object:

@@ -58,8 +58,28 @@ CLIQUES = Kind(
     counts_generations=True,
     fields=("daemons",),
 )
+EVENTS = Kind(
+    "",
+    "v1",
+    "events",
+    "Event",
+    namespaced=True,
+    fields=(
+        *(
+            "involvedObject",
+            "reason",
+            "message",
+            "source",
+            "firstTimestamp",
+            "lastTimestamp",
+            "count",
+            "type",
+        ),
+        *("eventTime", "series", "action", "related", "reportingComponent", "reportingInstance"),
+    ),
+)
 
-KINDS = (SLICES, CLAIMS, NODES, DOMAINS, CLIQUES)
+KINDS = (SLICES, CLAIMS, NODES, DOMAINS, CLIQUES, EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +136,12 @@ def modified(kind: Kind, name: str) -> Failure:
     )
 
 
+def already_exists(kind: Kind, name: str) -> Failure:
+    """There is an object of this name."""
+    message = f'{kind.qualified} "{name}" already exists'
+    return Failure(409, "AlreadyExists", message, _subject(kind, kind.plural, name))
+
+
 def precondition(kind: Kind, name: str, what: str, given: str, found: str) -> Failure:
     """A deletion's precondition does not hold."""
     return Failure(
@@ -132,7 +158,8 @@ def invalid(kind: Kind, name: str, causes: Sequence[Cause]) -> Failure:
     said = ", ".join(f"{cause.field}: {cause.message}" for cause in causes)
     details = _subject(kind, kind.kind, name)
     details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in causes]
-    return Failure(422, "Invalid", f'{kind.kind}.{kind.group} "{name}" is invalid: {said}', details)
+    qualified = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
+    return Failure(422, "Invalid", f'{qualified} "{name}" is invalid: {said}', details)
 
 
 def patch_failed() -> Failure:

@@ -137,7 +137,7 @@ def checks() -> list[str]:
 
 OF_THE_CHART: Final = frozenset(
     {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
-    | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address"}
+    | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address", "events"}
 )
 """Settings that the chart makes of values of its own, as mounts or rights follow from them, or of the pod."""
 

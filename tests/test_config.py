@@ -69,6 +69,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("imex_ctl", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("imex_clique", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("http_address", '":9400"', '":9400"', "unix:/env", "off", "off"),
+    ("events", '"on"', "on", "off", "on", "on"),
     ("journal", "true", "true", "true", False, False),
     ("node_name", '"of-file"', "of-file", "of-env", "of-flag", "of-flag"),
     ("log_format", '"console"', "console", "console", "json", "json"),

@@ -1,5 +1,5 @@
 """The client of the API server that the settings name. Imported only by what needs the API server: claims, compute
-domains, the doctor."""
+domains, Kubernetes Events, the doctor."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from gpuactors.domains import DomainActors, DomainsOutside
     from gpuactors.dra import DraActors, DraOutside
     from gpuactors.endpoints import HttpOutside
+    from gpuactors.kube_events import EventsOutside
 
 log = get_logger()
 
@@ -111,6 +112,8 @@ class Outside:
     """None: compute domains are off."""
     http: HttpOutside | None = None
     """None: there are no HTTP endpoints."""
+    events: EventsOutside | None = None
+    """None: no Kubernetes Events are posted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *sockets), journal) if config.http is not None else None,
+        events=_events_of(config) if config.events == "on" else None,
     )
 
 
@@ -192,6 +196,12 @@ def _domains_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DomainsOut
     from gpuactors import domains  # as in `_dra_of`
 
     return domains.outside_of(config, node_of(config), hanging.subscribe())
+
+
+def _events_of(config: Config) -> EventsOutside:
+    from gpuactors import kube_events  # as in `_dra_of`
+
+    return kube_events.outside_of(config, node_of(config))
 
 
 def _http_of(config: Config, sockets: tuple[OwnSockets, ...], journal: FileJournal | None) -> HttpOutside:
@@ -360,6 +370,10 @@ async def run_daemon(
             actor(
                 "http", lambda: endpoints.serve(http, cells.state.subscribe(), cells.role.subscribe(), post)
             )
+        if (events := outside.events) is not None:
+            from gpuactors import kube_events  # as in `_dra_of`
+
+            actor("event_poster", lambda: kube_events.post(events, cells.state.subscribe()))
         if outside.control is not None:
             handing = hand_over.HandOverPorts(
                 control=outside.control,

@@ -383,6 +383,38 @@ restoration with an edit must not cost the API server a write per second for eve
 RESTORE_CALM_S: Final = 600.0
 """Restorations before that do not count any more: kubelet repeats a deletion after at most five minutes."""
 
+# --- Kubernetes Events ------------------------------------------------------------------------------------
+
+EVENT_SETTLE_S: Final = 10.0
+"""A fact that lasts less is not told: a process that ends with its pod, a claim that waits for the one before it."""
+
+EVENT_AGAIN_S: Final = 300.0
+"""A fact that went and came again, or that the API server has refused, is told again after this at the earliest."""
+
+EVENT_REPEAT_S: Final = 1800.0
+"""A fact that lasts is told again so often: client-go's own interval for a series that goes on."""
+
+EVENT_TTL_S: Final = 3600.0
+"""The API server forgets an event so long after its last change (kube-apiserver --event-ttl)."""
+
+assert EVENT_SETTLE_S < EVENT_AGAIN_S < EVENT_REPEAT_S < EVENT_TTL_S
+
+EVENT_BURST: Final = 25
+"""Requests for events in a row: 16 GPUs and their resources at once. client-go's own bound for one object."""
+
+EVENT_REFILL_S: Final = 60.0
+"""One more request after each of these seconds: of 5,000 nodes that all have something to tell all the time 83 a
+second, of which the API server's default limits bear several hundred."""
+
+EVENTS_MAX: Final = 512
+"""Facts that are told, or were in the last hour: more than twice the functions of the largest nodes."""
+
+EVENT_LOOK_S: Final = 1.0
+"""The state is looked at once in this time at most, whatever happens on the node."""
+
+EVENT_MESSAGE_MAX_BYTES: Final = 1024
+"""Of an event's message; the API server takes no longer note by events.k8s.io/v1 (pkg/apis/core/validation)."""
+
 # --- the doctor -------------------------------------------------------------------------------------------
 
 DOCTOR_READ_S: Final = 10.0

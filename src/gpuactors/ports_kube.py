@@ -74,11 +74,56 @@ class LabelConflict:
     """The label is not what a patch of it expects: somebody else has changed it. Nothing was changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """An object that an event is about."""
+
+    kind: str
+    """`Node`, or `Pod`."""
+    namespace: str
+    """Empty of a node."""
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventNote:
+    """An event as it is to be at the API server. Its object, reason and message are its identity."""
+
+    about: ObjectRef
+    reason: str
+    message: str
+    count: int
+    """How often it was told, with this time."""
+    first_at: float
+    """When it was first told, in seconds since 1970."""
+    last_at: float
+
+
 class ClaimApi(Protocol):
     """Reads ResourceClaims, one by one."""
 
     async def read(self, claim: ClaimName) -> ClaimAnswer:
         """The claim; that there is none, or another one by this name, is an answer and no error. Raises `ApiError`."""
+        ...
+
+    async def reserved_for(self, claim: ClaimName) -> tuple[ObjectRef, ...]:
+        """The pods that may use the claim (`status.reservedFor`); none if the claim is gone, or is another one. Raises
+        `ApiError`."""
+        ...
+
+
+class EventApi(Protocol):
+    """Kubernetes Events."""
+
+    @property
+    def node(self) -> ObjectRef:
+        """Our node, as events about it name it."""
+        ...
+
+    async def tell(self, note: EventNote) -> int:
+        """Makes the event, or changes the count and time of the one that is there by its identity; its count then. One
+        that another daemon of this node made before keeps its count. Raises `ApiError`."""
         ...
 
 

@@ -11,7 +11,7 @@ import trio
 
 from gpuactors.core.domains.model import LABEL, DomainUid
 from gpuactors.core.dra.claim import ClaimName, ClaimUid
-from gpuactors.ports_kube import ClaimApi, DomainApi, NodeApi, SliceApi
+from gpuactors.ports_kube import ClaimApi, DomainApi, EventApi, EventNote, NodeApi, SliceApi
 from tests.deploy.manifests import ROOT, Manifest
 from tests.kube.cluster import NAMESPACE, Cluster, cluster, spec
 
@@ -26,6 +26,15 @@ Method = tuple[type, str]
 
 async def _claim_read(at: Cluster) -> None:
     await at.claims.read(ClaimName("default", "one", ClaimUid(UID)))
+
+
+async def _claim_pods_read(at: Cluster) -> None:
+    await at.claims.reserved_for(ClaimName("default", "one", ClaimUid(UID)))
+
+
+async def _event_told(at: Cluster) -> None:
+    for count in (1, 2):
+        await at.events.tell(EventNote(at.events.node, "HeldByOther", "held", count, 0.0, 0.0))
 
 
 async def _node_read(at: Cluster) -> None:
@@ -85,6 +94,8 @@ async def _domains_watched(at: Cluster) -> None:
 
 MADE_BY: Final[dict[Method, Callable[[Cluster], Awaitable[None]]]] = {
     (ClaimApi, "read"): _claim_read,
+    (ClaimApi, "reserved_for"): _claim_pods_read,
+    (EventApi, "tell"): _event_told,
     (NodeApi, "read"): _node_read,
     (NodeApi, "set_label"): _label_set,
     (NodeApi, "watch_node"): _node_watched,
@@ -101,11 +112,15 @@ MADE_BY: Final[dict[Method, Callable[[Cluster], Awaitable[None]]]] = {
 OF_CLAIMS: Final = frozenset(
     {
         (ClaimApi, "read"),
+        (ClaimApi, "reserved_for"),
         (NodeApi, "read"),
         *((SliceApi, name) for name in ("follow", "create", "update", "delete")),
     }
 )
 """Those that claims of GPUs need."""
+
+OF_EVENTS: Final = frozenset({(EventApi, "tell")})
+"""Those that Kubernetes Events need; the pods of a claim are read with the right that claims have."""
 
 
 def called_by_actors() -> set[Method]:
@@ -113,9 +128,9 @@ def called_by_actors() -> set[Method]:
     sources = "".join(p.read_text() for p in sorted((ROOT / "src/gpuactors/actors").glob("*.py")))
     return {
         (port, name)
-        for port in (ClaimApi, NodeApi, SliceApi, DomainApi)
+        for port in (ClaimApi, EventApi, NodeApi, SliceApi, DomainApi)
         for name in vars(port)
-        if not name.startswith("_") and re.search(rf"\.{name}\(", sources)
+        if not name.startswith("_") and callable(getattr(port, name)) and re.search(rf"\.{name}\(", sources)
     }
 
 

@@ -16,6 +16,7 @@ from gpuactors.core.dra.slices import (
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.domains import KubeDomains
+from gpuactors.kube.events import KubeEvents
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.simulation.kube.server import FakeApiServer
@@ -55,6 +56,10 @@ class Cluster:
     @property
     def domains(self) -> KubeDomains:
         return KubeDomains(self.client, NAMESPACE)
+
+    @property
+    def events(self) -> KubeEvents:
+        return KubeEvents(self.client, NODE)
 
     def asked(self) -> list[str]:
         """The methods and paths of all requests until now, with WATCH for a watch and DRY-RUN; then forgets them."""

@@ -309,7 +309,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kubeconfig: Annotated[
         Path | None,
         Described(
-            "Kubeconfig file for the API server, which DRA needs.",
+            "Kubeconfig file for the API server, which DRA and `--events` need.",
             metavar="FILE",
             must_be="the path of a kubeconfig file, not empty and without NUL",
             default="the pod's service account",
@@ -410,6 +410,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
         Meta(pattern="^(off|unix:.+|.*:[0-9]{1,5})$"),
     ] = "127.0.0.1:9400"
+    events: Annotated[
+        OnOff,
+        Described(
+            "Whether Kubernetes Events are posted: on the node of what an operator must act on, on a pod that its "
+            "claim waits.",
+            yaml_off=True,
+            yaml_on=True,
+        ),
+    ] = "off"
     journal: Annotated[
         bool,
         Described(

@@ -1,2 +1,2 @@
-"""The Kubernetes API server: reads claims and our node, and keeps ResourceSlices. Only
-`--dra on` and `--compute-domains` import it."""
+"""The Kubernetes API server: reads claims and our node, keeps ResourceSlices, posts events. Only `--dra on`,
+`--compute-domains` and `--events on` import it."""

@@ -11,7 +11,7 @@ from gpuactors.core.dra.claim import ClaimAbsent, ClaimAnswer, ClaimName, ClaimR
 from gpuactors.core.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call
-from gpuactors.ports_kube import ApiRefused
+from gpuactors.ports_kube import ApiRefused, ObjectRef
 
 
 @final
@@ -25,6 +25,23 @@ class KubeClaims:
 
     async def read(self, claim: ClaimName) -> ClaimAnswer:
         """As `ClaimApi.read`."""
+        stored = await self._stored(claim)
+        if stored is None:
+            return ClaimAbsent()
+        found = objects.claim(stored, self._driver, self._node)
+        if found.name.uid != claim.uid:
+            return ClaimReplaced(ClaimUid(found.name.uid))
+        return found
+
+    async def reserved_for(self, claim: ClaimName) -> tuple[ObjectRef, ...]:
+        """As `ClaimApi.reserved_for`."""
+        stored = await self._stored(claim)
+        if stored is None or stored.metadata.uid != claim.uid:
+            return ()
+        return tuple(objects.pods_of(stored))
+
+    async def _stored(self, claim: ClaimName) -> objects.ClaimObject | None:
+        """The claim of this name as the server has it; None if there is none. Raises `ApiError`."""
         what = f"read the claim {quoted_name(claim.namespace)}/{quoted_name(claim.name)}"
         # The names are kubelet's: whatever they are, they stay one part of the path each.
         namespace, name = quote(claim.namespace, safe=""), quote(claim.name, safe="")
@@ -33,19 +50,15 @@ class KubeClaims:
             body = await self._client.ask(Call(what, "GET", path))
         except ApiRefused as exc:
             if _is_absence(exc, claim):
-                return ClaimAbsent()
+                return None
             raise
         try:
-            found = objects.claim(
-                msgspec.json.decode(body, type=objects.ClaimObject), self._driver, self._node
-            )
+            stored = msgspec.json.decode(body, type=objects.ClaimObject)
         except msgspec.MsgspecError as exc:
             raise errors.malformed(what, self._client.server, str(exc)) from exc
-        if (found.name.namespace, found.name.name) != (claim.namespace, claim.name):
+        if (stored.metadata.namespace, stored.metadata.name) != (claim.namespace, claim.name):
             raise errors.malformed(what, self._client.server, "it is about another object")
-        if found.name.uid != claim.uid:
-            return ClaimReplaced(ClaimUid(found.name.uid))
-        return found
+        return stored
 
 
 def _is_absence(refused: ApiRefused, claim: ClaimName) -> bool:

@@ -26,6 +26,7 @@ from gpuactors.kube.tls import tls_context
 
 JSON: Final = "application/json"
 JSON_PATCH: Final = "application/json-patch+json"
+MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """The server leaves spec and status out: a Node's status is tens of kilobytes."""
 

@@ -37,8 +37,8 @@ class _Status(msgspec.Struct):
 
 _REMEDIES: Final = {
     401: "The server does not know this client: check that the token or client certificate is valid",
-    403: "Grant its service account this verb on this resource (RBAC; the overlays `dra` and `compute-domains` have "
-    "the rules)",
+    403: "Grant its service account this verb on this resource (RBAC; the overlays `dra`, `compute-domains` and "
+    "`events` have the rules)",
     404: "Check that the server has what is named; ResourceSlices and ResourceClaims of v1 are there from 1.34 on, "
     "ComputeDomains where NVIDIA's CustomResourceDefinitions are installed",
     409: "Somebody else has changed it: it is read again and decided anew",

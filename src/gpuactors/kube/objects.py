@@ -14,6 +14,7 @@ import msgspec
 from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
 from gpuactors.core.dra.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
 from gpuactors.core.text import encodable
+from gpuactors.ports_kube import ObjectRef
 
 API: Final = "resource.k8s.io/v1"
 
@@ -85,8 +86,16 @@ class _Allocation(msgspec.Struct):
     devices: _Devices = msgspec.field(default_factory=_Devices)
 
 
-class _ClaimStatus(msgspec.Struct):
+class _Consumer(msgspec.Struct, rename="camel"):
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+    api_group: str = ""
+
+
+class _ClaimStatus(msgspec.Struct, rename="camel"):
     allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
 
 
 class ClaimObject(msgspec.Struct):
@@ -106,6 +115,13 @@ def claim(found: ClaimObject, driver: str, pool: str) -> Claim:
         results=None if allocation is None else tuple(_results(allocation.devices, driver, pool)),
         configs=() if allocation is None else tuple(_configs(allocation.devices, driver)),
     )
+
+
+def pods_of(found: ClaimObject) -> Iterator[ObjectRef]:
+    """The pods that the claim is reserved for. Others may be in the list (`apiGroup`, `resource`)."""
+    for consumer in found.status.reserved_for or ():
+        if (consumer.api_group, consumer.resource) == ("", "pods"):
+            yield ObjectRef("Pod", found.metadata.namespace, consumer.name, consumer.uid)
 
 
 def _results(devices: _Devices, driver: str, pool: str) -> Iterator[AllocatedDevice]:

@@ -1,0 +1,106 @@
+"""The event poster: tells as Kubernetes Events what the state has to be told, when `event_series.py` says so.
+
+It looks at the newest state only, once in EVENT_LOOK_S at most, so nothing queues and nobody waits for it. Must not
+decide what is told, or when. A failure costs nobody anything: it is logged once while it lasts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.actors.api_retry import backoff_s
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.event_series import NOTHING_TOLD, due, failed, look, next_at, posted
+from gpuactors.core.kube_events import KubeEvent, OurNode, PodsOf, kube_events
+from gpuactors.core.state import NodeState
+from gpuactors.ports_kube import ApiError, ApiRefused, ClaimApi, EventApi, EventNote, ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class PosterPorts:
+    """What a poster needs."""
+
+    events: EventApi
+    claims: ClaimApi
+    """Whose pods are told of their claims."""
+    on_problem: Callable[[str], None]
+    """Told why events cannot be posted, once while that lasts; must not raise."""
+    now: Callable[[], float]
+    """The time of day in seconds since 1970."""
+
+
+async def run(state: LatestReader[NodeState], ports: PosterPorts) -> None:
+    """Runs for ever."""
+    poster = _Poster(ports)
+    while True:
+        next_s = await poster.look(await _newest(state, poster.next_at))
+        if next_s > 0.0:
+            await trio.sleep(next_s)
+
+
+async def _newest(state: LatestReader[NodeState], until: float) -> NodeState:
+    """The newest state, when it has changed or at that time."""
+    with trio.move_on_at(until):
+        return await state.receive()
+    return state.value
+
+
+@final
+class _Poster:
+    def __init__(self, ports: PosterPorts) -> None:
+        self._ports = ports
+        self._told = NOTHING_TOLD
+        self._failures = 0
+
+    @property
+    def next_at(self) -> float:
+        """When something is due whatever happens."""
+        return next_at(self._told)
+
+    async def look(self, state: NodeState) -> float:
+        """Tells what is due, until a request fails; returns for how long to rest then."""
+        self._told = look(self._told, kube_events(state), trio.current_time())
+        while True:
+            self._told, event = due(self._told, trio.current_time())
+            if event is None:
+                return limits.EVENT_LOOK_S
+            try:
+                count = await self._tell(event)
+            except ApiError as exc:
+                return self._failed(event, exc)
+            self._failures = 0
+            self._told = posted(self._told, event, count, trio.current_time())
+
+    async def _tell(self, event: KubeEvent) -> int:
+        """Tells every object that it is about; how often it was told then. Raises `ApiError`."""
+        known, at, now = self._told.series[event], trio.current_time(), self._ports.now()
+        first_at = now if math.isinf(known.first_at) else now - (at - known.first_at)
+        count = known.count + 1
+        for about in await self._about(event):
+            note = EventNote(about, event.reason, event.message, known.count + 1, first_at, now)
+            count = max(count, await self._ports.events.tell(note))
+        return count
+
+    async def _about(self, event: KubeEvent) -> tuple[ObjectRef, ...]:
+        match event.about:
+            case OurNode():
+                return (self._ports.events.node,)
+            case PodsOf(claim):
+                return await self._ports.claims.reserved_for(claim)
+
+    def _failed(self, event: KubeEvent, error: ApiError) -> float:
+        if not self._failures:
+            self._ports.on_problem(str(error))
+        self._failures += 1
+        wait_s = backoff_s(self._failures, error)
+        # What the server refuses (no right, a namespace that ends) it refuses a second later as well.
+        is_refused = isinstance(error, ApiRefused) and error.code < 500 and error.code != 429
+        again_s = limits.EVENT_AGAIN_S if is_refused else wait_s
+        self._told = failed(self._told, event, trio.current_time() + again_s)
+        return wait_s

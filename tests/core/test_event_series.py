@@ -1,0 +1,107 @@
+"""When a fact is told: what passes is not, what lasts is told again, and a node never tells too much."""
+
+from __future__ import annotations
+
+import math
+
+from gpuactors import limits
+from gpuactors.core.event_series import NOTHING_TOLD, Told, due, failed, look, next_at, posted
+from gpuactors.core.kube_events import KubeEvent, OurNode
+
+
+def fact(number: int = 1) -> KubeEvent:
+    return KubeEvent(OurNode(), "HeldByOther", f"gpu {number}")
+
+
+def told_at(told: Told, at: float) -> tuple[Told, list[KubeEvent]]:
+    """Tells all that is due, as the poster does."""
+    found: list[KubeEvent] = []
+    while True:
+        told, event = due(told, at)
+        if event is None:
+            return told, found
+        found.append(event)
+        told = posted(told, event, told.series[event].count + 1, at)
+
+
+def test_what_passes_by_itself_is_not_told() -> None:
+    told = look(NOTHING_TOLD, (fact(),), 100.0)
+    assert next_at(told) == 100.0 + limits.EVENT_SETTLE_S
+    told, found = told_at(told, 100.0 + limits.EVENT_SETTLE_S - 0.1)
+    assert found == []
+    told = look(told, (), 109.0)
+    assert told.series == {}
+    assert next_at(told) == math.inf
+
+
+def test_what_lasts_is_told_once_and_again_before_the_server_forgets_it() -> None:
+    told = look(NOTHING_TOLD, (fact(),), 100.0)
+    times = []
+    for at in range(100, 100 + 2 * int(limits.EVENT_TTL_S)):
+        told, found = told_at(look(told, (fact(),), float(at)), float(at))
+        times += [float(at)] * len(found)
+    first = 100.0 + limits.EVENT_SETTLE_S
+    assert times == [first + i * limits.EVENT_REPEAT_S for i in range(4)]
+    assert told.series[fact()].count == 4
+    assert told.series[fact()].first_at == first
+
+
+def test_what_comes_and_goes_is_told_again_only_after_a_while_and_counted() -> None:
+    told = NOTHING_TOLD
+    times = []
+    for at in range(100, 1000):
+        holds = (fact(),) if at % 40 < 20 else ()
+        told, found = told_at(look(told, holds, float(at)), float(at))
+        times += [at] * len(found)
+    # It comes at 120, 160, … and has stood for 10 s at 130, 170, …; the first of these after 300 s is 450.
+    assert times == [130, 450, 770]
+    assert told.series[fact()].count == 3
+
+
+def test_what_is_long_gone_is_forgotten() -> None:
+    told, found = told_at(look(NOTHING_TOLD, (fact(),), 0.0), limits.EVENT_SETTLE_S)
+    assert found == [fact()]
+    told = look(told, (), 100.0)
+    assert fact() in told.series
+    assert next_at(told) == math.inf
+    assert look(told, (), limits.EVENT_SETTLE_S + limits.EVENT_TTL_S).series == {}
+
+
+def test_a_node_with_too_much_to_tell_tells_it_one_after_the_other() -> None:
+    facts = tuple(map(fact, range(100)))
+    told = look(NOTHING_TOLD, facts, 0.0)
+    told, found = told_at(told, limits.EVENT_SETTLE_S)
+    assert found == list(facts[: limits.EVENT_BURST]), "the one that is due for longest first"
+    later = next_at(told)
+    assert later == limits.EVENT_SETTLE_S + limits.EVENT_REFILL_S
+    told, found = told_at(told, later)
+    assert found == [facts[limits.EVENT_BURST]]
+    # What went meanwhile is not told any more.
+    told = look(told, facts[-1:], later + 1.0)
+    told, found = told_at(told, later + limits.EVENT_REFILL_S)
+    assert found == [facts[-1]]
+
+
+def test_what_could_not_be_told_is_tried_again_and_costs_a_token() -> None:
+    told = look(NOTHING_TOLD, (fact(1), fact(2)), 0.0)
+    told, event = due(told, 20.0)
+    assert event == fact(1)
+    told = failed(told, event, 320.0)
+    told, found = told_at(told, 21.0)
+    assert found == [fact(2)]
+    assert told.tokens < limits.EVENT_BURST - 1.9
+    told, found = told_at(told, 319.0)
+    assert found == []
+    told, found = told_at(told, 320.0)
+    assert found == [fact(1)]
+    assert told.series[fact(1)].count == 1
+
+
+def test_no_more_facts_are_known_than_the_bound() -> None:
+    many = tuple(map(fact, range(2 * limits.EVENTS_MAX)))
+    told = look(NOTHING_TOLD, many, 0.0)
+    assert list(told.series) == list(many[: limits.EVENTS_MAX])
+    told, _ = told_at(told, limits.EVENT_SETTLE_S)
+    told = look(told, many[limits.EVENTS_MAX :], 20.0)
+    assert len(told.series) == limits.EVENTS_MAX
+    assert set(told.series) == set(many[limits.EVENTS_MAX :])

@@ -1,0 +1,116 @@
+"""What is told as Kubernetes Events: what needs somebody, in the words of log and CLI, about the right object."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.assessment.cause import MEANINGS, Cause
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.drivers import DRIVERS
+from gpuactors.core.events import KubeletAppeared, PrepareAsked, ShutdownRequested, Ticked
+from gpuactors.core.kube_events import (
+    CONTESTED,
+    OF_A_CLAIM,
+    KubeEvent,
+    OurNode,
+    PodsOf,
+    kube_events,
+    reasons,
+)
+from gpuactors.core.model import Health, Role, Token
+from gpuactors.core.snapshot import report
+from gpuactors.core.step import initial_state
+from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.test_readiness import registered
+
+GPU, OTHER = "0000:01:00.0", "0000:02:00.0"
+
+
+def held() -> Core:
+    """The first of two GPUs is in the hands of a process that no pod has."""
+    core = Core(gpu("01:00.0"), gpu("02:00.0"))
+    core.enabled[GPU] = 1
+    core.pass_time(limits.LEDGER_QUIET_S)
+    return core
+
+
+def test_a_node_where_all_is_well_has_nothing_to_tell() -> None:
+    core = Core(gpu("01:00.0"))
+    core.ledger = {GPU: "vm"}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert kube_events(initial_state(SETTINGS)) == kube_events(core.state) == ()
+
+
+def test_a_gpu_in_foreign_hands_is_told_on_the_node_in_the_words_of_explain() -> None:
+    core = held()
+    (shown,) = [d for d in report(core.state) if d.health is Health.UNHEALTHY]
+    (told,) = kube_events(core.state)
+    assert told == KubeEvent(OurNode(), str(Cause.HELD_BY_OTHER), f"{GPU}: {shown.reason}")
+    core.enabled.clear()
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert kube_events(core.state) == ()
+
+
+def test_a_group_that_is_not_viable_names_what_is_to_be_bound() -> None:
+    audio = gpu("01:00.1", 1, driver="snd_hda_intel", class_code="040300")
+    (told,) = kube_events(Core(gpu("01:00.0", 1), audio).state)
+    assert told.reason == "GroupNotViable"
+    assert told.message.startswith(f"{GPU}: IOMMU group 1 is not viable: 0000:01:00.1 is bound to ")
+
+
+def test_a_resource_that_another_plugin_has_taken() -> None:
+    core = Core(gpu("01:00.0"))
+    core.kubelets = [GPU]
+    core.feed(KubeletAppeared("kubelet-1"))
+    registered(core, 1)
+    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    core.kubelets = ["51", "52"]
+    core.pass_time(limits.LEDGER_QUIET_S + 0.1)
+    assert kube_events(core.state) == (), "one read may be of a list that kubelet was slow to take"
+    core.pass_time(limits.KUBELET_LIST_AGAIN_S)
+    (told,) = kube_events(core.state)
+    assert (told.about, told.reason) == (OurNode(), CONTESTED)
+    assert told.message == f"{H100}: {core.state.published.plugins[H100].problem}"
+
+
+def test_a_claim_that_waits_is_told_to_its_pods() -> None:
+    core = ClaimCore(gpu("01:00.0"))
+    core.feed(Ticked())
+    core.enabled[GPU] = 1
+    core.api["default/one"] = allocated(name(), GPU)
+    core.feed(PrepareAsked(Token(1), name()))
+    entry = core.state.claims.entries[name().uid]
+    assert (entry.state, bool(entry.problem)) == (ClaimState.WAITING, True)
+    of_node, of_pods = kube_events(core.state)
+    assert (of_node.about, of_node.reason) == (OurNode(), "HeldByOther")
+    assert of_pods == KubeEvent(PodsOf(name()), "ClaimWaiting", f"claim default/one: {entry.problem}")
+    core.enabled.clear()
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert kube_events(core.state) == ()
+
+
+@pytest.mark.parametrize("role", [Role.TAKING_OVER, Role.HANDED_OVER])
+def test_who_does_not_serve_tells_nothing(role: Role) -> None:
+    core = held()
+    other = replace(core.state, daemon=replace(core.state.daemon, role=role))
+    assert kube_events(other) == ()
+    core.feed(ShutdownRequested())
+    assert kube_events(core.state) == ()
+
+
+def test_every_reason_is_one_word_with_a_meaning_and_a_remedy() -> None:
+    rows = list(reasons())
+    assert len({reason for reason, *_ in rows}) == len(rows)
+    for reason, about, means, remedy in rows:
+        assert reason.isalnum()
+        assert reason[0].isupper()
+        assert about in ("Node", "Pod")
+        assert means.endswith(".")
+        assert remedy.endswith(".")
+    assert set(OF_A_CLAIM) <= set(ClaimState)
+    assert len(DRIVERS) == 2, "the claims of both are told"
+    assert MEANINGS[Cause.HELD_BY_OTHER].means in {means for _, _, means, _ in rows}

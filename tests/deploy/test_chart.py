@@ -111,11 +111,12 @@ OTHERS: Final[dict[str, Values]] = {
     "k0s": K0S,
     "openshift": OPENSHIFT,
     "openshift-dra": {**LEVELS["dra"], **OPENSHIFT},
+    "events": {"events": {"enabled": True}},
 }
 
 
 @pytest.mark.parametrize("overlay", OTHERS)
-def test_the_chart_is_each_overlay_of_a_distribution(overlay: str) -> None:
+def test_the_chart_is_each_other_overlay(overlay: str) -> None:
     assert of_the_chart(OTHERS[overlay]) == normal(render(DEPLOY / "overlays" / overlay))
 
 
@@ -123,6 +124,13 @@ def test_openshift_with_compute_domains_is_the_overlay_on_another_base(overlays:
     file = overlays / "overlays" / "openshift-dra" / "kustomization.yaml"
     file.write_text(file.read_text().replace("- ../dra", "- ../compute-domains"))
     values = {**LEVELS["compute-domains"], **OPENSHIFT}
+    assert of_the_chart(values) == normal(render(file.parent))
+
+
+def test_events_with_claims_are_the_overlay_on_another_base(overlays: Path) -> None:
+    file = overlays / "overlays" / "events" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("- ../../base", "- ../compute-domains"))
+    values = {**LEVELS["compute-domains"], **OTHERS["events"]}
     assert of_the_chart(values) == normal(render(file.parent))
 
 
@@ -249,6 +257,7 @@ def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
         "stateDir": "/srv/gpuactors",
         "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
         "computeDomains": {"enabled": True, "driverName": "domains.example", "namespace": "nvidia"},
+        "events": {"enabled": True},
     }
     (container,) = of_kind(template(values), "DaemonSet")["spec"]["template"]["spec"]["containers"]
     named = {entry["name"].removeprefix("GPUACTORS_").lower() for entry in container["env"]}
@@ -318,6 +327,8 @@ def test_a_wrong_value_is_refused_by_its_path(values: Values, said: str) -> None
 def test_a_cluster_that_is_too_old_is_refused_with_its_version() -> None:
     said = refusal(LEVELS["dra"], "--kube-version", "1.33.1")
     assert "dra.enabled needs Kubernetes 1.34 or newer, and this is v1.33.1" in said
+    said = refusal(OTHERS["events"], "--kube-version", "1.31.2")
+    assert "events.enabled needs Kubernetes 1.32 or newer, and this is v1.31.2" in said
     assert "chart requires kubeVersion: >=1.22.0-0" in refusal({}, "--kube-version", "1.21.0")
 
 

@@ -1,6 +1,6 @@
 """What the pod may do, in base, every overlay and the chart: each has the privilege that is named here for it, and the
-README gives the reason. RBAC to the verb is compared with the client's requests in test_dra.py and
-test_compute_domains_overlay.py."""
+README gives the reason. RBAC to the verb is compared with the client's requests in test_dra.py,
+test_compute_domains_overlay.py and test_events_overlay.py."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ ALLOWED: Final = {
         frozenset({"/var/lib/k0s/kubelet/device-plugins", "/var/lib/gpuactors"}),
     ),
     "overlays/openshift": Privilege(_OPENSHIFT),
+    "overlays/events": Privilege({"events": {"enabled": True}}, token=True, rights=2),
     "overlays/holders-proc": Privilege({"holders": "proc"}, processes=True),
     "overlays/dra": Privilege(_DRA, CLAIMS, processes=True, token=True, rights=7),
     "overlays/openshift-dra": Privilege({**_DRA, **_OPENSHIFT}, CLAIMS, processes=True, token=True, rights=7),

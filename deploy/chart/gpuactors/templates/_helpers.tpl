@@ -40,6 +40,11 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ include "gpuactors.name" . }}
 {{- if or (eq .Values.holders "proc") (include "gpuactors.binds" .) .Values.computeDomains.enabled }}true{{ end }}
 {{- end }}
 
+{{/* "true" if the API server is asked: the pod has its token. */}}
+{{- define "gpuactors.asks" -}}
+{{- if or .Values.dra.enabled .Values.events.enabled }}true{{ end }}
+{{- end }}
+
 {{/* Type of SELinux: reading other processes, and writing CDI files, is more than a device plugin's type may. */}}
 {{- define "gpuactors.seLinuxType" -}}
 {{- if .Values.seLinuxType }}{{ .Values.seLinuxType }}
@@ -65,6 +70,9 @@ recursiveReadOnly: IfPossible
 {{- define "gpuactors.check" -}}
 {{- if and .Values.computeDomains.enabled (not .Values.dra.enabled) }}
 {{- fail "computeDomains.enabled needs dra.enabled: set it as well, as both share the API server's rights and kubelet's registration" }}
+{{- end }}
+{{- if and .Values.events.enabled (semverCompare "<1.32-0" .Capabilities.KubeVersion.Version) }}
+{{- fail (printf "events.enabled needs Kubernetes 1.32 or newer, and this is %s: leave it out, or render with --kube-version" .Capabilities.KubeVersion.Version) }}
 {{- end }}
 {{- if and .Values.dra.enabled (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) }}
 {{- fail (printf "dra.enabled needs Kubernetes 1.34 or newer, and this is %s: leave it out, or render with --kube-version" .Capabilities.KubeVersion.Version) }}

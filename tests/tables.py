@@ -16,7 +16,9 @@ import yaml
 
 from gpuactors import limits
 from gpuactors.config import DECLARATIONS, Declaration, schema
+from gpuactors.core.assessment.cause import MEANINGS
 from gpuactors.core.dra.table import OWNING, TRANSITIONS, ClaimState, On
+from gpuactors.core.kube_events import CONTESTED, OF_A_DEVICE
 from gpuactors.doctor.finding import Check
 from tests.support import markdown
 
@@ -135,6 +137,32 @@ def checks() -> list[str]:
     return markdown.table(["Check", "What it says"], ([f"`{check}`", told[check]] for check in Check))
 
 
+def event_reasons() -> list[str]:
+    """What is told about a device as a Kubernetes Event."""
+    rows = [[f"`{c}`", MEANINGS[c].means, MEANINGS[c].remedy] for c in OF_A_DEVICE]
+    rows.append(
+        [
+            f"`{CONTESTED}`",
+            "Kubelet has another plugin's devices under a resource's name of ours.",
+            "Let one plugin serve it; the message names the other one where it is known.",
+        ]
+    )
+    return markdown.table(["Reason", "What it means", "What to do"], rows)
+
+
+def event_bounds() -> list[str]:
+    """How often events are told."""
+    rows = [
+        ("What lasts less is not told", f"{limits.EVENT_SETTLE_S:g} s"),
+        ("What went and came again, or was refused, is told again after", f"{limits.EVENT_AGAIN_S:g} s"),
+        ("What lasts is told again every", f"{limits.EVENT_REPEAT_S:g} s"),
+        ("Events that a daemon may tell in a row", f"{limits.EVENT_BURST}"),
+        ("One more after", f"{limits.EVENT_REFILL_S:g} s"),
+        ("A message has at most", f"{limits.EVENT_MESSAGE_MAX_BYTES} bytes"),
+    ]
+    return markdown.table(["Bound", "Value"], map(list, rows))
+
+
 OF_THE_CHART: Final = frozenset(
     {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
     | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address", "events"}
@@ -188,6 +216,8 @@ TABLES: Final[tuple[Written, ...]] = (
     Table("docs/dra.md", "claim states", claim_states),
     Table("docs/dra.md", "claim events", claim_events),
     Table("docs/dra.md", "claim bounds", claim_bounds),
+    Table("docs/events.md", "event reasons", event_reasons),
+    Table("docs/events.md", "event bounds", event_bounds),
     ChartSettings(),
     Table("docs/doctor.md", "checks", checks),
     Table(f"{CHART}/README.md", "values", chart_values),

@@ -15,6 +15,7 @@ from gpuactors.cli import cli
 from gpuactors.config import DECLARATIONS
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.kube_events import CONTESTED
 from gpuactors.doctor.finding import Check
 from gpuactors.observe.log_events import EVENTS
 from gpuactors.simulation.run import list_scenarios
@@ -148,7 +149,7 @@ WORDS_OF_OTHERS: Final = frozenset(
 )  # fmt: skip
 """Kubernetes' and NVIDIA's, and of our own those of the architecture and the states of a domain."""
 
-CAUSES_AND_STATES: Final = {*map(str, Cause), *map(str, Check), *map(str, ClaimState)}
+CAUSES_AND_STATES: Final = {*map(str, Cause), *map(str, Check), *map(str, ClaimState), CONTESTED}
 
 
 def unknown(text: str) -> Iterator[str]:

@@ -110,8 +110,8 @@ async def test_a_claim_that_waits_is_told_to_each_of_its_pods(autojump_clock: Mo
         await trio.sleep(limits.EVENT_SETTLE_S + limits.EVENT_LOOK_S + 0.1)
         assert sorted(found.events()) == [
             (NODE, "HeldByOther", 1),
-            ("vm-a", "ClaimWaiting", 1),
-            ("vm-b", "ClaimWaiting", 1),
+            ("vm-a", "HeldByOther", 1),
+            ("vm-b", "HeldByOther", 1),
         ]
 
 

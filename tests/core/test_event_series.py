@@ -105,3 +105,20 @@ def test_no_more_facts_are_known_than_the_bound() -> None:
     told = look(told, many[limits.EVENTS_MAX :], 20.0)
     assert len(told.series) == limits.EVENTS_MAX
     assert set(told.series) == set(many[limits.EVENTS_MAX :])
+
+
+def test_what_happened_in_a_moment_is_told_at_once_and_only_again_when_it_happens_again() -> None:
+    def happened(at: float) -> tuple[KubeEvent, ...]:
+        return (KubeEvent(OurNode(), "HeldByOther", "Allocate refused", happened_at=at),)
+
+    told, found = told_at(look(NOTHING_TOLD, happened(100.0), 100.5), 100.5)
+    assert len(found) == 1
+    told, found = told_at(look(told, happened(100.0), 10_000.0), 10_000.0)
+    assert (found, next_at(told)) == ([], math.inf)
+    told = look(told, happened(10_001.0), 10_001.0)
+    told = look(told, happened(10_009.0), 10_009.0)
+    told, found = told_at(told, 10_009.0)
+    assert found == list(happened(10_009.0))
+    told, found = told_at(look(told, happened(10_020.0), 10_020.0), 10_020.0)
+    assert found == []
+    assert next_at(told) == 10_009.0 + limits.EVENT_AGAIN_S

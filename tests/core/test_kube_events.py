@@ -7,20 +7,19 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import MEANINGS, Cause
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.dra.entries import Entry, with_entry
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.events import KubeletAppeared, PrepareAsked, ShutdownRequested, Ticked
+from gpuactors.core.effects import Granted, Refused
+from gpuactors.core.events import AllocateAsked, KubeletAppeared, PrepareAsked, ShutdownRequested, Ticked
 from gpuactors.core.kube_events import (
     CONTESTED,
-    OF_A_CLAIM,
     KubeEvent,
     OurNode,
     PodsOf,
     kube_events,
-    reasons,
 )
-from gpuactors.core.model import Health, Role, Token
+from gpuactors.core.model import DeviceId, Health, Role, Token
 from gpuactors.core.snapshot import report
 from gpuactors.core.step import initial_state
 from tests.core.builders import H100, SETTINGS, Core, gpu
@@ -77,6 +76,29 @@ def test_a_resource_that_another_plugin_has_taken() -> None:
     assert told.message == f"{H100}: {core.state.published.plugins[H100].problem}"
 
 
+def test_a_refused_allocate_is_told_on_the_node_once_for_all_of_its_devices() -> None:
+    core = ClaimCore(gpu("01:00.0"), gpu("02:00.0"))
+    core.feed(Ticked())
+    core.enabled = {GPU: 1, OTHER: 1}
+    answer = core.allocation(core.allocate(GPU, OTHER))
+    assert isinstance(answer, Refused)
+    (told,) = [e for e in kube_events(core.state) if e.happened_at is not None]
+    assert told == KubeEvent(OurNode(), "HeldByOther", f"Allocate refused: {answer.reason}")
+    assert told.happened_at == core.at
+    core.enabled.clear()
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert isinstance(core.allocation(core.allocate(GPU, OTHER)), Granted)
+    assert kube_events(core.state) == ()
+
+
+def test_what_the_daemon_refuses_for_itself_is_not_told() -> None:
+    core = Core(gpu("01:00.0"))
+    twice = ((DeviceId(GPU), DeviceId(GPU)),)
+    (answer,) = core.answers(AllocateAsked(Token(1), H100, twice))
+    assert isinstance(answer, Refused)
+    assert kube_events(core.state) == ()
+
+
 def test_a_claim_that_waits_is_told_to_its_pods() -> None:
     core = ClaimCore(gpu("01:00.0"))
     core.feed(Ticked())
@@ -87,10 +109,18 @@ def test_a_claim_that_waits_is_told_to_its_pods() -> None:
     assert (entry.state, bool(entry.problem)) == (ClaimState.WAITING, True)
     of_node, of_pods = kube_events(core.state)
     assert (of_node.about, of_node.reason) == (OurNode(), "HeldByOther")
-    assert of_pods == KubeEvent(PodsOf(name()), "ClaimWaiting", f"claim default/one: {entry.problem}")
+    assert of_pods == KubeEvent(PodsOf(name()), "HeldByOther", f"claim default/one: {entry.problem}")
     core.enabled.clear()
     core.pass_time(limits.LEDGER_QUIET_S)
     assert kube_events(core.state) == ()
+
+
+def test_a_claim_that_is_set_aside_says_so() -> None:
+    core = ClaimCore(gpu("01:00.0"))
+    core.feed(Ticked())
+    broken = Entry(name(), ClaimState.WAITING, 1, broken="the table lacks a row")
+    (told,) = kube_events(replace(core.state, claims=with_entry(core.state.claims, broken)))
+    assert (told.reason, told.message) == ("SetAside", "claim default/one: the table lacks a row")
 
 
 @pytest.mark.parametrize("role", [Role.TAKING_OVER, Role.HANDED_OVER])
@@ -100,17 +130,3 @@ def test_who_does_not_serve_tells_nothing(role: Role) -> None:
     assert kube_events(other) == ()
     core.feed(ShutdownRequested())
     assert kube_events(core.state) == ()
-
-
-def test_every_reason_is_one_word_with_a_meaning_and_a_remedy() -> None:
-    rows = list(reasons())
-    assert len({reason for reason, *_ in rows}) == len(rows)
-    for reason, about, means, remedy in rows:
-        assert reason.isalnum()
-        assert reason[0].isupper()
-        assert about in ("Node", "Pod")
-        assert means.endswith(".")
-        assert remedy.endswith(".")
-    assert set(OF_A_CLAIM) <= set(ClaimState)
-    assert len(DRIVERS) == 2, "the claims of both are told"
-    assert MEANINGS[Cause.HELD_BY_OTHER].means in {means for _, _, means, _ in rows}

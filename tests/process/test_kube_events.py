@@ -47,7 +47,7 @@ def test_foreign_hands_are_told_on_the_node_and_a_waiting_claim_to_its_pod_in_th
             node.wait_device_lists({H100: {GPU: UNHEALTHY}})
             Call(prepare, plugin, "one", uid)
             eventually(lambda: len(told(api)) == 2, "both events")
-            on_node, on_pod = told(api)[NODE, "HeldByOther"], told(api)["vm", "ClaimWaiting"]
+            on_node, on_pod = told(api)[NODE, "HeldByOther"], told(api)["vm", "HeldByOther"]
             _, _, reason = on_node["message"].partition(f"{GPU}: ")
             where = (f"--host-root={node.tree.root}", f"--state-dir={node.directory / 's'}")
             assert reason in gpuactors("explain", GPU, *where).stdout

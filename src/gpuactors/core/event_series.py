@@ -3,9 +3,9 @@ together no more than the API server should get from one node.
 
 Theory of operation. `look` takes what is to be told now. A fact is due EVENT_SETTLE_S after it came, so what passes by
 itself is told to nobody; EVENT_REPEAT_S after it was last told, as the API server forgets an event after an hour; and
-if it went and came again, not before EVENT_AGAIN_S. Each telling takes a token of one bucket. Nothing queues: what went
-before its turn came is not told any more, so what waits is never more than what holds now. Times are given; must not
-read a clock.
+if it went and came again, not before EVENT_AGAIN_S. What happened in a moment is due at once, and told once. Each
+telling takes a token of one bucket. Nothing queues: what went before its turn came is not told any more, so what waits
+is never more than what holds now. Times are given; must not read a clock.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Series:
 
     since: float
     """When it came, the last time; infinite while it does not hold."""
+    lasts: bool = True
+    """It holds for a while; else it happened in a moment, which was `since`."""
     told_at: float = -math.inf
     """When it was last told; minus infinity if it never was."""
     first_at: float = math.inf
@@ -38,8 +40,9 @@ class Series:
     def due_at(self) -> float:
         """When it is told next; infinite while it does not hold."""
         if self.since <= self.told_at:
-            return max(self.not_before, self.told_at + limits.EVENT_REPEAT_S)
-        return max(self.not_before, self.since + limits.EVENT_SETTLE_S, self.told_at + limits.EVENT_AGAIN_S)
+            return max(self.not_before, self.told_at + limits.EVENT_REPEAT_S) if self.lasts else math.inf
+        settled_at = self.since + limits.EVENT_SETTLE_S if self.lasts else self.since
+        return max(self.not_before, settled_at, self.told_at + limits.EVENT_AGAIN_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,10 @@ def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
     }
     for event in wanted[: limits.EVENTS_MAX]:
         known = series.get(event, Series(math.inf))
-        series[event] = replace(known, since=min(known.since, at))
+        if event.happened_at is None:
+            series[event] = replace(known, since=min(known.since, at))
+        else:
+            series[event] = replace(known, since=event.happened_at, lasts=False)
     gone = sorted((s.told_at, i, e) for i, (e, s) in enumerate(series.items()) if s.since == math.inf)
     for _, _, event in gone[: max(0, len(series) - limits.EVENTS_MAX)]:
         del series[event]

@@ -4,22 +4,24 @@ A reason is the machine-readable cause or state that log and CLI have, and a mes
 kept, and nothing is decided about when: how long a fact must stand, and how often it is told again, is
 `event_series.py`'s.
 
-Why a pod was refused is told to its pod by kubelet itself, in our words (`UnexpectedAdmissionError` after Allocate,
-`FailedPrepareDynamicResources` after a prepare). Of a claim that waits kubelet says nothing, so that is told here.
+Why a pod was refused is told to the pod by kubelet itself, in our words (`UnexpectedAdmissionError` after Allocate,
+`FailedPrepareDynamicResources` after a prepare). Kubelet does not say for which pod it calls Allocate, so a refusal is
+told on the node. Of a claim that waits kubelet says nothing, so that is told to its pods here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gpuactors.core import registration
-from gpuactors.core.assessment.cause import MEANINGS, Cause
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra.claim import ClaimName
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.model import Role
+from gpuactors.core.model import CallKind, Role
 from gpuactors.core.snapshot import report
 
 if TYPE_CHECKING:
@@ -31,12 +33,11 @@ CONTESTED: Final = "ResourceContested"
 OF_A_DEVICE: Final = (Cause.HELD_BY_OTHER, Cause.ORPHANED, Cause.UNBINDING, Cause.GROUP_NOT_VIABLE)
 """The causes that are told about a device: somebody must act, and no pod's own events say so."""
 
-OF_A_CLAIM: Final[Mapping[ClaimState, str]] = {
-    ClaimState.WAITING: "It waits: another claim, a pod or a process has a device of it. The message names it.",
-    ClaimState.BINDING: "A device of it cannot be bound to vfio-pci yet, or its compute domain is not ready.",
-    ClaimState.STOPPED: "A write for it failed. Its devices stay as they are until kubelet asks again.",
-}
-"""The states of a claim that are told to its pods while there is a problem, and what they mean."""
+_OUR_OWN: Final = frozenset({Cause.NOT_SERVING, Cause.INVALID_REQUEST})
+"""Causes of refused calls that nobody needs to be told: kubelet asks the next daemon, or the caller was not kubelet."""
+
+OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.STOPPED)
+"""The states of a claim whose obstacle is told to its pods: kubelet's call is not answered yet, or is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class KubeEvent:
     """One word for programs, as a condition's reason."""
     message: str
     """The sentence of log and CLI, after the device, resource or claim that it is about."""
+    happened_at: float | None = field(default=None, compare=False)
+    """When it happened, of what happens in a moment, by the clock of the state's events; None of what lasts."""
 
 
 def kube_events(state: NodeState) -> tuple[KubeEvent, ...]:
@@ -70,13 +73,22 @@ def kube_events(state: NodeState) -> tuple[KubeEvent, ...]:
     does."""
     if state.daemon.stopping or state.daemon.role is not Role.SERVING:
         return ()
-    return tuple(dict.fromkeys((*_of_devices(state), *_of_resources(state), *_of_claims(state))))
+    found = (*_of_devices(state), *_of_calls(state), *_of_resources(state), *_of_claims(state))
+    return tuple(dict.fromkeys(found))
 
 
 def _of_devices(state: NodeState) -> Iterator[KubeEvent]:
     for device in report(state):
         if device.cause in OF_A_DEVICE:
             yield KubeEvent(OurNode(), str(device.cause), f"{device.function.address}: {device.reason}")
+
+
+def _of_calls(state: NodeState) -> Iterator[KubeEvent]:
+    """The last Allocate of each device, if it was refused. A call's sentence is the same for all of its devices."""
+    for calls in state.calls.last.values():
+        for call in calls:
+            if call.kind is CallKind.ALLOCATE and call.refused and not _OUR_OWN.issuperset(call.causes):
+                yield KubeEvent(OurNode(), str(call.causes[0]), f"Allocate refused: {call.refused}", call.at)
 
 
 def _of_resources(state: NodeState) -> Iterator[KubeEvent]:
@@ -88,21 +100,7 @@ def _of_resources(state: NodeState) -> Iterator[KubeEvent]:
 def _of_claims(state: NodeState) -> Iterator[KubeEvent]:
     for driver in DRIVERS.values():
         for entry in driver.claims(state).entries.values():
-            problem = entry.broken or entry.problem
-            if entry.state in OF_A_CLAIM and problem:
-                reason, message = f"Claim{entry.state}", f"claim {entry.name}: {problem}"
-                yield KubeEvent(PodsOf(entry.name), reason, message)
-
-
-def reasons() -> Iterator[tuple[str, str, str, str]]:
-    """Every reason, with the kind of object that it is told about, what it means, and what to do."""
-    for cause in OF_A_DEVICE:
-        yield str(cause), "Node", MEANINGS[cause].means, MEANINGS[cause].remedy
-    yield (
-        CONTESTED,
-        "Node",
-        "Kubelet has another plugin's devices under a name of ours.",
-        "Let one plugin offer this resource; the message says whose list kubelet has.",
-    )
-    for state, means in OF_A_CLAIM.items():
-        yield f"Claim{state}", "Pod", means, "See the message; `gpuactors inspect` shows the claim."
+            why = Obstacle(Cause.SET_ASIDE, entry.broken) if entry.broken else entry.why
+            if entry.state in OF_A_CLAIM and why is not None:
+                message = f"claim {entry.name}: {why.message}"
+                yield KubeEvent(PodsOf(entry.name), str(why.cause), message)

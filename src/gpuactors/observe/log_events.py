@@ -424,6 +424,15 @@ _DOMAINS: Final[Mapping[str, LogEvent]] = {
     ),
 }
 
+_TOLD: Final[Mapping[str, LogEvent]] = {
+    "events.unposted": LogEvent(
+        (WARNING,),
+        ("reason",),
+        "A Kubernetes Event could not be posted; said once while that lasts. It is tried again while it holds.",
+        "See the reason: the API server, its address, or the rights of deploy/overlays/events.",
+    ),
+}
+
 _FILES: Final[Mapping[str, LogEvent]] = {
     "control.unavailable": LogEvent(
         (WARNING,),
@@ -466,6 +475,7 @@ GROUPS: Final[Mapping[str, Mapping[str, LogEvent]]] = {
     "Claims": _CLAIMS,
     "Compute domains": _DOMAINS,
     "Files and endpoints": _FILES,
+    "Kubernetes Events": _TOLD,
 }
 """Every event, in the order of the document."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -53,53 +53,72 @@ class Function:
         keywords = zip(self.node.args.kwonlyargs, self.node.args.kw_defaults, strict=True)
         return next(default for arg, default in keywords if arg.arg == name and default is not None)
 
-    def added(self, name: str, since: int, before: int) -> Iterator[ast.AST]:
-        """What was put into a mapping between two lines: `name[key] = …` and `name |= {…}`."""
+    def added(self, name: str, since: int, before: int) -> Iterator[tuple[ast.expr, frozenset[str]]]:
+        """What was put into a mapping between two lines, by `name[key] = …` and `name |= {…}`; and the keywords of the
+        function that must be given for that."""
         for node in ast.walk(self.node):
             match node:
-                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=of), slice=key)]) if of == name:
-                    if since <= node.lineno <= before and not self._is_other_branch(node.lineno, before):
-                        yield key
-                case ast.AugAssign(target=ast.Name(id=of), value=value) if of == name:
-                    if since <= node.lineno <= before and not self._is_other_branch(node.lineno, before):
-                        yield value
+                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=of), slice=added)]) if of == name:
+                    line = node.lineno
+                case ast.AugAssign(target=ast.Name(id=of), value=added) if of == name:
+                    line = node.lineno
+                case _:
+                    continue
+            if since <= line <= before and not self._is_other_branch(line, before):
+                yield added, self._needed(line)
+
+    def _needed(self, line: int) -> frozenset[str]:
+        """The keywords without which a line is not reached."""
+        tests = [n.test for n in self._ifs() if n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)]
+        named = {n.id for test in tests for n in ast.walk(test) if isinstance(n, ast.Name)}
+        return frozenset(named & {arg.arg for arg in self.node.args.kwonlyargs})
 
     def _is_other_branch(self, line: int, before: int) -> bool:
         """Whether a line is in the first branch of an `if` in whose other one a later line is."""
         return any(
             node.body[0].lineno <= line < node.orelse[0].lineno <= before <= (node.end_lineno or 0)
-            for node in ast.walk(self.node)
-            if isinstance(node, ast.If) and node.orelse
+            for node in self._ifs()
+            if node.orelse
         )
 
+    def _ifs(self) -> Iterator[ast.If]:
+        return (node for node in ast.walk(self.node) if isinstance(node, ast.If))
 
-def keys(node: ast.expr, of: Function) -> tuple[set[str], set[str]]:
-    """The keys of a mapping: those that it always has, and those that it may have."""
+
+@dataclass
+class Keys:
+    """The keys of a mapping."""
+
+    always: set[str] = field(default_factory=set)
+    sometimes: list[tuple[str, frozenset[str]]] = field(default_factory=list)
+    """Each with the keywords that must be given for it."""
+
+    def given(self, keywords: Collection[str]) -> set[str]:
+        """All that it may have where these keywords are given."""
+        return self.always | {key for key, needed in self.sometimes if needed <= set(keywords)}
+
+
+def keys(node: ast.expr, of: Function) -> Keys:
+    """The keys of an expression that makes a mapping."""
     match node:
         case ast.Dict(keys=names, values=values):
-            always, sometimes = set[str](), set[str]()
+            found = Keys()
             for name, value in zip(names, values, strict=True):
-                if name is None:
-                    inner = keys(value, of)
-                    always, sometimes = always | inner[0], sometimes | inner[1]
-                else:
-                    assert isinstance(name, ast.Constant)
-                    always.add(str(name.value))
-            return always, sometimes
+                inner = Keys({str(ast.literal_eval(name))}) if name is not None else keys(value, of)
+                found.always |= inner.always
+                found.sometimes += inner.sometimes
+            return found
         case ast.Call(func=ast.Name(id="dict"), args=[inside]):
             return keys(inside, of)
         case ast.DictComp(generators=[ast.comprehension(iter=ast.Call(func=ast.Attribute(value=inside)))]):
-            return set(), set[str]().union(*keys(inside, of))
+            return Keys(set(), [(key, frozenset()) for key in keys(inside, of).always])
         case ast.Name(id=name):
             value = of.value(name, node.lineno)
-            always, sometimes = keys(value, of)
-            for more in of.added(name, value.lineno, node.lineno):
-                if isinstance(more, ast.Dict):
-                    sometimes |= keys(more, of)[0]
-                else:
-                    assert isinstance(more, ast.Constant)
-                    sometimes.add(str(more.value))
-            return always, sometimes
+            found = keys(value, of)
+            for more, needed in of.added(name, value.lineno, node.lineno):
+                new = keys(more, of).always if isinstance(more, ast.Dict) else {str(ast.literal_eval(more))}
+                found.sometimes += [(key, needed) for key in sorted(new)]
+            return found
     raise AssertionError(f"line {node.lineno}: the fields of {ast.unparse(node)} are not understood here")
 
 
@@ -141,31 +160,27 @@ def calls(function: Function, name: str, module: ast.Module) -> Iterator[ast.Cal
             yield node
 
 
-def in_module(module: ast.Module) -> Iterator[tuple[str, set[str], set[str], set[str]]]:
-    """Name, levels, fields that are always there and fields that may be, of each line that a module logs."""
+def in_module(module: ast.Module) -> Iterator[tuple[str, set[str], set[str]]]:
+    """Name, levels and fields of each line that a module logs."""
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and (found := of_a_logger(node)) is not None:
-            yield found[0], {found[1]}, found[2], set()
+            yield found[0], {found[1]}, found[2]
     for node in ast.walk(module):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         function = Function(node)
         for call in ast.walk(node):
             match call:
-                case ast.Call(func=ast.Name(id="Log"), args=[level, ast.Name(id=name), fields]):
+                case ast.Call(func=ast.Name(id="Log"), args=[_, ast.Name(id=name), fields]):
                     # A function that logs under the name that it is given.
-                    always, sometimes = keys(fields, function)
                     for caller in calls(function, name, module):
-                        given = {k.arg: k.value for k in caller.keywords}
-                        optional = {
-                            key for key in sometimes if key not in function.parameters or key in given
-                        }
-                        its = given.get("level", function.value("level", 0))
+                        given = {str(k.arg): k.value for k in caller.keywords}
+                        level = given.get("level", function.value("level", 0))
                         for text in texts(caller.args[0]):
-                            yield text, levels(its, function), always, optional
+                            yield text, levels(level, function), keys(fields, function).given(given)
                 case ast.Call(func=ast.Name(id="Log"), args=[level, names, fields]):
                     for text in texts(names):
-                        yield text, levels(level, function), *keys(fields, function)
+                        yield text, levels(level, function), keys(fields, function).given(function.parameters)
 
 
 @cache
@@ -174,10 +189,10 @@ def logged() -> Mapping[str, Logged]:
     found: dict[str, Logged] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         if "grpc_trio" not in path.parts:  # its lines are those of a library
-            for name, of, always, sometimes in in_module(ast.parse(path.read_text(encoding="utf-8"))):
+            for name, of, fields in in_module(ast.parse(path.read_text(encoding="utf-8"))):
                 seen = found.setdefault(name, Logged())
                 seen.levels |= of
-                seen.fields |= always | sometimes
+                seen.fields |= fields
     found[LIBRARY_EVENT] = Logged(set(LEVELS), {"logger", "message", "exception"})
     return found
 
@@ -208,16 +223,18 @@ def test_a_declaration_says_something_and_each_field_of_two_events_is_explained(
 
 
 SEEDED = """
-def _line(name, *, reason="", level=Level.INFO):
+def _line(name, *, why=None, reason="", level=Level.INFO):
     fields = {"a": 1}
-    if reason:
+    if why is not None:
+        fields |= {"cause": 1, "reason": 2}
+    elif reason:
         fields["reason"] = reason
     return [Log(level, name, fields)]
 
 def granted(refused):
     fields = {"call": 1}
     if refused:
-        fields |= {"reason": 1}
+        fields |= {"status": 1}
         return Log(Level.WARNING, "call.not_granted", fields)
     else:
         return Log(Level.INFO, "call.granted", fields)
@@ -226,20 +243,21 @@ def two(same):
     log.warning("one.logged", wait_s=1, exc_info=error)
     level = Level.DEBUG if same else Level.ERROR
     return [Log(level, "two.logged" if same else "three.logged", {**{"x": 1}}), *_line("four.logged"),
-            *_line("five.logged", reason=same, level=Level.WARNING)]
+            *_line("five.logged", reason=same, level=Level.WARNING), *_line("six.logged", why=same)]
 """
 
 
 def test_the_calls_are_understood() -> None:
-    assert sorted(in_module(ast.parse(SEEDED))) == [
-        ("call.granted", {"info"}, {"call"}, set()),
-        ("call.not_granted", {"warning"}, {"call"}, {"reason"}),
-        ("five.logged", {"warning"}, {"a"}, {"reason"}),
-        ("four.logged", {"info"}, {"a"}, set()),
-        ("one.logged", {"warning"}, {"wait_s", "exception"}, set()),
-        ("three.logged", {"debug", "error"}, {"x"}, set()),
-        ("two.logged", {"debug", "error"}, {"x"}, set()),
-    ]
+    assert {name: (levels, fields) for name, levels, fields in in_module(ast.parse(SEEDED))} == {
+        "call.granted": ({"info"}, {"call"}),
+        "call.not_granted": ({"warning"}, {"call", "status"}),
+        "one.logged": ({"warning"}, {"wait_s", "exception"}),
+        "two.logged": ({"debug", "error"}, {"x"}),
+        "three.logged": ({"debug", "error"}, {"x"}),
+        "four.logged": ({"info"}, {"a"}),
+        "five.logged": ({"warning"}, {"a", "reason"}),
+        "six.logged": ({"info"}, {"a", "cause", "reason"}),
+    }
 
 
 def test_the_document_is_what_the_recipe_writes(monkeypatch: pytest.MonkeyPatch) -> None:

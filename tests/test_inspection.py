@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import yaml
 
 from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
@@ -21,6 +22,7 @@ from gpuactors.control.view import About, Change, NodeView, view_of
 from gpuactors.core.events import UeventsOpened, UeventsUnavailable
 from gpuactors.core.model import Holder
 from gpuactors.core.state import NodeState
+from gpuactors.formats import yaml_of
 from gpuactors.grpc_trio import Owner, SocketBindError
 from gpuactors.inspection import (
     Explained,
@@ -32,9 +34,11 @@ from gpuactors.inspection import (
     inspected,
 )
 from gpuactors.inspection_report import (
+    WIDE,
     age,
     as_json,
     as_table,
+    as_wide,
     explanation,
     explanation_json,
 )
@@ -407,3 +411,28 @@ def test_an_address_that_is_no_gpu(words: str, told: str) -> None:
 )
 def test_ages(seconds: float, words: str) -> None:
     assert age(seconds) == words
+
+
+# --- formats ----------------------------------------------------------------------------------------------
+
+
+def test_the_wide_table_has_each_gpu_in_one_line_with_holder_and_owner() -> None:
+    core = held_externally()
+    core.ledger["0000:24:00.0"] = "vm-2"
+    core.pass_time(60)
+    lines = as_wide(by_daemon(core)).splitlines()
+    head = next(line for line in lines if "ADDRESS" in line)
+    assert head.split() == list(WIDE)
+    held, given = (line for line in lines if line.startswith("  0000:"))
+    assert held[head.index("HOLDER") :].startswith(
+        "4711 (qemu-system-x86)  IOMMU group 35 is held by process 4711"
+    )
+    assert held[head.index("CAUSE") :].startswith("HeldByOther")
+    assert held[head.index("SINCE") :].startswith("1 min")
+    assert given[head.index("OWNER") :].startswith("allocated to pod default/vm-2")
+
+
+def test_yaml_has_the_structure_of_json() -> None:
+    text = as_json(by_daemon(held_externally()))
+    assert yaml.safe_load(yaml_of(text)) == json.loads(text)
+    assert yaml_of(text).startswith("node: gpu-17\nsource: daemon\n")

@@ -24,8 +24,9 @@ import trio
 from gpuactors import allocator
 from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
 from gpuactors.config.options import Configured
+from gpuactors.formats import Format, either
 from gpuactors.observe import log, stdout
-from gpuactors.ports import HostError
+from gpuactors.ports import ControlError, HostError
 
 EX_DATAERR: Final = 65
 EX_UNAVAILABLE: Final = 69
@@ -36,10 +37,10 @@ EX_CONFIG: Final = 78
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _output(default: str) -> Callable[[F], F]:
-    formats = click.Choice([default, "json"])
+def _output(*formats: Format) -> Callable[[F], F]:
+    choices = click.Choice([str(known) for known in formats])
     return click.option(
-        "-o", "output", type=formats, default=default, show_default=True, help="Output format."
+        "-o", "output", type=choices, default=choices.choices[0], show_default=True, help="Output format."
     )
 
 
@@ -79,26 +80,52 @@ def run(**flags: object) -> None:
 
 
 @cli.command(cls=Configured)
-@_output("table")
-def inspect(output: str, **flags: object) -> None:
+@_output(Format.TABLE, Format.WIDE, Format.JSON, Format.YAML)
+@click.option(
+    "-w", "--watch", is_flag=True, help="Show the running daemon's view as it changes, until Ctrl-C."
+)
+def inspect(output: str, watch: bool, **flags: object) -> None:
     """Show the GPUs of this node: driver, IOMMU group, health and why. And claims and compute domains.
 
     The running daemon is asked. Without one this command reads the node itself, and shows what a daemon with these
     settings would list.
+
+    With --watch the daemon must run. On a terminal the screen is kept up to date, in colour unless NO_COLOR is set;
+    Ctrl-C or q ends it. Elsewhere a line, or with -o json or yaml a document, is written for each change.
     """
     from gpuactors import inspection, inspection_report
 
     config = _config(flags)
+    if watch:
+        _watch(config, Format(output))
+        return
     try:
         found = inspection.inspect(config)
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
-    click.echo(inspection_report.as_json(found) if output == "json" else inspection_report.as_table(found))
+    match output:
+        case Format.TABLE:
+            click.echo(inspection_report.as_table(found))
+        case Format.WIDE:
+            click.echo(inspection_report.as_wide(found))
+        case _:
+            click.echo(either(output, inspection_report.as_json(found)))
+
+
+def _watch(config: Config, output: Format) -> None:
+    from gpuactors.live import run as live
+
+    try:
+        live.watch(
+            config, output, out=sys.stdout, keys=sys.stdin, aside=lambda text: click.echo(text, err=True)
+        )
+    except ControlError as exc:
+        _fail(f"nothing to watch: {exc}", EX_UNAVAILABLE)
 
 
 @cli.command(cls=Configured)
 @click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN")
-@_output("text")
+@_output(Format.TEXT, Format.JSON, Format.YAML)
 def explain(address: str, output: str, **flags: object) -> None:
     """Explain one GPU: owner, holders, health and why, history. Or one claim, or one compute domain.
 
@@ -115,8 +142,10 @@ def explain(address: str, output: str, **flags: object) -> None:
         _fail(str(exc), 1)
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
-    text = inspection_report.explained_text if output == "text" else inspection_report.explained_json
-    click.echo(text(found))
+    if output == Format.TEXT:
+        click.echo(inspection_report.explained_text(found))
+    else:
+        click.echo(either(output, inspection_report.explained_json(found)))
 
 
 @cli.command(cls=Configured)
@@ -125,7 +154,7 @@ def explain(address: str, output: str, **flags: object) -> None:
     is_flag=True,
     help="Before installation: only the host, and other plugins; no daemon is expected.",
 )
-@_output("text")
+@_output(Format.TEXT, Format.JSON, Format.YAML)
 def doctor(pre: bool, output: str, **flags: object) -> None:
     """Find what is wrong on this node, and what to do about it.
 
@@ -137,7 +166,7 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
 
     found = examined(_resolved(flags), pre=pre, say=lambda text: click.echo(f"gpuactors: {text}", err=True))
     columns = shutil.get_terminal_size((100, 24)).columns
-    click.echo(found.json() if output == "json" else found.text(columns))
+    click.echo(found.text(columns) if output == Format.TEXT else either(output, found.json()))
     sys.exit(1 if found.is_failed else 0)
 
 
@@ -221,7 +250,7 @@ def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
     default=None,
     help="Write a page with the timeline of each device to FILE instead.",
 )
-@_output("text")
+@_output(Format.TEXT, Format.JSON)
 def replay(
     journal: str,
     since: str | None,
@@ -267,7 +296,7 @@ def config_group() -> None:
 
 
 @config_group.command(cls=Configured)
-@_output("table")
+@_output(Format.TABLE, Format.JSON, Format.YAML)
 def show(output: str, **flags: object) -> None:
     """Show each setting: key, value, and where the value came from.
 
@@ -280,9 +309,9 @@ def show(output: str, **flags: object) -> None:
     shown = inspection.Shown(inspection.settings_of(resolved))
     if not _given(flags).keys() - {"state_dir"}:
         shown = inspection.shown(resolved)
-    if output == "json":
+    if output != Format.TABLE:
         known = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
-        click.echo(json.dumps(known, indent=2, ensure_ascii=False))
+        click.echo(either(output, json.dumps(known, indent=2, ensure_ascii=False)))
         return
     if shown.heading:
         click.echo(f"{shown.heading}\n")

@@ -128,9 +128,13 @@ async def inspected(config: Config) -> Inspected:
         problem = str(exc)
         source = f"this command itself, not by the daemon: {exc}"
     else:
-        node = running.about.node
-        return Inspected(running.view, True, _name_of(running), "", node, time.time())
+        return by_running(running, time.time())
     return Inspected(await _inspect_host(config), False, source, problem, node_of(config), time.time())
+
+
+def by_running(running: Running, wall: float) -> Inspected:
+    """The view of this daemon, made at `wall`, in seconds since 1970."""
+    return Inspected(running.view, True, _name_of(running), "", running.about.node, wall)
 
 
 def _name_of(running: Running) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from gpuactors import inspection_claims, inspection_domains
 from gpuactors.control.view import Change, DeviceView, LastCallView, Member, NodeView, ResourceView
+from gpuactors.core.quote import quoted_id
 from gpuactors.inspection import (
     NO_DEVICES,
     Explained,
@@ -33,7 +34,7 @@ def as_json(found: Inspected) -> str:
         "source_problem": found.problem or None,
         "role": found.view.role if found.by_daemon else None,
         "resources": [_resource_dict(resource, found) for resource in found.view.resources],
-        "devices": [_as_dict(device, found) for device in _shown(found)],
+        "devices": [_as_dict(device, found) for device in shown(found.view)],
         "claims": inspection_claims.claims_dict(found.view.claims),
         "compute_domains": inspection_domains.domains_dict(found.view.domains),
         "ledger_problem": found.view.ledger_problem or None,
@@ -55,9 +56,9 @@ def _resource_dict(resource: ResourceView, found: Inspected) -> dict[str, object
     }
 
 
-def _shown(found: Inspected) -> list[DeviceView]:
+def shown(view: NodeView) -> list[DeviceView]:
     """The devices on the node, and those that are listed though they are gone."""
-    return [device for device in found.view.devices if device.present or device.listed]
+    return [device for device in view.devices if device.present or device.listed]
 
 
 def _as_dict(device: DeviceView, found: Inspected) -> dict[str, object]:
@@ -88,15 +89,46 @@ TABLE_COLUMNS: Final = inspection_claims.COLUMNS
 """How wide the table may get: a reason that does not fit is continued below. Resource names have lines of their own, as
 a name may have 75 characters."""
 
+_CDEVS: Final = "/dev/vfio/devices/"
+
 _REASON_MIN: Final = 30
 """A driver's long name must not squeeze the reason into a column of single words."""
 
-_COLUMNS = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON")
+_COLUMNS: Final = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON")
+
+WIDE: Final = (
+    *(
+        "ADDRESS",
+        "ID",
+        "DRIVER",
+        "GROUP",
+        "CDEV",
+        "NUMA",
+        "HEALTH",
+        "CAUSE",
+        "SINCE",
+        "OWNER",
+        "HOLDER",
+        "REASON",
+    ),
+)
+"""The columns of `-o wide`, which may be as wide as they need."""
 
 
 def as_table(found: Inspected) -> str:
     """The source of the view and what it lacks, then each resource with its totals and its devices."""
-    devices = _shown(found)
+    return _table(found, _COLUMNS, _lines)
+
+
+def as_wide(found: Inspected) -> str:
+    """As `as_table`, with more columns, and each GPU in one line however long."""
+    return _table(found, WIDE, _whole_line)
+
+
+def _table(
+    found: Inspected, names: Sequence[str], lines: Callable[[Sequence[str], Sequence[int]], list[str]]
+) -> str:
+    devices = shown(found.view)
     sections = [_heading(found)]
     of_claims = [
         *inspection_claims.sections(found.view.claims),
@@ -105,14 +137,14 @@ def as_table(found: Inspected) -> str:
     if not devices:
         sections += [[NO_DEVICES], *of_claims]
         return "\n\n".join("\n".join(section) for section in sections)
-    rows = {device.address: _row(device, found.view) for device in devices}
-    widths = [max(len(row[i]) for row in (_COLUMNS, *rows.values())) for i in range(len(_COLUMNS) - 1)]
-    totals = {resource.name: resource for resource in found.view.resources}
+    rows = {device.address: cells(device, found.view, names) for device in devices}
+    widths = [max(len(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
+    resources = {resource.name: resource for resource in found.view.resources}
     for name in sorted({device.resource for device in devices}):
         of_it = [device for device in devices if device.resource == name]
-        section = [name, *_wrapped(_totals(totals.get(name), len(of_it), found), indent=2)]
-        for row in (_COLUMNS, *(rows[device.address] for device in of_it)):
-            section += _lines(row, widths)
+        section = [name, *_wrapped(_totals(resources.get(name), len(of_it), found), indent=2)]
+        for row in (names, *(rows[device.address] for device in of_it)):
+            section += lines(row, widths)
         sections.append(section)
     sections += of_claims
     return "\n\n".join("\n".join(section) for section in sections)
@@ -134,29 +166,54 @@ def _totals(resource: ResourceView | None, devices: int, found: Inspected) -> st
     """Kubelet's counts of the resource, and whether it is registered."""
     if resource is None:
         return f"{devices} on this node, none listed"
-    r = resource
-    counts = f"{r.listed} listed, {r.healthy} Healthy, {r.allocated} allocated, {r.free} free"
-    if not found.by_daemon:
-        return counts
-    return f"{counts}; {_registration(resource)}"
+    return totals(resource) if found.by_daemon else _counts(resource)
 
 
-def _registration(resource: ResourceView) -> str:
+def totals(resource: ResourceView) -> str:
+    """Kubelet's counts of the resource, and whether the daemon has registered it."""
+    return f"{_counts(resource)}; {registration(resource)}"
+
+
+def _counts(r: ResourceView) -> str:
+    return f"{r.listed} listed, {r.healthy} Healthy, {r.allocated} allocated, {r.free} free"
+
+
+def registration(resource: ResourceView) -> str:
+    """Whether kubelet has accepted it, and else why not."""
     if resource.registered:
         return "registered with kubelet" + (f", but {resource.problem}" if resource.problem else "")
     return f"not registered with kubelet: {resource.problem or 'it is being registered'}"
 
 
-def _row(device: DeviceView, view: NodeView) -> tuple[str, ...]:
-    return (
-        device.address,
-        f"{device.vendor}:{device.device}" if device.present else "gone",
-        device.driver or "-",
-        "-" if device.iommu_group is None else str(device.iommu_group),
-        "-" if device.numa_node is None else str(device.numa_node),
-        inspection_claims.listing(device),
-        inspection_claims.reason(device, view),
-    )
+_CELLS: Final[Mapping[str, Callable[[DeviceView, NodeView], str]]] = {
+    "ADDRESS": lambda device, _: device.address,
+    "ID": lambda device, _: f"{device.vendor}:{device.device}" if device.present else "gone",
+    "DRIVER": lambda device, _: device.driver or "-",
+    "GROUP": lambda device, _: "-" if device.iommu_group is None else str(device.iommu_group),
+    "CDEV": lambda device, _: ",".join(filter(None, map(_cdev, device.nodes))) or "-",
+    "NUMA": lambda device, _: "-" if device.numa_node is None else str(device.numa_node),
+    "HEALTH": lambda device, _: inspection_claims.listing(device),
+    "CAUSE": lambda device, _: device.cause or "-",
+    "SINCE": lambda device, _: lasted(device.since_s) if device.since_s is not None else "-",
+    "OWNER": lambda device, _: device.owner or "-",
+    "HOLDER": lambda device, _: ",".join(f"{h.pid} ({quoted_id(h.command)})" for h in device.holders) or "-",
+    "REASON": inspection_claims.reason,
+}
+"""Of each column of a table, what it has of a device."""
+
+
+def cells(device: DeviceView, view: NodeView, names: Sequence[str]) -> tuple[str, ...]:
+    """A device in the columns with these names."""
+    return tuple(_CELLS[name](device, view) for name in names)
+
+
+def _cdev(node: str) -> str:
+    return node.removeprefix(_CDEVS) if node.startswith(_CDEVS) else ""
+
+
+def _whole_line(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    before = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+    return [f"  {before}{row[-1]}".rstrip()]
 
 
 def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -231,7 +288,7 @@ def explanation_json(explained: Explained) -> str:
         "uevents_problem": view.uevents_problem or None,
         "history": [
             {
-                "time": _time(explained.inspected.wall - c.age_s),
+                "time": utc(explained.inspected.wall - c.age_s),
                 "age_s": round(c.age_s, 1),
                 "health": c.health,
                 "cause": c.cause or None,
@@ -332,7 +389,7 @@ def _seen(found: Inspected) -> list[tuple[str, str]]:
 
 def _ago(found: Inspected) -> Callable[[float], str]:
     """The time of day of so many seconds before the view was made."""
-    return lambda age_s: _time(found.wall - age_s)
+    return lambda age_s: utc(found.wall - age_s)
 
 
 def _columns(facts: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -350,7 +407,7 @@ def _since(age_s: float | None, found: Inspected) -> list[tuple[str, str]]:
     """Since when, and for how long; the command's own inspection knows no past."""
     if age_s is None or not found.by_daemon:
         return []
-    return [("Since", f"{_time(found.wall - age_s)}, for {lasted(age_s)}")]
+    return [("Since", f"{utc(found.wall - age_s)}, for {lasted(age_s)}")]
 
 
 def _ago_text(age_s: float | None) -> str | None:
@@ -358,7 +415,7 @@ def _ago_text(age_s: float | None) -> str | None:
 
 
 def _when(age_s: float | None, found: Inspected) -> str | None:
-    return _time(found.wall - age_s) if age_s is not None and found.by_daemon else None
+    return utc(found.wall - age_s) if age_s is not None and found.by_daemon else None
 
 
 def _rounded(age_s: float | None) -> float | None:
@@ -368,7 +425,7 @@ def _rounded(age_s: float | None) -> float | None:
 def _call(call: LastCallView, found: Inspected) -> list[str]:
     """When it was answered, and how."""
     answer = "refused: " + call.refused if call.refused else "granted"
-    return inspection_claims.folded(f"{_time(found.wall - call.age_s)}, {age(call.age_s)}: {answer}")
+    return inspection_claims.folded(f"{utc(found.wall - call.age_s)}, {age(call.age_s)}: {answer}")
 
 
 def _title(device: DeviceView) -> str:
@@ -406,13 +463,13 @@ def _resource(device: DeviceView, found: Inspected) -> str | None:
     resource = next((r for r in found.view.resources if r.name == device.resource), None)
     if resource is None:
         return f"{device.resource}, which is not advertised to kubelet"
-    return f"{device.resource}, {_registration(resource)}"
+    return f"{device.resource}, {registration(resource)}"
 
 
 def _history(history: tuple[Change, ...], wall: float) -> list[str]:
     """The newest first, in columns; `wall`: when the ages were counted."""
     rows = [
-        (_time(wall - c.age_s), age(c.age_s), c.health or "not listed", c.reason) for c in reversed(history)
+        (utc(wall - c.age_s), age(c.age_s), c.health or "not listed", c.reason) for c in reversed(history)
     ]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
     return [
@@ -420,8 +477,8 @@ def _history(history: tuple[Change, ...], wall: float) -> list[str]:
     ]
 
 
-def _time(wall: float) -> str:
-    """The time of day as the log has it, UTC, in seconds."""
+def utc(wall: float) -> str:
+    """The time of day as the log has it, UTC, in seconds; `wall` in seconds since 1970."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -268,7 +268,10 @@ WATCH_BEAT_S: Final = 5.0
 """After so long without a change a command that watches is told that there was none: a daemon that hangs, or whose
 process is stopped, keeps its connections."""
 
-WATCH_RETRY_S: Final = 0.5
+WATCH_GONE_S: Final = 1.0
+"""A daemon that is away for less is not said to be gone: a hand-over takes milliseconds, a restart half a second."""
+
+WATCH_RETRY_S: Final = 0.25
 """How often a command that watches dials a daemon that is gone: it costs next to nothing."""
 
 CONTROL_CHECK_S: Final = 5.0

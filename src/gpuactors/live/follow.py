@@ -1,0 +1,41 @@
+"""Follows the running daemon through restarts and hand-overs. Must not print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import trio
+
+from gpuactors import limits
+from gpuactors.control.client import Running, TooOldError, watch
+from gpuactors.ports import ControlError
+
+
+async def follow(path: str, heard: Callable[[Running], None], lost: Callable[[float, str], None]) -> NoReturn:
+    """Calls `heard` with what the daemon at `path` knows, at once and after each change; `lost` with the time and the
+    reason when there is none for longer than a hand-over takes, again and again until there is one.
+
+    Raises `ports.ControlError` if there is none at the start, or if it is of a version that cannot be watched.
+    """
+    gone_since: float | None = None
+    is_met = False
+
+    def met(running: Running) -> None:
+        nonlocal gone_since, is_met
+        gone_since, is_met = None, True
+        heard(running)
+
+    while True:
+        try:
+            await watch(path, met)
+        except TooOldError:
+            raise
+        except ControlError as exc:
+            if not is_met:
+                raise
+            now = trio.current_time()
+            gone_since = now if gone_since is None else gone_since
+            if now - gone_since >= limits.WATCH_GONE_S:
+                lost(gone_since, str(exc))
+        await trio.sleep(limits.WATCH_RETRY_S)

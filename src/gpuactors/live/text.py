@@ -1,0 +1,88 @@
+"""Text of a known width, in pieces with a style. Must not know a terminal's codes."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Style(Enum):
+    """What a piece of text means; `terminal.py` chooses the looks."""
+
+    PLAIN = "plain"
+    HEAD = "head"
+    GOOD = "good"
+    BAD = "bad"
+    FAINT = "faint"
+    NEW = "new"
+    """It has just changed."""
+    ALARM = "alarm"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of one style, without control characters."""
+
+    text: str
+    style: Style = Style.PLAIN
+
+
+Line = tuple[Piece, ...]
+
+_CUT: Final = "…"
+
+
+def line(text: str, style: Style = Style.PLAIN) -> Line:
+    """A line of one piece."""
+    return (Piece(text, style),)
+
+
+def width(text: str) -> int:
+    """Columns that a terminal takes for the text."""
+    return sum(_columns(char) for char in text)
+
+
+def cut(text: str, columns: int) -> str:
+    """The text, or as much of it as fits with a mark that there is more."""
+    clean = "".join(char if char.isprintable() else "?" for char in text)
+    if width(clean) <= columns:
+        return clean
+    kept = ""
+    for char in clean:
+        if width(kept) + _columns(char) > columns - 1:
+            break
+        kept += char
+    return kept + _CUT if columns > 0 else ""
+
+
+def end(text: str, columns: int) -> str:
+    """As `cut`, but the end is kept: of a resource's name it says more."""
+    return cut(text[::-1], columns)[::-1]
+
+
+def padded(text: str, columns: int) -> str:
+    """The text in exactly so many columns."""
+    fitting = cut(text, columns)
+    return fitting + " " * (columns - width(fitting))
+
+
+def fitted(pieces: Sequence[Piece], columns: int) -> Line:
+    """The line in exactly so many columns."""
+    fitting: list[Piece] = []
+    room = columns
+    for piece in pieces:
+        text = cut(piece.text, room)
+        fitting.append(Piece(text, piece.style))
+        room -= width(text)
+        if text != piece.text:
+            break
+    return (*fitting, Piece(" " * room))
+
+
+def _columns(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpuactors.core.dra.entries import NO_CLAIMS, ClaimSettings
 from gpuactors.core.dra.slices import Attribute
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, Kind, Object
+from tests.deploy.cel import evaluated
 from tests.deploy.manifests import DEPLOY, Manifest
 
 CRDS: Final = DEPLOY / "chart" / "gpuactors" / "definitions"
@@ -133,18 +133,10 @@ def classes() -> dict[str, str]:
 
 
 def selects(expression: str, device: OfferedDevice) -> bool:
-    """Whether the expression is true of one of our devices; of a form that this test knows."""
-    found = True
-    for term in expression.split(" && "):
-        if term == f'device.driver == "{DRIVER}"':
-            continue
-        match = re.fullmatch(
-            rf'device\.attributes\["{re.escape(DRIVER)}"\]\.(\w+) == (?:"(\w+)"|(\d+))', term
-        )
-        assert match is not None, term
-        attribute, text, number = match.groups()
-        found &= device.attributes[attribute].value == (text if text is not None else int(number))
-    return found
+    """Whether the expression is true of one of our devices."""
+    attributes = {name: attribute.value for name, attribute in device.attributes.items()}
+    shown = {"driver": DRIVER, "attributes": {DRIVER: attributes}}
+    return evaluated(expression, {"device": shown}) is True
 
 
 def test_the_classes_are_nvidias_by_name_and_select_the_devices_that_they_mean() -> None:

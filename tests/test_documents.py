@@ -6,6 +6,7 @@ import functools
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import click
@@ -61,6 +62,14 @@ def test_the_first_page_leads_to_every_page() -> None:
     reached = {(ROOT / "docs" / t.partition("#")[0]).resolve() for t in links(DOCUMENTS["docs/README.md"])}
     pages = {ROOT / name for name in DOCUMENTS if re.fullmatch(r"docs/[\w-]+\.md", name)}
     assert pages - reached == {ROOT / "docs/README.md"}
+
+
+def test_the_architecture_names_each_file_of_the_core() -> None:
+    named = {*re.findall(r"`([\w/]+\.py)`", DOCUMENTS["docs/architecture.md"])}
+    core = ROOT / "src/gpuactors/core"
+    files = {f"{path.relative_to(core)}" for path in core.rglob("*.py") if path.name != "__init__.py"}
+    assert {name for name in files - named if not name.startswith("assessment/")} == set()
+    assert {name for name in named - files if not [*(ROOT / "src/gpuactors").rglob(Path(name).name)]} == set()
 
 
 # --- commands -----------------------------------------------------------------------------------------------
@@ -149,11 +158,30 @@ WORDS_OF_OTHERS: Final = frozenset(
 )  # fmt: skip
 """Kubernetes' and NVIDIA's, and of our own those of the architecture and the states of a domain."""
 
+NAMES_OF_OTHERS: Final = frozenset(
+    {
+        # the kernel's files, modules and parameters
+        "driver_override", "drivers_probe", "enable_unsafe_noiommu_mode", "new_id", "nvgrace_gpu_vfio_pci",
+        "pcie_acs_override", "snd_hda_intel", "vfio_pci", "xhci_pci",
+        # kubelet's directory and file, SELinux' types
+        "kubelet_internal_checkpoint", "plugins_registry",
+        "container_device_plugin_t", "container_file_t", "spc_t", "var_lib_t",
+    }
+)  # fmt: skip
+
+OF_METRICS: Final = {*spans(DOCUMENTS["docs/metrics.md"])}
+"""With their labels."""
+
+OF_EVENTS: Final = {name for event in EVENTS.values() for name in event.fields}
+
+NAMES: Final = NAMES_OF_OTHERS | OF_METRICS | OF_EVENTS | {*DECLARATIONS}
+
 CAUSES_AND_STATES: Final = {*map(str, Cause), *map(str, Check), *map(str, ClaimState), CONTESTED}
 
 
 def unknown(text: str) -> Iterator[str]:
-    """What a document names in backticks as a flag, variable, metric, log event, cause, check or state, and is none."""
+    """What a document names in backticks as a flag, variable, setting, metric, log event, cause, check or state, and is
+    none."""
     for span in spans(text):
         words = span.split()
         if span.startswith(("-", "gpuactors ")):
@@ -163,6 +191,9 @@ def unknown(text: str) -> Iterator[str]:
             yield from (words[1:2] if words[1] not in cli.commands else [])
         yield from (v for v in re.findall(r"GPUACTORS_[A-Z_]*[A-Z]", span) if v not in VARIABLES)
         yield from (m for m in re.findall(r"gpuactors_\w+", span) if m not in METRICS)
+        if setting := re.fullmatch(r"([a-z]+(?:_[a-z]+)+)(?:: [\w-]+)?|([a-z]+): [\w-]+", span):
+            name = setting[1] or setting[2]
+            yield from () if name in NAMES or name.startswith("scenario_") else (name,)
         if re.fullmatch(r"[a-z_]+\.[a-z_]+", span) and span.partition(".")[0] in NOUNS:
             yield from () if span in EVENTS or NO_EVENTS.fullmatch(span) else (span,)
         if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}[A-Z]*", span):
@@ -181,12 +212,26 @@ def test_a_scenario_that_is_named_is_one() -> None:
 
 
 def test_what_does_not_exist_is_found() -> None:
-    text = "`--sellect` `gpuactors doctor --pro` `gpuactors explode` `GPUACTORS_DRAA` `gpuactors_device` "
-    text += "`device.added` `HeldByOthers` "
-    text += "`--select` `GPUACTORS_DRA` `gpuactors_devices` `device.changed` `HeldByOther`"
-    assert list(unknown(text)) == [
-        "--sellect", "--pro", "explode", "GPUACTORS_DRAA", "gpuactors_device", "device.added", "HeldByOthers",
-    ]  # fmt: skip
+    wrong = [
+        "host_roots",
+        "drb: on",
+        "--sellect",
+        "gpuactors doctor --pro",
+        "gpuactors explode",
+        "GPUACTORS_DRAA",
+    ]
+    wrong += ["gpuactors_device", "device.added", "HeldByOthers"]
+    right = [
+        "host_root",
+        "dra: on",
+        "--select",
+        "gpuactors doctor --pre",
+        "GPUACTORS_DRA",
+        "gpuactors_devices",
+    ]
+    right += ["device.changed", "HeldByOther"]
+    found = [*dict.fromkeys(unknown(" ".join(f"`{name}`" for name in (*wrong, *right))))]
+    assert found == [re.sub(r"gpuactors (doctor )?|: on", "", name) for name in wrong]
 
 
 # --- the words of the symptoms ------------------------------------------------------------------------------

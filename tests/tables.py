@@ -19,6 +19,7 @@ from gpuactors.config import DECLARATIONS, Declaration, schema
 from gpuactors.core.assessment.cause import MEANINGS
 from gpuactors.core.dra.table import OWNING, TRANSITIONS, ClaimState, On
 from gpuactors.core.kube_events import CONTESTED, OF_A_DEVICE
+from gpuactors.core.node_features import LABELS
 from gpuactors.doctor.finding import Check
 from tests.support import markdown
 
@@ -137,6 +138,11 @@ def checks() -> list[str]:
     return markdown.table(["Check", "What it says"], ([f"`{check}`", told[check]] for check in Check))
 
 
+def node_labels() -> list[str]:
+    """Every label of Node Feature Discovery, after its prefix."""
+    return markdown.table(["Label", "Meaning"], ([f"`{name}`", told] for name, told in LABELS.items()))
+
+
 def event_reasons() -> list[str]:
     """What is told about a device as a Kubernetes Event."""
     rows = [[f"`{c}`", MEANINGS[c].means, MEANINGS[c].remedy] for c in OF_A_DEVICE]
@@ -165,7 +171,7 @@ def event_bounds() -> list[str]:
 
 OF_THE_CHART: Final = frozenset(
     {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
-    | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address", "events"}
+    | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address", "events", "nfd_file"}
 )
 """Settings that the chart makes of values of its own, as mounts or rights follow from them, or of the pod."""
 
@@ -217,6 +223,7 @@ TABLES: Final[tuple[Written, ...]] = (
     Table("docs/dra.md", "claim events", claim_events),
     Table("docs/dra.md", "claim bounds", claim_bounds),
     Table("docs/events.md", "event reasons", event_reasons),
+    Table("docs/node-features.md", "node labels", node_labels),
     Table("docs/events.md", "event bounds", event_bounds),
     ChartSettings(),
     Table("docs/doctor.md", "checks", checks),

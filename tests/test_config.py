@@ -70,6 +70,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("imex_clique", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("http_address", '":9400"', '":9400"', "unix:/env", "off", "off"),
     ("events", '"on"', "on", "off", "on", "on"),
+    ("nfd_file", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("journal", "true", "true", "true", False, False),
     ("node_name", '"of-file"', "of-file", "of-env", "of-flag", "of-flag"),
     ("log_format", '"console"', "console", "console", "json", "json"),

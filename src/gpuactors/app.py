@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import trio
 from gpuactors import absence, early_signals, limits
 from gpuactors.actors import (
     busy_poller,
+    feature_keeper,
     hand_over,
     kubelet_watcher,
     plugin,
@@ -60,8 +62,10 @@ from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
 from gpuactors.observe.log import get_logger
+from gpuactors.observe.nfd import NfdFile
 from gpuactors.ports import (
     Control,
+    FeatureFile,
     HostReader,
     Journal,
     Kubelet,
@@ -112,6 +116,8 @@ class Outside:
     """None: compute domains are off."""
     http: HttpOutside | None = None
     """None: there are no HTTP endpoints."""
+    features: FeatureFile | None = None
+    """None: Node Feature Discovery gets no file."""
     events: EventsOutside | None = None
     """None: no Kubernetes Events are posted."""
 
@@ -182,6 +188,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *sockets), journal) if config.http is not None else None,
+        features=NfdFile(config.nfd_file) if config.nfd_file is not None else None,
         events=_events_of(config) if config.events == "on" else None,
     )
 
@@ -370,6 +377,9 @@ async def run_daemon(
             actor(
                 "http", lambda: endpoints.serve(http, cells.state.subscribe(), cells.role.subscribe(), post)
             )
+        if (features := outside.features) is not None:
+            keeping = feature_keeper.FeaturePorts(features, _features_unwritten, time.time)
+            actor("feature_keeper", lambda: feature_keeper.run(cells.state.subscribe(), keeping))
         if (events := outside.events) is not None:
             from gpuactors import kube_events  # as in `_dra_of`
 
@@ -423,6 +433,10 @@ async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[st
 
 def _served_unkept(reason: str) -> None:
     log.warning("served.unkept", reason=reason)
+
+
+def _features_unwritten(reason: str) -> None:
+    log.warning("features.unwritten", reason=reason)
 
 
 async def _log_serving(state: LatestReader[NodeState], log_line: Callable[[Log], None]) -> None:

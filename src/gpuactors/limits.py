@@ -418,6 +418,22 @@ EVENT_LOOK_S: Final = 1.0
 EVENT_MESSAGE_MAX_BYTES: Final = 1024
 """Of an event's message; the API server takes no longer note by events.k8s.io/v1 (pkg/apis/core/validation)."""
 
+# --- node features ----------------------------------------------------------------------------------------
+
+FEATURES_REST_S: Final = 1.0
+"""The state is looked at once in this time at most; NFD itself looks once a minute, or when a file changes."""
+
+FEATURES_EXPIRE_S: Final = 3600.0
+"""The labels are ignored so long after their last renewal. A node without a daemon keeps them until then."""
+
+FEATURES_RENEW_S: Final = 1800.0
+"""The file is renewed so often if nothing changes."""
+
+FEATURES_RETRY_S: Final = 60.0
+"""After a write that failed."""
+
+assert FEATURES_RENEW_S + FEATURES_RETRY_S < FEATURES_EXPIRE_S
+
 # --- the doctor -------------------------------------------------------------------------------------------
 
 DOCTOR_READ_S: Final = 10.0

@@ -375,7 +375,8 @@ class Control(Protocol):
 
 
 class StateFileError(PortError):
-    """A file of the state directory cannot be read or written; the text names which, why and the consequence."""
+    """A file of the state directory, or that of NFD, cannot be read or written; the text names which, why and the
+    consequence."""
 
 
 class ServedResources(Protocol):
@@ -389,6 +390,15 @@ class ServedResources(Protocol):
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """Replaces the stored resources by these. Raises `StateFileError`."""
+        ...
+
+
+class FeatureFile(Protocol):
+    """The file from which Node Feature Discovery labels our node."""
+
+    async def write(self, labels: Mapping[str, str], until: float) -> None:
+        """Replaces the file by one with these labels, which expire at `until`, in seconds since 1970. Raises
+        `StateFileError`."""
         ...
 
 

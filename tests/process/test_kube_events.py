@@ -13,7 +13,7 @@ from tests.support.claims import NODE, Api, plugin_of, prepare
 
 GPU: Final = address(0x23)
 
-AT_ONCE: Final = {"EVENT_SETTLE_S": 0.2, "EVENT_LOOK_S": 0.05, "EVENT_AGAIN_S": 0.5}
+AT_ONCE: Final = {"EVENT_SETTLE_S": 0.2, "EVENT_LOOK_S": 0.05, "EVENT_AGAIN_S": 0.5, "FEATURES_REST_S": 0.05}
 """Bounds of a daemon that tells what it sees without waiting whether it lasts."""
 
 
@@ -43,8 +43,14 @@ def test_foreign_hands_are_told_on_the_node_and_a_waiting_claim_to_its_pod_in_th
         node.tree.open_group(0x23, pid=4711, command="stress")
         uid = api.claim("one", GPU)
         api.do(api.server.reserve_claim, "default", "one", "vm")
-        with daemon_of(node, "--dra=on") as daemon, plugin_of(node.kubelet_dir) as plugin:
+        features = node.directory / "features"
+        with (
+            daemon_of(node, "--dra=on", f"--nfd-file={features}") as daemon,
+            plugin_of(node.kubelet_dir) as plugin,
+        ):
             node.wait_device_lists({H100: {GPU: UNHEALTHY}})
+            eventually(features.exists, "the file for Node Feature Discovery")
+            assert "/GH100_H100_SXM5_80GB=1\n" in features.read_text()
             Call(prepare, plugin, "one", uid)
             eventually(lambda: len(told(api)) == 2, "both events")
             on_node, on_pod = told(api)[NODE, "HeldByOther"], told(api)["vm", "HeldByOther"]

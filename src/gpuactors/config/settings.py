@@ -419,6 +419,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             yaml_on=True,
         ),
     ] = "off"
+    nfd_file: Annotated[
+        Path | None,
+        Described(
+            "File that is written for Node Feature Discovery, which labels the node with models, drivers and IOMMU; as "
+            "a rule `gpuactors` in /etc/kubernetes/node-feature-discovery/features.d.",
+            metavar="FILE",
+            must_be="the path of a file, not empty and without NUL",
+            default="none",
+        ),
+    ] = None
     journal: Annotated[
         bool,
         Described(

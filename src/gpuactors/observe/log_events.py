@@ -431,6 +431,12 @@ _TOLD: Final[Mapping[str, LogEvent]] = {
         "A Kubernetes Event could not be posted; said once while that lasts. It is tried again while it holds.",
         "See the reason: the API server, its address, or the rights of deploy/overlays/events.",
     ),
+    "features.unwritten": LogEvent(
+        (WARNING,),
+        ("reason",),
+        "The file for Node Feature Discovery cannot be written; it is tried again every minute.",
+        "Mount the directory of --nfd-file, writable; deploy/overlays/node-features does.",
+    ),
 }
 
 _FILES: Final[Mapping[str, LogEvent]] = {
@@ -475,7 +481,7 @@ GROUPS: Final[Mapping[str, Mapping[str, LogEvent]]] = {
     "Claims": _CLAIMS,
     "Compute domains": _DOMAINS,
     "Files and endpoints": _FILES,
-    "Kubernetes Events": _TOLD,
+    "Kubernetes Events and node features": _TOLD,
 }
 """Every event, in the order of the document."""
 

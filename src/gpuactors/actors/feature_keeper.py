@@ -1,0 +1,53 @@
+"""The feature keeper: writes the file of node features when they change, and renews it before it expires.
+
+It is not removed when the daemon ends: at an update the labels would go and come. What nobody renews expires. Must not
+decide which features there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from gpuactors import limits
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.node_features import node_features
+from gpuactors.core.state import NodeState
+from gpuactors.ports import FeatureFile, StateFileError
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePorts:
+    """What the keeper needs."""
+
+    file: FeatureFile
+    on_problem: Callable[[str], None]
+    """Told why the file cannot be written, once while that lasts; must not raise."""
+    now: Callable[[], float]
+    """The time of day in seconds since 1970."""
+
+
+async def run(state: LatestReader[NodeState], ports: FeaturePorts) -> None:
+    """Runs for ever."""
+    written: Mapping[str, str] | None = None
+    renew_at, logged = math.inf, ""
+    while True:
+        with trio.move_on_at(renew_at):
+            await state.receive()
+        wanted = node_features(state.value)
+        if wanted is None:
+            written, renew_at = None, math.inf  # the serving daemon writes it
+        elif wanted != written or trio.current_time() >= renew_at:
+            try:
+                await ports.file.write(wanted, ports.now() + limits.FEATURES_EXPIRE_S)
+            except StateFileError as exc:
+                if logged != str(exc):
+                    ports.on_problem(logged := str(exc))
+                renew_at = trio.current_time() + limits.FEATURES_RETRY_S
+            else:
+                written, logged = wanted, ""
+                renew_at = trio.current_time() + limits.FEATURES_RENEW_S
+        await trio.sleep(limits.FEATURES_REST_S)

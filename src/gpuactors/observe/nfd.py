@@ -1,0 +1,58 @@
+"""The feature file of Node Feature Discovery (NFD), which makes labels of our node from it. Implements
+`ports.FeatureFile`.
+
+NFD's worker reads every file of /etc/kubernetes/node-feature-discovery/features.d/ (docs/usage/customization-guide of
+NFD, "local feature source"): a label in each line, `PREFIX/NAME=VALUE`; files that begin with a dot are ignored, and
+what follows `# +expiry-time=` is ignored after that time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, final
+
+import trio
+
+from gpuactors.ports import StateFileError
+
+_MODE: Final = 0o644
+
+
+@final
+class NfdFile:
+    """The file at one path; its directory is NFD's, and is not made."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._new = str(path.with_name(f".{path.name}.new"))
+
+    async def write(self, labels: Mapping[str, str], until: float) -> None:
+        """As `ports.FeatureFile.write`: in a thread, as a disk that hangs must not stop the daemon."""
+        expiry = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        lines = [
+            "# Written by gpuactors, and renewed while it runs.",
+            f"# +expiry-time={expiry}",
+            *(f"{name}={value}" for name, value in labels.items()),
+        ]
+        try:
+            await trio.to_thread.run_sync(self._replace, "\n".join([*lines, ""]), abandon_on_cancel=True)
+        except OSError as exc:
+            raise StateFileError(
+                f"cannot write {self._path}: {exc.strerror}; mount the directory of NFD's feature files there, "
+                "writable (--nfd-file)"
+            ) from None
+
+    def _replace(self, text: str) -> None:
+        try:
+            with open(self._new, "w", encoding="ascii") as file:
+                os.fchmod(file.fileno(), _MODE)
+                file.write(text)
+            os.replace(self._new, self._path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(self._new)
+            raise

@@ -112,6 +112,7 @@ OTHERS: Final[dict[str, Values]] = {
     "openshift": OPENSHIFT,
     "openshift-dra": {**LEVELS["dra"], **OPENSHIFT},
     "events": {"events": {"enabled": True}},
+    "node-features": {"nodeFeatures": {"enabled": True}},
 }
 
 
@@ -131,6 +132,14 @@ def test_events_with_claims_are_the_overlay_on_another_base(overlays: Path) -> N
     file = overlays / "overlays" / "events" / "kustomization.yaml"
     file.write_text(file.read_text().replace("- ../../base", "- ../compute-domains"))
     values = {**LEVELS["compute-domains"], **OTHERS["events"]}
+    assert of_the_chart(values) == normal(render(file.parent))
+
+
+def test_node_features_with_compute_domains_are_the_overlay_on_another_base(overlays: Path) -> None:
+    """Both mount NFD's directory, one of them to read a file of it."""
+    file = overlays / "overlays" / "node-features" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("- ../../base", "- ../compute-domains"))
+    values = {**LEVELS["compute-domains"], **OTHERS["node-features"]}
     assert of_the_chart(values) == normal(render(file.parent))
 
 
@@ -258,6 +267,7 @@ def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
         "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
         "computeDomains": {"enabled": True, "driverName": "domains.example", "namespace": "nvidia"},
         "events": {"enabled": True},
+        "nodeFeatures": {"enabled": True},
     }
     (container,) = of_kind(template(values), "DaemonSet")["spec"]["template"]["spec"]["containers"]
     named = {entry["name"].removeprefix("GPUACTORS_").lower() for entry in container["env"]}

@@ -23,6 +23,7 @@ CLAIMS: Final = SOCKETS | {
     "/var/lib/kubelet/plugins_registry",
     "/var/run/cdi",
 }
+FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
 DOMAINS: Final = CLAIMS | {"/var/lib/kubelet/plugins/compute-domain.nvidia.com"}
 
 
@@ -43,7 +44,8 @@ class Privilege:
 
     @property
     def se_linux(self) -> str:
-        return "spc_t" if self.processes else "container_device_plugin_t"
+        beyond = self.processes or FEATURES in self.written
+        return "spc_t" if beyond else "container_device_plugin_t"
 
 
 _DRA: Final[Values] = {"dra": {"enabled": True}}
@@ -59,6 +61,7 @@ ALLOWED: Final = {
     ),
     "overlays/openshift": Privilege(_OPENSHIFT),
     "overlays/events": Privilege({"events": {"enabled": True}}, token=True, rights=2),
+    "overlays/node-features": Privilege({"nodeFeatures": {"enabled": True}}, SOCKETS | {FEATURES}),
     "overlays/holders-proc": Privilege({"holders": "proc"}, processes=True),
     "overlays/dra": Privilege(_DRA, CLAIMS, processes=True, token=True, rights=7),
     "overlays/openshift-dra": Privilege({**_DRA, **_OPENSHIFT}, CLAIMS, processes=True, token=True, rights=7),

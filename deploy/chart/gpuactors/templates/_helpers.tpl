@@ -45,10 +45,10 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ include "gpuactors.name" . }}
 {{- if or .Values.dra.enabled .Values.events.enabled }}true{{ end }}
 {{- end }}
 
-{{/* Type of SELinux: reading other processes, and writing CDI files, is more than a device plugin's type may. */}}
+{{/* Type of SELinux: reading other processes, and writing CDI files or NFD's, is more than a device plugin's type may. */}}
 {{- define "gpuactors.seLinuxType" -}}
 {{- if .Values.seLinuxType }}{{ .Values.seLinuxType }}
-{{- else if or (include "gpuactors.processes" .) .Values.dra.enabled }}spc_t
+{{- else if or (include "gpuactors.processes" .) .Values.dra.enabled .Values.nodeFeatures.enabled }}spc_t
 {{- else }}container_device_plugin_t
 {{- end }}
 {{- end }}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -169,6 +170,21 @@ def event_bounds() -> list[str]:
     return markdown.table(["Bound", "Value"], map(list, rows))
 
 
+def alerts() -> list[str]:
+    """Every alert, with its own words."""
+    config = yaml.safe_load((ROOT / "deploy/monitoring/rules.yaml").read_text(encoding="utf-8"))
+    rules = [rule for group in config["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    head = ["Alert", "Severity", "After", "It says", "What to do"]
+    return markdown.table(head, map(_alert, rules))
+
+
+def _alert(rule: Mapping[str, Any]) -> list[str]:
+    texts = (rule["annotations"][name] for name in ("summary", "description"))
+    said = (re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text) for text in texts)
+    shown = (re.sub(r"\{\{ \$value.*?\}\}", "`N`", text) for text in said)
+    return [f"`{rule['alert']}`", rule["labels"]["severity"], rule.get("for", "at once"), *shown]
+
+
 OF_THE_CHART: Final = frozenset(
     {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
     | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address", "events", "nfd_file"}
@@ -227,6 +243,7 @@ TABLES: Final[tuple[Written, ...]] = (
     Table("docs/events.md", "event bounds", event_bounds),
     ChartSettings(),
     Table("docs/doctor.md", "checks", checks),
+    Table("docs/alerts.md", "alerts", alerts),
     Table(f"{CHART}/README.md", "values", chart_values),
 )
 

@@ -169,6 +169,8 @@ NAMES_OF_OTHERS: Final = frozenset(
     }
 )  # fmt: skip
 
+ALERTS: Final = frozenset(re.findall(r"^\| `(\w+)`", DOCUMENTS["docs/alerts.md"], re.MULTILINE))
+
 OF_METRICS: Final = {*spans(DOCUMENTS["docs/metrics.md"])}
 """With their labels."""
 
@@ -197,7 +199,7 @@ def unknown(text: str) -> Iterator[str]:
         if re.fullmatch(r"[a-z_]+\.[a-z_]+", span) and span.partition(".")[0] in NOUNS:
             yield from () if span in EVENTS or NO_EVENTS.fullmatch(span) else (span,)
         if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}[A-Z]*", span):
-            yield from () if span in CAUSES_AND_STATES | WORDS_OF_OTHERS else (span,)
+            yield from () if span in CAUSES_AND_STATES | WORDS_OF_OTHERS | ALERTS else (span,)
 
 
 @pytest.mark.parametrize("name", OPERATORS)

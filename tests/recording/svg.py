@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
-from typing import Final
+from itertools import groupby
+from typing import Any, Final, TypeAlias
 
-from tests.recording.screen import Line, Screen, Style
+import pyte
 
 _STANDS_S: Final = 0.25
 """A screen that stands for less is left out: nobody reads it."""
@@ -18,28 +20,51 @@ _STANDS_S: Final = 0.25
 _WIDTH, _HEIGHT, _MARGIN = 8.0, 17, 12
 """Of a character, of a line and of the edge, in pixels."""
 
-_COLOURS: Final = (
-    "#6a737d", "#f97583", "#85e89d", "#ffea7f", "#79b8ff", "#b392f0", "#73e3ff", "#d1d5da",
-    "#959da5", "#fdaeb7", "#bef5cb", "#fff5b1", "#c8e1ff", "#d1bcf9", "#b3f0ff", "#fafbfc",
-)  # fmt: skip
+_COLOURS: Final = {
+    "black": "#6a737d", "red": "#f97583", "green": "#85e89d", "brown": "#ffea7f", "blue": "#79b8ff",
+    "magenta": "#b392f0", "cyan": "#73e3ff", "white": "#d1d5da", "default": "#e1e4e8",
+}  # fmt: skip
+"""By pyte's names; what is bright has the colour that is not."""
 
 _STYLE: Final = """\
 text{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#e1e4e8;white-space:pre}}
-.b{{font-weight:bold}}.d{{opacity:.6}}
+.b{{font-weight:bold}}
 @keyframes screens{{{frames}}}
 #screens{{animation:screens {seconds:.2f}s steps(1,end) infinite}}
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How characters are shown."""
+
+    colour: str = "default"
+    bold: bool = False
+
+
+Line: TypeAlias = tuple[tuple[str, Style], ...]
+"""A line of the screen: runs of characters with one style, without blanks at its end."""
+
+
 def rendered(cast: str) -> str:
     """The picture of a file of `cast.py`."""
     header, *events = (json.loads(line) for line in cast.splitlines())
-    screen, shown = Screen(header["width"], header["height"]), list[tuple[float, tuple[Line, ...]]]()
+    screen, shown = pyte.Screen(header["width"], header["height"]), list[tuple[float, tuple[Line, ...]]]()
+    stream = pyte.Stream(screen)
     for at, _, text in events:
-        screen.write(text)
-        shown.append((at, screen.lines()))
+        stream.feed(text)
+        shown.append((at, tuple(_line(screen, row) for row in range(screen.lines))))
     ends = shown[-1][0] + 3.0
     return _picture(list(_lasting(shown, ends)), ends, header["width"], header["height"], header["title"])
+
+
+def _line(screen: Any, row: int) -> Line:
+    cells = (screen.buffer[row][column] for column in range(screen.columns))
+    styled = ((cell.data, Style(cell.fg.removeprefix("bright"), cell.bold)) for cell in cells)
+    runs = [("".join(c for c, _ in run), style) for style, run in groupby(styled, key=lambda cell: cell[1])]
+    while runs and not runs[-1][0].strip():
+        runs.pop()
+    return (*runs[:-1], (runs[-1][0].rstrip(), runs[-1][1])) if runs else ()
 
 
 def _lasting(
@@ -98,9 +123,8 @@ def _text(line: Line) -> str:
 
 
 def _run(column: int, text: str, style: Style) -> str:
-    classes = " ".join(name for name, on in (("b", style.bold), ("d", style.dim)) if on)
-    shown = f' class="{classes}"' if classes else ""
-    fill = f' style="fill:{_COLOURS[style.colour]}"' if style.colour is not None else ""
+    bold = ' class="b"' * style.bold
+    fill = f' style="fill:{_COLOURS[style.colour]}"' * (style.colour != "default")
     # Each run has its length, so that columns stay columns in whatever font the reader has.
     place = f'x="{column * _WIDTH:g}" y="13" textLength="{len(text) * _WIDTH:g}"'
-    return f"<text {place}{shown}{fill}>{escape(text)}</text>"
+    return f"<text {place}{bold}{fill}>{escape(text)}</text>"

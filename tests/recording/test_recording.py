@@ -1,4 +1,4 @@
-"""The recordings of docs/media/: a screen is what a terminal would show, and each picture is its recording's."""
+"""The recordings of docs/media/: each picture is its recording's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.recording.cast import COLUMNS, ROWS, Cast, RecordingError
-from tests.recording.screen import PLAIN, Screen, Style
 from tests.recording.svg import rendered
 from tests.support.patience import patient
 
@@ -18,44 +17,19 @@ MEDIA = Path(__file__).resolve().parents[2] / "docs" / "media"
 CASTS = sorted(MEDIA.glob("*.cast"))
 
 
-def shown(text: str, columns: int = 20, rows: int = 3) -> list[str]:
-    screen = Screen(columns, rows)
-    screen.write(text)
-    return ["".join(run for run, _ in line) for line in screen.lines()]
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("one\r\ntwo", ["one", "two", ""]),
-        ("1\r\n2\r\n3\r\n4", ["2", "3", "4"]),
-        ("four\r\x1b[2Kno", ["no", "", ""]),
-        ("a\r\nb\r\n\x1b[2A\x1b[2KA\x1b[1B\x1b[?25l", ["A", "b", ""]),
-        ("0123456789" * 2 + "+", ["01234567890123456789", "+", ""]),
-        ("012345\r\x1b[0KX", ["X", "", ""]),
-    ],
-)
-def test_a_screen_shows_what_was_written_to_it(text: str, lines: list[str]) -> None:
-    assert shown(text) == lines
-
-
-def test_characters_have_the_style_that_was_set_before_them() -> None:
-    screen = Screen(20, 1)
-    screen.write("\x1b[1;31ma\x1b[0m b \x1b[2mc\x1b[22;96md\x1b[39me")
-    runs = (
-        ("a", Style(1, bold=True)),
-        (" b ", PLAIN),
-        ("c", Style(dim=True)),
-        ("d", Style(14)),
-        ("e", PLAIN),
-    )
-    assert screen.lines() == (runs,)
-
-
-@pytest.mark.parametrize("text", ["\x1b[5;5H", "\x1b]0;title\x07", "\x1b[38;5;1m", "\t"])
-def test_what_is_not_known_is_not_guessed(text: str) -> None:
-    with pytest.raises(ValueError, match="not known here"):
-        shown(text)
+def test_a_picture_has_the_screens_that_stand_for_a_while() -> None:
+    header = {"version": 2, "width": 20, "height": 2, "title": "<it>"}
+    events = [
+        [0.0, "o", "$ "],
+        [1.0, "o", "passing"],
+        [1.1, "o", "\r\x1b[2K\x1b[1;31mred & bold\x1b[0m\r\n  end"],
+    ]
+    picture = rendered("\n".join(map(json.dumps, [header, *events])))
+    texts = [text.text for text in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["$", "red & bold", "end"]
+    assert 'class="b" style="fill:#f97583">red &amp; bold<' in picture
+    assert 'x="16" y="13" textLength="24">end<' in picture
+    assert "0.000%{transform:translateY(0px)}26.829%{transform:translateY(-34px)}" in picture
 
 
 def test_a_command_is_recorded_in_a_terminal_of_this_size() -> None:

@@ -24,6 +24,7 @@ from typing import Final
 
 from tests.vm.apt import codename, private_apt, sources_of
 from tests.vm.commands import ProvisionError, apt_get, need_root, run
+from tests.vm.kernel_image import write_unpacked
 from tests.vm.kernels import DEFAULT_KERNEL, KERNELS, BuiltKernel, DebianKernel
 from tests.vm.qemu_root import starter, unpack_qemu
 
@@ -37,8 +38,8 @@ DEBIAN_KERNELS: Final = tuple(name for name, source in KERNELS.items() if isinst
 class Kernel:
     """An unpacked kernel package.
 
-    `release` is what `uname -r` says in the guest; `image` the bzImage; `modules` the directory with
-    `modules.builtin` and the `.ko` files.
+    `release` is what `uname -r` says in the guest; `image` what QEMU starts, the unpacked kernel or
+    its bzImage; `modules` the directory with `modules.builtin` and the `.ko` files.
     """
 
     package: str
@@ -97,10 +98,18 @@ def cached_kernel(name: str = DEFAULT_KERNEL) -> Kernel:
 def _kernel_in(root: Path, package: str) -> Kernel:
     # Since trixie the modules are under usr/lib (merged /usr), in bookworm under lib.
     for modules in sorted([*root.glob("lib/modules/*"), *root.glob("usr/lib/modules/*")]):
-        for image in (root / "boot" / f"vmlinuz-{modules.name}", modules / "vmlinuz"):
+        for image in (
+            _unpacked(root, modules.name),
+            root / "boot" / f"vmlinuz-{modules.name}",
+            modules / "vmlinuz",
+        ):
             if image.is_file() and (modules / "modules.builtin").is_file():
                 return Kernel(package=package, release=modules.name, image=image, modules=modules)
     raise ProvisionError(f"{root} holds no kernel image with its modules: remove it and run tests/vm/setup")
+
+
+def _unpacked(root: Path, release: str) -> Path:
+    return root / "boot" / f"vmlinux-{release}"
 
 
 def provision(*, kernels: Sequence[str] = DEBIAN_KERNELS, refresh: bool = False) -> list[str]:
@@ -115,7 +124,18 @@ def provision(*, kernels: Sequence[str] = DEBIAN_KERNELS, refresh: bool = False)
         _unpack(BUSYBOX_PACKAGE)
         done.append(f"unpacked {BUSYBOX_PACKAGE}")
     missing = [name for name in kernels if refresh or not _has(partial(cached_kernel, name))]
-    return done + [f"unpacked {_fetch_kernel(name, refresh=refresh)}, kernel {name}" for name in missing]
+    done += [f"unpacked {_fetch_kernel(name, refresh=refresh)}, kernel {name}" for name in missing]
+    return done + [
+        f"unpacked the image of kernel {name}" for name in kernels if _unpack_image(cached_kernel(name))
+    ]
+
+
+def _unpack_image(kernel: Kernel) -> bool:
+    """Whether that was to be done, and could be."""
+    root = cache_dir() / kernel.package
+    unpacked = _unpacked(root, kernel.release)
+    config = root / "boot" / f"config-{kernel.release}"
+    return not unpacked.is_file() and write_unpacked(kernel.image, config, unpacked)
 
 
 def _fetch_kernel(name: str, *, refresh: bool) -> str:

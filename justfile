@@ -87,6 +87,9 @@ chart *ARGS:
     @python -m tests.deploy.tools
     @.venv/tools/helm template gpuactors deploy/chart/gpuactors --namespace gpuactors "$@"
 
+# Write all of docs/ again that follows from the code.
+docs: causes metrics log-events tables
+
 # Record docs/media/ anew: the terminal's recordings and the picture of the replay page, from real runs. A minute.
 recording:
     python -m tests.recording

@@ -64,6 +64,11 @@ def test_the_first_page_leads_to_every_page() -> None:
     assert pages - reached == {ROOT / "docs/README.md"}
 
 
+def test_the_installation_names_each_overlay() -> None:
+    overlays = {path.name for path in (ROOT / "deploy/overlays").iterdir()}
+    assert overlays - {"example"} <= {*spans(DOCUMENTS["docs/install.md"])}
+
+
 def test_the_architecture_names_each_file_of_the_core() -> None:
     named = {*re.findall(r"`([\w/]+\.py)`", DOCUMENTS["docs/architecture.md"])}
     core = ROOT / "src/gpuactors/core"

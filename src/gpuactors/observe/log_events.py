@@ -413,14 +413,14 @@ _DOMAINS: Final[Mapping[str, LogEvent]] = {
     "domains.unwatched": LogEvent(
         (WARNING,),
         ("reason",),
-        "The watch of the ComputeDomains ended and begins anew.",
-        "If it is repeated: see the reason.",
+        "The API server's watch of the ComputeDomains cannot be opened, or broke off; it is tried again.",
+        "If it is repeated: see the reason. It is the API server, or the rights of deploy/overlays/compute-domains.",
     ),
     "node.unwatched": LogEvent(
         (WARNING,),
         ("reason",),
-        "The watch of our own Node ended and begins anew.",
-        "If it is repeated: see the reason.",
+        "The API server's watch of our own Node cannot be opened, or broke off; it is tried again.",
+        "If it is repeated: see the reason. It is the API server, or the rights of deploy/overlays/compute-domains.",
     ),
 }
 

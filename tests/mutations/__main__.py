@@ -29,6 +29,7 @@ from tests.mutations.domain_edges import DOMAIN_EDGES
 from tests.mutations.domain_views import DOMAIN_VIEWS
 from tests.mutations.domains import DOMAINS
 from tests.mutations.dra_plugin import DRA_PLUGIN
+from tests.mutations.events import EVENTS
 from tests.mutations.mutations import MUTATIONS, Mutation
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -45,7 +46,7 @@ FEW: Final = "3"
 MANY: Final = "5"
 """Events in an order: a quick run first, and what CI does last."""
 
-ALL: Final = (*MUTATIONS, *ACTS, *DOCTOR, *DOMAIN_EDGES, *DOMAIN_VIEWS, *DOMAINS, *DRA_PLUGIN)
+ALL: Final = (*MUTATIONS, *ACTS, *DOCTOR, *DOMAIN_EDGES, *DOMAIN_VIEWS, *DOMAINS, *DRA_PLUGIN, *EVENTS)
 
 COPIED: Final = ("src", "tests", "protos", "pyproject.toml")
 """What the program and the tests that bugs name are made of. A test that reads more of the tree fails in the copy."""

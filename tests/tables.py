@@ -188,10 +188,11 @@ def _alert(rule: Mapping[str, Any]) -> list[str]:
 OF_THE_CHART: Final = frozenset(
     {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
     | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address", "events", "nfd_file"}
+    | {"imex_ctl"}
 )
 """Settings that the chart makes of values of its own, as mounts or rights follow from them, or of the pod."""
 
-OF_A_HOST: Final = frozenset({"kubeconfig", "pci_ids", "imex_ctl", "imex_clique"})
+OF_A_HOST: Final = frozenset({"kubeconfig", "pci_ids", "imex_clique"})
 """Settings that name files which the pod does not have."""
 
 

@@ -48,6 +48,23 @@ def of_kind(manifests: list[Manifest], kind: str) -> Manifest:
     return found
 
 
+def normal(objects: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    """The objects by kind and name. A list of named things has no order: volumes, mounts, variables."""
+
+    def ordered(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: ordered(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            items = [ordered(item) for item in value]
+            named = all(isinstance(item, dict) and "name" in item for item in items)
+            return sorted(items, key=lambda item: item["name"]) if named else items
+        return value
+
+    found = {(one["kind"], one["metadata"]["name"]): ordered(one) for one in objects}
+    assert len(found) == len(objects)
+    return found
+
+
 def seen_at(pod: Manifest, path: str) -> tuple[str, bool]:
     """The host's path of what the container sees at `path`, and whether it can be written."""
     (container,) = pod["containers"]

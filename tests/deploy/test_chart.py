@@ -10,13 +10,13 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import yaml
 
 from tests.deploy.chart import CHART, NAMESPACE, Values, helm, refusal, template
-from tests.deploy.manifests import DEPLOY, ROOT, Manifest, configuration_of, of_kind, render
+from tests.deploy.manifests import DEPLOY, ROOT, Manifest, configuration_of, normal, of_kind, render, seen_at
 from tests.tables import OF_THE_CHART
 
 OF_HELM: Final = {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "gpuactors-0.1.0"}
@@ -39,30 +39,16 @@ OPENSHIFT: Final[Values] = {"openshift": {"enabled": True}}
 
 K0S: Final[Values] = {"kubeletDir": "/var/lib/k0s/kubelet"}
 
+WITH_OPERATOR: Final = ("--api-versions", "monitoring.coreos.com/v1")
+"""A cluster that has Prometheus' operator."""
+
 IN_THE_BASE: Final[Values] = {"namespace": {"create": True}}
 """`helm install` needs the namespace before; the base has it."""
 
 
-def normal(objects: list[Manifest]) -> dict[tuple[str, str], Manifest]:
-    """The objects by kind and name. A list of named things has no order: volumes, mounts, variables."""
-
-    def ordered(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: ordered(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            items = [ordered(item) for item in value]
-            named = all(isinstance(item, dict) and "name" in item for item in items)
-            return sorted(items, key=lambda item: item["name"]) if named else items
-        return value
-
-    found = {(one["kind"], one["metadata"]["name"]): ordered(one) for one in objects}
-    assert len(found) == len(objects)
-    return found
-
-
-def of_the_chart(values: Values) -> dict[tuple[str, str], Manifest]:
+def of_the_chart(values: Values, *, options: tuple[str, ...] = ()) -> dict[tuple[str, str], Manifest]:
     """The chart's objects, less the labels that they must have and an overlay's do not."""
-    found = normal(template({**IN_THE_BASE, **values}))
+    found = normal(template({**IN_THE_BASE, **values}, options=options))
     for one in found.values():
         labels = one["metadata"]["labels"]
         assert {key: labels.pop(key) for key in OF_HELM} == OF_HELM
@@ -113,6 +99,10 @@ OTHERS: Final[dict[str, Values]] = {
     "openshift-dra": {**LEVELS["dra"], **OPENSHIFT},
     "events": {"events": {"enabled": True}},
     "node-features": {"nodeFeatures": {"enabled": True}},
+    "compute-domains-host-managed": {
+        "dra": {"enabled": True},
+        "computeDomains": {"enabled": True, "hostManaged": True},
+    },
 }
 
 
@@ -126,6 +116,25 @@ def test_openshift_with_compute_domains_is_the_overlay_on_another_base(overlays:
     file.write_text(file.read_text().replace("- ../dra", "- ../compute-domains"))
     values = {**LEVELS["compute-domains"], **OPENSHIFT}
     assert of_the_chart(values) == normal(render(file.parent))
+
+
+def test_monitoring_is_what_kustomize_makes_of_it_beside_the_rest() -> None:
+    values = {"monitoring": {"enabled": True}}
+    rendered = [*render(DEPLOY / "base"), *render(DEPLOY / "monitoring")]
+    assert of_the_chart(values, options=WITH_OPERATOR) == normal(rendered)
+
+
+def test_a_prometheus_chooses_by_labels_and_finds_the_pods_of_another_name() -> None:
+    labels = {"release": "kube-prometheus-stack"}
+    values = {"nameOverride": "gpu-b", "monitoring": {"enabled": True, "labels": labels}}
+    objects = template(values, namespace="elsewhere", options=WITH_OPERATOR)
+    for kind in ("PodMonitor", "PrometheusRule"):
+        metadata = of_kind(objects, kind)["metadata"]
+        assert labels.items() <= metadata["labels"].items()
+        assert (metadata["name"], metadata["namespace"]) == ("gpu-b", "elsewhere")
+    selector = of_kind(objects, "PodMonitor")["spec"]["selector"]
+    assert selector == of_kind(objects, "DaemonSet")["spec"]["selector"]
+    assert of_kind(objects, "ConfigMap")["metadata"]["name"] == "gpu-b-dashboard"
 
 
 def test_events_with_claims_are_the_overlay_on_another_base(overlays: Path) -> None:
@@ -229,7 +238,13 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
     values = {
         "stateDir": "/srv/gpuactors",
         "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
-        "computeDomains": {"enabled": True, "driverName": "domains.example", "namespace": "nvidia"},
+        "computeDomains": {
+            "enabled": True,
+            "driverName": "domains.example",
+            "namespace": "nvidia",
+            "hostManaged": True,
+            "imexCtl": "/opt/imex/ctl",
+        },
     }
     objects = template(values)
     pod = of_kind(objects, "DaemonSet")["spec"]["template"]["spec"]
@@ -237,6 +252,8 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
     assert (shown["driver_name"], shown["cdi_dir"]) == ("gpus.example", "/etc/cdi")
     assert (shown["domains_driver"], shown["domains_namespace"]) == ("domains.example", "nvidia")
     assert shown["state_dir"] == "/srv/gpuactors"
+    assert (shown["compute_domains"], shown["imex_ctl"]) == ("host-managed", "/opt/imex/ctl")
+    assert seen_at(pod, "/opt/imex/ctl") == ("/opt/imex/ctl", False)
     paths = {volume["hostPath"]["path"] for volume in pod["volumes"]}
     assert {
         "/var/lib/kubelet/plugins/gpus.example",
@@ -265,7 +282,13 @@ def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
     values = {
         "stateDir": "/srv/gpuactors",
         "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
-        "computeDomains": {"enabled": True, "driverName": "domains.example", "namespace": "nvidia"},
+        "computeDomains": {
+            "enabled": True,
+            "driverName": "domains.example",
+            "namespace": "nvidia",
+            "hostManaged": True,
+            "imexCtl": "/opt/imex/ctl",
+        },
         "events": {"enabled": True},
         "nodeFeatures": {"enabled": True},
     }
@@ -328,6 +351,14 @@ def test_a_cluster_that_does_not_know_recursive_read_only_gets_mounts_without_it
             "invalid propertyName 'app.kubernetes.io/name'",
         ),
         ({"computeDomains": {"enabled": True}}, "computeDomains.enabled needs dra.enabled: set it as well"),
+        (
+            {"computeDomains": {"hostManaged": True}},
+            "computeDomains.hostManaged needs computeDomains.enabled: set it as well",
+        ),
+        (
+            {"monitoring": {"enabled": True}},
+            "this cluster does not know monitoring.coreos.com/v1: install that first",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_path(values: Values, said: str) -> None:

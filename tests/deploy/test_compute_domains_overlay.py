@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from gpuactors.core.domains.model import DRIVER, LABEL
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, HostRoot
 from gpuactors.kubelet.dra.plugin import socket_paths
-from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, of_kind, render, seen_at
+from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, normal, of_kind, render, seen_at
 from tests.deploy.rights import MADE_BY, OF_CLAIMS, OF_EVENTS, UID, rights_of, used_by
 from tests.kube.cluster import NAMESPACE
 
@@ -110,6 +110,25 @@ def test_the_readme_says_of_each_mount_and_right_why_it_is_there(
     rows = [line for line in section.splitlines() if line.startswith("|")]
     for _, (_, resource, verb) in rights_of(one for one in added if "rules" in one):
         assert any(f"`{verb}`" in row and resource in row for row in rows), (verb, resource)
+
+
+def test_host_managed_is_that_and_what_the_hosts_tool_needs(overlaid: list[Manifest]) -> None:
+    managed = render(DEPLOY / "overlays" / "compute-domains-host-managed")
+    known, pod = pod_of(overlaid), pod_of(managed)
+    shown = {key: entry["value"] for key, entry in configuration_of(pod["containers"][0]).items()}
+    assert shown["compute_domains"] == "host-managed"
+    for path in (str(shown["imex_ctl"]), "/etc/nvidia-imex/config.cfg", "/run/nvidia-imex/ctl.sock"):
+        assert seen_at(pod, path) == (path, False)
+    own = [volume for volume in pod["volumes"] if volume not in known["volumes"]]
+    assert [volume["name"] for volume in own] == ["imex-ctl", "imex-config", "imex-socket"]
+    section = (DEPLOY / "README.md").read_text().split("\n## Compute domains\n", 1)[1].split("\n## ", 1)[0]
+    assert all(f"`{volume['hostPath']['path']}`" in section for volume in own)
+    pod["volumes"] = [volume for volume in pod["volumes"] if volume not in own]
+    (container,), (before,) = pod["containers"], known["containers"]
+    container["volumeMounts"] = [m for m in container["volumeMounts"] if m in before["volumeMounts"]]
+    (switch,) = (entry for entry in container["env"] if entry not in before["env"])
+    switch["value"] = "on"
+    assert normal(managed) == normal(overlaid)
 
 
 # --- the API server ---------------------------------------------------------------------------------------

@@ -66,6 +66,13 @@ ALLOWED: Final = {
     "overlays/dra": Privilege(_DRA, CLAIMS, processes=True, token=True, rights=7),
     "overlays/openshift-dra": Privilege({**_DRA, **_OPENSHIFT}, CLAIMS, processes=True, token=True, rights=7),
     "overlays/compute-domains": Privilege(_DOMAINS, DOMAINS, processes=True, token=True, rights=12),
+    "overlays/compute-domains-host-managed": Privilege(
+        {**_DRA, "computeDomains": {"enabled": True, "hostManaged": True}},
+        DOMAINS,
+        processes=True,
+        token=True,
+        rights=12,
+    ),
 }
 
 

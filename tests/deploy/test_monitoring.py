@@ -51,7 +51,7 @@ def rules() -> Iterator[dict[str, Any]]:
 
 def dashboard() -> dict[str, Any]:
     config = of_kind(render(MONITORING), "ConfigMap")
-    assert config["metadata"]["labels"] == {"grafana_dashboard": "1"}, "what Grafana's sidecar looks for"
+    assert config["metadata"]["labels"]["grafana_dashboard"] == "1", "what Grafana's sidecar looks for"
     found: dict[str, Any] = json.loads(config["data"]["gpuactors.json"])
     return found
 

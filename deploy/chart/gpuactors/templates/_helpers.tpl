@@ -10,6 +10,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{/* Labels of what Prometheus' operator looks for; it may choose by labels of its own. */}}
+{{- define "gpuactors.monitoringLabels" -}}
+{{ include "gpuactors.labels" . }}
+{{- with .Values.monitoring.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{- define "gpuactors.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
@@ -73,6 +81,12 @@ recursiveReadOnly: IfPossible
 {{- end }}
 {{- if and .Values.events.enabled (semverCompare "<1.32-0" .Capabilities.KubeVersion.Version) }}
 {{- fail (printf "events.enabled needs Kubernetes 1.32 or newer, and this is %s: leave it out, or render with --kube-version" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- if and .Values.computeDomains.hostManaged (not .Values.computeDomains.enabled) }}
+{{- fail "computeDomains.hostManaged needs computeDomains.enabled: set it as well" }}
+{{- end }}
+{{- if and .Values.monitoring.enabled (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) }}
+{{- fail "monitoring.enabled needs Prometheus' operator, and this cluster does not know monitoring.coreos.com/v1: install that first, or render with --api-versions monitoring.coreos.com/v1" }}
 {{- end }}
 {{- if and .Values.dra.enabled (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) }}
 {{- fail (printf "dra.enabled needs Kubernetes 1.34 or newer, and this is %s: leave it out, or render with --kube-version" .Capabilities.KubeVersion.Version) }}

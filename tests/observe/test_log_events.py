@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,8 +18,8 @@ from gpuactors.observe.log_events import EVENTS, FIELDS, LogEvent
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "gpuactors"
 
-LOGGERS = ("log", "_log", "log.get_logger()")
-"""What our own lines are logged by, besides the core's `Log`; grpc_trio has the standard library's, as a library."""
+NAME = re.compile(r"[a-z_]+\.[a-z_]+")
+"""Of an event. What else is logged is a library's text, as that of grpc_trio."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -146,8 +147,8 @@ def texts(node: ast.expr) -> list[str]:
 def of_a_logger(call: ast.Call) -> tuple[str, str, set[str]] | None:
     """`log.info("noun.verb", key=…)`: the name, the level and the fields."""
     match call:
-        case ast.Call(func=ast.Attribute(value=logger, attr=level), args=[ast.Constant(value=str(name))]):
-            if level in LEVELS and ast.unparse(logger) in LOGGERS:
+        case ast.Call(func=ast.Attribute(attr=level), args=[ast.Constant(value=str(name))]):
+            if level in LEVELS and NAME.fullmatch(name):
                 return name, level, {str(k.arg).replace("exc_info", "exception") for k in call.keywords}
     return None
 
@@ -188,11 +189,10 @@ def logged() -> Mapping[str, Logged]:
     """All that the source logs."""
     found: dict[str, Logged] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        if "grpc_trio" not in path.parts:  # its lines are those of a library
-            for name, of, fields in in_module(ast.parse(path.read_text(encoding="utf-8"))):
-                seen = found.setdefault(name, Logged())
-                seen.levels |= of
-                seen.fields |= fields
+        for name, of, fields in in_module(ast.parse(path.read_text(encoding="utf-8"))):
+            seen = found.setdefault(name, Logged())
+            seen.levels |= of
+            seen.fields |= fields
     found[LIBRARY_EVENT] = Logged(set(LEVELS), {"logger", "message", "exception"})
     return found
 
@@ -240,7 +240,8 @@ def granted(refused):
         return Log(Level.INFO, "call.granted", fields)
 
 def two(same):
-    log.warning("one.logged", wait_s=1, exc_info=error)
+    _mine.warning("one.logged", wait_s=1, exc_info=error)
+    log.debug("a sentence")
     level = Level.DEBUG if same else Level.ERROR
     return [Log(level, "two.logged" if same else "three.logged", {**{"x": 1}}), *_line("four.logged"),
             *_line("five.logged", reason=same, level=Level.WARNING), *_line("six.logged", why=same)]

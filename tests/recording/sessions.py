@@ -54,10 +54,10 @@ def node_in_trouble() -> Iterator[dict[str, str]]:
                 node.tree.open_group(slot, 4000 + slot)
                 until(address(slot), f"default/{pod}")
                 until(address(slot), f"process {4000 + slot}")
-            node.tree.open_group(0x4C, 7331, "python3")
-            until(address(0x4C), "Unhealthy")
             node.kubelet.force_delete("vm-2")
             until(address(0x3B), "is still held")
+            node.tree.open_group(0x4C, 7331, "python3")
+            until(address(0x4C), "Unhealthy")
             yield env
 
 

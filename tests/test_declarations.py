@@ -27,6 +27,8 @@ from gpuactors.config import (
 )
 from gpuactors.config.declaration import LIST_SEPARATOR, Described, declared
 from gpuactors.config.options import Configured
+from gpuactors.examples import EXAMPLES
+from tests.test_documents import parse
 
 each_setting = pytest.mark.parametrize("setting", DECLARATIONS.values(), ids=KEYS)
 
@@ -190,3 +192,22 @@ def test_a_key_that_would_be_another_ones_name_cannot_be_declared(key: str) -> N
 def test_a_setting_needs_a_description_to_be_written_at_all() -> None:
     with pytest.raises(TypeError, match="description"):
         Described()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("words", ["", *all_commands()])
+def test_the_help_of_every_command_ends_with_examples_in_lines_of_their_own(words: str) -> None:
+    *_, examples = help_of(words, 80).partition("\n  Examples:\n")
+    assert [line.split("  # ")[0].strip() for line in examples.splitlines()] == [
+        x for x, _ in EXAMPLES[words]
+    ]
+
+
+@pytest.mark.parametrize("line", [line for examples in EXAMPLES.values() for line, _ in examples])
+def test_an_example_can_be_parsed(line: str) -> None:
+    found = re.search(r"gpuactors ([^>|)]*)", line)
+    assert found is not None
+    parse(found[1])
+
+
+def test_there_is_no_example_without_a_command() -> None:
+    assert EXAMPLES.keys() == {"", *all_commands()}

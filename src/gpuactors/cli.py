@@ -21,9 +21,10 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 import trio
 
-from gpuactors import allocator
+from gpuactors import allocator, completion
 from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
 from gpuactors.config.options import Configured
+from gpuactors.examples import epilog
 from gpuactors.formats import Format, either
 from gpuactors.observe import log, stdout
 from gpuactors.ports import ControlError, HostError
@@ -44,7 +45,9 @@ def _output(*formats: Format) -> Callable[[F], F]:
     )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=epilog("")
+)
 @click.version_option(package_name="gpuactors", prog_name="gpuactors")
 def cli() -> None:
     """Device plugin for GPUs that are passed through to virtual machines.
@@ -53,7 +56,7 @@ def cli() -> None:
     """
 
 
-@cli.command(cls=Configured)
+@cli.command(cls=Configured, epilog=epilog("run"))
 def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
     resolved = _resolved(flags)
@@ -79,13 +82,13 @@ def run(**flags: object) -> None:
         _fail(f"internal error, please report it: {cause!r}", EX_SOFTWARE)
 
 
-@cli.command(cls=Configured)
+@cli.command(cls=Configured, epilog=epilog("inspect"))
 @_output(Format.TABLE, Format.WIDE, Format.JSON, Format.YAML)
 @click.option(
     "-w", "--watch", is_flag=True, help="Show the running daemon's view as it changes, until Ctrl-C."
 )
 def inspect(output: str, watch: bool, **flags: object) -> None:
-    """Show the GPUs of this node: driver, IOMMU group, health and why. And claims and compute domains.
+    """Show the GPUs of this node: driver, IOMMU group, health, why. And claims and compute domains.
 
     The running daemon is asked. Without one this command reads the node itself, and shows what a daemon with these
     settings would list.
@@ -123,8 +126,8 @@ def _watch(config: Config, output: Format) -> None:
         _fail(f"nothing to watch: {exc}", EX_UNAVAILABLE)
 
 
-@cli.command(cls=Configured)
-@click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN")
+@cli.command(cls=Configured, epilog=epilog("explain"))
+@click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN", shell_complete=completion.explainable)
 @_output(Format.TEXT, Format.JSON, Format.YAML)
 def explain(address: str, output: str, **flags: object) -> None:
     """Explain one GPU: owner, holders, health and why, history. Or one claim, or one compute domain.
@@ -148,7 +151,7 @@ def explain(address: str, output: str, **flags: object) -> None:
         click.echo(either(output, inspection_report.explained_json(found)))
 
 
-@cli.command(cls=Configured)
+@cli.command(cls=Configured, epilog=epilog("doctor"))
 @click.option(
     "--pre",
     is_flag=True,
@@ -170,9 +173,14 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
     sys.exit(1 if found.is_failed else 0)
 
 
-@cli.command()
+@cli.command(epilog=epilog("simulate"))
 @click.option(
-    "--scenario", default="incident", show_default=True, metavar="NAME", help="Which scenario to play."
+    "--scenario",
+    default="incident",
+    show_default=True,
+    metavar="NAME",
+    help="Which scenario to play.",
+    shell_complete=completion.scenarios,
 )
 @click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random choices.")
@@ -226,7 +234,7 @@ def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
     return replay.replay(steps, seed, json_lines=json_lines, out=sys.stdout)
 
 
-@cli.command()
+@cli.command(epilog=epilog("replay"))
 @click.argument("journal", metavar="FILE|DIR", type=click.Path(exists=True))
 @click.option(
     "--since",
@@ -260,7 +268,7 @@ def replay(
     html: str | None,
     output: str,
 ) -> None:
-    """Replay a journal, and show what differs from what was recorded.
+    """Replay a journal; show what differs from what was recorded.
 
     The recorded events are given to the same core again. FILE is one file of a journal; DIR is a directory of such
     files, or the daemon's state directory. Exit code 1: something differs.
@@ -290,12 +298,12 @@ def replay(
     sys.exit(code)
 
 
-@cli.group(name="config")
+@cli.group(name="config", epilog=epilog("config"))
 def config_group() -> None:
     """Show the settings, or the schema of the configuration file."""
 
 
-@config_group.command(cls=Configured)
+@config_group.command(cls=Configured, epilog=epilog("config show"))
 @_output(Format.TABLE, Format.JSON, Format.YAML)
 def show(output: str, **flags: object) -> None:
     """Show each setting: key, value, and where the value came from.
@@ -321,10 +329,20 @@ def show(output: str, **flags: object) -> None:
         click.echo(f"{s.key:<{key_width}}  {s.value:<{value_width}}  {s.source}".rstrip())
 
 
-@config_group.command(name="schema")
+@config_group.command(name="schema", epilog=epilog("config schema"))
 def show_schema() -> None:
     """Print the JSON Schema of the configuration file."""
     click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
+
+
+@cli.command(name="completion", epilog=epilog("completion"))
+@click.argument("shell", type=click.Choice(completion.SHELLS))
+def completion_script(shell: str) -> None:
+    """Print the script for completion in a shell.
+
+    GPUs, claims and compute domains that `explain` takes come from the running daemon.
+    """
+    click.echo(completion.script(cli, shell))
 
 
 def main() -> NoReturn:
@@ -333,7 +351,9 @@ def main() -> NoReturn:
         sys.stdout = stdout.opened()
     try:
         try:
-            cli(prog_name="gpuactors")
+            if completion.VARIABLE in os.environ:
+                completion.register()
+            cli(prog_name=completion.PROGRAM)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -261,6 +261,9 @@ once."""
 CONTROL_CALL_S: Final = 2.0
 """One reading of the running daemon's state by a command; it takes milliseconds."""
 
+COMPLETION_S: Final = 0.5
+"""The running daemon's answer while somebody types a command; it takes milliseconds."""
+
 WATCH_PAUSE_S: Final = 0.2
 """From one message to the next to a command that watches: whatever happens meanwhile is in the next one."""
 

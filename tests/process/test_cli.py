@@ -358,6 +358,8 @@ def _device(
         "owner": None,
         "holders": [],
         "for_claims": None,
+        "nodes": [f"/dev/vfio/{slot}"] if driver == "vfio-pci" else [],
+        "since_s": None,
     }
 
 

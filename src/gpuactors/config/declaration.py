@@ -110,12 +110,12 @@ class Declaration:
     @property
     def metavar(self) -> str:
         """What stands for a value: `DIR`, `json|console`."""
-        return self.described.metavar or "|".join(self._choices)
+        return self.described.metavar or "|".join(self.choices)
 
     @property
     def must_be(self) -> str:
         """What a value must be, in words: `json or console`."""
-        return self.described.must_be or _or(self._choices)
+        return self.described.must_be or _or(self.choices)
 
     @property
     def default_values(self) -> tuple[str, ...]:
@@ -130,7 +130,8 @@ class Declaration:
         return f"{form.format(instead)}, else {text}" if instead and text else text
 
     @property
-    def _choices(self) -> tuple[str, ...]:
+    def choices(self) -> tuple[str, ...]:
+        """Its values, if there are so few that each has a name."""
         plain = _plain(self.type)
         if plain is bool:
             return ("true", "false")

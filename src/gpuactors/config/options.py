@@ -5,9 +5,11 @@ Must not read the environment, nor judge a value: `sources.py` does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from .declaration import LIST_SEPARATOR, Declaration
 from .settings import DECLARATIONS
@@ -18,6 +20,9 @@ PRECEDENCE: Final = (
     "The file is TOML (.toml) or YAML (.yaml, .yml); in it, --host-root is the key host_root."
 )
 """The help text before the settings."""
+
+_PATHS: Final = {"DIR": "dir", "FILE": "file"}
+"""By metavar, what a shell completes itself."""
 
 SEVERAL: Final = f"The flag may be repeated. In the variable, {LIST_SEPARATOR} separates values."
 """The help text of a setting with several values."""
@@ -55,6 +60,19 @@ def _config_file() -> click.Option:
     )
 
 
+def _values(setting: Declaration) -> Callable[..., list[CompletionItem[str]]]:
+    """What a shell offers as values: those there are, or files."""
+
+    def offered(
+        context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        if setting.metavar in _PATHS:
+            return [CompletionItem(incomplete, type=_PATHS[setting.metavar])]
+        return [CompletionItem(choice) for choice in setting.choices if choice.startswith(incomplete)]
+
+    return offered
+
+
 def _option(setting: Declaration) -> click.Option:
     """The flag of a setting. Its value is taken as written: `sources.py` validates it."""
     return click.Option(
@@ -63,4 +81,5 @@ def _option(setting: Declaration) -> click.Option:
         default=None,
         multiple=setting.is_list,
         help=setting.described.description,
+        shell_complete=_values(setting),
     )

@@ -1,0 +1,132 @@
+"""Completion in the shell: the script that a shell reads, and the values that only a node knows.
+
+Must be quick and silent: it runs while somebody types. What cannot be had in time is not offered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import click
+import trio
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
+
+from gpuactors import limits
+from gpuactors.config import KEYS, Config, ConfigError, resolve
+from gpuactors.config.declaration import CONFIG_FILE_KEY
+
+PROGRAM: Final = "gpuactors"
+VARIABLE: Final = "_GPUACTORS_COMPLETE"
+"""Set while a shell asks; click looks for it."""
+
+SHELLS: Final = ("bash", "zsh", "fish")
+
+_BASH: Final = r"""
+%(complete_func)s() {
+    local line="${COMP_LINE:0:$COMP_POINT}" type value word before=""
+    # Bash ends a word at each colon, and PCI addresses have some: what is before the last one is on the line already.
+    word="${line##*[[:space:]]}"
+    [[ $COMP_WORDBREAKS == *:* ]] && before="${word%%"${word##*:}"}"
+    COMPREPLY=()
+    while IFS=',' read -r type value; do
+        case $type in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain) COMPREPLY+=("${value#"$before"}") ;;
+        esac
+    done < <(COMP_WORDS="$line" %(complete_var)s=bash_complete "$1" 2>/dev/null)
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+class ColonBash(BashComplete):
+    """Click's, for words with colons."""
+
+    source_template = _BASH
+
+    def source(self) -> str:
+        """The script. That of click starts a shell first, to look at its version."""
+        return self.source_template % self.source_vars()
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the one that is completed, and what is typed of that."""
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)
+        incomplete = words.pop() if words and not line[-1].isspace() else ""
+        return words[1:], incomplete
+
+
+def register() -> None:
+    """For bash this script and these words count instead of click's."""
+    add_completion_class(ColonBash, "bash")
+
+
+def script(cli: click.Command, shell: str) -> str:
+    """What the shell is to read."""
+    register()
+    found = get_completion_class(shell)
+    assert found is not None
+    return found(cli, {}, PROGRAM, VARIABLE).source().strip("\n")
+
+
+def explainable(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """What `explain` can explain, as the running daemon says; nothing if none answers at once."""
+    try:
+        given = {
+            k: v for k, v in context.params.items() if k in (*KEYS, CONFIG_FILE_KEY) and v not in (None, ())
+        }
+        config = resolve(given, os.environ).config
+    except ConfigError:
+        return []
+    found = [CompletionItem(name, help=said) for name, said in trio.run(_known, config)]
+    fitting = [item for item in found if item.value.startswith(incomplete)]
+    # Without the PCI domain, as it is typed.
+    short = [CompletionItem(item.value.removeprefix(_DOMAIN), help=item.help) for item in found]
+    return fitting or [item for item in short if incomplete and item.value.startswith(incomplete)]
+
+
+_DOMAIN: Final = "0000:"
+
+
+def scenarios(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """The names of the scenarios."""
+    from gpuactors.simulation.run import list_scenarios
+
+    return [CompletionItem(name, help=line) for name, line in list_scenarios() if name.startswith(incomplete)]
+
+
+async def _known(config: Config) -> list[tuple[str, str]]:
+    from gpuactors.control.client import read_status
+    from gpuactors.control.unix import socket_path
+    from gpuactors.control.view import NodeView
+    from gpuactors.ports import ControlError
+
+    def names(view: NodeView) -> Iterator[tuple[str, str]]:
+        for device in view.devices:
+            yield device.address, f"{device.model or 'GPU'}, {device.health}"
+        of_domains = view.domains
+        for claims in (view.claims, of_domains.claims if of_domains is not None else None):
+            for claim in claims.claims if claims is not None else ():
+                yield str(claim), f"claim, {claim.state}"
+        for domain in of_domains.domains if of_domains is not None else ():
+            yield str(domain), f"ComputeDomain, {domain.status}"
+
+    with trio.move_on_after(limits.COMPLETION_S):
+        try:
+            return list(names((await read_status(socket_path(str(config.state_dir)))).view))
+        except ControlError:
+            pass
+    return []

@@ -1,0 +1,67 @@
+"""The examples at the end of each command's help. A test parses each of them as the program does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "": (
+        ("gpuactors inspect --watch", "what the GPUs of this node do"),
+        ("gpuactors explain 23:00.0", "why one is as it is"),
+        ("gpuactors doctor", "what is wrong here, and what to do"),
+        ("gpuactors simulate", "try it without a GPU"),
+    ),
+    "run": (
+        ("gpuactors run --log-format=console", "lines for people"),
+        ("gpuactors run --config /etc/gpuactors.toml", "settings from a file"),
+        ("gpuactors run --select '!address=0000:23:00.0'", "all GPUs but one"),
+        ("gpuactors run --dra on --prebound all", "as claims, too"),
+    ),
+    "inspect": (
+        ("gpuactors inspect", "each resource and GPU"),
+        ("gpuactors inspect --watch", "the same, kept up to date"),
+        ("gpuactors inspect -o wide", "cdev, cause, since, owner, holder"),
+        ("gpuactors inspect -w -o json", "a line of JSON for each change"),
+    ),
+    "explain": (
+        ("gpuactors explain 0000:23:00.0", "a GPU by its PCI address"),
+        ("gpuactors explain 23:00.0 -o yaml", "without the PCI domain"),
+        ("gpuactors explain default/vm-gpu", "a ResourceClaim or ComputeDomain"),
+    ),
+    "doctor": (
+        ("gpuactors doctor", "what is wrong, and what to do"),
+        ("gpuactors doctor --pre", "on a host, before installation"),
+        ("gpuactors doctor -o json", "for programs; the exit code says as much"),
+    ),
+    "simulate": (
+        ("gpuactors simulate", "the incident"),
+        ("gpuactors simulate --list", "which there are"),
+        ("gpuactors simulate --scenario claims", "another one"),
+    ),
+    "replay": (
+        ("gpuactors replay /var/lib/gpuactors", "what happened here"),
+        ("gpuactors replay /var/lib/gpuactors --html a.html", "as one page"),
+        ("gpuactors replay DIR --device 0000:23:00.0", "to one GPU"),
+        ("gpuactors replay DIR --since 2026-11-21T06:15:57", "from then on"),
+    ),
+    "config": (("gpuactors config show", "each setting, and where it came from"),),
+    "config show": (
+        ("gpuactors config show", "those of the running daemon"),
+        ("gpuactors config show --dra on -o yaml", "those that these flags give"),
+    ),
+    "config schema": (("gpuactors config schema > schema.json", "for an editor"),),
+    "completion": (
+        ("source <(gpuactors completion bash)", "in ~/.bashrc"),
+        ("source <(gpuactors completion zsh)", "in ~/.zshrc, after compinit"),
+        ("gpuactors completion fish | source", "in ~/.config/fish/config.fish"),
+    ),
+}
+"""By the words of the command, each line with what it is for."""
+
+
+def epilog(words: str) -> str:
+    """The end of the help of the command that these words call; its lines are not to be folded."""
+    examples = EXAMPLES[words]
+    room = max(len(line) for line, _ in examples)
+    return "\b\nExamples:\n" + "\n".join(f"  {line:<{room}}  # {what}" for line, what in examples)

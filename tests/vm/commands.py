@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +19,22 @@ class ProvisionError(Exception):
     """Something the machine needs is missing; the text says what and how to get it."""
 
 
-def run(argv: Sequence[str], *, cwd: Path | None = None, timeout_s: float = APT_TIMEOUT_S) -> str:
-    """Run a program; what it wrote to its standard output. Raises ProvisionError with what it wrote to the other."""
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+def run(
+    argv: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    timeout_s: float = APT_TIMEOUT_S,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run a program; what it wrote to its standard output. Raises ProvisionError with what it wrote to the other.
+
+    `environment` is added to that of this process.
+    """
+    quiet = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    variables = {**os.environ, **quiet, **(environment or {})}
     try:
         done = subprocess.run(
-            argv, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            argv, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=timeout_s, check=False,
         )  # fmt: skip
     except FileNotFoundError:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
+from tests.release.image import have_image
 from tests.support.patience import patient
 from tests.vm.commands import ProvisionError
 from tests.vm.initramfs import build_initramfs, built_in_modules
@@ -117,10 +118,12 @@ def run_scenario(cell: Cell) -> GuestRun:
     """Run module `tests.vm.guest.<scenario>` in a fresh guest that is its machine, with that kernel.
 
     The artifacts directory is emptied first and holds, after the run, `serial.log` and whatever the scenario wrote to
-    `/run/artifacts`. Raises ProvisionError where QEMU, kernel or busybox are missing and InitramfsError where the
-    kernel lacks a module; a guest that fails is not an exception but a GuestRun.
+    `/run/artifacts`. Raises ProvisionError where QEMU, kernel or busybox are missing or the image cannot be built, and
+    InitramfsError where the kernel lacks a module; a guest that fails is not an exception but a GuestRun.
     """
     cell = replace(cell, machine=on_this_host(cell.machine))
+    if cell.machine.image:
+        have_image()
     artifacts = fresh_artifacts(cell)
     if cell.machine.disk_mib:
         _make_disk(disk_image(artifacts), cell.machine.disk_mib)

@@ -110,6 +110,7 @@ class Machine:
     quiet machine takes, because emulation suffers badly from neighbours (7 s to boot alone, 18 s beside two busy
     processes).
 
+    With `image` the image of deploy/Containerfile has been built on the host, for the pod that runs it.
     With `disk_mib` there is a disk with an empty ext4 (`/dev/vda` in the guest). With `power_cuts` the machine lives so
     many times and once more, with the same disk: each life but the last is ended by the power cut that it announces
     (CUT_MARKER).
@@ -129,6 +130,7 @@ class Machine:
     scenario_timeout_s: float = 120.0
     disk_mib: int = 0
     power_cuts: int = 0
+    image: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.ports)) != len(self.ports) or len(self.ports) > MAX_PORTS:

@@ -24,6 +24,9 @@ from tests.vm.provision import cached_kernel, qemu_version
 MARGIN_S: Final = patient(30.0)
 """Building the initramfs, starting and reaping QEMU: pytest's own timeout is only there for a harness gone wrong."""
 
+IMAGE_S: Final = patient(300.0)
+"""Building the image: half a minute on quiet cores, with packages at hand."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cell" not in metafunc.fixturenames:
@@ -33,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for cell in cells(machines(), asked):
         machine = on_this_host(cell.machine)
         life_s = BOOTS * machine.boot_timeout_s + LONGEST_STRETCH * machine.scenario_timeout_s
-        limit_s = (cell.machine.power_cuts + 1) * life_s + MARGIN_S
+        limit_s = (cell.machine.power_cuts + 1) * life_s + MARGIN_S + (IMAGE_S if cell.machine.image else 0)
         parameters.append(pytest.param(cell, id=cell.name, marks=pytest.mark.timeout(limit_s)))
     metafunc.parametrize("cell", parameters)
 

@@ -77,7 +77,8 @@ def main(specification: str, command: Sequence[str]) -> None:
         _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if pod["seccomp"] and not pod["privileged"]:
         seccomp.load_runtime_default(pod["capabilities"])
-    os.execv(command[0], list(command))
+    environment = {**image["environment"], **pod["environment"]} if (image := pod["image"]) else os.environ
+    os.execve(command[0], list(command), environment)
 
 
 # --- what it may do -------------------------------------------------------------------------------------------
@@ -113,12 +114,15 @@ def _keep_capabilities(kept: Sequence[int]) -> None:
 
 
 def _change_root(pod: dict[str, Any]) -> None:
-    root = PLACE
-    _mount("tmpfs", root, "tmpfs", 0, "mode=755")
-    for directory in ("tmp", "run", "var"):
-        (root / directory).mkdir()
-    for path in pod["image"]:
-        _add_to_image(root, Path(path))
+    _mount("tmpfs", PLACE, "tmpfs", 0, "mode=755")
+    if pod["image"]:
+        root = _root_of_image(pod["image"]["root"])
+    else:
+        root = PLACE
+        for directory in ("tmp", "run", "var"):
+            (root / directory).mkdir()
+        for path in pod["hosts"]:
+            _add_from_host(root, Path(path))
     _mount_kernel_files(root, privileged=pod["privileged"])
     for mount in pod["mounts"]:
         target = _inside(root, mount["target"])
@@ -134,11 +138,22 @@ def _change_root(pod: dict[str, Any]) -> None:
     os.chdir("/")
 
 
-def _add_to_image(root: Path, path: Path) -> None:
+def _root_of_image(image: str) -> Path:
+    """As runtimes do: a layer above the image's, for the places of the mounts."""
+    lower, upper, work, root = (PLACE / name for name in ("image", "upper", "work", "root"))
+    for directory in (lower, upper, work, root):
+        directory.mkdir()
+    # A path of its own, as one in the options may hold no comma and no colon.
+    _mount(image, lower, None, MS_BIND)
+    _mount("overlay", root, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}")
+    return root
+
+
+def _add_from_host(root: Path, path: Path) -> None:
     target = _inside(root, path)
     if path.is_symlink():
         target.symlink_to(os.readlink(path))
-        _add_to_image(root, path.resolve())
+        _add_from_host(root, path.resolve())
     elif path.is_dir() and not target.exists():
         target.mkdir(parents=True)
         _mount(path, target, None, MS_BIND)
@@ -147,7 +162,7 @@ def _add_to_image(root: Path, path: Path) -> None:
 
 def _mount_kernel_files(root: Path, *, privileged: bool) -> None:
     for directory in ("proc", "sys", "dev"):
-        (root / directory).mkdir()
+        (root / directory).mkdir(exist_ok=True)
     dull = MS_NOSUID | MS_NODEV | MS_NOEXEC
     _mount("proc", root / "proc", "proc", dull)
     _mount("sysfs", root / "sys", "sysfs", dull | (0 if privileged else MS_RDONLY))

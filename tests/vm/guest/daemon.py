@@ -75,19 +75,22 @@ class DaemonProcess:
         `prefix` (a command that ends by becoming the daemon, such as `setpriv …`, or nothing) it runs in no pod.
         """
         state_dir = state_dir or Path("/run") / f"gpuactors-{log_file.stem}"
-        python = (sys.executable, *program, "run")
+        entry_point = (sys.executable, *program)
         if prefix is not None:
-            own = (*arguments, "--state-dir", str(state_dir), "--log-format", "json")
-            process = _started((*prefix, *python, *own), {**os.environ, **PYTHON_ENVIRONMENT}, log_file)
+            own = ("run", *arguments, "--state-dir", str(state_dir), "--log-format", "json")
+            process = _started((*prefix, *entry_point, *own), {**os.environ, **PYTHON_ENVIRONMENT}, log_file)
             return cls(process, log_file, state_dir)
         kubelet_dir, rest = _without_kubelet_dir(arguments)
         made = pod(kubelet_dir, state_dir) if pod is not None else pod_for(arguments, kubelet_dir, state_dir)
         for mount in made.mounts:  # those that kubelet would have made: its own, and DirectoryOrCreate
             Path(mount.source).mkdir(parents=True, exist_ok=True)
-        _, *given = made.arguments  # the first is `run`
+        if made.image is not None:
+            entry_point = made.image.entry_point
         with nullcontext() if made.host_pid else new_pid_namespace():
             process = _started(
-                (*CONFINED, made.specification, *python, *given, *rest), environment_of(made), log_file
+                (*CONFINED, made.specification, *entry_point, *made.arguments, *rest),
+                environment_of(made),
+                log_file,
             )
         return cls(process, log_file, state_dir)
 
@@ -156,7 +159,7 @@ class DaemonProcess:
 
 
 def environment_of(pod: Pod) -> dict[str, str]:
-    """What a container's process has: nothing of the scenario's own but what is Python's."""
+    """What a container's process has that runs this checkout: nothing of the scenario's own but what is Python's."""
     python = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
     return {"PATH": os.environ["PATH"], **python, **PYTHON_ENVIRONMENT, **pod.environment}
 

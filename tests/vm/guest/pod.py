@@ -11,12 +11,14 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import yaml
+
+from tests.release.image import IMAGE_DIRECTORY, image_in
 
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 BASE: Final = CHECKOUT / "deploy" / "base" / "daemonset.yaml"
@@ -27,8 +29,8 @@ KUBELET_DIR: Final = "/var/lib/kubelet"
 STATE_DIR: Final = "/var/lib/gpuactors"
 """As the manifests name them on the node. The guest keeps several of each, elsewhere."""
 
-IMAGE: Final = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64")
-"""What the image is made of, besides this checkout and the Python that runs it: no /root, /home, /tmp, /run or /var."""
+HOSTS_OWN: Final = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64")
+"""What stands in for it, besides this checkout and the Python that runs it: no /root, /home, /tmp, /run or /var."""
 
 _UNITS: Final = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
@@ -44,8 +46,20 @@ class PodMount:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerImage:
+    """What the image of deploy/Containerfile brings along: its files on the host, and its configuration."""
+
+    root: str
+    entry_point: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
-    """What the container may do and see. `capabilities` are without CAP_; the environment is the manifest's own."""
+    """What the container may do and see. `capabilities` are without CAP_; the environment is the manifest's own.
+
+    Without an `image` the container has this checkout, and what of the host that needs: nothing is to be built then.
+    """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -60,12 +74,13 @@ class Pod:
     privileged: bool
     user_namespace: bool
     """Kubernetes' `hostUsers: false`, which the manifests do not ask for."""
+    image: ContainerImage | None = None
 
     @property
     def specification(self) -> str:
-        """For `confined.py`, together with what the image holds."""
-        image = dict.fromkeys((*IMAGE, str(CHECKOUT), sys.prefix, sys.base_prefix))
-        return json.dumps({**asdict(self), "image": list(image)})
+        """For `confined.py`, together with what the container's files are."""
+        hosts = dict.fromkeys((*HOSTS_OWN, str(CHECKOUT), sys.prefix, sys.base_prefix))
+        return json.dumps({**asdict(self), "hosts": list(hosts)})
 
 
 MakePod: TypeAlias = Callable[[Path, Path], Pod]
@@ -75,6 +90,15 @@ MakePod: TypeAlias = Callable[[Path, Path], Pod]
 def base_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
     """deploy/base, on a node whose kubelet is at `kubelet_dir`."""
     return pod_of(_manifest(BASE), kubelet_dir, state_dir)
+
+
+def image_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
+    """deploy/base, with the image that was built on the host (`Machine.image`)."""
+    image = image_in(IMAGE_DIRECTORY)
+    configuration = image.configuration()["config"]
+    environment = dict(variable.split("=", 1) for variable in configuration["Env"])
+    built = ContainerImage(str(image.tree), tuple(configuration["Entrypoint"]), environment)
+    return replace(base_pod(kubelet_dir, state_dir), image=built)
 
 
 def holders_proc_pod(kubelet_dir: Path, state_dir: Path) -> Pod:

@@ -21,7 +21,7 @@ from tests.support.patience import patient
 from tests.vm.guest.confined import new_pid_namespace
 from tests.vm.guest.daemon import CONFINED, DaemonProcess, environment_of, mounts_of, status_of
 from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node, arguments, last_reason
-from tests.vm.guest.pod import STATE_DIR, Pod, base_pod, privileged_pod, probe_of
+from tests.vm.guest.pod import CHECKOUT, STATE_DIR, Pod, image_pod, privileged_pod, probe_of
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.guest.tenant import Tenant
@@ -30,6 +30,7 @@ from tests.vm.machine import Machine, PciFunction
 MACHINE: Final = Machine(
     ports=("rp1", "rp2"),
     functions=(PciFunction("edu1", "edu", "rp1"), PciFunction("edu2", "edu", "rp2")),
+    image=True,
 )
 
 RESOURCE: Final = "pci-1234/11e8"
@@ -43,6 +44,9 @@ DIRECTORY_WITHIN_S: Final = 2 * limits.KUBELET_DIR_RETRY_S + SLACK_S
 
 COMMAND_TIMEOUT_S: Final = patient(60.0)
 """A Python process in a pod: a second for the attempts; the command line's imports take as long as the daemon's."""
+
+PYTHON: Final = "/usr/bin/python3"
+"""As it is in the image, and in what stands in for it."""
 
 EXPLAIN_ATTEMPTS: Final = 3
 
@@ -117,11 +121,13 @@ PRIVILEGED_MAY: Final = ("open the group's node", "mount", "a new user namespace
 
 
 def run(guest: Guest) -> None:
-    """One daemon in the pod of deploy/base."""
+    """One daemon in the pod of deploy/base, with the image of deploy/Containerfile."""
     edu1, edu2 = (function_behind(guest.machine, port) for port in ("rp1", "rp2"))
     with (
         Node.with_kubelet(guest) as node,
-        DaemonProcess.start(arguments("vendor=1234,device=11e8"), guest.artifacts / "daemon.log") as daemon,
+        DaemonProcess.start(
+            arguments("vendor=1234,device=11e8"), guest.artifacts / "daemon.log", pod=image_pod
+        ) as daemon,
     ):
         scene = _Scene(node, daemon, edu1, edu2)
         with guest.step("it listens to the kernel from a network namespace of its own"):
@@ -164,7 +170,7 @@ class _Scene:
 
     @property
     def pod(self) -> Pod:
-        return base_pod(KUBELET_DIR, self.daemon.state_dir)
+        return image_pod(KUBELET_DIR, self.daemon.state_dir)
 
 
 def _as_the_kernel_has_it(scene: _Scene) -> None:
@@ -195,8 +201,19 @@ def _as_the_kernel_has_it(scene: _Scene) -> None:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         given = list(scene.pod.arguments)
         assert given[0] == "run"
-        assert words[3 : 3 + len(given)] == given, words
-        assert b"GPUACTORS_" not in Path(f"/proc/{pid}/environ").read_bytes()
+        # Python, and the image's entry point.
+        assert words[2 : 2 + len(given)] == given, words
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert not any(stray in environment for stray in (b"GPUACTORS_", b"PYTHONPATH="))
+    with step("the image's files and nothing of this checkout's, its modules compiled"):
+        root = Path(f"/proc/{pid}/root")
+        assert not (root / str(CHECKOUT).lstrip("/")).exists()
+        maps = {
+            line.split(maxsplit=5)[5]
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+            if "/" in line
+        }
+        assert any(path.startswith("/opt/gpuactors/lib/") for path in maps), maps
 
 
 def _it_works(scene: _Scene) -> None:
@@ -237,7 +254,7 @@ def _attempted(scene: _Scene, pod: Pod) -> dict[str, str]:
     """What each attempt came to in a pod of that kind."""
     node = f"/host{scene.edu2.group_node}"
     control = f"/host/sys/bus/pci/devices/{scene.edu2.address}/driver_override"
-    command = (*CONFINED, pod.specification, sys.executable, "-S", "-c", ATTEMPTS, node, control)
+    command = (*CONFINED, pod.specification, PYTHON, "-S", "-c", ATTEMPTS, node, control)
     with new_pid_namespace():
         process = subprocess.Popen(command, env=environment_of(pod), stdout=subprocess.PIPE)
     said: dict[str, str] = json.loads(process.communicate(timeout=COMMAND_TIMEOUT_S)[0])
@@ -251,11 +268,13 @@ def _an_operator_asks(scene: _Scene) -> None:
         command = (
             "nsenter", "--target", str(scene.daemon.process.pid), "--all",
             "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
-            sys.executable, "-m", "gpuactors", "explain", scene.edu1.address, "-o", "json",
+            "gpuactors", "explain", scene.edu1.address, "-o", "json",
         )  # fmt: skip
+        image = scene.pod.image
+        assert image is not None
         for attempt in range(1, EXPLAIN_ATTEMPTS + 1):
             done = subprocess.run(
-                command, env=environment_of(scene.pod), capture_output=True, text=True,
+                command, env={**image.environment, **scene.pod.environment}, capture_output=True, text=True,
                 timeout=COMMAND_TIMEOUT_S, check=False,
             )  # fmt: skip
             scene.node.figure("explain_attempts", attempt)

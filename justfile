@@ -87,6 +87,15 @@ chart *ARGS:
     @python -m tests.deploy.tools
     @.venv/tools/helm template gpuactors deploy/chart/gpuactors --namespace gpuactors "$@"
 
+# Build the image of deploy/Containerfile, without a container engine, into var/image. As root; a minute (buildah and mmdebstrap from Debian).
+image *DIRECTORY:
+    @python -m tests.release.image "$@"
+
+# All that a release consists of, into dist/: built twice in two directories, and compared. As root; some minutes.
+release:
+    @python -m tests.deploy.tools
+    @python -m tests.release.make
+
 # Write all of docs/ again that follows from the code.
 docs: causes metrics log-events tables
 

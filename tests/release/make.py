@@ -1,0 +1,80 @@
+"""`just release`: everything of a release into dist/, if two builds of the commit in two directories come to the same
+bytes."""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.release.version import CHECKOUT, revision, version
+from tests.vm.commands import ProvisionError, run
+
+DIST: Final = CHECKOUT / "dist"
+SUMS: Final = "SHA256SUMS"
+
+
+def release() -> list[str]:
+    """Build twice, compare, and put it into dist/, which is replaced; what the builds said. Raises ProvisionError where
+    something is not committed, cannot be built, or is not the same twice."""
+    if left := run(("git", "-C", str(CHECKOUT), "status", "--porcelain")).strip():
+        raise ProvisionError(f"a release is made of a commit, and this is not committed:\n{left}")
+    with tempfile.TemporaryDirectory(prefix="gpuactors-release-") as name:
+        # Names of two lengths: a path that gets into a file shows.
+        built = [_build(Path(name) / clone) for clone in ("one", "the-other")]
+        if different := differences(built[0], built[1]):
+            raise ProvisionError(f"two builds of {revision()} differ in {', '.join(different)}")
+        shutil.rmtree(DIST, ignore_errors=True)
+        shutil.copytree(built[0], DIST)
+        said = (built[0].with_suffix(".log")).read_text(encoding="utf-8").splitlines()
+    (DIST / SUMS).write_text(sums_of(DIST), encoding="ascii")
+    return said
+
+
+def _build(clone: Path) -> Path:
+    run(("git", "clone", "--quiet", str(CHECKOUT), str(clone)))
+    directory = clone / "dist"
+    environment = {"PYTHONPATH": str(clone)}
+    said = run(
+        (sys.executable, "-m", "tests.release.artifacts", str(directory)), cwd=clone, environment=environment
+    )
+    directory.with_suffix(".log").write_text(said, encoding="utf-8")
+    return directory
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """The files that are not byte by byte the same, or are only in one of the two."""
+    names = sorted({path.name for directory in (one, other) for path in directory.iterdir()})
+    _, mismatch, errors = filecmp.cmpfiles(one, other, names, shallow=False)
+    return sorted(mismatch + errors)
+
+
+def sums_of(directory: Path) -> str:
+    """For `sha256sum --check`."""
+    files = sorted(path for path in directory.iterdir() if path.name != SUMS)
+    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+
+
+def main() -> int:
+    """Make the release, and say what it is."""
+    started = time.monotonic()
+    try:
+        said = release()
+    except ProvisionError as error:
+        print(f"just release: {error}", file=sys.stderr)
+        return 1
+    took_s = time.monotonic() - started
+    print(f"gpuactors {version()}, commit {revision()}: built twice, the same twice, in {took_s:.0f} s")
+    for path in sorted(DIST.iterdir()):
+        print(f"{path.stat().st_size:>12,}  dist/{path.name}")
+    print(*said, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

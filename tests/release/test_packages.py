@@ -1,0 +1,76 @@
+"""Wheel and sdist as somebody gets them who has no checkout: an environment of its own, which nothing of this one
+reaches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.process.node import open_node
+from tests.release.artifacts import build_packages, build_wheel_of
+from tests.release.version import CHECKOUT, version
+from tests.support.patience import patient
+
+INSTALL_TIMEOUT_S = patient(120.0)
+COMMAND_TIMEOUT_S = patient(60.0)
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build_packages(tmp_path_factory.mktemp("packages"))
+
+
+def test_the_sdist_makes_the_very_same_wheel(packages: tuple[Path, Path], tmp_path: Path) -> None:
+    wheel, sdist = packages
+    assert build_wheel_of(sdist, tmp_path).read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_holds_the_program_and_its_licences(packages: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(packages[0]) as archive:
+        names = set(archive.namelist())
+    information = f"gpuactors-{version()}.dist-info"
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {"gpuactors", information}
+    assert {f"{information}/licenses/LICENSE", "gpuactors/host/data/pci.ids", "gpuactors/py.typed"} <= names
+    sources = {str(path.relative_to(CHECKOUT / "src")) for path in (CHECKOUT / "src/gpuactors").rglob("*.py")}
+    assert sources <= names
+
+
+def test_the_wheel_runs_where_nothing_else_is(packages: tuple[Path, Path], tmp_path: Path) -> None:
+    program = installed(packages[0], tmp_path / "bare")
+
+    def said(*words: str, code: int = 0) -> str:
+        # Nothing of this environment: no PYTHONPATH, no VIRTUAL_ENV, no checkout as working directory.
+        done = subprocess.run(
+            [program, *words], cwd=tmp_path, env={"PATH": os.defpath, "HOME": str(tmp_path)},
+            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done
+        return done.stdout
+
+    assert said("--version").split()[-1] == version()
+    assert json.loads(said("simulate", "--scenario", "late-binding", "--json").splitlines()[-1])
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        where = [f"--host-root={node.tree.root}", f"--kubelet-dir={node.kubelet_dir}"]
+        where.append(f"--state-dir={node.directory / 's'}")
+        assert "0000:23:00.0" in said("inspect", *where)
+        assert "no daemon runs" in said("doctor", *where, code=1)
+
+
+def installed(wheel: Path, directory: Path) -> Path:
+    """The program, in an environment with the wheel and what requirements/runtime.txt pins for it, each by its hash."""
+    venv.create(directory, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(directory)]
+    pinned = ["--only-binary", ":all:", "--require-hashes", "-r", str(CHECKOUT / "requirements/runtime.txt")]
+    # The resolver takes what is there, and fails where a pin is not what the wheel asks for.
+    for what in (pinned, ["--no-index", str(wheel)]):
+        subprocess.run([*pip, "install", "--no-compile", *what], timeout=INSTALL_TIMEOUT_S, check=True)
+    return directory / "bin" / "gpuactors"

@@ -1,0 +1,147 @@
+"""Each panel of the dashboard shows what it says, evaluated by promtool from two scrapes of a daemon's own metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.effects import Granted, Refusal, Refused
+from gpuactors.core.model import Holder
+from gpuactors.core.registration import AGAINST
+from gpuactors.core.state import NodeState
+from gpuactors.observe.metrics import Metrics
+from tests.core.builders import H100, gpu
+from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.deploy.test_monitoring import dashboard, groups, promtool
+
+A, B, C, D = (f"0000:0{n}:00.0" for n in range(1, 5))
+ONE: Final = name("one")
+
+SCRAPED: Final = {"node": "n1", "container": "gpuactors"}
+"""What Prometheus adds, by the PodMonitor."""
+
+CALLS: Final = 30
+"""Between the two scrapes, which are five minutes apart: 0.1 each second."""
+
+MEMORY_BYTES: Final = 52428800
+
+SHOWN: Final[dict[str, list[dict[str, float]]]] = {
+    "Healthy GPUs": [{"{}": 2}],
+    "Allocated GPUs": [{"{}": 1}],
+    "Unhealthy GPUs": [{"{}": 2}],
+    "Nodes that are not ready": [{"{}": 1}],
+    "Free GPUs by resource": [{f'{{resource="{H100}"}}': 1}],
+    "Why GPUs are Unhealthy": [{'{cause="HeldByOther"}': 1, '{cause="ClaimedElsewhere"}': 1}],
+    "Which pod has which GPU": [
+        {
+            f'gpuactors_device_owner_info{{container="gpuactors",gpu="{A}",node="n1",pod_name="vm-1",'
+            f'pod_namespace="default",resource="{H100}"}}': 1,
+            f'gpuactors_device_owner_info{{claim="default/one",container="gpuactors",gpu="{D}",node="n1"}}': 1,
+        }
+    ],
+    "Calls": [{'{method="Allocate",outcome="granted"}': 0.1, '{method="Allocate",outcome="refused"}': 0.1}],
+    "Calls, 99th percentile": [{'{method="Allocate"}': 0.005}],
+    "Refusals by cause": [{'{cause="LedgerLate"}': CALLS}],
+    "Claims by state": [{'{driver="gpu.nvidia.com",state="Prepared"}': 1}],
+    "Resources that kubelet does not have from us": [
+        {f'gpuactors_resource_registered{{container="gpuactors",node="n1",resource="{H100}"}}': 0},
+        {f'gpuactors_resource_contested{{container="gpuactors",node="n1",resource="{H100}"}}': 1},
+    ],
+    "Resident memory": [
+        {'process_resident_memory_bytes{container="gpuactors",node="n1"}': MEMORY_BYTES},
+    ],
+}
+"""What each query of a panel shows, besides zeros."""
+
+EXACT: Final = {"Calls, 99th percentile": 0.0005}
+"""Interpolated within a bucket, so rounded to this."""
+
+
+def state() -> NodeState:
+    """A pod has A, nobody B, a process of nobody's C, a claim D; another plugin has our resource."""
+    core = ClaimCore(*(gpu(address, n) for n, address in enumerate((A, B, C, D), start=1)))
+    core.api[str(ONE)] = allocated(ONE, D)
+    core.ledger[A] = "vm-1"
+    core.enabled[C], core.holders[3] = 1, (Holder(77, "vfio-tool", None),)
+    core.prepare(ONE)
+    core.pass_time(60)
+    plugins = {
+        resource: replace(plugin, listing=replace(plugin.listing, against=AGAINST))
+        for resource, plugin in core.state.published.plugins.items()
+    }
+    return replace(core.state, published=replace(core.state.published, plugins=plugins))
+
+
+def scrape(metrics: Metrics, of: NodeState) -> Mapping[str, float]:
+    """The series with their values, as Prometheus stores them."""
+    own = "".join(f',{label}="{value}"' for label, value in SCRAPED.items())
+    found = {f"process_resident_memory_bytes{{{own[1:]}}}": float(MEMORY_BYTES)}
+    for line in metrics.page(of, 0.0, 0).decode().splitlines():
+        if line.startswith("#"):
+            continue
+        series, _, value = line.rpartition(" ")
+        series = f"{series[:-1]}{own}}}" if series.endswith("}") else f"{series}{{{own[1:]}}}"
+        found[re.sub(r'(?<=[{,])\w+="",?', "", series)] = float(value)
+    return found
+
+
+def stored() -> list[dict[str, str]]:
+    """Both scrapes, five minutes each, a sample a minute."""
+    metrics, now = Metrics("1", process=False), state()
+    first = scrape(metrics, now)
+    for _ in range(CALLS):
+        metrics.called("Allocate", 0.004, Granted(()))
+        metrics.called("Allocate", 0.004, Refused(Refusal.UNAVAILABLE, "r", (Cause.LEDGER_LATE,)))
+    second = scrape(metrics, now)
+    assert first.keys() == second.keys()
+    return [{"series": one, "values": f"{first[one]!r}x4 {second[one]!r}x5"} for one in first]
+
+
+def queries() -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Each query of each panel, with what it is to show."""
+    panels = {panel["title"]: panel for panel in dashboard()["panels"]}
+    assert panels.keys() == SHOWN.keys()
+    for title, expected in SHOWN.items():
+        for target, shows in zip(panels[title]["targets"], expected, strict=True):
+            assert target["expr"].count('node=~"$node"') == target["expr"].count("$node") > 0
+            yield title, target["expr"].replace("$node", ".*"), shows
+
+
+def asked(title: str, expr: str, shows: Mapping[str, float]) -> dict[str, Any]:
+    """A question to promtool. A panel may show zeros beside what is expected."""
+    if title in EXACT:
+        expr = f"round({expr}, {EXACT[title]})"
+    if all(shows.values()):
+        expr = f"({expr}) != 0"
+    samples = [{"labels": labels, "value": value} for labels, value in shows.items()]
+    return {"expr": expr, "eval_time": "9m", "exp_samples": samples}
+
+
+def evaluated(directory: Path, questions: list[dict[str, Any]]) -> str:
+    """What promtool says. Raises `AssertionError` if a panel shows anything else."""
+    test = {"interval": "1m", "input_series": stored(), "promql_expr_test": questions}
+    (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": groups()}))
+    asked_of = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (directory / "panels_test.yaml").write_text(yaml.safe_dump(asked_of))
+    return promtool(directory, "test", "rules", "panels_test.yaml")
+
+
+def test_each_panel_shows_what_a_node_is_like(tmp_path: Path) -> None:
+    questions = [asked(*query) for query in queries()]
+    assert len(questions) > len(SHOWN)
+    assert "SUCCESS" in evaluated(tmp_path, questions)
+
+
+def test_a_panel_that_can_never_show_anything_is_found(tmp_path: Path) -> None:
+    """Of a label that no series has: promtool only parses it."""
+    found = next(query for query in queries() if query[0] == "Refusals by cause")
+    wrong = asked(found[0], found[1].replace("by (cause)", "by (reason)"), found[2])
+    with pytest.raises(AssertionError, match="LedgerLate"):
+        evaluated(tmp_path, [wrong])

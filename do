@@ -122,9 +122,9 @@ test)
         say "there is no promtool: the tests of the metrics will fail" ;;
 esac
 
-# The page of `gpuactors replay --html` is tested in a real browser; as above, the other tests tell something without it.
+# The page of `gpuactors replay --html` is tested, and pictured, in a real browser; as above, the other tests tell something without it.
 case "${1:-}" in
-test)
+test | recording)
     for browser in chromium-headless-shell chromium chromium-browser google-chrome; do
         command -v "$browser" >/dev/null 2>&1 && break
     done || (system_package chromium-headless-shell "chromium, without a window") || true

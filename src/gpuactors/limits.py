@@ -415,7 +415,7 @@ second, of which the API server's default limits bear several hundred."""
 EVENTS_MAX: Final = 512
 """Facts that are told, or were in the last hour: more than twice the functions of the largest nodes."""
 
-EVENT_LOOK_S: Final = 1.0
+EVENT_LOOK_S: Final = 2.0
 """The state is looked at once in this time at most, whatever happens on the node."""
 
 EVENT_MESSAGE_MAX_BYTES: Final = 1024
@@ -423,7 +423,7 @@ EVENT_MESSAGE_MAX_BYTES: Final = 1024
 
 # --- node features ----------------------------------------------------------------------------------------
 
-FEATURES_REST_S: Final = 1.0
+FEATURES_REST_S: Final = 5.0
 """The state is looked at once in this time at most; NFD itself looks once a minute, or when a file changes."""
 
 FEATURES_EXPIRE_S: Final = 3600.0

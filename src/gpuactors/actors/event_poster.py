@@ -37,18 +37,14 @@ class PosterPorts:
 
 async def run(state: LatestReader[NodeState], ports: PosterPorts) -> None:
     """Runs for ever."""
-    poster = _Poster(ports)
+    poster, rest_until = _Poster(ports), -math.inf
     while True:
-        next_s = await poster.look(await _newest(state, poster.next_at))
-        if next_s > 0.0:
-            await trio.sleep(next_s)
-
-
-async def _newest(state: LatestReader[NodeState], until: float) -> NodeState:
-    """The newest state, when it has changed or at that time."""
-    with trio.move_on_at(until):
-        return await state.receive()
-    return state.value
+        with trio.move_on_at(poster.next_at):
+            await state.receive()
+        await trio.sleep_until(
+            rest_until
+        )  # not after each look: an idle node would be woken twice for each change
+        rest_until = await poster.look(state.value)
 
 
 @final
@@ -64,12 +60,12 @@ class _Poster:
         return next_at(self._told)
 
     async def look(self, state: NodeState) -> float:
-        """Tells what is due, until a request fails; returns for how long to rest then."""
+        """Tells what is due, until a request fails; returns until when to rest then."""
         self._told = look(self._told, kube_events(state), trio.current_time())
         while True:
             self._told, event = due(self._told, trio.current_time())
             if event is None:
-                return limits.EVENT_LOOK_S
+                return trio.current_time() + limits.EVENT_LOOK_S
             try:
                 count = await self._tell(event)
             except ApiError as exc:
@@ -103,4 +99,4 @@ class _Poster:
         is_refused = isinstance(error, ApiRefused) and error.code < 500 and error.code != 429
         again_s = limits.EVENT_AGAIN_S if is_refused else wait_s
         self._told = failed(self._told, event, trio.current_time() + again_s)
-        return wait_s
+        return trio.current_time() + wait_s

@@ -33,10 +33,12 @@ class FeaturePorts:
 async def run(state: LatestReader[NodeState], ports: FeaturePorts) -> None:
     """Runs for ever."""
     written: Mapping[str, str] | None = None
-    renew_at, logged = math.inf, ""
+    renew_at, rest_until, logged = math.inf, -math.inf, ""
     while True:
         with trio.move_on_at(renew_at):
             await state.receive()
+        await trio.sleep_until(rest_until)
+        rest_until = trio.current_time() + limits.FEATURES_REST_S
         wanted = node_features(state.value)
         if wanted is None:
             written, renew_at = None, math.inf  # the serving daemon writes it
@@ -50,4 +52,3 @@ async def run(state: LatestReader[NodeState], ports: FeaturePorts) -> None:
             else:
                 written, logged = wanted, ""
                 renew_at = trio.current_time() + limits.FEATURES_RENEW_S
-        await trio.sleep(limits.FEATURES_REST_S)

@@ -37,7 +37,9 @@ def release() -> list[str]:
 
 
 def _build(clone: Path) -> Path:
-    run(("git", "clone", "--quiet", str(CHECKOUT), str(clone)))
+    run(("git", "clone", "--quiet", "--no-checkout", str(CHECKOUT), str(clone)))
+    # Also where somebody commits meanwhile.
+    run(("git", "-C", str(clone), "checkout", "--quiet", "--detach", revision()))
     directory = clone / "dist"
     environment = {"PYTHONPATH": str(clone)}
     said = run(

@@ -32,6 +32,9 @@ CONTAINERFILE: Final = CHECKOUT / "deploy" / "Containerfile"
 IMAGE_DIRECTORY: Final = CHECKOUT / "var" / "image"
 """Of the image that the virtual machine runs; git-ignored."""
 
+STAMP: Final = "made-of"
+"""The file beside an image that says what it was made of."""
+
 TOOLS: Final = ("buildah", "mmdebstrap")
 """Debian's packages, and their programs."""
 
@@ -108,8 +111,11 @@ def build_image(directory: Path) -> Image:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     image = image_in(directory)
+    wanted = made_of()
     with _scratch() as scratch:
         _build(_Buildah(scratch), image)
+    # Last: an interrupted build leaves none.
+    (directory / STAMP).write_text(wanted, encoding="ascii")
     return image
 
 
@@ -118,10 +124,9 @@ def have_image(directory: Path = IMAGE_DIRECTORY) -> Image:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stamp, wanted = directory / "made-of", made_of()
-        if not stamp.is_file() or stamp.read_text(encoding="ascii") != wanted:
+        stamp = directory / STAMP
+        if not stamp.is_file() or stamp.read_text(encoding="ascii") != made_of():
             build_image(directory)
-            stamp.write_text(wanted, encoding="ascii")
     return image_in(directory)
 
 

@@ -28,6 +28,7 @@ from gpuactors.examples import epilog
 from gpuactors.formats import Format, either
 from gpuactors.observe import log, stdout
 from gpuactors.ports import ControlError, HostError
+from gpuactors.progress import Progress
 
 EX_DATAERR: Final = 65
 EX_UNAVAILABLE: Final = 69
@@ -103,7 +104,7 @@ def inspect(output: str, watch: bool, **flags: object) -> None:
         _watch(config, Format(output))
         return
     try:
-        found = inspection.inspect(config)
+        found = inspection.inspect(config, Progress(sys.stderr))
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
     match output:
@@ -140,7 +141,7 @@ def explain(address: str, output: str, **flags: object) -> None:
 
     config = _config(flags)
     try:
-        found = inspection.explain(config, address)
+        found = inspection.explain(config, address, Progress(sys.stderr))
     except inspection.UnknownAddressError as exc:
         _fail(str(exc), 1)
     except HostError as exc:
@@ -167,7 +168,7 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
     """
     from gpuactors.doctor.run import examined
 
-    found = examined(_resolved(flags), pre=pre, say=lambda text: click.echo(f"gpuactors: {text}", err=True))
+    found = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr))
     columns = shutil.get_terminal_size((100, 24)).columns
     click.echo(found.text(columns) if output == Format.TEXT else either(output, found.json()))
     sys.exit(1 if found.is_failed else 0)
@@ -281,7 +282,7 @@ def replay(
             begin=since,
             end=until,
             device=device,
-            progress=sys.stderr,
+            progress=Progress(sys.stderr),
             only_differences=only_differences,
             html=html,
             json_lines=output == "json",
@@ -316,7 +317,7 @@ def show(output: str, **flags: object) -> None:
     resolved = _resolved(flags)
     shown = inspection.Shown(inspection.settings_of(resolved))
     if not _given(flags).keys() - {"state_dir"}:
-        shown = inspection.shown(resolved)
+        shown = inspection.shown(resolved, Progress(sys.stderr))
     if output != Format.TABLE:
         known = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
         click.echo(either(output, json.dumps(known, indent=2, ensure_ascii=False)))

@@ -38,6 +38,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports import ControlError, LedgerReader, UseReader
+from gpuactors.progress import SILENT, Progress
 
 NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
 
@@ -93,19 +94,21 @@ class ExplainedDomain:
     inspected: Inspected
 
 
-def inspect(config: Config) -> Inspected:
+def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
     """The running daemon's view of the node, or the command's own. Raises `ports.HostError` if the node cannot be
     read."""
-    return trio.run(inspected, config)
+    return trio.run(inspected, config, progress)
 
 
-def explain(config: Config, address: str) -> Explained | ExplainedClaim | ExplainedDomain:
+def explain(
+    config: Config, address: str, progress: Progress = SILENT
+) -> Explained | ExplainedClaim | ExplainedDomain:
     """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), or of one claim or compute domain by
     its NAMESPACE/NAME or UID.
 
     Raises `UnknownAddressError`, and `ports.HostError` as `inspect`.
     """
-    found = inspect(config)
+    found = inspect(config, progress)
     try:
         if (named := find_named(found, address)) is not None:
             return named
@@ -117,11 +120,11 @@ def explain(config: Config, address: str) -> Explained | ExplainedClaim | Explai
         raise UnknownAddressError(f"{exc}\nread by {found.source}") from None
 
 
-async def inspected(config: Config) -> Inspected:
+async def inspected(config: Config, progress: Progress = SILENT) -> Inspected:
     """As `inspect`."""
     problem = ""
     try:
-        running = await read_status(socket_path(str(config.state_dir)))
+        running = await _read_status(config, progress)
     except NoDaemonError as exc:
         source = f"this command itself: {exc}"
     except ControlError as exc:
@@ -129,7 +132,13 @@ async def inspected(config: Config) -> Inspected:
         source = f"this command itself, not by the daemon: {exc}"
     else:
         return by_running(running, time.time())
-    return Inspected(await _inspect_host(config), False, source, problem, node_of(config), time.time())
+    view = await progress.during("the host and kubelet's ledger", lambda: _inspect_host(config))
+    return Inspected(view, False, source, problem, node_of(config), time.time())
+
+
+async def _read_status(config: Config, progress: Progress) -> Running:
+    path = socket_path(str(config.state_dir))
+    return await progress.during("the running daemon's view", lambda: read_status(path))
 
 
 def by_running(running: Running, wall: float) -> Inspected:
@@ -156,11 +165,11 @@ def settings_of(resolved: Resolved) -> tuple[Setting, ...]:
     return about(resolved.config, {key: str(source) for key, source in resolved.provenance.items()}).settings
 
 
-def shown(resolved: Resolved) -> Shown:
+def shown(resolved: Resolved, progress: Progress = SILENT) -> Shown:
     """The settings of the running daemon, or else those of one that is started now."""
     own = settings_of(resolved)
     try:
-        running = trio.run(read_status, socket_path(str(resolved.config.state_dir)))
+        running = trio.run(_read_status, resolved.config, progress)
     except NoDaemonError:
         return Shown(own)
     except ControlError as exc:

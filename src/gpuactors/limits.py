@@ -445,8 +445,9 @@ DOCTOR_READ_S: Final = 10.0
 DOCTOR_API_S: Final = 20.0
 """All that it asks the API server: two or three requests, each with API_REQUEST_S of its own."""
 
-DOCTOR_SILENT_S: Final = 1.0
-"""A read that takes longer is named on the terminal while it lasts."""
+PROGRESS_SILENT_S: Final = 0.7
+"""What a command reads for longer is named on the terminal, and how long it has taken is said as often. Less than
+CONTROL_CONNECT_S, so that a daemon that hangs is named before it is given up."""
 
 # --- quotations in our sentences --------------------------------------------------------------------------
 

@@ -13,7 +13,9 @@ from gpuactors.doctor.facts import Facts
 from gpuactors.doctor.finding import Check, Finding, Level
 from gpuactors.doctor.run import Examined, examined
 from gpuactors.host.root import module_parameter
+from gpuactors.progress import Progress
 from tests.process.node import Node, address, open_node
+from tests.support.written_terminal import WrittenTerminal
 
 GPU, COMPANION, SECOND = address(0x23), address(0x23, 1), address(0x24)
 
@@ -24,8 +26,8 @@ class Patient:
 
     node: Node
     flags: dict[str, object] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
-    """What the doctor said that it waits for."""
+    terminal: WrittenTerminal = field(default_factory=WrittenTerminal)
+    """Where the doctor says what it waits for."""
 
     def put(self, path: str, text: str) -> Path:
         """A file of the host."""
@@ -56,7 +58,7 @@ class Patient:
 
     def examined(self, *, pre: bool) -> Examined:
         """What the doctor finds."""
-        return examined(resolve(self.words(), {}), pre=pre, say=self.said.append)
+        return examined(resolve(self.words(), {}), pre=pre, progress=Progress(self.terminal))
 
 
 @contextmanager

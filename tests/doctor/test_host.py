@@ -215,7 +215,7 @@ def test_a_variant_driver_needs_no_vfio_pci() -> None:
 def test_a_sysfs_that_hangs_does_not_hang_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     hangs_s = patience.patient(2.0)
     monkeypatch.setattr(limits, "DOCTOR_READ_S", hangs_s)
-    monkeypatch.setattr(limits, "DOCTOR_SILENT_S", 0.1)
+    monkeypatch.setattr(limits, "PROGRESS_SILENT_S", 0.1)
     with open_patient() as patient:
         patient.gpu()
         patient.node.tree.make_hang(GPU, "vendor")
@@ -227,7 +227,7 @@ def test_a_sysfs_that_hangs_does_not_hang_the_doctor(monkeypatch: pytest.MonkeyP
             "hangs", no_host, Check.HOST_READABLE, FAIL, f"within {hangs_s:g} s: it hangs", "--host-root"
         )
         seed.assert_found(wrong(found))
-        assert f"reading the PCI bus of {patient.node.tree.root} …" in patient.said
+        assert f"reading the PCI bus of {patient.node.tree.root} …" in patient.terminal.getvalue()
         assert Check.IOMMU_ON in {f.check for f in findings(found)}, "the rest is checked all the same"
 
 

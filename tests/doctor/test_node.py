@@ -78,7 +78,7 @@ def test_a_kubelet_that_has_stopped() -> None:
 def test_a_kubelet_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.4)
     monkeypatch.setattr(limits, "KUBELET_CONNECT_DEADLINE_S", 0.3)
-    monkeypatch.setattr(limits, "DOCTOR_SILENT_S", 0.1)
+    monkeypatch.setattr(limits, "PROGRESS_SILENT_S", 0.1)
     with open_patient(started=False) as patient, ExitStack() as stack:
         patient.gpu()
         for directory in ("device-plugins", "pod-resources"):
@@ -88,7 +88,7 @@ def test_a_kubelet_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
             hanging.listen()
         found = wrong(patient.examined(pre=True))
         only(found, seed(Check.POD_RESOURCES, FAIL, "cannot ask kubelet for its ledger", "kubelet's log"))
-        assert "reading kubelet's ledger …" in patient.said
+        assert "reading kubelet's ledger …" in patient.terminal.getvalue()
 
 
 def test_a_pod_without_kubelets_ledger() -> None:

@@ -14,8 +14,8 @@ DOCTOR: Final = (
     Mutation(
         "a read that hangs hangs the doctor",
         "doctor/gather.py",
-        "        with trio.move_on_after(deadline_s):\n",
-        "        with trio.CancelScope():\n",
+        "    with trio.move_on_after(deadline_s):\n",
+        "    with trio.CancelScope():\n",
         tests=(f"{HOST}::test_a_sysfs_that_hangs_does_not_hang_the_doctor",),
     ),
     Mutation(

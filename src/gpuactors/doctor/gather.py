@@ -1,7 +1,7 @@
 """Reads the facts that the checks judge: the only I/O of `gpuactors doctor`. Nothing is written, no device is opened.
 
 Each read has a deadline, after which the fact is unknown and the rest is still checked: a sysfs or a kubelet that hangs
-is what an operator calls the doctor for. What takes longer than DOCTOR_SILENT_S is named on the terminal meanwhile.
+is what an operator calls the doctor for. What takes long is named on the terminal meanwhile.
 """
 
 from __future__ import annotations
@@ -48,27 +48,25 @@ from gpuactors.kubelet.dra.plugin import PLUGINS, REGISTRY
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY
 from gpuactors.ports import LedgerContents, LedgerError, PortError
+from gpuactors.progress import Progress
 
 T = TypeVar("T")
-
-Say = Callable[[str], None]
-"""Tells the operator what is waited for."""
 
 _NO_DOMAIN: Final = DomainUid("00000000-0000-0000-0000-000000000000")
 """To be looked for: whether the API server knows ComputeDomains at all."""
 
 
-async def gather(resolved: Resolved, *, pre: bool, say: Say) -> Facts:
+async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
     """All facts. What may be well a moment later, as kubelet's list in the middle of a change, is read again then."""
-    daemon = None if pre else await _daemon(resolved.config, say)
+    daemon = None if pre else await _daemon(resolved.config, progress)
     judged = settings.of_daemon(resolved, daemon) if isinstance(daemon, Running) else settings.own(resolved)
-    reading = _Reading(judged.config, say)
+    reading = _Reading(judged.config, progress)
     functions = await reading.functions()
     resources = _resources(judged.config, functions, daemon)
     ledger = await reading.ledger(resources)
     if isinstance(daemon, Running) and is_unsettled(daemon, ledger):
         await trio.sleep(limits.KUBELET_LIST_AGAIN_S)
-        daemon, ledger = await _daemon(resolved.config, say), await reading.ledger(resources)
+        daemon, ledger = await _daemon(resolved.config, progress), await reading.ledger(resources)
     with_claims = wants_claims(judged.config) and not pre
     node = daemon.about.node if isinstance(daemon, Running) else node_of(judged.config)
     return Facts(
@@ -100,7 +98,7 @@ def _resources(
     return frozenset(ours | {ResourceName(name) for name in served})
 
 
-async def _daemon(config: Config, say: Say) -> Known[Running] | NoDaemon:
+async def _daemon(config: Config, progress: Progress) -> Known[Running] | NoDaemon:
     path = socket_path(str(config.state_dir))
 
     async def read() -> Running | NoDaemon:
@@ -110,41 +108,35 @@ async def _daemon(config: Config, say: Say) -> Known[Running] | NoDaemon:
             return NoDaemon(str(exc))
 
     deadline_s = limits.CONTROL_CONNECT_S + 2 * limits.CONTROL_CALL_S  # it has its own, and better words
-    return await _known("the running daemon", read, say, deadline_s)
+    return await _known("the running daemon", read, progress, deadline_s)
 
 
-async def _known(what: str, read: Callable[[], Awaitable[T]], say: Say, deadline_s: float) -> Known[T]:
+async def _known(
+    what: str, read: Callable[[], Awaitable[T]], progress: Progress, deadline_s: float
+) -> Known[T]:
     """What `read` returns, or why it is unknown."""
     result: Known[T] = Unknown(
         f"{what} could not be read within {deadline_s:g} s: it hangs; look for hung tasks in the kernel's log (dmesg)"
     )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_say_if_slow, what, say)
-        with trio.move_on_after(deadline_s):
-            try:
-                result = await read()
-            except PortError as exc:
-                result = Unknown(str(exc))
-            except OSError as exc:
-                result = Unknown(
-                    f"{what} cannot be read: {exc.strerror}" + f" ({exc.filename})" * bool(exc.filename)
-                )
-        nursery.cancel_scope.cancel()
+    with trio.move_on_after(deadline_s):
+        try:
+            result = await progress.during(what, read)
+        except PortError as exc:
+            result = Unknown(str(exc))
+        except OSError as exc:
+            result = Unknown(
+                f"{what} cannot be read: {exc.strerror}" + f" ({exc.filename})" * bool(exc.filename)
+            )
     return result
-
-
-async def _say_if_slow(what: str, say: Say) -> None:
-    await trio.sleep(limits.DOCTOR_SILENT_S)
-    say(f"reading {what} …")
 
 
 @final
 class _Reading:
     """The reads that depend on the settings."""
 
-    def __init__(self, config: Config, say: Say) -> None:
+    def __init__(self, config: Config, progress: Progress) -> None:
         self._config = config
-        self._say = say
+        self._progress = progress
         self._root = HostRoot(str(config.host_root))
         self._kubelet_dir = str(config.kubelet_dir)
 
@@ -154,7 +146,7 @@ class _Reading:
         async def read() -> T:
             return await in_thread(call, name=what, ended=lambda: None)
 
-        return await _known(what, read, self._say, limits.DOCTOR_READ_S)
+        return await _known(what, read, self._progress, limits.DOCTOR_READ_S)
 
     # --- the host -----------------------------------------------------------------------------------------
 
@@ -165,7 +157,7 @@ class _Reading:
         async def read() -> tuple[PciFunction, ...]:
             return await ThreadedReader(sysfs_of(self._config)).scan()
 
-        return await _known(f"the PCI bus of {self._root.prefix}", read, self._say, limits.DOCTOR_READ_S)
+        return await _known(f"the PCI bus of {self._root.prefix}", read, self._progress, limits.DOCTOR_READ_S)
 
     async def devices(
         self, functions: Known[tuple[PciFunction, ...]], ledger: Known[LedgerContents]
@@ -178,12 +170,12 @@ class _Reading:
             return Devices(functions, await assessed(self._config, functions, _Read(ledger), use))
 
         deadline_s = 2 * limits.POLL_DEADLINE_S  # a poll has its own, and better words
-        return await _known("which GPUs are in use", read, self._say, deadline_s)
+        return await _known("which GPUs are in use", read, self._progress, deadline_s)
 
     async def imex(self) -> Known[ImexFacts]:
         ctl = ImexCtl(str(self._config.imex_ctl)) if self._config.compute_domains == "host-managed" else None
         imex = HostImex(self._root, clique_file=str(self._config.imex_clique), ctl=ctl)
-        return await _known("the host's IMEX", imex.read, self._say, limits.DOCTOR_READ_S)
+        return await _known("the host's IMEX", imex.read, self._progress, limits.DOCTOR_READ_S)
 
     # --- kubelet ------------------------------------------------------------------------------------------
 
@@ -197,7 +189,7 @@ class _Reading:
             return await KubeletLedger(self._kubelet_dir).read(resources)
 
         deadline_s = 2 * limits.LEDGER_DEADLINE_S  # as in `devices`
-        return await _known("kubelet's ledger", read, self._say, deadline_s)
+        return await _known("kubelet's ledger", read, self._progress, deadline_s)
 
     # --- what claims need ---------------------------------------------------------------------------------
 
@@ -219,7 +211,7 @@ class _Reading:
         async def read() -> ApiServer:
             return await _ask_api_server(self._config, node)
 
-        return await _known("the API server", read, self._say, limits.DOCTOR_API_S)
+        return await _known("the API server", read, self._progress, limits.DOCTOR_API_S)
 
     # --- the daemon's own ---------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from gpuactors.config import Resolved
 from gpuactors.doctor import report
 from gpuactors.doctor.checks import Group, examine
 from gpuactors.doctor.facts import Facts
-from gpuactors.doctor.gather import Say, gather
+from gpuactors.doctor.gather import gather
+from gpuactors.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Examined:
         return report.as_json(self.facts, self.groups)
 
 
-def examined(resolved: Resolved, *, pre: bool, say: Say) -> Examined:
-    """The node as it is now. `say` gets what is waited for. Raises nothing: what cannot be read is a finding."""
-    facts = trio.run(partial(gather, resolved, pre=pre, say=say))
+def examined(resolved: Resolved, *, pre: bool, progress: Progress) -> Examined:
+    """The node as it is now. `progress` shows what is waited for. Raises nothing: what cannot be read is a finding."""
+    facts = trio.run(partial(gather, resolved, pre=pre, progress=progress))
     return Examined(facts, examine(facts))

@@ -6,15 +6,16 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from typing import Final
 
 from gpuactors.core.domains.model import device_of
 from gpuactors.core.model import pci_address
+from gpuactors.progress import Progress
 from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.page import Page
 from gpuactors.replay.play import Moment, play, until, wall_seconds
-from gpuactors.replay.progress import Progress
+from gpuactors.replay.progress import ReplayProgress
 from gpuactors.replay.reading import Damage, Meter, files_to_read
 from gpuactors.replay.text import Tally, Text, as_json
 
@@ -50,13 +51,13 @@ def replay(
     echo: Callable[[str], None],
     begin: str | None = None,
     device: str | None = None,
-    progress: TextIO | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Replays and shows a journal; returns the exit code: 1 if anything differs from what was recorded, else 0.
 
     `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address, or
-    the name of a device of compute domains (`channel-0`); `progress` is the stream for the
-    progress line. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
+    the name of a device of compute domains (`channel-0`); `progress` shows how
+    far it has come. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
     """
     files, damaged = files_to_read(path)
     first_wall = wall_seconds(files[0].header)
@@ -71,8 +72,8 @@ def replay(
         until(_with(damaged, play(files, meter, end=math.inf if ends is None else ends)), ends), begins
     )
     if progress is not None:
-        line = Progress(meter, sum(os.path.getsize(file.path) for file in files), progress)
-        seen, echo = line.over(seen), _after(line.clear, echo)
+        line = ReplayProgress(meter, sum(os.path.getsize(file.path) for file in files), progress)
+        seen, echo = line.over(seen), _after(progress.clear, echo)
     for moment in seen:
         tally.count(moment)
         if page is not None:

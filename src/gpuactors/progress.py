@@ -1,0 +1,79 @@
+"""What a command is waiting for, in one line on a terminal: after a second, with the seconds, and gone when it is over.
+
+Nothing is written where standard error is no terminal: a script's log has no use for it. Must not know any command.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TextIO, TypeVar, final
+
+import trio
+
+from gpuactors import limits
+
+T = TypeVar("T")
+
+_FIRST_COLUMN: Final = "\r\x1b[K"
+"""To the first column, and what was there is gone."""
+
+
+@final
+class Progress:
+    """The line, on `out`; None, or no terminal: there is none."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out if out is not None and out.isatty() else None
+        self._is_shown = False
+
+    def show(self, text: str) -> None:
+        """Writes the line anew, as much of it as fits: one that is folded could not be taken back."""
+        if self._out is None:
+            return
+        columns = shutil.get_terminal_size().columns
+        with suppress(OSError):
+            columns = os.get_terminal_size(self._out.fileno()).columns
+        self._write(_FIRST_COLUMN + text[: columns - 1])
+        self._is_shown = True
+
+    def clear(self) -> None:
+        """Takes the line back, before other output."""
+        if self._is_shown:
+            self._is_shown = False
+            self._write(_FIRST_COLUMN)
+
+    async def during(self, what: str, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` returns or raises; it is named if it takes longer than PROGRESS_SILENT_S."""
+        results: list[T] = []
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell, what)
+            try:
+                results.append(await read())
+            except Exception as exc:  # past the nursery, which would put it into a group
+                failure = exc
+            finally:
+                self.clear()
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return results[0]
+
+    async def _tell(self, what: str) -> None:
+        began = trio.current_time()
+        while True:
+            await trio.sleep(limits.PROGRESS_SILENT_S)
+            self.show(f"gpuactors: reading {what} … {trio.current_time() - began:.0f} s")
+
+    def _write(self, text: str) -> None:
+        assert self._out is not None
+        with suppress(OSError):  # what matters is on standard output
+            self._out.write(text)
+            self._out.flush()
+
+
+SILENT: Final = Progress(None)
+"""For who asks in the name of a program."""

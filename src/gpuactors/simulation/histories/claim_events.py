@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpuactors.simulation.histories.claims import ClaimsNode
 from gpuactors.simulation.histories.dra_node import DraNode
-from gpuactors.simulation.histories.kinds import Flag, Kind, card_of, detail_of
+from gpuactors.simulation.histories.kinds import Flag, KindsOn, card_of, detail_of
 from gpuactors.simulation.histories.kubelet_events import PODS_MAX
 from gpuactors.simulation.histories.world import EXTERNAL_PID, MODEL, World
 from gpuactors.simulation.host.kernel import Planned
@@ -71,40 +71,11 @@ Do = Callable[[World, ClaimsNode, int], object]
 DoAny = Callable[[World, DraNode, int], object]
 
 
-def _any(
-    name: str,
-    act: DoAny,
-    enabled: Callable[[World, DraNode, int], bool] = lambda _w, _n, _s: True,
-    **flags: Any,
-) -> Kind:
-    """A kind of event on a node with claims of any driver."""
+_any: Final[KindsOn[DraNode]] = KindsOn(lambda world: world.dra)
+"""On a node with claims of any driver."""
 
-    def do(world: World, slot: int) -> None:
-        assert world.dra is not None
-        act(world, world.dra, slot)
-
-    def can(world: World, slot: int) -> bool:
-        return world.dra is not None and enabled(world, world.dra, slot)
-
-    return Kind(name, can, do, **flags)
-
-
-def _kind(
-    name: str,
-    act: Do,
-    enabled: Callable[[World, ClaimsNode, int], bool] = lambda _w, _c, _s: True,
-    **flags: Any,
-) -> Kind:
-    """A kind of event on a node with claims of GPUs."""
-
-    def do(world: World, slot: int) -> None:
-        assert world.claims is not None
-        act(world, world.claims, slot)
-
-    def can(world: World, slot: int) -> bool:
-        return world.claims is not None and enabled(world, world.claims, slot)
-
-    return Kind(name, can, do, **flags)
+_kind: Final[KindsOn[ClaimsNode]] = KindsOn(lambda world: world.claims)
+"""On a node with claims of GPUs."""
 
 
 # --- pods and claims --------------------------------------------------------------------------------------

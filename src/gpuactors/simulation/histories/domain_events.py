@@ -8,12 +8,12 @@ kinds of claims those that are of any driver (`claim_events.OF_ANY_DRIVER`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from gpuactors.core.domains.model import AllocationMode
 from gpuactors.simulation.histories.claim_events import CLAIM_POD, claim_pods
 from gpuactors.simulation.histories.domains import NAMES, STRANGER, DomainsNode
-from gpuactors.simulation.histories.kinds import Flag, Kind, detail_of
+from gpuactors.simulation.histories.kinds import Flag, Kind, KindsOn, detail_of
 from gpuactors.simulation.histories.kubelet_events import PODS_MAX
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.kube.server import ApiFault
@@ -43,23 +43,8 @@ BESIDE: Final = (
 
 Do = Callable[[World, DomainsNode, int], object]
 
-
-def _kind(
-    name: str,
-    act: Do,
-    enabled: Callable[[World, DomainsNode, int], bool] = lambda _w, _n, _s: True,
-    **flags: Any,
-) -> Kind:
-    """A kind of event on a node with compute domains."""
-
-    def do(world: World, slot: int) -> None:
-        assert world.domains is not None
-        act(world, world.domains, slot)
-
-    def can(world: World, slot: int) -> bool:
-        return world.domains is not None and enabled(world, world.domains, slot)
-
-    return Kind(name, can, do, **flags)
+_kind: Final[KindsOn[DomainsNode]] = KindsOn(lambda world: world.domains)
+"""On a node with compute domains."""
 
 
 def _state(

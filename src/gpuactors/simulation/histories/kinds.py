@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Generic, TypeVar, final
 
 from gpuactors.simulation.faults import Fault
 from gpuactors.simulation.histories.world import CARDS, World
@@ -59,6 +59,37 @@ class Kind:
     """What the node is like right after it."""
     may_bring: Mapping[Flag, bool] = field(default_factory=dict)
     """What the node may be like besides, then or later."""
+
+
+N = TypeVar("N")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KindsOn(Generic[N]):
+    """Makes the kinds of events of a part of the node that some nodes do not have: claims, compute domains."""
+
+    part: Callable[[World], N | None]
+
+    def __call__(
+        self,
+        name: str,
+        act: Callable[[World, N, int], object],
+        enabled: Callable[[World, N, int], bool] = lambda _w, _n, _s: True,
+        **flags: Any,
+    ) -> Kind:
+        """One that cannot happen on a node without that part."""
+
+        def do(world: World, slot: int) -> None:
+            part = self.part(world)
+            assert part is not None
+            act(world, part, slot)
+
+        def can(world: World, slot: int) -> bool:
+            part = self.part(world)
+            return part is not None and enabled(world, part, slot)
+
+        return Kind(name, can, do, **flags)
 
 
 def card_of(slot: int) -> int:

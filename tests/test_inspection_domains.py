@@ -40,8 +40,8 @@ from tests.core.domains.domain_core import (
     RED,
     DomainCore,
     channel,
-    daemon,
     name,
+    with_daemon,
 )
 from tests.core.dra.claim_core import ClaimCore, allocated
 from tests.test_inspection_claims import by_daemon
@@ -53,11 +53,7 @@ NO_IMEX = ImexFacts("/proc/devices has no nvidia-caps-imex-channels, so this nod
 
 def core_with(*, ready: bool = True) -> DomainCore:
     """The daemon of RED has its claim; there are claims of channels, of RED and of BLUE."""
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(ONE), channel(TWO, BLUE))
-    if ready:
-        core.ready()
-    core.prepare(DAEMON)
+    core = with_daemon(channel(ONE), channel(TWO, BLUE), ready=ready)
     core.pass_time(200)
     return core
 

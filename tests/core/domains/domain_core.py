@@ -262,3 +262,14 @@ class DomainCore(CallsCore):
             return LabelConflicted(wanted.number, "the server rejected our request (422)")
         self.set_label(wanted.patch.value if is_added else None)
         return LabelPatched(wanted.number)
+
+
+def with_daemon(*claims: Claim, ready: bool = True, settings: DomainSettings = DOMAIN_SETTINGS) -> DomainCore:
+    """The daemon of RED has its claim, and is Ready, if it is to be, as soon as the label is there. The API server has
+    these other claims."""
+    core = DomainCore(settings=settings)
+    core.created(daemon(DAEMON), *claims)
+    if ready:
+        core.ready()
+    core.prepare(DAEMON)
+    return core

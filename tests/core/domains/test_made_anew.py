@@ -20,6 +20,7 @@ from tests.core.domains.domain_core import (
     channel,
     daemon,
     name,
+    with_daemon,
 )
 
 ONE, TWO = name("one"), name("two")
@@ -30,10 +31,12 @@ GONE = "there is no ComputeDomain with the UID"
 
 def core_with_one(device: str = "channel-0") -> DomainCore:
     """ONE has a channel of RED, whose daemon runs. TWO is for BLUE."""
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2))
-    core.created(daemon(DAEMON), channel(ONE), channel(TWO, BLUE, device), daemon(BLUE_DAEMON, BLUE))
-    core.ready()
-    core.prepare(DAEMON)
+    core = with_daemon(
+        channel(ONE),
+        channel(TWO, BLUE, device),
+        daemon(BLUE_DAEMON, BLUE),
+        settings=replace(DOMAIN_SETTINGS, channels=2),
+    )
     assert isinstance(core.answer(core.prepare(ONE)), Prepared)
     return core
 

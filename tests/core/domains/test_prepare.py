@@ -33,6 +33,7 @@ from tests.core.domains.domain_core import (
     channel,
     daemon,
     name,
+    with_daemon,
 )
 
 ONE, TWO = name("one"), name("two")
@@ -40,11 +41,7 @@ ONE, TWO = name("one"), name("two")
 
 def core_with_daemon(*claims: Claim) -> DomainCore:
     """The daemon of RED runs, and is Ready as soon as the label is there."""
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(ONE), channel(TWO), *claims)
-    core.ready()
-    core.prepare(DAEMON)
-    return core
+    return with_daemon(channel(ONE), channel(TWO), *claims)
 
 
 def test_a_channel_is_prepared_when_label_daemon_and_readiness_are_there_and_each_that_lacks_is_named() -> (

@@ -38,6 +38,7 @@ from tests.core.domains.domain_core import (
     channel,
     daemon,
     name,
+    with_daemon,
 )
 
 ONE, TWO = name("one"), name("two")
@@ -46,11 +47,7 @@ STRANGER = "99999999-9999-9999-9999-999999999999"
 
 def core_with(*claims: ClaimName, ready: bool = True) -> DomainCore:
     """Of RED: the daemon's claim, then these of channels, each prepared if it can be."""
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(ONE), channel(TWO))
-    if ready:
-        core.ready()
-    core.prepare(DAEMON)
+    core = with_daemon(channel(ONE), channel(TWO), ready=ready)
     for claim in claims:
         core.prepare(claim)
     return core

@@ -179,7 +179,7 @@ def _build(buildah: _Buildah, image: Image) -> None:
         "--label", f"org.opencontainers.image.revision={revision()}",
         "--file", str(CONTAINERFILE), "--tag", "gpuactors", str(CHECKOUT),
     )  # fmt: skip
-    buildah("push", "--format", "oci", "gpuactors", f"oci:{image.layout}:{version()}")
+    buildah("push", "--format", "oci", "gpuactors", f"oci:{image.layout}:gpuactors:{version()}")
     container = buildah("from", "--pull-never", "gpuactors").strip()
     run(("cp", "--archive", buildah("mount", container).strip(), str(image.tree)))
 

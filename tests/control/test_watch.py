@@ -60,14 +60,21 @@ def step(side: Side, reason: str) -> None:
 
 
 @pytest.mark.trio
-async def test_each_change_is_told_and_what_only_grows_older_is_not(tmp_path: Path) -> None:
+async def test_each_change_is_told_and_what_only_grows_older_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WATCH_PAUSE_S", 0.01)
     side = Side(tmp_path)
+    side.core.pass_time(60)  # all that is read at the start has been read
+    side.state.set(side.core.state)
     async with side.holds() as held, watching(tmp_path) as watcher:
         assert (await watcher.next()).view.kubelet_problem == ""
         step(side, "no socket")
         assert (await watcher.next()).view.kubelet_problem == "no socket"
         side.core.pass_time(60)  # polls and reads that find what is known
         side.state.set(side.core.state)
+        await trio.sleep(0.2)  # many pauses: it would have been told
+        assert watcher.is_told_nothing()
         step(side, "another reason")
         assert (await watcher.next()).view.kubelet_problem == "another reason"
         assert watcher.is_told_nothing()

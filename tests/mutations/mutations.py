@@ -270,6 +270,21 @@ MUTATIONS: Final = (
         "            baselines=polls.baselines,\n",
         tests=("tests/core/test_ledger_and_usage.py",),
     ),
+    # --- the control socket ---------------------------------------------------------------------------------
+    Mutation(
+        "who watches is told of what only grows older",
+        "control/server.py",
+        "                    if (found := view_of(state, AGELESS)) != facts:\n",
+        "                    if (found := view_of(state, trio.current_time())) != facts:\n",
+        tests=("tests/control/test_watch.py::test_each_change_is_told_and_what_only_grows_older_is_not",),
+    ),
+    Mutation(
+        "another holder's name makes a new state of a GPU",
+        "control/view.py",
+        "        if (change.health, change.cause) != (found.health if found.listed else None, found.cause):\n",
+        "        if change is not found.history[-1]:\n",
+        tests=("tests/control/test_times.py::test_since_is_the_change_of_the_cause_and_not_of_its_words",),
+    ),
     # --- inspections ----------------------------------------------------------------------------------------
     Mutation(
         "an older inspection overwrites what a later one found",

@@ -41,9 +41,8 @@ async def run(state: LatestReader[NodeState], ports: PosterPorts) -> None:
     while True:
         with trio.move_on_at(poster.next_at):
             await state.receive()
-        await trio.sleep_until(
-            rest_until
-        )  # not after each look: an idle node would be woken twice for each change
+        # Here and not after each look: an idle node would be woken twice for each change.
+        await trio.sleep_until(rest_until)
         rest_until = await poster.look(state.value)
 
 

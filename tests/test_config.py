@@ -50,6 +50,14 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("kubelet_dir", '"/file"', "/file", "/env", Path("/flag"), Path("/flag")),
     ("state_dir", '"/file"', "/file", "/env", "/flag", Path("/flag")),
     ("pci_ids", '"/file"', "/file", "/env", "/flag", Path("/flag")),
+    (
+        "resource_name",
+        '["0x10DE:2330 = a.example/h100"]',
+        "[10de:2330=a.example/h100]",
+        "10de:2330=b.example/x;10de:2335=b.example/x",
+        ("10de:2330=nvidia.com/H100",),
+        ("10de:2330=nvidia.com/H100",),
+    ),
     ("uevents", '"kernel"', "kernel", "unix:/env", "off", "off"),
     ("resync_interval_s", "1.5", "1.5", "2", 3, 3.0),
     ("select", '["class=01"]', "[class=01]", "class=02;class=12", ("class=03",), ("class=03",)),
@@ -289,6 +297,15 @@ def test_a_file_has_types_and_they_are_held_to(write: Write, line: str) -> None:
         load({"config": path}, {})
     assert str(caught.value).startswith(f"{key} is ")
     assert f"(file {path}), but must be " in str(caught.value)
+
+
+def test_a_model_has_one_name() -> None:
+    twice = ("10de:2330=a.example/x", "10DE:2330=a.example/x")
+    assert load({"resource_name": twice}, {}).resource_name == ("10de:2330=a.example/x",)
+    with pytest.raises(
+        ConfigError, match=r"has two names, a\.example/x and b\.example/x: leave one of them out"
+    ):
+        load({"resource_name": ("10de:2330=a.example/x", "10de:2330=b.example/x")}, {})
 
 
 def test_a_bad_selector_says_what_to_write() -> None:

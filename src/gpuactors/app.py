@@ -151,7 +151,7 @@ def node_of(config: Config) -> str:
 def sysfs_of(config: Config) -> SysfsReader:
     """The reader of the host's files. Raises `ports.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
-    return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids))
+    return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
 
 
 def about(config: Config, sources: Mapping[str, str]) -> About:

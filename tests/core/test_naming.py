@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.naming import env_name, resource_name
+from gpuactors.core.naming import env_name, parse_own_name, resource_name
 from gpuactors.host.pci_ids import SHIPPED
 
 # k8s.io/apimachinery util/validation: IsQualifiedName, IsDNS1123Subdomain.
@@ -120,3 +120,48 @@ def test_nvidia_ids_that_share_a_name() -> None:
 )
 def test_variable_as_kubevirt_computes_it(resource: str, expected: str) -> None:
     assert env_name(resource) == expected
+
+
+# --- an operator's own name ---------------------------------------------------------------------------------------
+
+
+def test_an_own_name_is_read_as_it_is_written() -> None:
+    assert parse_own_name("10de:2330=example.com/h100") == (("10de", "2330"), "example.com/h100")
+    assert parse_own_name(" 0x10DE:0x2330 = nvidia.com/GH100_H100-1.x ") == (
+        ("10de", "2330"),
+        "nvidia.com/GH100_H100-1.x",
+    )
+
+
+@given(st.from_regex(r"[a-z.-]{1,12}/[A-Za-z0-9_.-]{1,70}", fullmatch=True))
+def test_an_own_name_that_is_taken_is_valid_for_kubelet(resource: str) -> None:
+    try:
+        parse_own_name(f"10de:2330={resource}")
+    except ValueError:
+        assert not is_valid(resource)
+    else:
+        assert is_valid(resource)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "example.com/h100",
+            "is not VENDOR:DEVICE=DOMAIN/NAME; write for example 10de:2330=example.com/h100",
+        ),
+        ("10de=example.com/h100", "is not VENDOR:DEVICE=DOMAIN/NAME"),
+        ("10de:233=example.com/h100", "is not VENDOR:DEVICE=DOMAIN/NAME"),
+        ("10de:2330=h100", "'h100' is no resource: write a DNS name, a slash"),
+        ("10de:2330=Example.com/h100", "is no resource"),
+        ("10de:2330=example.com/h100/x", "is no resource"),
+        ("10de:2330=example.com/" + "x" * 64, "at most 63 letters"),
+        ("10de:2330=" + "a." * 122 + "b/h100", "is no resource"),
+        ("10de:2330=kubernetes.io/h100", "is one of Kubernetes' own names: take a domain of yours"),
+        ("10de:2330=gpu.kubernetes.io/h100", "is one of Kubernetes' own names"),
+        ("10de:2330=requests.example.com/h100", "is one of Kubernetes' own names"),
+    ],
+)
+def test_what_kubelet_would_not_take_is_said(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        parse_own_name(text)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.core.inventory import named
+from gpuactors.core.model import PciAddress, PciFunction, ResourceName
 from gpuactors.core.selector import parse_selector
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import HostRoot
@@ -158,6 +159,16 @@ def test_names_are_read_for_what_is_chosen_alone(tree: HostTree) -> None:
     tree.plug(GPU)
     with pytest.raises(HostError, match="no-such-file"):
         sysfs.inspect(PciAddress(GPU.address))
+
+
+def test_an_own_name_is_that_of_its_ids_alone(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.plug(AUDIO)
+    own = {("10de", "2330"): ResourceName("example.com/h100")}
+    sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None), own)
+    gpu, audio = sysfs.scan()
+    assert (named(gpu), gpu.model) == ("example.com/h100", "GH100 [H100 SXM5 80GB]")
+    assert audio.own_name is None
 
 
 def test_a_host_without_an_iommu(tree: HostTree) -> None:

@@ -6,6 +6,7 @@ from tests.process.daemon import DaemonProcess
 from tests.process.node import H100, HEALTHY, PCI_IDS, Node, address, open_node
 
 GPU, OTHER = address(0x23), address(0x24)
+OWN = "example.com/h100"
 NEW = "nvidia.com/GH100_H100_SXM5_80GB_HBM3"
 BOTH = {H100: {GPU: HEALTHY, OTHER: HEALTHY}}
 
@@ -44,4 +45,17 @@ def test_pci_ids_is_renewed_under_a_pod() -> None:
             node.kubelet.end_pod("vm")
             node.wait_device_lists({H100: {}, NEW: {GPU: HEALTHY, OTHER: HEALTHY}})
             assert node.kubelet.allocate(NEW, [GPU]).envs
+            node.assert_sound(daemon)
+
+
+def test_a_model_gets_a_name_of_the_operators_own_under_a_pod() -> None:
+    with open_node() as node:
+        with node.daemon() as daemon:
+            given(node, daemon)
+        with node.daemon(f"--resource-name=10de:2330={OWN}") as daemon:
+            node.wait_device_lists({H100: {GPU: HEALTHY}, OWN: {OTHER: HEALTHY}})
+            node.kubelet.prestart(H100, [GPU])
+            node.kubelet.end_pod("vm")
+            node.wait_device_lists({H100: {}, OWN: {GPU: HEALTHY, OTHER: HEALTHY}})
+            assert node.kubelet.allocate(OWN, [GPU]).envs["PCI_RESOURCE_EXAMPLE_COM_H100"] == GPU
             node.assert_sound(daemon)

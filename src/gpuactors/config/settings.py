@@ -17,7 +17,8 @@ from msgspec import Meta
 
 from gpuactors.core.domains.model import DRIVER
 from gpuactors.core.dra.names import is_label, is_subdomain
-from gpuactors.core.model import is_pci_address
+from gpuactors.core.model import ResourceName, is_pci_address
+from gpuactors.core.naming import parse_own_name
 from gpuactors.core.selector import Selector, parse_selector
 from gpuactors.limits import (
     IMEX_CHANNELS_MAX,
@@ -102,6 +103,18 @@ def _checked_selectors(texts: tuple[str, ...]) -> tuple[str, ...]:
     selectors = tuple(parse_selector(text) for text in texts)
     chosen = () if any(not selector.exclude for selector in selectors) else DEFAULT_SELECTORS
     return (*chosen, *map(str, selectors))
+
+
+def _checked_resource_names(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """In their full form."""
+    named = [parse_own_name(text) for text in texts]
+    for (vendor, device), resource in named:
+        others = {other for ids, other in named if ids == (vendor, device)} - {resource}
+        if others:
+            raise ValueError(
+                f"{vendor}:{device} has two names, {resource} and {min(others)}: leave one of them out"
+            )
+    return tuple(f"{vendor}:{device}={resource}" for (vendor, device), resource in dict.fromkeys(named))
 
 
 _DRIVER_NAME_MAX_CHARS: Final = 63
@@ -232,6 +245,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             default="the shipped one",
         ),
     ] = None
+    resource_name: Annotated[
+        tuple[str, ...],
+        Described(
+            "Resources of one's own, each `VENDOR:DEVICE=DOMAIN/NAME` with a model's PCI ids: "
+            "`10de:2330=example.com/h100`. Several models may have one. Any other model's is made of its name in "
+            "pci.ids. What a pod has under another name stays counted there until it ends.",
+            metavar="VENDOR:DEVICE=DOMAIN/NAME",
+            must_be="PCI ids and a resource, such as 10de:2330=example.com/h100, each ids once",
+            default="none",
+            check=_checked_resource_names,
+        ),
+    ] = ()
     uevents: Annotated[
         str,
         Described(
@@ -455,6 +480,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def selectors(self) -> tuple[Selector, ...]:
         """`select`, parsed. Raises ValueError only for a Config that was not made by `load`."""
         return tuple(parse_selector(text) for text in self.select)
+
+    @property
+    def own_names(self) -> Mapping[tuple[str, str], ResourceName]:
+        """`resource_name`, parsed: by vendor and device. Raises ValueError only for a Config that was not made by
+        `load`."""
+        return dict(map(parse_own_name, self.resource_name))
 
     @property
     def uevent_source(self) -> UeventSource:

@@ -70,5 +70,5 @@ def may_be_unbinding(function: PciFunction) -> bool:
 
 
 def named(function: PciFunction) -> ResourceName:
-    """The resource of its model's name."""
-    return resource_name(function.vendor, function.device, function.model)
+    """The resource of its model: the operator's own, else of its name in pci.ids."""
+    return function.own_name or resource_name(function.vendor, function.device, function.model)

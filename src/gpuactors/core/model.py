@@ -98,6 +98,8 @@ class PciFunction:
     """Its group is one of vfio's no-IOMMU mode, whose node is `/dev/vfio/noiommu-81`."""
     iommufd: bool = False
     """The node has `/dev/iommu`, whatever driver the function is bound to."""
+    own_name: ResourceName | None = None
+    """The resource that the operator has named for its model, instead of the one of its name in pci.ids."""
 
     @property
     def is_nvswitch(self) -> bool:

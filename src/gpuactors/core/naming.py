@@ -1,8 +1,8 @@
 """The names of a GPU: its resource for kubelet, and its variable for a virtual machine's launcher.
 
 The names are those of NVIDIA's kubevirt-gpu-device-plugin (pkg/device_plugin/device_plugin.go, getDeviceName), so that
-existing virtual machines find their GPUs; where one of its names would be refused by kubelet it is repaired. Must not
-read anything: the model's name in pci.ids comes in as a fact.
+existing virtual machines find their GPUs; where one of its names would be refused by kubelet it is repaired. Or the
+operator names a model's resource. Must not read anything: the model's name in pci.ids comes in as a fact.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.dra.names import is_subdomain
 from gpuactors.core.model import ResourceName
 
 DOMAINS: Final[Mapping[str, str]] = {"10de": "nvidia.com", "1002": "amd.com", "8086": "intel.com"}
@@ -20,6 +21,14 @@ DOMAINS: Final[Mapping[str, str]] = {"10de": "nvidia.com", "1002": "amd.com", "8
 
 ENV_PREFIX: Final = "PCI_RESOURCE_"
 """KubeVirt's prefix for the addresses of PCI devices of one resource (pkg/virt-launcher, hostdevice/pci)."""
+
+_ID = re.compile(r"[0-9a-f]{4}")
+_QUALIFIED = re.compile(
+    rf"(?=.{{1,{limits.RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
+)
+_KUBERNETES: Final = "kubernetes.io"
+_QUOTA: Final = "requests."
+"""How a resource begins in a ResourceQuota."""
 
 # Go's \s, which is ASCII and leaves out the vertical tab.
 _SPACES = re.compile(r"[\t\n\f\r ]+")
@@ -36,6 +45,31 @@ def resource_name(vendor: str, device: str, model: str | None) -> ResourceName:
     """
     domain = DOMAINS.get(vendor.lower()) or f"pci-{_hex_digits(vendor)}"
     return ResourceName(f"{domain}/{_product(model or '') or _hex_digits(device)}")
+
+
+def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
+    """Read `VENDOR:DEVICE=DOMAIN/NAME`, an operator's own resource of one model: the PCI ids, and the resource.
+
+    The ids are four hex digits each; `0x` and upper case are accepted. The resource is one that kubelet accepts of a
+    plugin (pkg/apis/core/v1/helper, IsExtendedResourceName): no name of Kubernetes' own. Raises ValueError with a
+    sentence that says what is wrong and how to write it.
+    """
+    ids, equals, resource = (part.strip() for part in text.partition("="))
+    vendor, _, device = ids.lower().partition(":")
+    vendor, device = vendor.removeprefix("0x"), device.removeprefix("0x")
+    if not equals or not (_ID.fullmatch(vendor) and _ID.fullmatch(device)):
+        raise ValueError(
+            f"{text!r} is not VENDOR:DEVICE=DOMAIN/NAME; write for example 10de:2330=example.com/h100"
+        )
+    domain, slash, name = resource.partition("/")
+    if not slash or not is_subdomain(_QUOTA + domain) or not _QUALIFIED.fullmatch(name):
+        raise ValueError(
+            f"{resource!r} is no resource: write a DNS name, a slash, and at most {limits.RESOURCE_NAME_MAX_CHARS} "
+            "letters, digits, -, _ and ., with a letter or digit at both ends, for example example.com/h100"
+        )
+    if domain.endswith(_KUBERNETES) or resource.startswith(_QUOTA):
+        raise ValueError(f"{resource!r} is one of Kubernetes' own names: take a domain of yours")
+    return (vendor, device), ResourceName(resource)
 
 
 def env_name(resource: str) -> str:

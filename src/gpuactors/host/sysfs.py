@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from gpuactors.core.model import PciAddress, PciFunction, pci_address
+from gpuactors.core.model import PciAddress, PciFunction, ResourceName, pci_address
 from gpuactors.core.selector import Selector, matches
 from gpuactors.core.text import encodable
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
@@ -30,6 +30,7 @@ _ID = re.compile(rb"0x([0-9a-f]{4})\n?")
 _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_PCI_IDS_ALONE: Final[Mapping[tuple[str, str], ResourceName]] = {}
 _ATTRIBUTE_BYTES: Final = 4096
 """A sysfs attribute is a page at most."""
 
@@ -48,12 +49,19 @@ class _Identity:
 class SysfsReader:
     """Reads the selected functions, and those that share an IOMMU group with them. Keeps nothing between calls."""
 
-    def __init__(self, root: HostRoot, selectors: tuple[Selector, ...], names: PciIds) -> None:
+    def __init__(
+        self,
+        root: HostRoot,
+        selectors: tuple[Selector, ...],
+        names: PciIds,
+        own_names: Mapping[tuple[str, str], ResourceName] = _PCI_IDS_ALONE,
+    ) -> None:
         self._bus = root.real(PCI_DEVICES)
         self._groups = root.real(IOMMU_GROUPS)
         self._root = root
         self._selectors = selectors
         self._names = names
+        self._own_names = own_names
 
     def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """Every function that is selected or `given`, and the other members of their IOMMU groups, sorted by address.
@@ -220,6 +228,7 @@ class SysfsReader:
             fault=faults[0] if faults else None,
             without_iommu=vfio_bound and group is not None and self._is_without_iommu(group),
             iommufd=os.path.exists(self._root.real(IOMMUFD_NODE)),
+            own_name=self._own_names.get((identity.vendor, identity.device)),
         )
 
     def _iommu_group(self, name: str, path: str, faults: list[str]) -> int | None:

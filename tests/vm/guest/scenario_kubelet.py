@@ -169,22 +169,23 @@ class _Scene:
     def starts(self, name: str) -> None:
         """Kubelet starts: each resource registers with it once and is served with the truth from the first frame on,
         within the bound."""
-        registered, framed = len(self.kubelet.registrations), len(self.node.frames)
+        began_ns, framed = time.monotonic_ns(), len(self.node.frames)
         self.kubelet.start()
         self.wait_served(RETURN_WITHIN_S)
         frames = self.node.frames[framed:]
         self.figure(name, self.kubelet.appeared_ns, frames[-1], RETURN_WITHIN_S)
-        self.registered_once(registered, EDU, self.nic)
+        self.registered_once(began_ns, EDU, self.nic)
         assert len(frames) == 2, frames
         assert {device.id for frame in frames for device in frame.devices} == self.truth.keys(), frames
 
-    def registered_once(self, since: int, *resources: str) -> None:
-        """From that registration on, these registered once each, with success, and no other did.
+    def registered_once(self, since_ns: int, *resources: str) -> None:
+        """Since then these registered once each, with success, and no other did.
 
         A plugin that tries a socket with nobody there again and again may be the first to find the new one. It gives
-        that try up as soon as it hears that kubelet is another one.
+        that try up as soon as it hears that kubelet is another one; kubelet may dial for it for 10 s, and then says so.
         """
-        new = [r for r in self.kubelet.registrations[since:] if r.error != GAVE_UP]
+        calls = self.kubelet.registrations
+        new = [r for r in calls if r.received_ns >= since_ns and r.error != GAVE_UP]
         assert sorted(registration.resource for registration in new) == sorted(resources), new
         assert all(registration.error is None for registration in new), new
 
@@ -265,10 +266,10 @@ def _hangs(scene: _Scene) -> None:
             scene.bind(scene.edu1)
             scene.known(scene.edu1)
             scene.starts("hung_to_books_ms")
-            registered = len(scene.kubelet.registrations)
+            began_ns = time.monotonic_ns()
         # The end of the old calls is nobody's business any more.
         scene.leads_to("bind_after_the_hung_one_ms", lambda: scene.bind(scene.nic1))
-        scene.registered_once(registered)
+        scene.registered_once(began_ns)
 
 
 def _holds_its_answer(scene: _Scene) -> None:
@@ -277,7 +278,7 @@ def _holds_its_answer(scene: _Scene) -> None:
     ):
         nic = scene.nic
         scene.kubelet.stop()
-        registered = len(scene.kubelet.registrations)
+        began_ns = time.monotonic_ns()
         scene.kubelet.hold_register_replies(EDU)
         scene.kubelet.start()
         started = time.monotonic()
@@ -299,7 +300,7 @@ def _holds_its_answer(scene: _Scene) -> None:
         scene.kubelet.release_register_replies()
         scene.wait_served(RETURN_WITHIN_S)
         scene.figure("answer_to_books_ms", released_ns, scene.node.frames[-1], RETURN_WITHIN_S)
-        scene.registered_once(registered, EDU, nic)
+        scene.registered_once(began_ns, EDU, nic)
     with scene.node.guest.step("kubelet dies while it holds all its answers"):
         scene.kubelet.stop()
         scene.kubelet.hold_register_replies()
@@ -324,7 +325,7 @@ def _cuts_a_stream(scene: _Scene) -> None:
             scene.wait_registered(registered + 1, AGAIN_WITHIN_S)
             scene.wait_served(AGAIN_WITHIN_S)
             scene.figure(f"cut_{cut + 1}_to_books_ms", started_ns, scene.node.frames[-1], 2 * AGAIN_WITHIN_S)
-            scene.registered_once(registered, EDU)
+            scene.registered_once(started_ns, EDU)
 
 
 def _directory_is_wiped(scene: _Scene) -> None:
@@ -332,13 +333,13 @@ def _directory_is_wiped(scene: _Scene) -> None:
     with scene.node.guest.step(
         "every socket is wiped under a living kubelet: its streams go on telling the truth"
     ):
-        registered = len(scene.kubelet.registrations)
+        began_ns = time.monotonic_ns()
         with scene.says("kubelet.gone"):
             for entry in directory.iterdir():
                 if stat.S_ISSOCK(entry.lstat().st_mode):
                     entry.unlink()
         scene.leads_to("bind_with_the_sockets_wiped_ms", lambda: scene.bind(scene.edu2))
-        scene.registered_once(registered)
+        scene.registered_once(began_ns)
     with scene.node.guest.step("kubelet restarts: sockets and streams are made anew"):
         scene.kubelet.stop()
         scene.unbind(scene.nic2)
@@ -353,12 +354,12 @@ def _directory_is_wiped(scene: _Scene) -> None:
         scene.known(scene.edu1)
         scene.known(scene.nic2)
         # Nothing announces a new directory: the daemon checks for it.
-        registered = len(scene.kubelet.registrations)
+        began_ns = time.monotonic_ns()
         scene.kubelet.start()
         within_s = limits.KUBELET_DIR_RETRY_S + RETURN_WITHIN_S
         scene.wait_served(within_s)
         scene.figure("new_directory_to_books_ms", scene.kubelet.appeared_ns, scene.node.frames[-1], within_s)
-        scene.registered_once(registered, EDU, scene.nic)
+        scene.registered_once(began_ns, EDU, scene.nic)
         _check_sockets(scene)
 
 

@@ -18,9 +18,9 @@ demo *ARGS:
     @echo
     @awk '/^## / { on = ($0 == "## On a node") } on' README.md
 
-# Everything that is checked at each change: style, types, dependency rules, generated code, tests.
+# Everything that is checked at each change: style, types, dependency rules, generated code, tests (many wait: three at a time).
 test: check
-    python -m pytest -n 2 --dist loadfile
+    python -m pytest -n 3 --dist loadfile
 
 # The static half of `test`.
 check: gen-check

@@ -265,7 +265,8 @@ COMPLETION_S: Final = 0.5
 """The running daemon's answer while somebody types a command; it takes milliseconds."""
 
 WATCH_PAUSE_S: Final = 0.2
-"""From one message to the next to a command that watches: whatever happens meanwhile is in the next one."""
+"""From one look at the state to the next for a command that watches: whatever happens meanwhile is in the next
+message."""
 
 WATCH_BEAT_S: Final = 5.0
 """After so long without a change a command that watches is told that there was none: a daemon that hangs, or whose

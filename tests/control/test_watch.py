@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
 import pytest
 import trio
+import trio.testing
 
 from gpuactors import limits
+from gpuactors.concurrency.latest import Latest
+from gpuactors.control import server
 from gpuactors.control.client import NoDaemonError, Running, TooOldError, watch
 from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.server import ControlService
 from gpuactors.control.unix import socket_path
+from gpuactors.control.view import About, NodeView, view_of
 from gpuactors.core.events import KubeletGone
+from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Server, bind_unix
 from gpuactors.ports import ControlError
 from tests.control.test_socket import Side
+from tests.core.builders import Core, gpu
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)
@@ -132,3 +140,37 @@ async def test_a_daemon_of_an_older_version_is_said_to_be_one(tmp_path: Path) ->
             with pytest.raises(TooOldError, match="leave --watch out"):
                 await watch(path, lambda running: None)
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("watchers", [1, 16])
+async def test_who_watches_costs_the_same_however_often_the_state_changes(
+    watchers: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A view of 256 GPUs takes milliseconds, in which no call of kubelet's is answered: one for all, once a pause."""
+    derived = 0
+
+    def counted(state: NodeState, at: float) -> NodeView:
+        nonlocal derived
+        derived += 1
+        return view_of(state, at)
+
+    core = Core(gpu("01:00.0"))
+    core.pass_time(60)
+    cell = Latest(core.state)
+    service = ControlService(cell.subscribe(), About(), 1)
+    async with trio.open_nursery() as nursery:
+        for _ in range(watchers):
+            answers = service.watch(pb.WatchRequest())
+            assert (await anext(answers)).status is not None
+            nursery.start_soon(anext, answers)
+        await trio.sleep(limits.WATCH_PAUSE_S)
+        monkeypatch.setattr(server, "view_of", counted)
+        for number in range(500):  # in two seconds
+            host = replace(
+                core.state.host, inspections=replace(core.state.host.inspections, last=1000 + number)
+            )
+            cell.set(replace(core.state, host=host))
+            await trio.sleep(2.0 / 500)
+        nursery.cancel_scope.cancel()
+    assert 0 < derived <= 2.0 / limits.WATCH_PAUSE_S + 1

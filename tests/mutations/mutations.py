@@ -274,8 +274,8 @@ MUTATIONS: Final = (
     Mutation(
         "who watches is told of what only grows older",
         "control/server.py",
-        "                    if (found := view_of(state, AGELESS)) != facts:\n",
-        "                    if (found := view_of(state, trio.current_time())) != facts:\n",
+        "            self._derived = state, view_of(state, AGELESS)\n",
+        "            self._derived = state, view_of(state, trio.current_time())\n",
         tests=("tests/control/test_watch.py::test_each_change_is_told_and_what_only_grows_older_is_not",),
     ),
     Mutation(

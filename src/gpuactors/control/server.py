@@ -13,7 +13,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.control.messages import status_response
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import AGELESS, About, view_of
+from gpuactors.control.view import AGELESS, About, NodeView, view_of
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import BoundListener, Server, TrioService
 
@@ -25,6 +25,7 @@ class ControlService(TrioService, pb.ControlBase):
         self._state = state
         self._about = about
         self._pid = pid
+        self._derived: tuple[NodeState, NodeView] | None = None
         self.asked = trio.Event()
         self.released = trio.Event()
 
@@ -37,13 +38,21 @@ class ControlService(TrioService, pb.ControlBase):
             changed: NodeState | None = None
             with trio.move_on_after(limits.WATCH_BEAT_S):
                 async for state in states:
-                    if (found := view_of(state, AGELESS)) != facts:
+                    if (found := self._facts(state)) != facts:
                         facts, changed = found, state
                         break
+                    # Most changes of the state are none of the facts: kubelet's calls are not to wait for each look.
+                    await trio.sleep(limits.WATCH_PAUSE_S)
                 else:
                     return
             yield pb.WatchResponse(status=self._status(changed) if changed is not None else None)
             await trio.sleep(limits.WATCH_PAUSE_S)
+
+    def _facts(self, state: NodeState) -> NodeView:
+        """What is told of the state but for its ages, derived once for all who watch."""
+        if self._derived is None or self._derived[0] is not state:
+            self._derived = state, view_of(state, AGELESS)
+        return self._derived[1]
 
     def _status(self, state: NodeState) -> pb.StatusResponse:
         view = view_of(state, trio.current_time())

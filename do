@@ -122,6 +122,16 @@ test)
         say "there is no promtool: the tests of the metrics will fail" ;;
 esac
 
+# The real node: libfuse3 serves the host's sysfs; the kit's scripts use the other programs.
+case "${1:-}" in
+node | node-mutations)
+    ldconfig -p 2>/dev/null | grep -q 'libfuse3\.so\.3' || system_package libfuse3-3 "libfuse3.so.3"
+    for pair in xz:xz-utils openssl:openssl curl:curl ip:iproute2 sysctl:procps flock:util-linux nsenter:util-linux; do
+        command -v "${pair%%:*}" >/dev/null 2>&1 || system_package "${pair#*:}" "${pair%%:*}"
+    done
+    ;;
+esac
+
 # The page of `gpuactors replay --html` is tested, and pictured, in a real browser; as above, the other tests tell something without it.
 case "${1:-}" in
 test | recording)

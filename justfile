@@ -47,6 +47,10 @@ vm-iommufd-kernel *ARGS:
 vm-table *ARGS:
     python -m tests.vm.table "$@"
 
+# A real Kubernetes node, with kubelet, scheduler and API server, runs the daemon as users install it. As root; some minutes; needs a kit of binaries (tests/node/README.md).
+node *ARGS:
+    python -m tests.node.run "$@"
+
 # Every order of up to five events in worlds of two GPUs, and of up to four in worlds of claims of a GPU or of compute domains, through the core only.
 small-worlds LENGTH="5" CLAIMS="4" DOMAINS="4":
     SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
@@ -64,6 +68,10 @@ fuzz *ARGS:
 # Plants bugs in a copy of the program, one after the other, and expects that the two above find them. Half an hour.
 mutations *ARGS:
     python -m tests.mutations "$@"
+
+# The same for the real node: bugs planted in the image and the manifests, each found by a scenario. Some minutes.
+node-mutations *ARGS:
+    python -m tests.node.planted "$@"
 
 # Calls and ledgers that are garbage, 100,000 of them, against a daemon process; kubelet's calls beside them are timed. Minutes.
 garbage *ARGS:

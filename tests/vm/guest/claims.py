@@ -207,7 +207,7 @@ class Cluster:
     @property
     def stored(self) -> dict[str, str]:
         """The claims in the checkpoint: UID → state."""
-        checkpoint = self.plugin_dir / "checkpoint.json"
+        checkpoint = self.plugin_dir / "gpuactors-checkpoint.json"
         content = json.loads(checkpoint.read_text(encoding="utf-8"))["checkpoint"]
         return {uid: entry["state"] for uid, entry in content["claims"].items()}
 

@@ -216,7 +216,7 @@ def _sync(path: Path) -> None:
 
 def _note(guest: Guest, cluster: Cluster, before: Mapping[str, tuple[str, str]]) -> None:
     """What this life begins with. The intent is on disk before the first write to sysfs, and outlives the power."""
-    checkpoint = cluster.plugin_dir / "checkpoint.json"
+    checkpoint = cluster.plugin_dir / "gpuactors-checkpoint.json"
     text = checkpoint.read_text(encoding="utf-8") if checkpoint.exists() else ""
     if "cut" in before:
         assert before["cut"][0] in text, text

@@ -97,7 +97,7 @@ def _hangs(scene: _Scene, tenant: Tenant) -> tuple[str, int]:
         under_way(unprepare, scene.plugin, "held", uid)
         eventually("the driver's link going", lambda: gpus.alone.driver is None, timeout_s=ACT_WITHIN_S)
         lock = cluster.plugin_dir / "acts" / f"iommu-group-{gpus.alone.group}.lock"
-        writer = int(lock.read_text(encoding="ascii"))
+        writer = int(lock.read_text(encoding="ascii").split()[0])
         waits_in = Path(f"/proc/{writer}/wchan")
         eventually("the kernel's wait", lambda: "vfio" in waits_in.read_text(), timeout_s=SLACK_S)
         cluster.figure("hangs_in", waits_in.read_text(encoding="ascii"))
@@ -117,7 +117,7 @@ def _others_are_served(scene: _Scene, writer: int) -> None:
     infos: list[float] = []
     with scene.guest.step("while it hangs GetInfo is answered, and another claim prepared and released"):
         deadline = time.monotonic() + GIVEN_UP_WITHIN_S
-        while not failed_as(scene.daemon, "has not returned within"):
+        while not failed_as(scene.daemon, "has not returned since"):
             assert time.monotonic() < deadline, "the write was not given up"
             infos.append(cluster.get_info())
             prepares.append(_another(scene, f"other-{len(prepares)}"))

@@ -1,0 +1,159 @@
+"""What every test on the real node has: the fake host, the API server, the image, and the daemon as it is installed.
+
+The node is up when pytest starts, and pytest runs in its namespaces (`run.py`). One test at a time: there is one node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.node.books import Books, Sampler
+from tests.node.cluster import Api
+from tests.node.daemonset import IMAGE, OTHER_IMAGE
+from tests.node.fake_host import FakeHost, opened_host
+from tests.node.node import Node
+from tests.node.run import AGAIN, FAILED
+from tests.support.patience import patient
+
+RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
+SCENARIO_S: Final = 240.0
+MARK: Final = "node_set"
+
+_rows: list[tuple[str, str, float, str]] = []
+_failed: dict[str, None] = {}
+"""The scenarios that have failed, in their setup and teardown as well."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARK}(name): the gates that a scenario needs: A (the default) or B")
+    config.addinivalue_line("markers", "mended_by(issue): expected to fail until that issue is resolved")
+
+
+def _gates() -> str:
+    return (Path(os.environ["K8S_DIR"]) / "run" / "set").read_text().strip()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chooses the scenarios of the gates that the node runs with; marks those that wait for another issue."""
+    here = Path(__file__).parent
+    mine = [item for item in items if here in item.path.parents]
+    if mine and "K8S_INSIDE" not in os.environ:
+        raise pytest.UsageError("tests/node runs inside the node's namespaces: ./do node")
+    chosen: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        mark = item.get_closest_marker(MARK)
+        wanted = "A" if mark is None else str(mark.args[0])
+        (chosen if item not in mine or wanted in (_gates(), "any") else others).append(item)
+        item.add_marker(pytest.mark.timeout(patient(SCENARIO_S)))
+        if (mended := item.get_closest_marker("mended_by")) is not None:
+            item.add_marker(pytest.mark.xfail(strict=True, reason=f"mended by issue {mended.args[0]}"))
+    items[:] = chosen
+    if others:
+        config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report: Any = yield
+    if report.failed:
+        _failed[item.nodeid] = None
+    if report.when == "call" or (report.when == "setup" and report.failed):
+        expected = "expected to fail: " + report.wasxfail if hasattr(report, "wasxfail") else ""
+        _rows.append((item.nodeid.removeprefix("tests/node/"), report.outcome, call.duration, expected))
+    if report.when == "call" and report.failed:
+        for fixture in getattr(item, "funcargs", {}).values():
+            if isinstance(fixture, Node):
+                report.sections.append(("the node", fixture.what_is_there()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of scenarios with their times."""
+    if not _rows:
+        return
+    lines = ["| scenario | result | s |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {expected or outcome} | {seconds:.1f} |" for name, outcome, seconds, expected in _rows
+    ]
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"scenarios-{_gates()}{os.environ.get(AGAIN, '')}.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / FAILED).write_text("".join(f"{name}\n" for name in _failed))
+    terminalreporter.write_line("")
+    for line in lines:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def host() -> Iterator[FakeHost]:
+    """The PCI devices of the node: none at first."""
+    with opened_host() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The image under two names, as a registry would have brought it."""
+    layout = Path(os.environ["TEST_NODE_IMAGE"])
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    with tarfile.open(archive, "w") as tar:
+        for path in sorted(layout.rglob("*")):
+            tar.add(path, str(path.relative_to(layout)), recursive=False)
+    _ctr(
+        "images",
+        "import",
+        "--base-name",
+        "docker.io/library/imported",
+        "--digests",
+        "--all-platforms",
+        str(archive),
+    )
+    index = json.loads((layout / "index.json").read_text())
+    (manifest,) = index["manifests"]
+    imported = [n for n in _ctr("images", "ls", "-q").split() if n.endswith(manifest["digest"])]
+    for name in (IMAGE, OTHER_IMAGE):
+        _ctr("images", "tag", "--force", imported[0], f"docker.io/library/{name}")
+        _ctr("images", "label", f"docker.io/library/{name}", "io.cri-containerd.image=managed")
+
+
+def _ctr(*words: str) -> str:
+    done = subprocess.run(("ctr", *words), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"ctr {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def sampler(host: FakeHost) -> Iterator[Sampler]:
+    """Looks at the books all the time."""
+    sampling = Sampler(host)
+    with sampling.watching():
+        yield sampling
+
+
+@pytest.fixture(scope="session")
+def whole_node(host: FakeHost, images: None, sampler: Sampler) -> Iterator[Node]:
+    """The node for the whole session; tests take `node`."""
+    node = Node(host, Api(), Books(host), sampler)
+    try:
+        yield node
+    finally:
+        node.uninstall()
+
+
+@pytest.fixture
+def node(whole_node: Node) -> Iterator[Node]:
+    """The node without a GPU or a tenant; what is installed is as the test before has left it."""
+    began = time.monotonic()
+    whole_node.reset()
+    whole_node.said(f"the node is empty after {time.monotonic() - began:.1f} s")
+    yield whole_node
+    whole_node.check_always()

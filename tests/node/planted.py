@@ -1,0 +1,157 @@
+"""`./do node-mutations`: plants a bug in the image or the manifests, and expects that a scenario on the node fails.
+
+Each bug is a change of a few words in one file, and names the scenario that finds it. First that scenario runs without
+the bug: one that fails there says nothing. Ends with 1 if a bug was not found, or does not fit its file any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.node.planted_image import changed_image
+from tests.node.run import IMAGE_VARIABLE, RED
+from tests.release.image import have_image
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+DEPLOY_VARIABLE: Final = "TEST_DEPLOY"
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """One bug."""
+
+    name: str
+    file: str
+    """Below the checkout: `src/gpuactors/…` or `deploy/…`."""
+    before: str
+    """Occurs once in the file. Empty: the whole file is taken away."""
+    after: str
+    scenario: str
+    """What pytest is to run: the file, then `-k` and a word."""
+    gates: str = "A"
+
+
+RIGHTS: Final = "tests/node/test_rights.py -k"
+
+BUGS: Final = (
+    Planted(
+        "a role lacks the right to update slices",
+        "deploy/chart/gpuactors/templates/dra-rbac.yaml",
+        "    verbs: [create, delete, list, update, watch]\n",
+        "    verbs: [create, delete, list, watch]\n",
+        f"{RIGHTS} each_right_of_every_role",
+    ),
+    Planted(
+        "a policy is for another namespace",
+        "deploy/chart/gpuactors/templates/_helpers.tpl",
+        "system:serviceaccount:{{ .Release.Namespace }}:",
+        "system:serviceaccount:gpu-actors:",
+        f"{RIGHTS} each_policy_admits",
+    ),
+    Planted(
+        "the readiness probe asks for a path that nobody serves",
+        "deploy/base/daemonset.yaml",
+        "              path: /readyz\n",
+        "              path: /ready\n",
+        "tests/node/test_device_plugin.py -k late_bind",
+    ),
+    Planted(
+        "the image lacks a module that claims need",
+        "src/gpuactors/kube/slices.py",
+        "",
+        "",
+        "tests/node/test_claims.py -k several_requests",
+    ),
+    Planted(
+        "a device list leaves out what is allocated",
+        "src/gpuactors/core/device_lists.py",
+        "        if not (lost := frozenset(ids).difference(of_resource)):\n",
+        "        if [of_resource.pop(i, None) for i in ids] or not (lost := frozenset()):\n",
+        "tests/node/test_device_plugin.py -k late_bind",
+    ),
+    Planted(
+        "a slice that stays keeps an old generation",
+        "src/gpuactors/core/dra/slice_writes.py",
+        "found.append(Update(kept[index], spec) if",
+        "found.append(Update(kept[index], replace(spec, generation=kept[index].spec.generation)) if",
+        "tests/node/test_claims_set_b.py -k a_pool_of_several_slices",
+        gates="B",
+    ),
+    Planted(
+        "the label is removed under a live claim",
+        "src/gpuactors/core/domains/label.py",
+        "    if label.value in of.kept or label.value not in label.ours:\n",
+        "    if label.value not in label.ours:\n",
+        "tests/node/test_domains.py -k a_domain_is_made_and",
+    ),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Tries the bugs; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="./do node-mutations", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a part of a bug's name; all of them otherwise"
+    )
+    wanted = parser.parse_args(arguments).names
+    bugs = [bug for bug in BUGS if not wanted or any(word in bug.name for word in wanted)]
+    layout = have_image().layout
+    for scenario, gates in dict.fromkeys((bug.scenario, bug.gates) for bug in bugs):
+        if _run(scenario, gates, {IMAGE_VARIABLE: str(layout)}).returncode != 0:
+            print(f"{scenario} fails without any bug: nothing can be said", file=sys.stderr)
+            return 2
+    missed = 0
+    for bug in bugs:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="planted-") as directory:
+            found = _run(bug.scenario, bug.gates, _plant(bug, layout, Path(directory)))
+        verdict = {RED: "found", 0: "NOT FOUND"}.get(found.returncode, f"no verdict ({found.returncode})")
+        missed += verdict != "found"
+        print(f"{verdict} by {bug.scenario} in {time.monotonic() - began:.0f} s: {bug.name}", flush=True)
+        told = [line for line in found.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
+        print("\n".join(f"    {line}" for line in told[:4]), flush=True)
+    return 1 if missed else 0
+
+
+def _plant(bug: Planted, layout: Path, directory: Path) -> Mapping[str, str]:
+    """The environment of a run with the bug. Raises AssertionError if it does not fit its file any more."""
+    text = (CHECKOUT / bug.file).read_text(encoding="utf-8")
+    if bug.before:
+        assert text.count(bug.before) == 1, (
+            f"{bug.file} has {text.count(bug.before)} places like it: {bug.name}"
+        )
+    changed = text.replace(bug.before, bug.after) if bug.before else None
+    if bug.file.startswith("deploy/"):
+        assert changed is not None, "no manifest is taken away"
+        copy = directory / "deploy"
+        shutil.copytree(CHECKOUT / "deploy", copy)
+        (directory / bug.file).write_text(changed, encoding="utf-8")
+        return {IMAGE_VARIABLE: str(layout), DEPLOY_VARIABLE: str(copy)}
+    changed_image(layout, directory / "image", bug.file.removeprefix("src/gpuactors/"), changed)
+    return {IMAGE_VARIABLE: str(directory / "image")}
+
+
+def _run(scenario: str, gates: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "tests.node.run", "--set", gates, *scenario.split(), "-x")
+    # Without CI: there a scenario that has failed would be played once more.
+    once = {**os.environ, "CI": "", **environment}
+    return subprocess.run(
+        command, cwd=CHECKOUT, env=once, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

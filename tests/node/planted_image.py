@@ -1,0 +1,80 @@
+"""The image with one file changed or taken away, by one layer more: `docker build` would make the same of two lines."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib._bootstrap_external as importer
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any, Final
+
+PACKAGE: Final = "opt/gpuactors/lib/python3.11/site-packages/gpuactors"
+"""Of the daemon, in the image."""
+
+
+def changed_image(layout: Path, to: Path, file: str, source: str | None) -> None:
+    """Copies an OCI layout to `to`, with `file` of the package (`core/step.py`) changed to `source`, or gone (None)."""
+    shutil.copytree(layout, to)
+    layer = _layer(file, source)
+    index = _json(to / "index.json")
+    (entry,) = index["manifests"]
+    manifest = _json(_blob(to, entry["digest"]))
+    config = _json(_blob(to, manifest["config"]["digest"]))
+    config["rootfs"]["diff_ids"].append(f"sha256:{hashlib.sha256(layer).hexdigest()}")
+    config["history"].append({"created_by": f"a bug planted in {file}"})
+    packed = gzip.compress(layer, mtime=0)
+    manifest["layers"].append(
+        {
+            "mediaType": "application/vnd.oci.image.layer.v1.tar+gzip",
+            "digest": _add(to, packed),
+            "size": len(packed),
+        }
+    )
+    content = json.dumps(config).encode()
+    manifest["config"] |= {"digest": _add(to, content), "size": len(content)}
+    content = json.dumps(manifest).encode()
+    entry |= {"digest": _add(to, content), "size": len(content)}
+    (to / "index.json").write_text(json.dumps(index))
+
+
+def _layer(file: str, source: str | None) -> bytes:
+    """The module and its bytecode, which the image never compares with its source; or a mark that each is gone."""
+    directory, _, name = f"{PACKAGE}/{file}".rpartition("/")
+    module = name.removesuffix(".py")
+    compiled = f"{directory}/__pycache__/{module}.cpython-311.pyc"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        if source is None:
+            _put(tar, f"{directory}/.wh.{name}", b"")
+            _put(tar, f"{directory}/__pycache__/.wh.{module}.cpython-311.pyc", b"")
+        else:
+            code: Any = compile(source, f"/{directory}/{name}", "exec", dont_inherit=True)
+            digest = importer._code_to_hash_pyc(code, b"\0" * 8, False)  # type: ignore[attr-defined]
+            _put(tar, f"{directory}/{name}", source.encode())
+            _put(tar, compiled, bytes(digest))
+    return buffer.getvalue()
+
+
+def _put(tar: tarfile.TarFile, path: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(path)
+    entry.size, entry.mode = len(content), 0o644
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _blob(layout: Path, digest: str) -> Path:
+    return layout / "blobs" / digest.replace(":", "/")
+
+
+def _add(layout: Path, content: bytes) -> str:
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    _blob(layout, digest).write_bytes(content)
+    return digest
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found

@@ -1,0 +1,114 @@
+"""Who has a vfio group open, where the tenants are real processes: by the device numbers of what they have open.
+
+The kernels that these tests run on have no vfio, so a group's node is a virtual terminal's contents (vcs) by another
+name: a character device with a driver, that any process may open, and one for each group number from 20 on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, final
+
+from gpuactors.simulation.host.tenants import Tenants
+
+TTY_MAJOR: Final = 4
+VCS_MAJOR: Final = 7
+"""Documentation/admin-guide/devices.txt: 4:1 to 4:63 are the virtual terminals, 7:1 to 7:63 what they show."""
+
+GROUPS: Final = range(20, 64)
+"""The group numbers that a node exists for."""
+
+LANE: Final = int(os.environ.get("TEST_NODE_LANE", "0"))
+"""Which of the numbers of a terminal: for four nodes side by side on one machine."""
+
+_DEVICES: Final = ((VCS_MAJOR, 0), (VCS_MAJOR, 64), (VCS_MAJOR, 128), (TTY_MAJOR, 0))
+"""By lane, the major number and what is added to the group's: vcs, vcsu, vcsa, tty."""
+
+_POD: Final = re.compile(r"/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)", re.MULTILINE)
+"""In /proc/PID/cgroup, with kubelet's cgroupfs driver."""
+
+NVIDIA_MAJOR: Final = 195
+CONTAINER: Final = (1, 3)
+"""What `/dev/vfio/vfio` is: as /dev/null, it opens for everybody, and tells nothing."""
+
+
+def make_node(path: str) -> None:
+    """Makes the character device at `…/dev/vfio/51`, `…/dev/vfio/vfio` or `…/dev/nvidia0`. Raises `OSError`."""
+    name = os.path.basename(path)
+    if name == "vfio":
+        major, minor = CONTAINER
+    elif name.startswith("nvidia"):
+        major, minor = NVIDIA_MAJOR, int(name.removeprefix("nvidia"))
+    else:
+        major, minor = _device(int(name))
+    if os.path.lexists(path):
+        os.unlink(path)
+    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(major, minor))
+
+
+def _device(group: int) -> tuple[int, int]:
+    """The numbers of the group's device. It opens once the terminal was open (drivers/tty/vt/vc_screen.c, vcs_open)."""
+    assert group in GROUPS, f"there is no character device for group {group}"
+    with tempfile.TemporaryDirectory() as directory:
+        terminal = f"{directory}/tty"
+        os.mknod(terminal, stat.S_IFCHR | 0o600, os.makedev(TTY_MAJOR, group))
+        os.close(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
+    major, added = _DEVICES[LANE]
+    return major, added + group
+
+
+def _owner(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="ascii") as file:
+            pod = _POD.search(file.read())
+    except (FileNotFoundError, ProcessLookupError):
+        pod = None
+    return f"process {pid}" if pod is None else f"pod {pod[1]}"
+
+
+@final
+class RealTenants(Tenants):
+    """The processes of this machine that have a group's node open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.group_of: dict[str, int] = {}
+        """The group of each function."""
+
+    def owners(self) -> Mapping[int, frozenset[str]]:
+        """Who has each group open: `pod UID`, whichever of its processes, or `process PID`."""
+        found: dict[int, set[str]] = {}
+        for pid, group in self.holders():
+            found.setdefault(group, set()).add(_owner(pid))
+        return {group: frozenset(owners) for group, owners in found.items()}
+
+    def holders(self) -> Iterator[tuple[int, int]]:
+        """Process and group of each descriptor of a group's node that is open on this machine."""
+        major, added = _DEVICES[LANE]
+        for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+            try:
+                for descriptor in os.scandir(f"/proc/{pid}/fd"):
+                    # A container's path is the host's: it is cheaper to read than the device number.
+                    if os.readlink(descriptor.path).startswith("/dev/vfio/"):
+                        number = os.stat(descriptor.path).st_rdev
+                        group = os.minor(number) - added
+                        if os.major(number) == major and group in GROUPS:
+                            yield int(pid), group
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ended meanwhile
+
+    def holder_of(self, group: int) -> int | None:
+        """The process that has a group open."""
+        return next((pid for pid, held in self.holders() if held == group), None)
+
+    def opener_of(self, address: str) -> int | None:
+        """The process that has a function's group open: its devices come with it."""
+        return self.holder_of(self.group_of[address]) if address in self.group_of else None
+
+    def node_removed(self, group: int) -> None:
+        """The descriptor of a real process stays as it is."""

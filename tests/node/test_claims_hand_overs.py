@@ -1,0 +1,78 @@
+"""Rolling updates under a stream of pods with claims: no call of kubelet's is refused.
+
+Two hand-overs by default; `TEST_HAND_OVERS=50` makes it so many, at 15 to 40 s each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.node import pods
+from tests.node.claims import ClaimNode, claims, from_template, kubelet_calls, request
+from tests.node.daemonset import IMAGE, OTHER_IMAGE
+from tests.node.fake_host import NVIDIA
+from tests.support.patience import patient
+
+__all__ = ["claims"]
+
+HAND_OVERS: Final = int(os.environ.get("TEST_HAND_OVERS", "2"))
+GPUS: Final = (0x21, 0x22, 0x23)
+SECOND_TRY_S: Final = 55.0
+"""Kubelet prepares again after 60 to 90 s."""
+
+
+@pytest.mark.node_set("any")
+@pytest.mark.timeout(patient(120.0 + 60.0 * HAND_OVERS))
+def test_no_call_is_refused_in_rolling_updates_under_a_stream_of_pods(claims: ClaimNode) -> None:
+    gpus = {claims.host.plug(slot, driver=NVIDIA): NVIDIA for slot in GPUS}
+    claims.offered(*gpus)
+    claims.template("one", request())
+    before, over, took = len(refusals()), threading.Event(), list[float]()
+    lanes = [threading.Thread(target=stream, args=(claims, lane, over, took)) for lane in range(len(GPUS))]
+    for lane in lanes:
+        lane.start()
+    made = 0
+    try:
+        for number in range(HAND_OVERS):
+            claims.node.update((OTHER_IMAGE, IMAGE)[number % 2])
+            made += 1
+    finally:
+        over.set()
+        for lane in lanes:
+            lane.join(timeout=patient(150.0))
+        calls = [c.ended - c.began for c in kubelet_calls() if c.ended is not None]
+        claims.node.said(
+            f"{made} hand-overs, {len(took)} pods, {len(refusals()) - before} refused; a pod took at most "
+            f"{max(took, default=0):.1f} s, a prepare at most {max(calls, default=0):.2f} s"
+        )
+    assert refusals()[before:] == []
+    assert took
+    assert max(took) < SECOND_TRY_S
+    claims.nothing_is_left(gpus)
+
+
+def stream(claims: ClaimNode, lane: int, over: threading.Event, took: list[float]) -> None:
+    """Pods, one after the other; the time from each pod's making until it runs."""
+    number = 0
+    while not over.is_set():
+        number += 1
+        name, began = f"vm-{lane}-{number}", time.monotonic()
+        claims.create(name, from_template("one"))
+        claims.comes_to(name, "Running")
+        took.append(time.monotonic() - began)
+        pods.stop(claims.api, name)
+
+
+def refusals() -> list[str]:
+    """The lines of kubelet's log about prepares and unprepares that failed, but for those before any call of ours: the
+    API server's authorizer does not know yet that the claim is for this node."""
+    log = Path(os.environ["K8S_DIR"], "log", "kubelet.log").read_text(errors="replace")
+    failed = ("prepare dynamic resources", "NodePrepareResources failed", "NodeUnprepareResources failed")
+    lines = (line for line in log.splitlines() if line.startswith("E") and "is forbidden" not in line)
+    return [line for line in lines if any(text in line for text in failed)]

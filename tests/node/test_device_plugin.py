@@ -1,0 +1,256 @@
+"""The device plugin on a real node: what the scheduler, kubelet and the pods see of it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.node import pods
+from tests.node.cluster import eventually, kubectl
+from tests.node.fake_host import A100, A100_RESOURCE, H100, H100_RESOURCE
+from tests.node.node import Node
+from tests.support.patience import patient
+
+H = H100_RESOURCE
+
+IDLE = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
+"""A program that opens no device."""
+
+
+def test_the_incident(node: Node) -> None:
+    """GPUs of pods, one that is bound late, pods that go and come, and a GPU that a process of the host has open."""
+    daemon = node.install("holders-proc")
+    for slot in (0x21, 0x22, 0x23):
+        node.host.plug(slot)
+    node.settled({H: 3})
+    pods.start(node.api, "vm-1", {H: 2})
+    pods.start(node.api, "vm-2", {H: 1})
+    node.settled({H: 3}, {H: 3})
+    late = node.host.plug(0x24, driver=None)
+    node.host.bind(late)
+    node.settled({H: 4}, {H: 4})
+    pods.start(node.api, "vm-3", {H: 1})
+    assert node.devices_of("vm-3") == {late}
+    held, free = sorted(node.devices_of("vm-1"))
+    pods.stop(node.api, "vm-1")
+    assert node.settled({H: 4}).requests == {H: 2}
+    with opened_by_process(node, held) as pid:
+        node.settled({H: 3}, {H: 4})
+        reason = daemon.run("explain", held, check=False)
+        assert str(pid) in reason, reason
+        assert "sleep" in reason, reason
+        pods.start(node.api, "vm-4", {H: 1})
+        assert node.devices_of("vm-4") == {free}
+        pods.create(node.api, pods.tenant("vm-5", {H: 1}))
+        wait_insufficient(node, "vm-5")
+        assert node.settled({H: 3}, {H: 4}).requests == {H: 3}
+    pods.wait_running(node.api, "vm-5")
+    assert node.devices_of("vm-5") == {held}
+    node.settled({H: 4}, {H: 4})
+    node.check_open("vm-2", "vm-3", "vm-4", "vm-5")
+
+
+def test_late_bind(node: Node) -> None:
+    node.install()
+    first = node.host.plug(0x21)
+    node.settled({H: 1})
+    late = node.host.plug(0x22, driver=None)
+    node.settled({H: 1})
+    node.host.bind(late)
+    node.settled({H: 2})
+    pods.start(node.api, "vm-1", {H: 2})
+    assert node.devices_of("vm-1") == {first, late}
+    node.settled({H: 2}, {H: 2})
+    pods.stop(node.api, "vm-1")
+    node.settled({H: 2})
+
+
+def test_a_model_that_was_never_seen(node: Node) -> None:
+    """Its resource appears with the first GPU, and nothing of it can be requested after the last one."""
+    node.install()
+    node.host.plug(0x21, H100)
+    node.settled({H: 1})
+    only = node.host.plug(0x31, A100)
+    node.settled({H: 1, A100_RESOURCE: 1})
+    pods.start(node.api, "vm-1", {A100_RESOURCE: 1})
+    node.settled({H: 1, A100_RESOURCE: 1})
+    pods.stop(node.api, "vm-1")
+    node.settled({H: 1, A100_RESOURCE: 1})
+    node.host.unplug(only)
+    node.settled({H: 1}, {H: 1})
+    pods.create(node.api, pods.tenant("vm-2", {A100_RESOURCE: 1}))
+    wait_insufficient(node, "vm-2")
+    node.host.plug(0x31, A100)
+    pods.wait_running(node.api, "vm-2")
+    node.settled({H: 1, A100_RESOURCE: 1}, {H: 1, A100_RESOURCE: 1})
+
+
+@pytest.mark.parametrize("opens", [True, False], ids=("open", "not-open"))
+def test_unplug_under_a_pod(node: Node, opens: bool) -> None:
+    """The GPU stays in kubelet's list, Unhealthy, until its pod is gone: capacity counts what is allocated.
+
+    While a process has it open, the kernel waits with the removal. Otherwise the function is gone at once.
+    """
+    node.install()
+    node.host.plug(0x21)
+    node.host.plug(0x22)
+    node.settled({H: 2})
+    pods.start(node.api, "vm-1", {H: 1}, command=None if opens else IDLE)
+    (gone,) = node.devices_of("vm-1")
+    (free,) = set(node.host.tree.functions) - {gone}
+    if opens:
+        node.check_open("vm-1")
+    node.host.unplug(gone)
+    assert (gone in node.host.tree.functions) == opens
+
+    def is_unhealthy() -> bool:
+        look = node.books.look()
+        assert (look.capacity[H], look.allocatable[H]) == (2, 1), look
+        return look.healthy is not None and look.healthy[H] == {free}
+
+    eventually(is_unhealthy, "a GPU that is listed, and Unhealthy")
+    # Kubelet subtracts the pod from the one that is Healthy: the free one waits for the pod's end.
+    pods.create(node.api, pods.tenant("vm-2", {H: 1}))
+    wait_insufficient(node, "vm-2")
+    # A list loses no device while a call may name it, some seconds; what is to stay is there after that as well.
+    until = time.monotonic() + patient(3)
+    while time.monotonic() < until:
+        assert is_unhealthy()
+        time.sleep(0.2)
+    assert node.devices_of("vm-1") == {gone}
+    assert pods.phase(pods.get(node.api, "vm-1")) == "Running"
+    pods.stop(node.api, "vm-1")
+    node.host.wake()
+    pods.wait_running(node.api, "vm-2")
+    node.settled({H: 1}, {H: 1})
+
+
+def test_a_burst_on_shared_groups(node: Node) -> None:
+    """Eight pods at once on eight groups of two GPUs: no group has two pods.
+
+    Kubelet may handle the answer to an Allocate before the list that withdraws the other GPU of the group. The next
+    pod then asks for that GPU, and is refused: kubelet ends it with UnexpectedAdmissionError, and a controller makes
+    another one. The test counts such pods; it makes the others in their place.
+    """
+    node.install()
+    groups = 8
+    for number in range(2 * groups):
+        node.host.plug(0x20 + number, group=0x20 + number // 2)
+    node.settled({H: 2 * groups})
+    wanted = [f"vm-{number}" for number in range(groups)]
+    for name in wanted:
+        pods.create(node.api, pods.tenant(name, {H: 1}))
+    refused = [name for name in wanted if not has_run(node, name)]
+    node.said(f"{len(refused)} of {groups} pods were refused")
+    for name in refused:
+        pods.stop(node.api, name)
+        pods.start(node.api, f"{name}-again", {H: 1})
+    running = [name for name in wanted if name not in refused] + [f"{name}-again" for name in refused]
+    # One GPU of each group is allocated, the other one is Unhealthy.
+    node.settled({H: groups}, {H: 2 * groups})
+    node.check_open(*running)
+    for name in running:
+        pods.delete(node.api, name)
+    for name in running:
+        pods.wait_phase(node.api, name, "gone")
+    node.settled({H: 2 * groups}, {H: 2 * groups})
+
+
+def test_drain(node: Node) -> None:
+    """The pods are evicted, the daemon stays, and their GPUs are free again."""
+    daemon = node.install()
+    node.host.plug(0x21)
+    node.host.plug(0x22)
+    node.settled({H: 2})
+    pods.start(node.api, "vm-1", {H: 1})
+    pods.start(node.api, "vm-2", {H: 1})
+    node.settled({H: 2})
+    try:
+        kubectl(
+            "drain", node.name, "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=60s",
+            timeout_s=90,
+        )  # fmt: skip
+        assert not pods.all_tenants(node.api)
+        node.settled({H: 2}, {H: 2})
+        assert node.free()[H] == 2
+        pods.create(node.api, pods.tenant("vm-3", {H: 2}))
+        wait_insufficient(node, "vm-3")
+    finally:
+        kubectl("uncordon", node.name)
+    pods.wait_running(node.api, "vm-3")
+    node.settled({H: 2}, {H: 2})
+    assert node.daemon() == daemon
+
+
+def test_forced_deletion(node: Node) -> None:
+    """A pod is deleted without a grace period, and its process lives on: the successor starts when it has ended."""
+    node.install()
+    gpu = node.host.plug(0x21)
+    node.settled({H: 1})
+    first = pods.start(node.api, "vm-1", {H: 1}, dies_after_s=patient(6), grace_s=round(patient(20)))
+    group = node.host.tree.functions[gpu].group
+    assert group is not None
+    old = f"pod {first['metadata']['uid']}"
+    assert node.host.owners()[group] == {old}
+    pods.create(node.api, pods.tenant("vm-2", {H: 1}))
+    wait_insufficient(node, "vm-2")
+    pods.stop(node.api, "vm-1", grace_s=0)
+    eventually(lambda: node.devices_of("vm-2") == {gpu}, "the GPU to be the successor's")
+    assert node.host.owners()[group] == {old}, "the old process has ended too early for this test"
+    assert pods.phase(pods.get(node.api, "vm-2")) == "Pending"
+    pods.wait_running(node.api, "vm-2")
+    node.check_open("vm-2")
+    node.settled({H: 1}, {H: 1})
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened_by_process(node: Node, gpu: str) -> Iterator[int]:
+    """A process of the host has the GPU's group open. Its PID."""
+    group = node.host.tree.functions[gpu].group
+    process = subprocess.Popen(("sh", "-c", f"exec 3<>/dev/vfio/{group}; exec sleep 600"))
+    try:
+        name = f"process {process.pid}"
+        eventually(lambda: name in node.host.owners().get(group or 0, ()), f"{name} to open group {group}")
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_insufficient(node: Node, pod: str) -> None:
+    """Waits until the scheduler has said that the node lacks what a pod requests."""
+
+    def said() -> bool:
+        found = pods.get(node.api, pod)
+        assert found is not None, f"there is no pod {pod}"
+        assert not pods.is_scheduled(found), pods.told(found)
+        conditions = found.get("status", {}).get("conditions", ())
+        return any(c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+
+    eventually(said, f"pod {pod} to be unschedulable")
+
+
+def has_run(node: Node, name: str) -> bool:
+    """Waits until a pod runs, or kubelet has refused it because of a device of its group."""
+
+    def decided() -> str:
+        pod = pods.get(node.api, name)
+        phase = pods.phase(pod)
+        assert phase in ("Running", "Failed"), pods.told(pod)
+        return phase
+
+    if eventually(decided, f"pod {name} to run or be refused") == "Running":
+        return True
+    pod = pods.get(node.api, name)
+    assert pod is not None
+    status = pod["status"]
+    assert status.get("reason") == "UnexpectedAdmissionError", pods.told(pod)
+    node.said(f"{name}: {status['message']}")
+    return False

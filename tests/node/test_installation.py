@@ -1,0 +1,252 @@
+"""Installations of the daemon: base, every overlay and the chart, as a real API server and kubelet take them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.deploy.chart import template
+from tests.deploy.manifests import DEPLOY, normal, of_kind, render
+from tests.deploy.test_chart import EXAMPLE, LEVELS, OTHERS
+from tests.node import daemonset, pods
+from tests.node.cluster import NODES, SLICES, ApiError, Object, eventually, kubectl, kubelet_dir
+from tests.node.daemonset import NAMESPACE, Daemon
+from tests.node.fake_host import A100, A100_RESOURCE, H100_RESOURCE
+from tests.node.node import Node
+from tests.node.rights import (
+    accepted,
+    check_confined,
+    check_opens_no_device,
+    check_probes,
+    check_token,
+    imex_host,
+    nvidias_definitions,
+    troubles,
+)  # fmt: skip
+
+H: Final = H100_RESOURCE
+SLOT: Final = 0x21
+
+VALUES: Final[Mapping[str, Mapping[str, Any]]] = {**LEVELS, **OTHERS, "example": EXAMPLE}
+"""The chart's values for each overlay."""
+
+EXAMPLE_IMAGE: Final = "registry.example/gpu/gpuactors:0.1.0"
+GPU_NODES: Final = "nvidia.com/gpu.workload.config"
+SCC: Final = "SecurityContextConstraints"
+
+
+# --- what each overlay needs of the cluster -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nvidia(whole_node: Node) -> Iterator[None]:
+    """What NVIDIA's DRA driver has brought, and a host with IMEX."""
+    with nvidias_definitions(whole_node.api), imex_host():
+        yield
+
+
+@contextmanager
+def _labelled(node: Node) -> Iterator[None]:
+    """The node has the example's label and image. Without the label no daemon runs on it."""
+    names = (f"docker.io/library/{daemonset.IMAGE}", EXAMPLE_IMAGE)
+    subprocess.run(("ctr", "images", "tag", "--force", *names), capture_output=True, check=True)
+    label = ("ctr", "images", "label", EXAMPLE_IMAGE, "io.cri-containerd.image=managed")
+    subprocess.run(label, capture_output=True, check=True)
+    path = f"{NODES}/{node.name}"
+    node.api.merge(path, {"metadata": {"labels": {GPU_NODES: "vm-passthrough"}}})
+    try:
+        yield
+    finally:
+        node.api.merge(path, {"metadata": {"labels": {GPU_NODES: None}}})
+    daemonset.wait_gone(node.api)
+
+
+@contextmanager
+def _k0s_directory(node: Node) -> Iterator[None]:
+    """Kubelet's directory under the path that k0s has, too."""
+    path = Path("/var/lib/k0s/kubelet")
+    made = [parent for parent in (path, path.parent) if not parent.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(("mount", "--bind", str(kubelet_dir()), str(path)), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", "--lazy", str(path)), check=True)
+        for directory in made:
+            directory.rmdir()
+
+
+NEEDS: Final = {"example": _labelled, "k0s": _k0s_directory}
+
+
+def _installed(overlay: str) -> daemonset.Installed:
+    """`kubectl apply -k`. For OpenShift: this API server does not know its kind, and takes all the rest."""
+    if not overlay.startswith("openshift"):
+        return daemonset.install(overlay)
+    with pytest.raises(
+        AssertionError, match=f'no matches for kind "{SCC}" in version "security.openshift.io/v1"'
+    ):
+        daemonset.install(overlay)
+    objects = yaml.safe_load_all(kubectl("kustomize", str(daemonset.RENDERED / overlay)))
+    return daemonset.Installed(tuple(one for one in objects if one["kind"] != SCC))
+
+
+# --- overlays -------------------------------------------------------------------------------------------------------
+
+
+def _slices(node: Node) -> dict[str, set[str]]:
+    """The devices of each DRA driver in the ResourceSlices."""
+    found: dict[str, set[str]] = {}
+    for spec in (item["spec"] for item in node.api.items(SLICES)):
+        found.setdefault(spec["driver"], set()).update(d["name"] for d in spec.get("devices", ()))
+    return found
+
+
+GPU_DEVICE: Final = {"gpu.nvidia.com": {"gpu-0000-21-00-0"}}
+DOMAINS: Final = "compute-domain.nvidia.com"
+PUBLISHED: Final[Mapping[str, Mapping[str, set[str]]]] = {
+    "dra": GPU_DEVICE,
+    "openshift-dra": GPU_DEVICE,
+    "compute-domains": {**GPU_DEVICE, DOMAINS: {"channel-0", "daemon-0"}},
+    "compute-domains-host-managed": {**GPU_DEVICE, DOMAINS: {"channel-0"}},
+}
+"""By overlay, what the ResourceSlices have with one GPU."""
+
+
+def _check(node: Node, overlay: str, daemon: Daemon) -> None:
+    node.host.plug(SLOT)
+    check_confined(daemon)
+    check_token(daemon)
+    node.settled({H: 1})
+    check_probes(daemon)
+    # Kubelet takes the slices of a driver that is gone away 30 s later, so others may be there as well.
+    wanted = PUBLISHED.get(overlay, {})
+    eventually(lambda: wanted.items() <= _slices(node).items(), f"the slices of {overlay}")
+    if overlay in ("base", "dra"):
+        check_opens_no_device(daemon, SLOT)
+    assert not troubles(daemon), troubles(daemon)
+
+
+@pytest.mark.parametrize("overlay", ["base", *(name for name in VALUES if name != "base")])
+def test_overlay(node: Node, overlay: str, request: pytest.FixtureRequest) -> None:
+    """`kubectl apply -k` over what runs: the pod becomes ready, offers a GPU, and may do what is declared. So does the
+    chart with the overlay's values."""
+    if "compute-domains" in overlay:
+        request.getfixturevalue("nvidia")
+    with ExitStack() as stack:
+        if overlay in NEEDS:
+            stack.enter_context(NEEDS[overlay](node))
+        daemon = node.switch(lambda: _installed(overlay))
+        _check(node, overlay, daemon)
+        if overlay in ("base", "dra", "compute-domains"):
+            chart = node.switch(lambda: daemonset.install_chart(VALUES[overlay]))
+            check_confined(chart)
+            check_token(chart)
+            node.settled({H: 1})
+            # The base in the same order of lists: nothing has changed for the API server. Else a rolling change.
+            assert (chart.uid == daemon.uid) == (overlay == "base")
+
+
+def test_chart_with_a_combination_that_no_overlay_has(node: Node) -> None:
+    values = {**LEVELS["dra"], **OTHERS["events"]}
+    _check(node, "dra", node.switch(lambda: daemonset.install_chart(values)))
+
+
+# --- what the API server makes of it --------------------------------------------------------------------------------
+
+
+def _seen(node: Node, one: Object) -> Object:
+    """An object without its metadata, as the API server would store it under another name."""
+    found = accepted(node.api, one)
+    return {key: value for key, value in found.items() if key != "metadata"}
+
+
+def test_every_overlay_and_its_chart_are_the_same_to_the_api_server(node: Node, nvidia: None) -> None:
+    """A dry run on the server, which refuses unknown fields: each object of the overlay, and that of the chart."""
+    if node.api.find(daemonset.DAEMONSET) is None:
+        node.install()
+    for overlay, values in VALUES.items():
+        directory = DEPLOY / "base" if overlay == "base" else DEPLOY / "overlays" / overlay
+        theirs = normal(template({"namespace": {"create": True}, **values}))
+        for key, one in normal(render(directory)).items():
+            if one["kind"] == SCC:
+                with pytest.raises(ApiError) as refused:
+                    accepted(node.api, one)
+                assert refused.value.status == 404
+            else:
+                assert _seen(node, one) == _seen(node, theirs.pop(key)), (overlay, key)
+        assert {kind for kind, _ in theirs} <= {SCC}, (overlay, theirs.keys())
+
+
+def test_pod_security_label_of_the_namespace_is_needed(node: Node) -> None:
+    """Pod Security refuses the pod under `restricted` and under `baseline`, and admits it by the label of the base."""
+    node.switch(daemonset.install)
+    node.host.plug(SLOT)
+    node.settled({H: 1})
+    namespace = f"/api/v1/namespaces/{NAMESPACE}"
+    label = "pod-security.kubernetes.io/enforce"
+    declared = of_kind(render(DEPLOY / "base"), "Namespace")["metadata"]["labels"][label]
+    found = node.api.get(namespace)
+    assert found["metadata"]["labels"][label] == declared
+    spec = node.api.get(daemonset.DAEMONSET)["spec"]["template"]["spec"]
+    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "another"}, "spec": spec}
+
+    def create() -> Object:
+        return node.api.call("POST", f"{namespace}/pods", pod, query={"dryRun": "All"})
+
+    def refused() -> ApiError | None:
+        try:
+            create()
+        except ApiError as error:
+            return error
+        return None
+
+    assert create()["spec"]["volumes"]
+    for level in ("restricted", "baseline"):
+        node.api.merge(namespace, {"metadata": {"labels": {label: level}}})
+        try:
+            # The label reaches the admission plugin by its watch.
+            error = eventually(refused, f"a refusal under {level}")
+            assert error is not None
+            assert error.status == 403
+            assert f'violates PodSecurity "{level}:latest"' in error.message, error
+            assert "hostPath" in error.message, error
+        finally:
+            node.api.merge(namespace, {"metadata": {"labels": {label: declared}}})
+
+
+# --- a change of a setting ------------------------------------------------------------------------------------------
+
+
+def test_rolling_change_of_a_setting(node: Node) -> None:
+    """`kubectl set env` while a pod has a GPU: the pod keeps it, and the setting counts from then on."""
+    node.switch(daemonset.install)
+    first, second = node.host.plug(SLOT), node.host.plug(0x31, A100)
+    node.settled({H: 1, A100_RESOURCE: 1})
+    pods.start(node.api, "vm-1", {H: 1})
+    before = node.daemon()
+    named, setting = "nvidia.com/PASSTHROUGH", "GPUACTORS_RESOURCE_NAME"
+    words = ("set", "env", "-n", NAMESPACE, "daemonset/gpuactors")
+    node.changed()
+    kubectl(*words, f"{setting}=10de:{A100}={named}")
+    try:
+        daemonset.wait_rolled_out(node.api)
+        node.settled({H: 1, named: 1})
+        after = node.daemon()
+        assert after.uid != before.uid
+        assert node.devices_of("vm-1") == {first}
+        pods.start(node.api, "vm-2", {named: 1})
+        assert node.devices_of("vm-2") == {second}
+        shown = json.loads(after.run("config", "show", "-o", "json"))["resource_name"]
+        assert shown == {"value": [f"10de:{A100}={named}"], "from": f"environment {setting}"}, shown
+        node.settled({H: 1, named: 1})
+    finally:
+        # It would outlive every `kubectl apply`, which changes only what it has applied before.
+        kubectl(*words, f"{setting}-")

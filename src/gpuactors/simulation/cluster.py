@@ -24,7 +24,7 @@ from gpuactors.simulation.kubelet.values import KubeletView
 
 NODE: Final = "node-1"
 NAMESPACE: Final = "default"
-_CHECKPOINT: Final = "checkpoint.json"
+_CHECKPOINT: Final = "gpuactors-checkpoint.json"
 
 
 @asynccontextmanager

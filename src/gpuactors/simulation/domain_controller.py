@@ -13,6 +13,7 @@ from typing import Any, Final, final
 import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.simulation.host.imex import CLIQUE
 from gpuactors.simulation.kube.domain_objects import NAMESPACE, add_daemon, domain_by_uid, label_of
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLAIMS, DOMAINS, Object
@@ -112,7 +113,7 @@ class DomainController:
         kubelet.submit(name, {}, uses=(name,), namespace=NAMESPACE)
 
     def _say(self, there: Mapping[str, Pod]) -> None:
-        """Each domain's status has the nodes that have its daemon."""
+        """Each domain's status has the nodes that have its daemon, and so has its clique, which the daemons write."""
         for domain in self._server.store.objects(DOMAINS):
             meta = domain["metadata"]
             phases = [pod.phase for name, pod in there.items() if self._domains[name] == meta["uid"]]
@@ -121,4 +122,5 @@ class DomainController:
                 self.was_ready.add(meta["uid"])
             if phases or domain.get("status"):
                 nodes = {self._node: said} if phases else {}
+                self._server.set_clique(NAMESPACE, meta["uid"], CLIQUE, nodes)
                 self._server.set_domain_nodes(meta["namespace"], meta["name"], nodes)

@@ -43,7 +43,11 @@ class DomainsSide:
     def __init__(self, cluster: Cluster, imex: ImexTree) -> None:
         imex.load()
         imex.join()
-        self.settings: Mapping[str, Any] = {"compute_domains": "on", **cluster.settings}
+        self.settings: Mapping[str, Any] = {
+            "compute_domains": "on",
+            "imex_management": "none",
+            **cluster.settings,
+        }
         """What the daemon's configuration has for compute domains."""
         self.controller = DomainController(cluster.server, NODE)
         self._cluster = cluster

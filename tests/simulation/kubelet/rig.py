@@ -37,6 +37,8 @@ class Plugin(TrioService, pb.DevicePluginBase):
     options_error: GRPCError | None = None
     allocate_error: GRPCError | None = None
     pre_start_errors: list[GRPCError] = field(default_factory=list)
+    empty_answers: int = 0
+    """How many of its next answers to Allocate have no container."""
     hold_allocate: trio.Event | None = None
     allocating: trio.Event = field(default_factory=trio.Event)
     asked: list[tuple[str, Any]] = field(default_factory=list)
@@ -78,6 +80,9 @@ class Plugin(TrioService, pb.DevicePluginBase):
             await self.hold_allocate.wait()
         if self.allocate_error:
             raise self.allocate_error
+        if self.empty_answers:
+            self.empty_answers -= 1
+            return pb.AllocateResponse()
         nodes = [self.nodes[device] for device in request.devices_ids if device in self.nodes]
         container = pb.ContainerAllocateResponse(
             envs={"GPUS": ",".join(sorted(request.devices_ids))},

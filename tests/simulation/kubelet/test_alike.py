@@ -351,21 +351,40 @@ async def test_a_plugin_without_preferences_is_not_asked_for_them(
     assert [method for method, _ in plugin.asked[2:]] == ["Allocate"]
 
 
-@pytest.mark.parametrize("method", ["GetPreferredAllocation", "Allocate"])
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("GetPreferredAllocation", "device plugin GetPreferredAllocation rpc failed with err: rpc error"),
+        ("Allocate", "rpc error"),
+    ],
+)
 async def test_an_error_fails_the_pod_for_good_and_its_device_is_free(
-    kubelet: Driver, plugin: TinyPlugin, tmp_path: Path, method: str
+    kubelet: Driver, plugin: TinyPlugin, tmp_path: Path, method: str, error: str
 ) -> None:
     await registered(kubelet, plugin, A)
     plugin.refusals[method] = [(grpc.StatusCode.FAILED_PRECONDITION, "bound to nvidia")]
     pod = await kubelet.admit("one", 1)
     assert (pod.runs, pod.message) == (
         False,
-        "UnexpectedAdmissionError: Allocate failed due to rpc error: code = FailedPrecondition "
+        f"UnexpectedAdmissionError: Allocate failed due to {error}: code = FailedPrecondition "
         "desc = bound to nvidia, which is unexpected",
     )
     assert await listed(tmp_path) == {}
     assert entries(tmp_path) == []
     assert (await kubelet.admit("two", 1)).devices == ("a",)
+
+
+async def test_one_pod_can_be_asked_for_while_it_is_admitted_and_after(
+    kubelet: Driver, plugin: TinyPlugin, tmp_path: Path
+) -> None:
+    await registered(kubelet, plugin, A)
+    during: list[object] = []
+    token = trio.lowlevel.current_trio_token()
+    plugin.on_allocate = lambda: during.append(trio.from_thread.run(got, tmp_path, "one", trio_token=token))
+    assert (await kubelet.admit("one", 1)).runs
+    assert during == [[]]
+    assert await got(tmp_path, "one") == [(RESOURCE, "a", None)]
+    assert await got(tmp_path, "none") == "UNKNOWN: pod none in namespace default not found"
 
 
 async def test_an_answer_without_a_container_fails_the_pod(kubelet: Driver, plugin: TinyPlugin) -> None:
@@ -421,6 +440,23 @@ async def allocatable(kubelet_dir: Path) -> list[Listed]:
     return sorted(_devices(answer.devices), key=str)
 
 
+def _get(kubelet_dir: Path, pod: str) -> Any:
+    with grpc.insecure_channel(f"unix:{kubelet_dir / 'pod-resources' / 'kubelet.sock'}") as channel:
+        lister = POD_RESOURCES.stub(channel, "PodResourcesLister")
+        request = POD_RESOURCES.message("GetPodResourcesRequest")(pod_name=pod, pod_namespace="default")
+        try:
+            return lister["Get"](request, timeout=WAIT_S).pod_resources
+        except grpc.RpcError as error:
+            status: Any = error
+            return f"{status.code().name}: {status.details()}"
+
+
+async def got(kubelet_dir: Path, pod: str) -> object:
+    """What Get returns for a pod: its devices, or the error."""
+    found = await trio.to_thread.run_sync(_get, kubelet_dir, pod)
+    return found if isinstance(found, str) else [d for c in found.containers for d in _devices(c.devices)]
+
+
 async def all_listed(kubelet_dir: Path) -> dict[tuple[str, str], list[Listed]]:
     """What List returns, by namespace and pod."""
     answer = await trio.to_thread.run_sync(_call, kubelet_dir, "List", "ListPodResourcesRequest")
@@ -464,7 +500,7 @@ async def test_the_nodes_own_pods_are_listed_without_devices(kubelet: Driver, tm
     assert not any(found.values())
 
 
-async def test_a_pod_is_listed_when_its_allocate_is_answered_and_the_healthy_devices_whoever_has_them(
+async def test_a_pod_is_listed_with_its_devices_when_its_allocate_is_answered_and_the_healthy_whoever_has_them(
     kubelet: Driver, plugin: TinyPlugin, tmp_path: Path
 ) -> None:
     await registered(kubelet, plugin, A, B, ("c", "Unhealthy"))
@@ -472,7 +508,7 @@ async def test_a_pod_is_listed_when_its_allocate_is_answered_and_the_healthy_dev
     token = trio.lowlevel.current_trio_token()
     plugin.on_allocate = lambda: during.append(trio.from_thread.run(listed, tmp_path, trio_token=token))
     assert (await kubelet.admit("one", 2)).runs
-    assert during == [{}]
+    assert during == [{"one": []}]
     assert await listed(tmp_path) == {"one": [(RESOURCE, "a", None), (RESOURCE, "b", 1)]}
     assert await allocatable(tmp_path) == [(RESOURCE, "a", None), (RESOURCE, "b", 1)]
     await lists(kubelet, plugin, ("a", "Unhealthy"), B)
@@ -486,6 +522,7 @@ async def test_the_file_has_what_pods_were_given_and_what_is_healthy(
     await registered(kubelet, plugin, A, B, ("c", "Unhealthy"))
     await registered(kubelet, other, C, resource=OTHER)
     assert data(tmp_path)["PodDeviceEntries"] is None
+    assert stat.S_IMODE((tmp_path / "device-plugins" / "kubelet_internal_checkpoint").stat().st_mode) == 0o600
     assert (await kubelet.admit("one", 2)).runs
     (entry,) = data(tmp_path)["PodDeviceEntries"]
     assert entry.keys() == {"PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"}

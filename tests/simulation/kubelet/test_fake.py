@@ -200,7 +200,7 @@ def test_devices_in_flight_are_given_to_no_other_pod_and_a_refusal_frees_them() 
     second = manager.choose("b", GPU, 1)
     assert second is not None
     assert not set(second.available) & set(taken)
-    manager.roll_back(first, taken)
+    manager.roll_back()
     again = manager.choose("b", GPU, 1)
     assert again is not None
     assert set(again.available) == set(ids(0, 1))
@@ -617,3 +617,23 @@ async def test_two_resources_do_not_touch_each_other(autojump_clock: MockClock) 
         one.streams[0].close()
         await r.figures(2, 0, 1)
         await r.figures(1, 1, 1, resource=OTHER)
+
+
+def test_a_device_that_is_listed_twice_is_healthy_and_not_and_counts_twice_until_the_stream_ends() -> None:
+    manager = DeviceManager(random.Random(1))
+    manager.boot(0.0)
+    manager.connected(GPU, 1, pre_start=False, preferred=False)
+    manager.list_received(GPU, [ListedDevice("a", True), ListedDevice("c", True), ListedDevice("c", False)])
+    assert (manager.view(0.0).resources[GPU].capacity, manager.view(0.0).resources[GPU].allocatable) == (3, 2)
+    assert [device.id for _, device in manager.allocatable()] == ["a", "c"]
+    manager.disconnected(GPU, 0.0)
+    assert (manager.view(0.0).resources[GPU].capacity, manager.view(0.0).resources[GPU].allocatable) == (2, 0)
+
+
+def test_a_device_with_an_empty_topology_can_be_had_and_is_not_among_the_allocatable() -> None:
+    manager = DeviceManager(random.Random(1))
+    manager.boot(0.0)
+    manager.connected(GPU, 1, pre_start=False, preferred=False)
+    manager.list_received(GPU, [ListedDevice("a", True), ListedDevice("e", True, empty_topology=True)])
+    assert manager.view(0.0).resources[GPU].allocatable == 2
+    assert [device.id for _, device in manager.allocatable()] == ["a"]

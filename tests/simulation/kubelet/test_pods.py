@@ -153,7 +153,7 @@ async def test_a_pod_deleted_during_its_allocate_leaves_nothing(autojump_clock: 
 
 
 @pytest.mark.trio
-async def test_a_pod_is_listed_when_its_allocate_is_answered_and_before_pre_start(
+async def test_a_pod_is_listed_with_its_devices_when_its_allocate_is_answered_and_before_pre_start(
     autojump_clock: MockClock,
 ) -> None:
     busy = [GRPCError(Status.UNAVAILABLE, "still held")]
@@ -166,7 +166,7 @@ async def test_a_pod_is_listed_when_its_allocate_is_answered_and_before_pre_star
     async with registered(plugin) as r:
         r.kubelet.submit("vm", {GPU: 1})
         await plugin.allocating.wait()
-        assert await r.listed() == {}
+        assert await r.listed() == {"vm": []}
         assert plugin.hold_allocate is not None
         plugin.hold_allocate.set()
         assert (await r.kubelet.settled("vm")).phase is Phase.STARTING
@@ -512,3 +512,35 @@ async def test_reads_fail_and_take_long_when_told_to(autojump_clock: MockClock) 
     assert trio.current_time() - began == pytest.approx(SLOW_S)
     assert not faults.waits(Fault.READ_FAILS)
     assert not faults.waits(Fault.READ_SLOW)
+
+
+# --- what a pod that names its node shows ------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_pod_that_names_its_node_is_admitted_by_kubelet_alone(autojump_clock: MockClock) -> None:
+    async with registered(Plugin(first=[("gpu0", "Healthy"), ("gpu1", "Unhealthy")])) as r:
+        r.kubelet.submit("greedy", {GPU: 2}, bound=True)
+        greedy = await r.kubelet.settled("greedy")
+        assert greedy.phase is Phase.FAILED
+        assert "requested number of devices unavailable" in greedy.message
+        r.kubelet.submit("other", {"example.org/nobodys": 1}, bound=True)
+        assert (await r.kubelet.settled("other")).phase is Phase.RUNNING, "kubelet knows no such resource"
+        r.kubelet.submit("waits", {GPU: 2})
+        assert (await r.kubelet.settled("waits")).phase is Phase.PENDING
+
+
+@pytest.mark.trio
+async def test_an_answer_without_a_container_loses_the_device_until_kubelet_makes_its_books_anew(
+    autojump_clock: MockClock,
+) -> None:
+    plugin = Plugin(first=all_healthy(2))
+    async with registered(plugin) as r:
+        assert (await r.kubelet.admit("first", {GPU: 1})).phase is Phase.RUNNING
+        plugin.empty_answers = 1
+        assert (await r.kubelet.admit("empty", {GPU: 1})).phase is Phase.FAILED
+        r.kubelet.submit("next", {GPU: 1}, bound=True)
+        assert "Available: 0" in (await r.kubelet.settled("next")).message
+        r.kubelet.force_delete("first", dies_after_s=0.0)
+        r.kubelet.submit("last", {GPU: 2}, bound=True)
+        assert (await r.kubelet.settled("last")).phase is Phase.RUNNING

@@ -18,7 +18,7 @@ from gpuactors.simulation.kube.status import DOMAINS, NODES, Object
 CHANNEL: Final = "channel-0"
 DAEMON: Final = "daemon-0"
 
-NAMESPACE: Final = "nvidia-dra-driver-gpu"
+NAMESPACE: Final = "dra-driver-nvidia-gpu"
 """Where NVIDIA's driver has its own objects: the daemons' pods and claims, and the cliques."""
 
 

@@ -15,6 +15,9 @@ from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest, ConnectionLo
 from gpuactors.simulation.kube.status import Object
 
 _CHUNK_BYTES: Final = 65536
+_VERSIONS: Final = (b"1.0", b"1.1")
+_NO_HOST: Final = "Missing mandatory Host"
+"""How h11 begins to say it."""
 
 
 @asynccontextmanager
@@ -56,7 +59,15 @@ class _Peer:
         self._http = h11.Connection(h11.SERVER)
 
     async def serve(self) -> None:
-        while (request := await self._request()) is not None:
+        while True:
+            try:
+                request = await self._request()
+            except h11.RemoteProtocolError as exc:
+                missing = ": missing required Host header" if str(exc).startswith(_NO_HOST) else ""
+                await self._refuse(f"400 Bad Request{missing}")
+                return
+            if request is None:
+                return
             answer = await self._answer(request)
             if answer is None:
                 return
@@ -74,11 +85,19 @@ class _Peer:
         head = await self._event()
         if not isinstance(head, h11.Request):
             return None
+        if head.http_version not in _VERSIONS:
+            await self._refuse("505 HTTP Version Not Supported: unsupported protocol version")
+            return None
         body = bytearray()
         while isinstance(part := await self._event(), h11.Data):
             body += part.data
         headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         return ApiRequest(head.method.decode(), head.target.decode(), headers, bytes(body))
+
+    async def _refuse(self, words: str) -> None:
+        """Answers what is not HTTP as Go's server does (net/http, conn.serve): in words, and with the end."""
+        headers = "Content-Type: text/plain; charset=utf-8\r\nConnection: close"
+        await self._stream.send_all(f"HTTP/1.1 {words}\r\n{headers}\r\n\r\n{words}".encode())
 
     async def _answer(self, request: ApiRequest) -> ApiAnswer | None:
         """None if the client has gone while it waited."""
@@ -96,7 +115,7 @@ class _Peer:
         return found[0] if found else None
 
     async def _send(self, answer: ApiAnswer) -> None:
-        headers = [("Content-Type", answer.content_type)]
+        headers = [("Content-Type", answer.content_type), *answer.headers]
         if answer.lines is None:
             headers.append(("Content-Length", str(len(answer.body))))
         await self._put(h11.Response(status_code=answer.status, headers=headers))

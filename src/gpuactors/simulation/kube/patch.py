@@ -11,10 +11,13 @@ from gpuactors.simulation.kube.status import Object
 
 def json_patch(of: Object, operations: Any) -> Object:
     """The patched object. Raises `Failure` 422 if it cannot be applied, or a test fails. A test for null of what is
-    absent holds."""
+    absent holds, and `replace` adds what is absent."""
     new = deepcopy(of)
     if not isinstance(operations, list):
-        raise status.bad_request("a JSON patch is a list")
+        what = "object" if isinstance(operations, dict) else "value"
+        raise status.bad_request(
+            f"error decoding patch: json: cannot unmarshal {what} into Go value of type []handlers.jsonPatchOp"
+        )
     for operation in operations:
         path = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
         parent: Any = new
@@ -30,9 +33,7 @@ def _apply(operation: Object, parent: Object, key: str) -> None:
     match operation["op"]:
         case "test" if parent.get(key) == operation.get("value"):
             return
-        case "add":
-            parent[key] = operation["value"]
-        case "replace" if key in parent:
+        case "add" | "replace":
             parent[key] = operation["value"]
         case "remove" if key in parent:
             del parent[key]

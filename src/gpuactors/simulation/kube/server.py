@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import trio
 
-from gpuactors.simulation.kube import patch, rules, status
+from gpuactors.simulation.kube import patch, rules, schema, status
 from gpuactors.simulation.kube.status import (
     CLAIMS,
     CLIQUES,
@@ -56,7 +56,19 @@ _SELECTABLE: Final = {
 }
 _CUSTOM: Final = frozenset({DOMAINS.group})
 """Groups of custom resources: the items of a list carry `apiVersion` and `kind`, as they are kept as JSON."""
+_BUILT_IN: Final = ("/api/v1/", f"/apis/{SLICES.group}/")
+"""Paths of groups that are no custom resources: a path that is not there has another answer."""
 _METADATA_ONLY: Final = "as=PartialObjectMetadata"
+_ACCEPTED: Final = frozenset({"*/*", "application/*", "application/json", "application/yaml"})
+_JSON: Final = "application/json"
+_PATCHES: Final = {"application/json-patch+json": patch.json_patch} | dict.fromkeys(
+    ("application/merge-patch+json", "application/strategic-merge-patch+json"), patch.merge_patch
+)
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_GO_HEADER: Final = (
+    'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
+)
+_GO_TYPES: Final = {str: "string", bool: "bool", int: "number", float: "number", list: "array"}
 
 
 class ApiFault(StrEnum):
@@ -65,6 +77,7 @@ class ApiFault(StrEnum):
     FORBIDDEN = "it is forbidden (403)"
     CONFLICT = "somebody was quicker (409)"
     OVERLOADED = "the server is overloaded (429)"
+    THROTTLED = "priority and fairness refuses it (429, and not in JSON)"
     BROKEN = "the server fails (500)"
     UNAVAILABLE = "a proxy answers for it, and not in JSON (503)"
     SLOW = "it takes long"
@@ -101,6 +114,7 @@ class ApiAnswer:
     body: bytes = b""
     lines: AsyncIterator[Object] | None = None
     content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,8 @@ class _Target:
     name: str
     query: Mapping[str, str]
     metadata_only: bool
+    part: str = ""
+    """`status`, or nothing for the whole object."""
 
 
 @final
@@ -119,13 +135,19 @@ class FakeApiServer:
     """The API server of one cluster."""
 
     def __init__(
-        self, *, device_taints: bool = True, tokens: frozenset[str] | None = None, seed: int = 0
+        self,
+        *,
+        device_taints: bool = True,
+        tokens: frozenset[str] | None = None,
+        strangers: Mapping[str, str] | None = None,
+        seed: int = 0,
     ) -> None:
-        """`device_taints`: the gate DRADeviceTaints. `tokens`: who may do everything; nobody else anything. None: all
-        may."""
+        """`device_taints`: the gate DRADeviceTaints. `tokens`: clients with these may do everything. `strangers`: the
+        user names of clients that may do nothing, by token. Without `tokens` every client may do everything."""
         self.store = Store(seed)
         self.device_taints = device_taints
         self.tokens = tokens
+        self.strangers = strangers or {}
         self.requests: deque[tuple[str, str]] = deque(maxlen=_REQUESTS_MAX)
         """Method and target of each request, watches among them."""
         self.kinds: Sequence[Kind] = KINDS
@@ -166,7 +188,8 @@ class FakeApiServer:
         """A user makes a ComputeDomain."""
         metadata = {"namespace": namespace, "name": name}
         spec = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": f"{name}-channel"}}}
-        return self.store.put(DOMAINS, self.store.named(DOMAINS, {"metadata": metadata, "spec": spec}))
+        given = rules.defaulted(DOMAINS, {"metadata": metadata, "spec": spec})
+        return self.store.put(DOMAINS, self.store.named(DOMAINS, given))
 
     def set_domain_nodes(self, namespace: str, name: str, nodes: Mapping[str, str]) -> Object:
         """The controller of compute domains writes the status: by the name of each node `Ready` or `NotReady`."""
@@ -256,10 +279,7 @@ class FakeApiServer:
                 continue
             match fault:
                 case ApiFault.FORBIDDEN:
-                    verb = request.method.lower()
-                    return status.forbidden(
-                        _target(request, self.kinds).kind, verb, "system:serviceaccount:test"
-                    )
+                    return _forbidden(request, self.kinds, "system:serviceaccount:test")
                 case ApiFault.CONFLICT:
                     return status.modified(SLICES, "planned")
                 case ApiFault.OVERLOADED:
@@ -267,6 +287,8 @@ class FakeApiServer:
                     return Failure(
                         429, "TooManyRequests", "too many requests, please try again later", details
                     )
+                case ApiFault.THROTTLED:
+                    return status.throttled()
                 case ApiFault.BROKEN:
                     return Failure(
                         500, "InternalError", "an error on the server has prevented the request", {}
@@ -298,7 +320,7 @@ class FakeApiServer:
                 raise failure
             answer = self._carried_out(request)
         except Failure as exc:
-            answer = _object(exc.code, exc.status)
+            answer = _failed(exc)
         if self._strikes(ApiFault.ANSWER_SLOW, request.method):
             await trio.sleep(SLOW_S)
         if self._strikes(ApiFault.ANSWER_LOST, request.method):
@@ -311,57 +333,70 @@ class FakeApiServer:
         if urlsplit(request.target).path == f"/apis/{SLICES.group}":
             return _object(200, _group())
         target = _target(request, self.kinds)
+        _check_formats(request)
         match request.method, bool(target.name):
             case "GET", True:
                 found = self.store.get(target.kind, target.namespace, target.name)
                 return _object(200, _shown(found, target))
             case "GET", False if target.query.get("watch") == "true":
+                _check_version(target)
                 return ApiAnswer(200, lines=self._watch(target, _selector(target)))
             case "GET", False:
                 return _object(200, self._list(target, _selector(target)))
             case "POST", False:
-                return _object(201, self._create(target, request.body))
+                given, warnings = _decoded(target, request.body)
+                with _warned(warnings):
+                    return _object(201, self._create(target, given), warnings)
             case "PUT", True:
-                return _object(200, self._update(target, request.body))
+                given, warnings = _decoded(target, request.body)
+                with _warned(warnings):
+                    return _object(200, self._update(target, given), warnings)
             case "PATCH", True:
                 return _object(200, self._patch(target, request))
             case "DELETE", True:
                 return _object(200, self._delete(target, request.body))
             case _:
-                raise Failure(405, "MethodNotAllowed", "the server does not allow this method", {})
+                raise status.method_not_allowed()
 
     def _authenticate(self, request: ApiRequest) -> None:
         given = request.headers.get("authorization")
         if given is None:
-            verb = {"GET": "list", "POST": "create", "PUT": "update"}.get(
-                request.method, request.method.lower()
-            )
-            raise status.forbidden(_target(request, self.kinds).kind, verb)
-        if given.removeprefix("Bearer ") not in (self.tokens or ()):
+            raise _forbidden(request, self.kinds, "system:anonymous")
+        token = given.removeprefix("Bearer ")
+        if token in self.strangers:
+            raise _forbidden(request, self.kinds, self.strangers[token])
+        if token not in (self.tokens or ()):
             raise status.unauthorized()
 
     def _list(self, target: _Target, wanted: Callable[[Object], bool]) -> Object:
         items = [
             found for found in self.store.objects(target.kind, target.namespace or None) if wanted(found)
         ]
-        if target.kind.group not in _CUSTOM:
-            for item in items:
-                del item["apiVersion"], item["kind"]
-        return {
-            "kind": f"{target.kind.kind}List",
-            "apiVersion": target.kind.api_version,
-            "metadata": {"resourceVersion": str(self.store.version)},
-            "items": items,
-        }
+        metadata = {"resourceVersion": str(self.store.version)}
+        if target.metadata_only:
+            items = [_shown(item, target) for item in items]
+            kind, api_version = "PartialObjectMetadata", "meta.k8s.io/v1"
+        else:
+            kind, api_version = target.kind.kind, target.kind.api_version
+            if target.kind.group in _CUSTOM:
+                metadata["continue"] = ""
+            else:
+                for item in items:
+                    del item["apiVersion"], item["kind"]
+        return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": items}
 
-    def _create(self, target: _Target, body: bytes) -> Object:
-        given = _decoded(target, body)
+    def _create(self, target: _Target, given: Object) -> Object:
+        meta = given.setdefault("metadata", {})
+        _check_namespace(target, meta)
         if target.kind.namespaced:
-            given.setdefault("metadata", {})["namespace"] = target.namespace
-        new = self.store.named(target.kind, given)
+            meta["namespace"] = target.namespace
+        if target.kind.has_status_path:
+            given.pop("status", None)
+        new = self.store.named(target.kind, rules.defaulted(target.kind, given))
         name = new["metadata"]["name"]
         if self.store.find(target.kind, target.namespace, name) is not None:
             raise status.already_exists(target.kind, name)
+        rules.check_labels(target.kind, new)
         if target.kind is EVENTS:
             rules.check_event(new)
         if target.kind is SLICES:
@@ -372,13 +407,17 @@ class FakeApiServer:
             return new
         return self.store.put(target.kind, new)
 
-    def _update(self, target: _Target, body: bytes) -> Object:
-        given = _decoded(target, body)
-        old = self.store.get(target.kind, target.namespace, target.name)
+    def _update(self, target: _Target, given: Object) -> Object:
         meta = given.setdefault("metadata", {})
-        if meta.get("resourceVersion") not in (None, "", old["metadata"]["resourceVersion"]):
-            raise status.modified(target.kind, target.name)
+        if meta.get("name") not in (None, "", target.name):
+            raise status.bad_request(
+                f"the name of the object ({meta['name']}) does not match the name on the URL ({target.name})"
+            )
+        _check_namespace(target, meta)
+        old = self.store.get(target.kind, target.namespace, target.name)
         if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
+            raise status.another(target.kind, target.name, meta["uid"], old["metadata"]["uid"])
+        if meta.get("resourceVersion") not in (None, "", old["metadata"]["resourceVersion"]):
             raise status.modified(target.kind, target.name)
         kept = (
             "name",
@@ -391,6 +430,8 @@ class FakeApiServer:
         )
         meta |= {key: old["metadata"][key] for key in kept if key in old["metadata"]}
         new = {"apiVersion": target.kind.api_version, "kind": target.kind.kind} | given
+        new = rules.defaulted(target.kind, _parted(target, new, old))
+        rules.check_labels(target.kind, new)
         if target.kind is SLICES:
             self._prepare_slice(new, old)
         if target.query.get("dryRun") == "All":
@@ -404,14 +445,19 @@ class FakeApiServer:
         rules.check_slice(new, old)
 
     def _patch(self, target: _Target, request: ApiRequest) -> Object:
+        apply = _PATCHES.get(request.headers.get("content-type", ""))
+        if apply is None:
+            raise status.unsupported_patch()
+        try:
+            given = json.loads(request.body)
+        except ValueError as exc:
+            raise status.bad_request(f"error decoding patch: {_json_wrong(exc)}") from exc
         old = self.store.get(target.kind, target.namespace, target.name)
-        given = json.loads(request.body)
-        if request.headers.get("content-type") == "application/json-patch+json":
-            new = patch.json_patch(old, given)
-        else:
-            new = patch.merge_patch(old, given)
+        new = apply(old, given)
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise status.modified(target.kind, target.name)
+        new = _parted(target, new, old)
+        rules.check_labels(target.kind, new)
         if target.kind is EVENTS:
             rules.check_event(new)
         return _shown(self.store.put(target.kind, new), target)
@@ -423,7 +469,8 @@ class FakeApiServer:
             given, found = conditions.get(key), old["metadata"][key]
             if given not in (None, found):
                 raise status.precondition(target.kind, target.name, what, given, found)
-        return self.store.delete(target.kind, target.namespace, target.name)
+        gone = self.store.delete(target.kind, target.namespace, target.name)
+        return status.deleted(target.kind, gone) if target.kind.group in _CUSTOM else gone
 
     # --- watches ------------------------------------------------------------------------------------------
 
@@ -488,12 +535,58 @@ def _target(request: ApiRequest, kinds: Sequence[Kind]) -> _Target:
         prefix = ["apis", kind.group, kind.version] if kind.group else ["api", kind.version]
         if parts[: len(prefix)] != prefix:
             continue
-        rest, namespace = parts[len(prefix) :], ""
+        rest, namespace, part = parts[len(prefix) :], "", ""
         if kind.namespaced and rest[:1] == ["namespaces"]:
             namespace, rest = (rest[1] if len(rest) > 1 else ""), rest[2:]
+        if kind.has_status_path and rest[2:] == ["status"]:
+            rest, part = rest[:2], "status"
         if rest[:1] == [kind.plural] and len(rest) <= 2:
-            return _Target(kind, namespace, rest[1] if len(rest) == 2 else "", query, metadata_only)
-    raise status.not_served()
+            return _Target(kind, namespace, rest[1] if len(rest) == 2 else "", query, metadata_only, part)
+    raise status.not_served() if url.path.startswith(_BUILT_IN) else status.no_page()
+
+
+def _forbidden(request: ApiRequest, kinds: Sequence[Kind], who: str) -> Failure:
+    """The client may not do what it asks for. Raises `Failure` 404 for a path that is not served."""
+    target = _target(request, kinds)
+    reading = "get" if target.name else "watch" if target.query.get("watch") == "true" else "list"
+    verb = _VERBS.get(request.method, reading)
+    return status.forbidden(target.kind, verb, who, namespace=target.namespace, name=target.name)
+
+
+def _check_formats(request: ApiRequest) -> None:
+    """Raises `Failure` 406 or 415 for formats that the server does not have."""
+    accepted = {part.split(";")[0].strip() for part in request.headers.get("accept", "*/*").split(",")}
+    if not accepted & _ACCEPTED:
+        raise status.not_acceptable()
+    given = request.headers.get("content-type", _JSON).split(";")[0].strip()
+    if request.method in ("POST", "PUT") and given != _JSON:
+        raise status.unsupported_body()
+
+
+def _check_version(target: _Target) -> None:
+    """Raises `Failure` 500 if a watch begins at what is no version."""
+    given = target.query.get("resourceVersion", "")
+    if given and not given.isdecimal():
+        wrong = f'strconv.ParseUint: parsing "{given}": invalid syntax'
+        raise Failure(500, "", f'resourceVersion: Invalid value: "{given}": {wrong}')
+
+
+def _check_namespace(target: _Target, metadata: Object) -> None:
+    """Raises `Failure` 400 if the object is for another namespace than the request."""
+    if metadata.get("namespace") not in (None, "", target.namespace):
+        raise status.bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
+
+
+def _parted(target: _Target, new: Object, old: Object) -> Object:
+    """What a write at this path changes: all but the status, or the status alone."""
+    if not target.kind.has_status_path:
+        return new
+    kept, of = (old, new) if target.part else (new, old)
+    parted = {key: value for key, value in kept.items() if key != "status"}
+    parted["metadata"] = parted["metadata"] | {"resourceVersion": old["metadata"]["resourceVersion"]}
+    return parted | ({"status": of["status"]} if "status" in of else {})
 
 
 def _selector(target: _Target) -> Callable[[Object], bool]:
@@ -515,23 +608,38 @@ def _at(found: Any, path: str) -> Any:
     return found
 
 
-def _decoded(target: _Target, body: bytes) -> Object:
-    """The object in a body. Raises `Failure` 400 if it is none."""
+def _decoded(target: _Target, body: bytes) -> tuple[Object, tuple[str, ...]]:
+    """The object in a body, and warnings about it. Raises `Failure` 400 if it is none."""
+    wrong = ""
+    given: Any = None
     try:
         given = json.loads(body)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise status.bad_request(
-            f"the object provided is unrecognized (must be of type {target.kind.kind}): couldn't get version/kind"
+    except ValueError as exc:
+        wrong = _json_wrong(exc)
+    if not wrong and not isinstance(given, dict):
+        wrong = (
+            f"json: cannot unmarshal {_GO_TYPES.get(type(given), 'null')} into Go value of type {_GO_HEADER}"
         )
-    spare = rules.unknown_field(target.kind, given)
-    if spare is not None and target.query.get("fieldValidation") == "Strict":
+    if wrong:
+        shown = body.decode(errors="replace") if body.startswith(b"{") else body.hex()
+        raise status.bad_request(
+            f"the object provided is unrecognized (must be of type {target.kind.kind}): couldn't get version/kind; "
+            f"json parse error: {wrong} ({shown})"
+        )
+    known, unknown = schema.without_unknown(target.kind, given)
+    warnings = tuple(f'unknown field "{path}"' for path in unknown)
+    if warnings and target.query.get("fieldValidation") == "Strict":
         raise status.bad_request(
             f'{target.kind.kind} in version "{target.kind.version}" cannot be handled as a {target.kind.kind}: strict '
-            f'decoding error: unknown field "{spare}"'
+            f"decoding error: {', '.join(warnings)}"
         )
-    return rules.pruned(target.kind, given)
+    return rules.pruned(known), warnings
+
+
+def _json_wrong(exc: ValueError) -> str:
+    """The words of Go's JSON for a text that ends too early; for other faults Python's."""
+    at_end = isinstance(exc, json.JSONDecodeError) and exc.pos >= len(exc.doc.rstrip())
+    return "unexpected end of JSON input" if at_end else str(exc)
 
 
 def _shown(found: Object, target: _Target) -> Object:
@@ -555,5 +663,30 @@ def _group() -> Object:
     }
 
 
-def _object(code: int, found: Object) -> ApiAnswer:
-    return ApiAnswer(code, json.dumps(found).encode())
+@contextmanager
+def _warned(warnings: tuple[str, ...]) -> Iterator[None]:
+    """A failure has these warnings as well."""
+    try:
+        yield
+    except Failure as exc:
+        exc.warnings = warnings
+        raise
+
+
+def _object(code: int, found: Object, warnings: Sequence[str] = ()) -> ApiAnswer:
+    return ApiAnswer(code, json.dumps(found).encode(), headers=_warnings(warnings))
+
+
+def _failed(failure: Failure) -> ApiAnswer:
+    headers = _warnings(failure.warnings)
+    if failure.retry_after_s is not None:
+        headers = (*headers, ("Retry-After", str(failure.retry_after_s)))
+    if failure.plain:
+        return ApiAnswer(
+            failure.code, str(failure).encode(), content_type="text/plain; charset=utf-8", headers=headers
+        )
+    return ApiAnswer(failure.code, json.dumps(failure.status).encode(), headers=headers)
+
+
+def _warnings(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(("Warning", f"299 - {json.dumps(text)}") for text in texts)

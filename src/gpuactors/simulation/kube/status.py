@@ -23,6 +23,8 @@ class Kind:
     """`metadata.generation` grows with each change of what is neither metadata nor status."""
     fields: tuple[str, ...] = ("spec", "status")
     """What an object has beside its metadata."""
+    has_status_path: bool = False
+    """The status is written at a path of its own, and nowhere else."""
 
     @property
     def api_version(self) -> str:
@@ -38,8 +40,10 @@ class Kind:
 SLICES = Kind(
     "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", counts_generations=True, fields=("spec",)
 )
-CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", namespaced=True)
-NODES = Kind("", "v1", "nodes", "Node")
+CLAIMS = Kind(
+    "resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", namespaced=True, has_status_path=True
+)
+NODES = Kind("", "v1", "nodes", "Node", has_status_path=True)
 DOMAINS = Kind(
     "resource.nvidia.com",
     "v1beta1",
@@ -47,6 +51,7 @@ DOMAINS = Kind(
     "ComputeDomain",
     namespaced=True,
     counts_generations=True,
+    has_status_path=True,
 )
 """By the CustomResourceDefinitions of `deploy/chart/gpuactors/definitions`, as the next one."""
 CLIQUES = Kind(
@@ -94,9 +99,22 @@ class Cause:
 class Failure(Exception):
     """The answer to a request is this failure."""
 
-    def __init__(self, code: int, reason: str, message: str, details: Object | None = None) -> None:
+    def __init__(
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        details: Object | None = None,
+        *,
+        retry_after_s: int | None = None,
+        plain: bool = False,
+    ) -> None:
+        """`plain`: a filter in front of the API answers, with the message as text. `retry_after_s` is its header."""
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
+        self.plain = plain
+        self.warnings: tuple[str, ...] = ()
         self.status: Object = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -106,13 +124,20 @@ class Failure(Exception):
             "reason": reason,
             "code": code,
         }
+        if not reason:
+            del self.status["reason"]
         if details is not None:
             self.status["details"] = details
 
 
 def not_served() -> Failure:
-    """There is no such path."""
+    """There is no such path in a group that the server has built in."""
     return Failure(404, "NotFound", "the server could not find the requested resource", {})
+
+
+def no_page() -> Failure:
+    """There is no such path, and nobody who could have it: no built-in group, no CustomResourceDefinition."""
+    return Failure(404, "NotFound", "404 page not found\n", plain=True)
 
 
 def not_found(kind: Kind, name: str) -> Failure:
@@ -123,6 +148,43 @@ def not_found(kind: Kind, name: str) -> Failure:
 def bad_request(message: str) -> Failure:
     """The request makes no sense."""
     return Failure(400, "BadRequest", message)
+
+
+def method_not_allowed() -> Failure:
+    """The path does not have this method."""
+    message = "the server does not allow this method on the requested resource"
+    return Failure(405, "MethodNotAllowed", message, {})
+
+
+def not_acceptable() -> Failure:
+    """The client accepts no format that the server has."""
+    formats = (
+        "application/json, application/yaml, application/vnd.kubernetes.protobuf, application/json;stream=watch, "
+        "application/vnd.kubernetes.protobuf;stream=watch"
+    )
+    message = f"406: Not Acceptable\n\nAvailable representations: {formats}"
+    return Failure(406, "NotAcceptable", message, {})
+
+
+def unsupported_body() -> Failure:
+    """An object is in a format that the server does not read."""
+    return Failure(
+        415,
+        "UnsupportedMediaType",
+        "the body of the request was in an unknown format - accepted media types include: application/json, "
+        "application/yaml, application/vnd.kubernetes.protobuf",
+    )
+
+
+def unsupported_patch() -> Failure:
+    """A patch is of a kind that the server does not know."""
+    return Failure(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
+
+
+def throttled() -> Failure:
+    """The client's priority level has no seat and no queue left (apiserver, filters/priority-and-fairness.go)."""
+    message = "Too many requests, please try again later.\n"
+    return Failure(429, "TooManyRequests", message, retry_after_s=1, plain=True)
 
 
 def modified(kind: Kind, name: str) -> Failure:
@@ -142,13 +204,25 @@ def already_exists(kind: Kind, name: str) -> Failure:
     return Failure(409, "AlreadyExists", message, _subject(kind, kind.plural, name))
 
 
+def another(kind: Kind, name: str, given: str, found: str) -> Failure:
+    """An update is for an object with another UID (apiserver/pkg/storage/errors.go)."""
+    path = f"/registry/{kind.plural}/{name}"
+    message = (
+        f'Operation cannot be fulfilled on {kind.qualified} "{name}": StorageError: invalid object, Code: 4, '
+        f"Key: {path}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, "
+        f"UID in object meta: {found}"
+    )
+    return Failure(409, "Conflict", message, _subject(kind, kind.plural, name))
+
+
 def precondition(kind: Kind, name: str, what: str, given: str, found: str) -> Failure:
     """A deletion's precondition does not hold."""
+    again = "deleted and then recreated" if what == "UID" else "modified"
     return Failure(
         409,
         "Conflict",
         f'Operation cannot be fulfilled on {kind.kind}.{kind.group} "{name}": the {what} in the precondition ({given}) '
-        f"does not match the {what} in record ({found}). The object might have been modified",
+        f"does not match the {what} in record ({found}). The object might have been {again}",
         _subject(kind, kind.kind, name),
     )
 
@@ -156,6 +230,7 @@ def precondition(kind: Kind, name: str, what: str, given: str, found: str) -> Fa
 def invalid(kind: Kind, name: str, causes: Sequence[Cause]) -> Failure:
     """The object breaks rules."""
     said = ", ".join(f"{cause.field}: {cause.message}" for cause in causes)
+    said = f"[{said}]" if len(causes) > 1 else said
     details = _subject(kind, kind.kind, name)
     details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in causes]
     qualified = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
@@ -177,13 +252,22 @@ def unauthorized() -> Failure:
     return Failure(401, "Unauthorized", "Unauthorized")
 
 
-def forbidden(kind: Kind, verb: str, who: str = "system:anonymous") -> Failure:
+def forbidden(
+    kind: Kind, verb: str, who: str = "system:anonymous", *, namespace: str = "", name: str = ""
+) -> Failure:
     """The client may not do that."""
-    message = (
-        f'{kind.qualified} is forbidden: User "{who}" cannot {verb} resource "{kind.plural}" in API group '
-        f'"{kind.group}" at the cluster scope'
-    )
-    return Failure(403, "Forbidden", message, {"kind": kind.plural} | _group(kind))
+    subject = f'{kind.qualified} "{name}"' if name else kind.qualified
+    where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+    what = f'{verb} resource "{kind.plural}" in API group "{kind.group}" {where}'
+    message = f'{subject} is forbidden: User "{who}" cannot {what}'
+    details = _subject(kind, kind.plural, name)
+    return Failure(403, "Forbidden", message, details if name else {"kind": kind.plural} | _group(kind))
+
+
+def deleted(kind: Kind, found: Object) -> Object:
+    """The answer to the deletion of a custom resource; of a built-in one it is the object."""
+    details = _subject(kind, kind.plural, found["metadata"]["name"]) | {"uid": found["metadata"]["uid"]}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
 def _subject(kind: Kind, word: str, name: str) -> Object:

@@ -158,13 +158,15 @@ class DeviceManager:
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             return
-        self._listed[resource] = tuple(replace(device, healthy=False) for device in self._listed[resource])
+        listed = {device.id: replace(device, healthy=False) for device in self._listed[resource]}
+        self._listed[resource] = tuple(listed.values())
         self._endpoints[resource] = replace(endpoint, stopped_at=at)
 
     def list_received(self, resource: str, devices: Iterable[ListedDevice]) -> None:
-        """A list of ListAndWatch replaces the one before, from any stream."""
+        """A list of ListAndWatch replaces the one before, from any stream. Kubelet has a set of Healthy devices and one
+        of others: a device that is listed twice may be in both, and counts twice."""
         self._known[resource] = None
-        self._listed[resource] = tuple({device.id: device for device in devices}.values())
+        self._listed[resource] = tuple({(device.id, device.healthy): device for device in devices}.values())
         self._lists += 1
         self._write_checkpoint()
 
@@ -197,15 +199,18 @@ class DeviceManager:
         claims: tuple[Claim, ...] = (),
         uses: tuple[str, ...] = (),
         namespace: str = "default",
+        bound: bool = False,
     ) -> Pod:
-        """A pod is created. It stays Pending until `place` finds room for it.
+        """A pod is created. It stays Pending until `place` finds room for it, unless it is `bound` to this node.
 
         Raises `ValueError` if there is a pod of that name already.
         """
         if name in self._pods:
             raise ValueError(f"pod {name} exists already; delete it first or choose another name")
         uid = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-        pod = Pod(name, tuple(requests.items()), Phase.PENDING, "", uid, namespace, claims, uses=uses)
+        pod = Pod(
+            name, tuple(requests.items()), Phase.PENDING, "", uid, namespace, claims, uses=uses, bound=bound
+        )
         self._pods[name] = pod
         return self._explain_pending(pod, at)
 
@@ -311,14 +316,15 @@ class DeviceManager:
     def _explain_pending(self, pod: Pod, at: float) -> Pod:
         if not self._running:
             return self._set(pod.name, Phase.PENDING, "0/1 nodes are available: kubelet is not running.")
-        short = [r for r, wanted in pod.requests if wanted > self._counts(r, at).free]
+        short = [r for r, wanted in pod.requests if wanted > self._counts(r, at).free and not pod.bound]
         lacking = ", ".join(f"1 Insufficient {resource}" for resource in short)
         return self._set(pod.name, Phase.PENDING, f"0/1 nodes are available: {lacking}." if short else "")
 
     # --- one admission -------------------------------------------------------------------------------------
 
     def choose(self, pod: str, resource: str, size: int) -> Choice | None:
-        """The devices to choose from for one resource of a pod; None if the pod has its devices already.
+        """The devices to choose from for one resource of a pod; None if the pod has its devices already, or if kubelet
+        knows no plugin of the resource: it then admits the pod without them.
 
         Raises `AdmissionError` in kubelet's words (devicesToAllocate), `KeyError` if there is no such pod.
         """
@@ -327,6 +333,8 @@ class DeviceManager:
         entry = self._ledger.get((uid, resource))
         listed = self._listed.get(resource)
         if listed is None:
+            if not self._in_use(resource):
+                return None
             raise AdmissionError(f"cannot allocate unregistered device {resource}")
         healthy = {device.id for device in listed if device.healthy}
         if not healthy:
@@ -381,9 +389,10 @@ class DeviceManager:
         self._unpick(choice.resource, devices)
         self._write_checkpoint()
 
-    def roll_back(self, choice: Choice, devices: tuple[str, ...]) -> None:
-        """Allocate failed: the picked devices are free again."""
-        self._unpick(choice.resource, devices)
+    def roll_back(self) -> None:
+        """Allocate failed: the picked devices are free again, and so is all that kubelet has lost before
+        (`allocatedDevices` is made anew from the ledger)."""
+        self._picked.clear()
 
     def holding(self, pod: str, resource: str) -> LedgerEntry | None:
         """The devices of a resource that a pod has by the ledger."""
@@ -398,10 +407,14 @@ class DeviceManager:
         return in_ledger | self._picked.get(resource, set())
 
     def _collect(self) -> None:
-        """Removes the entries of pods that are gone (UpdateAllocatedDevices), once kubelet knows its pods."""
+        """Removes the entries of pods that are gone (UpdateAllocatedDevices), once kubelet knows its pods. Where there
+        are any, kubelet finds again what it has lost."""
         if self._knows_pods:
             active = self._active()
-            self._ledger = {key: entry for key, entry in self._ledger.items() if key[0] in active}
+            kept = {key: entry for key, entry in self._ledger.items() if key[0] in active}
+            if len(kept) < len(self._ledger):
+                self._picked.clear()
+            self._ledger = kept
 
     @property
     def active(self) -> frozenset[str] | None:
@@ -436,20 +449,37 @@ class DeviceManager:
         self._checkpoint = Checkpoint(dict(self._ledger), healthy)
 
     def listing(self) -> tuple[PodListing, ...]:
-        """What PodResources lists: every active pod that kubelet knows of, once it has a device."""
+        """What PodResources lists: every active pod on the node that kubelet knows of. One that is being admitted has
+        no device yet."""
         if not self._knows_pods:
             return ()
         self._collect()
         listed = [PodListing(pod, ()) for pod in _DAEMON_PODS]
-        for uid, pod in self._active().items():
-            devices = tuple((r, entry) for (u, r), entry in self._ledger.items() if u == uid)
-            if devices or pod.phase not in (Phase.PENDING, Phase.ADMITTING):
-                listed.append(PodListing(pod, devices))
+        listed += [self._listing(pod) for pod in self._active().values() if pod.phase is not Phase.PENDING]
         return tuple(listed)
 
+    def listing_of(self, name: str, namespace: str) -> PodListing | None:
+        """What PodResources returns for one pod, also one that has ended; None if kubelet does not know it."""
+        on_node = (pod for pod in self._pods.values() if pod.phase is not Phase.PENDING)
+        for pod in (*_DAEMON_PODS, *on_node) if self._knows_pods else ():
+            if (pod.name, pod.namespace) == (name, namespace):
+                return self._listing(pod)
+        return None
+
+    def _listing(self, pod: Pod) -> PodListing:
+        return PodListing(
+            pod, tuple((r, entry) for (uid, r), entry in self._ledger.items() if uid == pod.uid)
+        )
+
     def allocatable(self) -> tuple[tuple[str, ListedDevice], ...]:
-        """The Healthy devices of every resource."""
-        return tuple((r, d) for r, devices in self._listed.items() for d in devices if d.healthy)
+        """The Healthy devices of every resource, but for those with an empty topology: kubelet has one message for each
+        NUMA node."""
+        return tuple(
+            (r, d)
+            for r, devices in self._listed.items()
+            for d in devices
+            if d.healthy and not d.empty_topology
+        )
 
     def _counts(self, resource: str, at: float) -> Counts:
         """The scheduler counts as allocated what the pods on the node ask for."""

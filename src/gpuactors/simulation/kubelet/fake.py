@@ -128,6 +128,8 @@ class FakeKubelet:
         self._life: _Life | None = None
         self.slow_registers_s = 0.0
         """How much longer Register takes, in lives that begin from now on."""
+        self.late_lists_s = 0.0
+        """How long after its arrival a device list is handled."""
         self._api_server = trio.Event()
         self._api_server.set()
         self.panics: list[str] = []
@@ -182,7 +184,7 @@ class FakeKubelet:
             plugins = PluginManager(
                 self._manager, self._transport, nursery, self._publish, self._dial_deadline_s
             )
-            plugins.slow_s = self.slow_registers_s
+            plugins.slow_s, plugins.late_s = self.slow_registers_s, lambda: self.late_lists_s
             pods = PodWorker(
                 self._manager,
                 plugins,
@@ -300,11 +302,12 @@ class FakeKubelet:
         uses: tuple[str, ...] = (),
         opens_after_s: float = 0.0,
         namespace: str = "default",
+        bound: bool = False,
     ) -> Pod:
         """Creates a pod that asks for devices: it runs as soon as there is room for it, and the ResourceClaims that it
-        `uses` are prepared. Its virtual machine opens them when its container starts, or so much later. Raises
-        `ValueError`."""
-        pod = self._manager.submit(name, requests, trio.current_time(), claims, uses, namespace)
+        `uses` are prepared. Its virtual machine opens them when its container starts, or so much later. A `bound` pod
+        names its node, so that no scheduler looks for room. Raises `ValueError`."""
+        pod = self._manager.submit(name, requests, trio.current_time(), claims, uses, namespace, bound)
         self._opens_after_s[pod.uid] = opens_after_s
         self._publish()
         return pod

@@ -93,6 +93,8 @@ class PluginManager(RegistrationBase):
         self._connections: dict[int, _Client] = {}
         self.slow_s = 0.0
         """How much longer Register takes before kubelet dials: 12 s were seen to be accepted."""
+        self.late_s: Callable[[], float] = lambda: 0.0
+        """How long after its arrival a list is handled: the goroutine for it may be later than the others."""
 
     # --- Register ---------------------------------------------------------------------------------------------
 
@@ -175,6 +177,8 @@ class PluginManager(RegistrationBase):
         try:
             async with channel.server_stream(LIST_AND_WATCH, Empty(), ListAndWatchResponse) as lists:
                 async for response in lists:
+                    if late_s := self.late_s():
+                        await trio.sleep(late_s)
                     self._manager.list_received(client.resource, _listed(response))
                     self._publish()
         except GRPCError:
@@ -227,7 +231,10 @@ class PluginManager(RegistrationBase):
                 PreferredAllocationRequest(container_requests=[request])
             )
         except GRPCError as error:
-            raise PluginCallError(_text(client, error)) from None
+            text = _text(client, error)
+            raise PluginCallError(
+                f"device plugin GetPreferredAllocation rpc failed with err: {text}"
+            ) from None
         return tuple(device for container in response.container_responses for device in container.device_i_ds)
 
     async def allocate(self, endpoint: Endpoint, resource: str, devices: tuple[str, ...]) -> AllocateResponse:
@@ -275,7 +282,15 @@ def go_text(error: GRPCError) -> str:
 
 
 def _listed(response: ListAndWatchResponse) -> list[ListedDevice]:
-    return [ListedDevice(d.id, d.health == "Healthy", _numa_nodes(d)) for d in response.devices]
+    return [
+        ListedDevice(
+            d.id,
+            d.health == "Healthy",
+            _numa_nodes(d),
+            empty_topology=d.topology is not None and not d.topology.nodes,
+        )
+        for d in response.devices
+    ]
 
 
 def _numa_nodes(device: Device) -> tuple[int, ...]:

@@ -56,21 +56,21 @@ class PodResourcesService(pb.PodResourcesListerBase):
         self._limit = RateLimit(QUERIES_PER_S, BURST, trio.current_time())
 
     async def list(self, message: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
-        """Every active pod that has its devices."""
+        """Every active pod."""
         self._count()
         return pb.ListPodResourcesResponse(
             pod_resources=[self._pod_resources(listing) for listing in self._manager.listing()]
         )
 
     async def get(self, message: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
-        """One pod."""
+        """One pod, ended or not."""
         self._count()
-        for listing in self._manager.listing():
-            if (listing.pod.name, listing.pod.namespace) == (message.pod_name, message.pod_namespace):
-                return pb.GetPodResourcesResponse(pod_resources=self._pod_resources(listing))
-        raise GRPCError(
-            Status.UNKNOWN, f"pod {message.pod_name} in namespace {message.pod_namespace} not found"
-        )
+        listing = self._manager.listing_of(message.pod_name, message.pod_namespace)
+        if listing is None:
+            raise GRPCError(
+                Status.UNKNOWN, f"pod {message.pod_name} in namespace {message.pod_namespace} not found"
+            )
+        return pb.GetPodResourcesResponse(pod_resources=self._pod_resources(listing))
 
     async def get_allocatable_resources(
         self, message: pb.AllocatableResourcesRequest

@@ -136,18 +136,20 @@ class PodWorker:
             raise AdmissionError(str(error), devices) from None
 
     async def _allocate(self, choice: Choice, devices: tuple[str, ...]) -> None:
-        committed = False
+        answered = False
         try:
             response = await self._plugins.allocate(choice.endpoint, choice.resource, devices)
-            if not response.container_responses:
-                raise AdmissionError("no containers return in allocation response")
-            self._manager.commit(choice, devices, allocated_of(response.container_responses[0]))
-            committed = True
-            self._publish()
-            await trio.sleep(CHECKPOINT_S)
+            answered = True
         finally:
-            if not committed:
-                self._manager.roll_back(choice, devices)
+            if not answered:
+                self._manager.roll_back()
+        if not response.container_responses:
+            # Kubelet does not roll back here: the devices are lost until it makes its books anew. Its sentence ends
+            # with the empty answer.
+            raise AdmissionError("no containers return in allocation response ", devices)
+        self._manager.commit(choice, devices, allocated_of(response.container_responses[0]))
+        self._publish()
+        await trio.sleep(CHECKPOINT_S)
 
     # --- the container ----------------------------------------------------------------------------------------
 

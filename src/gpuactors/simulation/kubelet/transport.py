@@ -53,6 +53,9 @@ directory, and what lies directly in device-plugins has no directory at all."""
 CHECKPOINT_FILE: Final = "kubelet_internal_checkpoint"
 """File name of kubelet's ledger in its device-plugins directory."""
 
+CHECKPOINT_MODE: Final = 0o600
+"""Only root reads it."""
+
 _DIAL_RETRY_S: Final = 0.1
 """grpc-go's blocking dial tries again with a growing backoff; here that makes no difference."""
 
@@ -175,6 +178,7 @@ class UnixTransport:
         """As `KubeletTransport.write_checkpoint`: a new file is renamed over the old one."""
         draft = self.device_plugins / f".{CHECKPOINT_FILE}"
         draft.write_text(encode(checkpoint), encoding="utf-8")
+        draft.chmod(CHECKPOINT_MODE)
         draft.replace(self.device_plugins / CHECKPOINT_FILE)
 
     def _remove_sockets(self) -> None:
@@ -308,6 +312,14 @@ class MemoryTransport:
                 return None
             identity, made_at = f"socket {listener.number}", listener.made_at
         return SocketFile(identity, trio.current_time() - made_at)
+
+    def later(self, name: str) -> list[str]:
+        """The sockets in the directory of the one at `name` that were made after it, the newest first."""
+        directory, own = name.rpartition("/")[0], self._listening.get(name)
+        made = {n: at.number for n, at in self._listening.items() if n.rpartition("/")[0] == directory}
+        if own is None:
+            return []
+        return sorted((n for n in made if made[n] > own.number), key=lambda n: made[n], reverse=True)
 
     def listens(self, name: str, listener: trio.abc.Listener[trio.abc.Stream]) -> bool:
         """Whether `listener` is the one that a peer would reach at `name`."""

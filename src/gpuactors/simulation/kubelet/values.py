@@ -74,6 +74,8 @@ class Pod:
     """The devices of the Allocate that failed it, which its message does not name; none if none did."""
     uses: tuple[str, ...] = ()
     """The names of the ResourceClaims that kubelet has to prepare for it; `claims` are those that need nothing."""
+    bound: bool = False
+    """It was created with `spec.nodeName`: no scheduler looks for room, and kubelet alone admits it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class ListedDevice:
     id: str
     healthy: bool
     numa_nodes: tuple[int, ...] = ()
+    empty_topology: bool = False
+    """The plugin sent a topology, without a node."""
 
 
 @dataclass(frozen=True, slots=True)

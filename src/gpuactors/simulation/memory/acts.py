@@ -13,7 +13,7 @@ from typing import Final, final
 import trio
 
 from gpuactors import limits
-from gpuactors.acts.writes import Writes, blocked, hangs
+from gpuactors.acts.writes import UnderWay, Writes, blocked, hangs
 from gpuactors.core.model import PciAddress
 from gpuactors.simulation.host.kernel import FakeKernel, SleepsError
 
@@ -25,10 +25,18 @@ _STEP_S: Final = 0.05
 class MemoryWrites:
     """The writing processes of one node: they outlive the daemon."""
 
-    def __init__(self, kernel: FakeKernel, *, before: Callable[[str], None] = lambda what: None) -> None:
-        """`before` is called with each write that is about to be done, and may raise."""
+    def __init__(
+        self,
+        kernel: FakeKernel,
+        *,
+        before: Callable[[str], None] = lambda what: None,
+        on_write: Callable[[str, str], None] = lambda path, text: None,
+    ) -> None:
+        """`before` is called with each write that is about to be done, and may raise; `on_write` with the path and the
+        text of one that reaches the kernel."""
         self._kernel = kernel
         self._before = before
+        self._on_write = on_write
         self._acts: dict[int, _Act] = {}
         self.written: list[tuple[str, str]] = []
         """Every write that reached the kernel, in order."""
@@ -39,7 +47,7 @@ class MemoryWrites:
         await trio.lowlevel.checkpoint()
         self.settle()
         if group in self._acts:
-            raise blocked(group, _PID)
+            raise blocked(group, _PID, self._acts[group].under_way)
         act = self._acts[group] = _Act(self)
         try:
             yield act
@@ -58,6 +66,7 @@ class MemoryWrites:
         """Returns how long it takes, in seconds; it is done at once. Raises `OSError`, `SleepsError`."""
         self._before(f"sysfs {path}")
         self.written.append((path.removeprefix(str(self._kernel.tree.root)), text))
+        self._on_write(*self.written[-1])
         planned = self._kernel.take(path)
         self._kernel.write(path, text, planned)
         return planned.slow_s if planned is not None else 0.0
@@ -80,28 +89,32 @@ class _Act:
         self.busy_until = 0.0
         """The time at which its last write returns."""
         self.is_over = False
+        self.under_way: UnderWay | None = None
+        """Its last write or read, which may have returned."""
 
     async def write(self, path: str, text: str) -> None:
         """As `Writes.write`."""
         await trio.lowlevel.checkpoint()
+        self.under_way = UnderWay(path, text, trio.current_time())
         try:
             slow_s = self._writes.do(path, text)
         except SleepsError as error:
-            await self._sleep(path, error)
+            await self._sleep(self.under_way, error)
         else:
             self.busy_until = trio.current_time() + slow_s
             with trio.move_on_after(limits.SYSFS_WRITE_DEADLINE_S):
                 await trio.sleep(slow_s)
                 return
-            raise hangs(path, _PID, limits.SYSFS_WRITE_DEADLINE_S)
+            raise hangs(self.under_way, _PID, limits.SYSFS_WRITE_DEADLINE_S)
 
     async def read(self, path: str) -> str:
         """As `Writes.read`."""
         await trio.lowlevel.checkpoint()
+        self.under_way = UnderWay(path, None, trio.current_time())
         try:
             return self._writes.kernel.read(path)
         except SleepsError as error:
-            await self._sleep(path, error)
+            await self._sleep(self.under_way, error)
             return self._writes.kernel.read(path)
 
     async def at_the_end(self, path: str, text: str) -> None:
@@ -114,7 +127,7 @@ class _Act:
         sleeps = self.asleep_at is not None and kernel.sleeps(self.asleep_at)
         return sleeps or (trio.lowlevel.in_trio_run() and trio.current_time() < self.busy_until)
 
-    async def _sleep(self, path: str, error: SleepsError) -> None:
+    async def _sleep(self, under_way: UnderWay, error: SleepsError) -> None:
         self.asleep_at = error.address
         for _ in range(round(limits.SYSFS_WRITE_DEADLINE_S / _STEP_S)):
             if not self._writes.kernel.sleeps(error.address):
@@ -123,7 +136,7 @@ class _Act:
                     raise late
                 return
             await trio.sleep(_STEP_S)
-        raise hangs(path, _PID, limits.SYSFS_WRITE_DEADLINE_S)
+        raise hangs(under_way, _PID, limits.SYSFS_WRITE_DEADLINE_S)
 
     def end(self) -> None:
         """What was to be written at the end."""

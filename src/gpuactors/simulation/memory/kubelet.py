@@ -55,7 +55,14 @@ def memory_claims(
 ) -> UnixClaims:
     """The daemon's own DRA plugin, to a fake kubelet on a `MemoryTransport`, whose directory is `/`."""
     io = _MemoryKubeletIo(transport, faults or Faults(), owner)
-    plugin_io = PluginIo(io.bind_plugin, lambda _path: None, io.watch_plugins, trio.current_time)
+    plugin_io = PluginIo(
+        io.bind_plugin,
+        lambda _path: None,
+        io.watch_plugins,
+        dial=io.dial_plugin,
+        later=lambda own: [f"/{name}" for name in transport.later(plugin_name(own))],
+        now=trio.current_time,
+    )
     return UnixClaims("/", driver, instance, on_failure, hanging, plugin_io)
 
 
@@ -107,6 +114,11 @@ class _MemoryKubeletIo:
         """As `DirectoryIo.watch`, of a directory of the DRA plugin."""
         need_descriptor(self._faults)
         return self._transport.watch(plugin_name(path))
+
+    async def dial_plugin(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
+        """As `grpc_trio.connect_unix`, to another instance of the DRA plugin."""
+        need_descriptor(self._faults)
+        return await self._transport.connect(plugin_name(path), self._owner)
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
         """As `grpc_trio.connect_unix`."""

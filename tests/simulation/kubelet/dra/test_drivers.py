@@ -163,9 +163,11 @@ async def test_only_v1beta1_registers_and_is_called(autojump_clock: MockClock) -
     ("plugin", "words"),
     [
         (Odd(versions=("v7.DRAPlugin",)), "none of services supported by the plugin"),
-        (Odd(versions=()), "none of services supported by the plugin"),
-        (Odd(type="Magic"), "no handler registered for plugin type: Magic"),
-        (Odd(endpoint=""), "empty endpoint"),
+        (Odd(versions=()), "empty list of supported gRPC services"),
+        (
+            Odd(type="Magic"),
+            "RegisterPlugin error -- no handler registered for plugin type: Magic at socket /",
+        ),
     ],
 )
 async def test_what_kubelet_does_not_take_is_told_so(
@@ -176,6 +178,21 @@ async def test_what_kubelet_does_not_take_is_told_so(
         assert not plugin.told[0].registered
         assert words in plugin.told[0].error
         assert not r.kubelet.view.dra.instances
+
+
+async def test_without_an_endpoint_the_socket_of_the_registration_counts(autojump_clock: MockClock) -> None:
+    plugin = Odd(endpoint="")
+    async with rig() as r, odd(r, plugin):
+        await until_told(plugin)
+        assert plugin.told == [PluginStatus(True)]
+        assert [i.endpoint for i in r.kubelet.view.dra.instances] == ["/plugins_registry/odd-reg.sock"]
+
+
+async def test_a_plugin_is_connected_when_it_is_told_that_it_is_registered(autojump_clock: MockClock) -> None:
+    plugin = Odd()
+    async with rig() as r, odd(r, plugin):
+        await until_told(plugin)
+        assert [i.connected for i in r.kubelet.view.dra.instances] == [True]
 
 
 async def test_two_instances_at_one_endpoint_are_refused(autojump_clock: MockClock) -> None:
@@ -211,6 +228,7 @@ async def test_a_restarted_kubelet_finds_the_plugin_by_itself_within_2_s(
         began = trio.current_time()
         await r.registered(plugin.path)
         assert trio.current_time() - began <= 2.0
+        await trio.sleep(0.1)
         assert plugin.told == [PluginStatus(True), PluginStatus(True)]
 
 
@@ -278,7 +296,7 @@ async def test_a_removed_registration_deletes_the_drivers_slices_after_30_s(
     async with registered() as (r, plugin):
         r.node.wiped.clear()
         began = trio.current_time()
-        await plugin.endpoint.withdraw()
+        await plugin.endpoint.withdraw(limits.DRAIN_S)
         await trio.sleep(100)
         ((at, driver),) = r.node.wiped
         assert driver == DRIVER
@@ -375,7 +393,7 @@ async def test_a_plugin_that_ends_lets_a_call_in_flight_finish_first(autojump_cl
         await trio.sleep(0.5)
         assert plugin.core.calls
         began = trio.current_time()
-        await plugin.endpoint.withdraw()
+        await plugin.endpoint.withdraw(limits.DRAIN_S)
         assert trio.current_time() - began < limits.DRAIN_S + limits.DEREGISTERED_S
         assert not any(i.connected for i in r.kubelet.view.dra.instances), "it is waited for"
         assert r.kubelet.view.pods["vm"].phase is Phase.RUNNING

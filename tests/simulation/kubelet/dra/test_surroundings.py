@@ -84,3 +84,27 @@ def test_the_nodes_of_a_cdi_id_are_those_of_the_daemons_own_files() -> None:
     assert nodes([]) == ()
     with pytest.raises(LookupError, match=r"k8s\.x/claim=gone"):
         nodes([name, "k8s.x/claim=gone"])
+
+
+NO_CDI_FILES = (
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b"[]",
+    b"1",
+    b'{"devices": 1}',
+    b'{"kind": "k8s.x/claim"}',
+    b'{"kind": "k8s.x/claim", "devices": null}',
+    b'{"kind": "k8s.x/claim", "devices": [1]}',
+    b'{"kind": "k8s.x/claim", "devices": [{}]}',
+    b'{"devices": [{"name": "gpu"}]}',
+)
+
+
+@pytest.mark.parametrize("content", NO_CDI_FILES, ids=lambda content: repr(content[:40]))
+def test_a_file_that_is_no_cdi_file_is_skipped_and_hides_no_other(content: bytes) -> None:
+    nodes = nodes_of(lambda: [content, cdi_file(), content])
+    assert nodes([f"k8s.{DRIVER}/claim={CLAIM.uid}-gpu-0000-01-00-0"])
+    with pytest.raises(LookupError):
+        nodes(["k8s.x/claim=gpu"])

@@ -26,6 +26,7 @@ from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1 as health_v1alpha1
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
+from gpuactors.simulation.kubelet.device_manager import go_quoted
 from gpuactors.simulation.kubelet.dra.values import (
     Answer,
     ApiAwayError,
@@ -186,28 +187,42 @@ class DriverManager:
 
     async def _register(self, path: str, socket: _Socket) -> None:
         """Registers the plugin and stays with it. Raises where it fails."""
+        failure: Exception | None = None
         try:
-            async with self._dialled(path) as channel:
-                stub = registration.RegistrationStub(channel)
-                info = await stub.get_info(registration.InfoRequest(), timeout=GET_INFO_DEADLINE_S)
-                problem = self._problem(info)
-                if problem is None:
-                    version = next(v for v in info.supported_versions if v in self._release.versions)
-                    socket.instance = _Instance(
-                        info.name, info.endpoint, version, tuple(info.supported_versions)
-                    )
-                    self._instances.append(socket.instance)
-                    self._sync(info.name)
-                await stub.notify_registration_status(
-                    registration.RegistrationStatus(plugin_registered=problem is None, error=problem or ""),
-                    timeout=NOTIFY_DEADLINE_S,
-                )
-                if problem is not None:
-                    raise _RegistrationError(problem)
-            assert socket.instance is not None
-            await self._stay_connected(socket.instance)
+            async with trio.open_nursery() as nursery:
+                try:
+                    await self._introduce(path, socket, nursery)
+                except (_RegistrationError, GRPCError, OSError, SocketError) as error:
+                    failure = error
+                    nursery.cancel_scope.cancel()
         finally:
             self._leave(socket)
+        if failure is not None:
+            raise failure
+
+    async def _introduce(self, path: str, socket: _Socket, nursery: trio.Nursery) -> None:
+        """Asks the plugin, connects to it, and tells it that it is registered, or why not. Raises as `_register`."""
+        async with self._dialled(path) as channel:
+            stub = registration.RegistrationStub(channel)
+            info = await stub.get_info(registration.InfoRequest(), timeout=GET_INFO_DEADLINE_S)
+            endpoint = info.endpoint or path  # without one the registration's own socket counts
+            problem = self._problem(info, path, endpoint)
+            if problem is None:
+                version = next(v for v in info.supported_versions if v in self._release.versions)
+                instance = _Instance(info.name, endpoint, version, tuple(info.supported_versions))
+                socket.instance = instance
+                self._instances.append(instance)
+                self._sync(info.name)
+                nursery.start_soon(self._stay_connected, instance)
+            await stub.notify_registration_status(
+                registration.RegistrationStatus(
+                    plugin_registered=problem is None,
+                    error="" if problem is None else f"RegisterPlugin error -- {problem}",
+                ),
+                timeout=NOTIFY_DEADLINE_S,
+            )
+            if problem is not None:
+                raise _RegistrationError(problem)
 
     def _leave(self, socket: _Socket) -> None:
         """Deregisters its plugin; the connection is closed next, under the calls that are in flight."""
@@ -215,19 +230,26 @@ class DriverManager:
             self._instances.remove(socket.instance)
             self._sync(socket.instance.driver)
 
-    def _problem(self, info: registration.PluginInfo) -> str | None:
+    def _problem(self, info: registration.PluginInfo, path: str, endpoint: str) -> str | None:
         """Why kubelet does not take the plugin."""
         if info.type != PLUGIN_TYPE:
-            return f"no handler registered for plugin type: {info.type}"
-        if not info.endpoint or not info.name:
-            return "empty endpoint received for a DRA plugin"
+            return f"no handler registered for plugin type: {info.type} at socket {path}"
         if not set(self._release.versions).intersection(info.supported_versions):
-            return (
-                f"none of services supported by the plugin {list(info.supported_versions)} are supported by "
-                f"the kubelet {list(self._release.versions)}"
+            why = (
+                f"none of services supported by the plugin ({_go_list(info.supported_versions)}) are supported by "
+                f"the kubelet ({_go_list(self._release.versions)})"
+                if info.supported_versions
+                else "empty list of supported gRPC services (aka supported versions)"
             )
-        if any(i.driver == info.name and i.endpoint == info.endpoint for i in self._instances):
-            return f"endpoint {info.endpoint} already registered for DRA driver {info.name}"
+            return (
+                "plugin validation failed with err: invalid supported gRPC versions of DRA driver plugin "
+                f"{info.name} at endpoint {endpoint}: {why}"
+            )
+        if any(i.driver == info.name and i.endpoint == endpoint for i in self._instances):
+            return (
+                f"plugin registration failed with err: endpoint {endpoint} already registered for DRA driver "
+                f"plugin {info.name}"
+            )
         return None
 
     # --- connections ------------------------------------------------------------------------------------------
@@ -399,6 +421,11 @@ class DriverManager:
         uids = sorted(answers)
         self._rng.shuffle(uids)
         return {uid: answers[uid] for uid in uids}
+
+
+def _go_list(words: Sequence[str]) -> str:
+    """As Go's `%q` of a list."""
+    return f"[{' '.join(map(go_quoted, words))}]"
 
 
 def _repeating(waits: Sequence[float]) -> Iterator[float]:

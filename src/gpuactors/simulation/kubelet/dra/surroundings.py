@@ -56,16 +56,14 @@ def _claim(found: Mapping[str, Any]) -> ClaimObject:
 def nodes_of(cdi_files: CdiFiles) -> Callable[[Sequence[str]], Sequence[str]]:
     """The device nodes of the host that a container with these CDI ids gets, each once.
 
-    Raises `LookupError` for an id that no file has, as the runtime fails the container then.
+    A file that is no CDI file is skipped, as the runtime skips it (container-device-interface, `pkg/cdi/cache.go`,
+    `refresh`). Raises `LookupError` for an id that no file has, as the runtime fails the container then.
     """
 
     def nodes(cdi_ids: Sequence[str]) -> Sequence[str]:
         edits: dict[str, list[Any]] = {}
         for content in cdi_files():
-            file = json.loads(content)
-            for device in file.get("devices", ()):
-                found = [file.get("containerEdits"), device.get("containerEdits")]
-                edits[f"{file['kind']}={device['name']}"] = [edit for edit in found if edit]
+            edits.update(_edits_by_id(content))
         for cdi_id in cdi_ids:
             if cdi_id not in edits:
                 raise LookupError(cdi_id)
@@ -79,3 +77,16 @@ def nodes_of(cdi_files: CdiFiles) -> Callable[[Sequence[str]], Sequence[str]]:
         )
 
     return nodes
+
+
+def _edits_by_id(content: bytes) -> dict[str, list[Any]]:
+    """What each device of a CDI file edits, by its id; nothing if this is no CDI file."""
+    edits: dict[str, list[Any]] = {}
+    try:
+        file = json.loads(content)
+        for device in file.get("devices", ()):
+            found = [file.get("containerEdits"), device.get("containerEdits")]
+            edits[f"{file['kind']}={device['name']}"] = [edit for edit in found if edit]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return edits

@@ -117,8 +117,10 @@ class ClaimWorker:
         if found is None:
             why = "connection refused" if away else f'resourceclaims.resource.k8s.io "{name}" not found'
             raise ClaimError(f"fetch ResourceClaim {name}: {why}")
-        if not found.drivers:
-            raise ClaimError(f"ResourceClaim {name}: not allocated")
+        if not found.drivers:  # nor is it reserved for the pod, which kubelet looks at first
+            raise ClaimError(
+                f"pod {pod.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({found.uid})"
+            )
         return found
 
     # --- unprepare --------------------------------------------------------------------------------------------

@@ -24,6 +24,13 @@ INSPECTION_DEADLINE_S: Final = 5.0
 SCAN_DEADLINE_S: Final = 60.0
 """A full scan. 4,096 functions take well under a second; as above."""
 
+SCAN_FUNCTION_S: Final = 1.0
+"""After so long at one function (at most twice as long) a scan is made anew without it: until the first one is there no
+GPU is served. A read takes microseconds; on a node that is starved of processor time no function is to be at fault."""
+
+SCANS_HANGING_MAX: Final = 64
+"""Scans whose threads hang, each at another function: more functions that do not answer are a host that does not."""
+
 INSPECTION_CONCURRENCY: Final = 16
 """Inspections that run side by side, so that one hanging inspection delays no other device. 16 = GPUs of the largest
 node."""
@@ -76,6 +83,14 @@ vanishes from the list during an Allocate or GetPreferredAllocation that picks i
 LIST_FIRST_S: Final = 0.2
 """How long the answer to Allocate waits until the lists that kubelet must get before it have been sent; usually
 microseconds. A client that does not read its stream delays one answer by this much, and none after it."""
+
+LIST_HANDLED_S: Final = 0.1
+"""100 ms. From a list that is sent to the answer of the Allocate that has changed it for devices of other pods:
+kubelet's goroutine for lists may be later than the one for answers, and kubelet would give the next pod a GPU of that
+group. Measured with a client of another gRPC (grpcio, a thread for each) on 2 cores with a load of 21 to 28: with the
+answer right behind the list 1,843 of 8,000 lists were handled after it, by at most 19.4 ms (p99.9 11 ms); 50 ms later
+3 of 800; 100 ms later none of 1,000, the latest 37 ms before it. A pod's start takes seconds, and a grant in a group
+of its own waits for nothing."""
 
 REGISTER_DEADLINE_S: Final = 60.0
 """Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; a call that is
@@ -224,6 +239,12 @@ CHECKPOINT_DEADLINE_S: Final = 1.0
 
 assert CHECKPOINT_DEADLINE_S < LEDGER_DEADLINE_S
 
+LEDGER_CALLED_S: Final = 2.0
+"""The same after it has asked for a claim of a pod, where it is older than that: it takes over all pods of the API
+server in one piece, oldest first, and asks while it does so."""
+
+assert LEDGER_CALLED_S < LEDGER_SETTLE_S
+
 CHECKPOINT_MAX_BYTES: Final = 16 * 1024 * 1024
 """Kubelet's ledger file: some 300 bytes a device. Something else by that name must not be read for ever."""
 
@@ -299,8 +320,8 @@ RESTART_BACKOFF_INITIAL_S: Final = 0.1
 RESTART_BACKOFF_MAX_S: Final = 10.0
 RESTART_MAX_FAILURES: Final = 5
 RESTART_WITHIN_S: Final = 60.0
-"""An actor that fails more often than this is broken: the process exits with code 70 and is restarted by its
-supervisor."""
+"""An actor that the state hangs on (`app.py` says which) and that fails more often than this is broken: the process
+exits with code 70 and is restarted by its supervisor. Any other one is restarted for ever."""
 
 KUBELET_DIR_RETRY_S: Final = 1.0
 """How often to check for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""
@@ -379,6 +400,15 @@ TAINTS_ASKED_S: Final = 3600.0
 """How often the API server is asked whether it keeps taints, besides at the start, after each connection that was lost
 and after a write with taints: its gate may be switched while it restarts one replica after the other."""
 
+SLICE_SETTLE_S: Final = 0.1
+"""A change of what is offered is written when nothing has changed for so long: a process is seen before kubelet's
+ledger says whose it is. The scheduler learns of it this much later; where it was too quick, prepare refuses."""
+
+SLICE_SETTLE_MAX_S: Final = 0.5
+"""It is written after so long, whatever changes."""
+
+assert SLICE_SETTLE_S < SLICE_SETTLE_MAX_S
+
 WRITE_SEEN_S: Final = 30.0
 """A write of ours that the watch has not shown after so long: all is listed anew."""
 
@@ -397,6 +427,9 @@ EVENT_SETTLE_S: Final = 10.0
 
 EVENT_AGAIN_S: Final = 300.0
 """A fact that went and came again, or that the API server has refused, is told again after this at the earliest."""
+
+EVENT_FORBIDDEN_TRIES: Final = 5
+"""A 403 counts as the server's last word after so many in a row: one that has just started knows no role yet."""
 
 EVENT_REPEAT_S: Final = 1800.0
 """A fact that lasts is told again so often: client-go's own interval for a series that goes on."""
@@ -516,7 +549,11 @@ ms."""
 # --- configuration ----------------------------------------------------------------------------------------
 
 HTTP_CONNECTIONS_MAX: Final = 32
-"""Requests to the HTTP endpoints at a time. Two probes and a scrape are three; one more than this is turned away."""
+"""Connections to the HTTP endpoints at a time. Two probes and a scrape are three; for one more than this the oldest is
+closed that has sent no whole request or does not take its answer."""
+
+HTTP_CROWD_LOG_S: Final = 60.0
+"""The log has one line about connections that were closed for others in this time; the metric has each."""
 
 HTTP_REQUEST_S: Final = 5.0
 """A whole request and its answer: a client that sends its head byte by byte has its place no longer than this.
@@ -604,8 +641,17 @@ IMEX_LOOK_S: Final = 60.0
 IMEX_CTL_S: Final = 5.0
 """5 s. One answer of the host's nvidia-imex-ctl, which asks a daemon on this node: milliseconds, if that is well."""
 
-IMEX_SAID_MAX_BYTES: Final = 4096
-"""4 KiB. What is read of its output: one word, or an error."""
+NVML_S: Final = 5.0
+"""5 s. One answer of NVML for all GPUs of the host's driver: below a second, as long as the driver is well."""
+
+CDI_SPECS_MAX: Final = 4096
+"""Files of the CDI directory that are looked at for a device of somebody else's."""
+
+CDI_SPEC_MAX_BYTES: Final = 1048576
+"""1 MiB. Of each: that of NVIDIA's toolkit has some 20 KiB."""
+
+IMEX_SAID_MAX_BYTES: Final = 65536
+"""64 KiB, as much as a pipe holds. What is read of the output of such a program: a word, an error, a list of GPUs."""
 
 IMEX_FILE_MAX_BYTES: Final = 65536
 """64 KiB. /proc/devices has 1 to 2 KB, the file of GPU Feature Discovery as much."""
@@ -626,11 +672,23 @@ CDI_TOUCH_REST_S: Final = 1.0
 """After CDI files of ours were touched the next touch is posted so late: a program that removes them again and again
 must cost no more than a look a second, and keep no prepare from its answer, which waits for a look of milliseconds."""
 
+PCI_IDS_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Of a pci.ids file, unpacked; today's has 1.5 MB."""
+
 MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
 """The kernel's modules.alias, modules.dep or modules.builtin: 1 to 2 MB on distributions' kernels."""
 
 HOLDERS_NAMED_MAX: Final = 4
 """Processes named in one refusal to take a GPU; the others are counted."""
+
+FIT_LOOK_S: Final = 60.0
+"""60 s. How often it is looked whether a claim could bind a GPU on its host's driver: one pass over all processes."""
+
+UNFIT_LOOK_S: Final = 15.0
+"""15 s. The same while it could not: the reason is to go away soon after its cause."""
+
+RETURN_RETRY_S: Final = 15.0
+"""15 s. A return that is owed as the driver is not loaded is tried again: some readlinks, and no process."""
 
 CLAIM_TOMBSTONE_S: Final = 90.0
 """90 s. How long an unprepared claim is remembered: kubelet repeats a prepare that was under way after 60 to 90 s."""
@@ -659,6 +717,18 @@ LABEL_RETRY_S: Final = 1.0
 LABEL_LOOK_S: Final = 600.0
 """10 min. The node's label is read again by itself while a claim holds it. The watch of the Node shows a change at
 once; more often, and 5,000 nodes would ask for nothing all the time."""
+
+LABEL_LINGERS_S: Final = 5.0
+"""5 s. The node's label stays for so long after the last claim of its domain: at a hand-over of the channel the next
+claim comes 50 to 500 ms later (as measured), and NVIDIA's daemon ends where the label is away for 50 ms."""
+
+DAEMON_SETTLES_S: Final = 10.0
+"""10 s. After this time a daemon that was there before the label was added counts as one of this label: Kubernetes'
+DaemonSet controller ends it within a second, if it has seen that the label was away."""
+
+STATUS_SETTLES_S: Final = 5.0
+"""5 s. What the status of a ComputeDomain says, where no clique says it, is of a daemon that was prepared so long
+before: NVIDIA's controller writes the status every 2 s."""
 
 LABEL_CONFLICTS_MAX: Final = 3
 """Patches in a row that meet another label than was read; after that there is a pause before each next one."""
@@ -694,6 +764,27 @@ DEREGISTERED_S: Final = 1.5
 """1.5 s. How long a plugin whose registration socket is gone still answers, unless kubelet disconnects: kubelet sees
 the removal at once and acts on it each second (pluginmanager/reconciler), and a prepare that is refused in between is
 tried again only after 60 s."""
+
+RELAY_S: Final = 20.0
+"""20 s. A daemon that has handed over its claims keeps its sockets for so long, and passes on what kubelet still asks
+of it. Kubelet's plugin watcher registers the successor after 0.1 to 1 s (seen), and after 17.6 s if the first GetInfo
+was late; without the one and the other a pod starts 60 to 90 s late."""
+
+RELAY_TRY_S: Final = 0.05
+"""50 ms. How often the successor's socket is tried while it is not there: it comes within milliseconds."""
+
+RELAY_OWN_S: Final = 1.0
+"""1 s. As long as no successor answers, our own core is asked again so often: it may serve again."""
+
+RELAY_CONNECT_S: Final = 1.0
+"""1 s. From dialling the successor to its HTTP/2 SETTINGS, which a daemon that runs sends at once."""
+
+STOP_HANDED_OVER_S: Final = 50.0
+"""50 s. From SIGTERM to the end of a process that has handed over its claims, at the latest: the prepares in its hands
+have up to CLAIM_CALL_S, and it passes calls on for RELAY_S. Kubernetes kills it after 60 s
+(`terminationGracePeriodSeconds` where claims are served)."""
+
+assert RELAY_S + DEREGISTERED_S < CLAIM_CALL_S + DEREGISTERED_S < STOP_HANDED_OVER_S
 
 PLUGIN_SOCKETS_CHECK_S: Final = 5.0
 """5 s. How often the two sockets of the DRA plugin are looked for, besides what inotify reports: it says nothing about

@@ -155,9 +155,9 @@ class DomainApi(Protocol):
         where the server does not know ComputeDomains."""
         ...
 
-    async def read_clique(self, uid: DomainUid, clique_id: str) -> Clique | None:
-        """The domain's ComputeDomainClique of one fabric, in the driver's namespace; None if there is none, as before
-        the first daemon has written it. Raises `ApiError`."""
+    async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
+        """The domain's ComputeDomainClique of one fabric, in this namespace of NVIDIA's driver; None if there is none,
+        as before the first daemon has written it. Raises `ApiError`."""
         ...
 
     def watch_domains(self) -> AbstractAsyncContextManager[AsyncIterator[DomainUid]]:

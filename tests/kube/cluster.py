@@ -23,7 +23,7 @@ from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.memory.kube import MemoryApiServer
 from tests.support.patience import patient
 
-DRIVER, NODE, NAMESPACE = "gpu.nvidia.com", "node-1", "nvidia-dra-driver-gpu"
+DRIVER, NODE, NAMESPACE = "gpu.nvidia.com", "node-1", "dra-driver-nvidia-gpu"
 
 MOCK_S = 100_000.0
 """Of the mock clock: a test that needs more than a day has a loop."""
@@ -55,7 +55,7 @@ class Cluster:
 
     @property
     def domains(self) -> KubeDomains:
-        return KubeDomains(self.client, NAMESPACE)
+        return KubeDomains(self.client)
 
     @property
     def events(self) -> KubeEvents:

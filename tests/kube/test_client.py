@@ -21,6 +21,7 @@ from gpuactors.core.dra.claim import (
     ClaimUid,
     OpaqueConfig,
 )
+from gpuactors.kube import errors
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused
@@ -158,11 +159,26 @@ async def test_a_refusal_says_what_where_and_the_remedy(
         assert words in str(refused.value)
 
 
-async def test_a_wait_that_the_server_asks_for_is_known(at: Cluster) -> None:
-    at.server.order(ApiFault.OVERLOADED)
+@pytest.mark.parametrize("fault", [ApiFault.OVERLOADED, ApiFault.THROTTLED])
+async def test_a_wait_that_the_server_asks_for_is_known(at: Cluster, fault: ApiFault) -> None:
+    """In the body, or as priority and fairness has it, in the header beside a plain text."""
+    at.server.order(fault)
     with pytest.raises(ApiRefused) as refused:
         await at.node.read()
     assert refused.value.refusal.retry_after_s == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "asked_s"),
+    [(b"7", 7), (b"", None), (b"Wed, 21 Oct 2026 07:28:00 GMT", None), (b"-1", None), (b"9" * 5000, None)],
+)
+def test_the_header_retry_after_is_a_number_of_seconds_or_nothing(header: bytes, asked_s: int | None) -> None:
+    assert errors.refusal(429, b"too many", header).retry_after_s == asked_s
+
+
+def test_a_reason_of_70_kb_is_not_repeated_whole() -> None:
+    said = errors.refusal(500, b'{"reason": "' + b"x" * 70_000 + b'"}')
+    assert len(str(errors.refused("read", "server", said))) < 1000
 
 
 async def test_a_server_that_is_away_is_named(at: Cluster) -> None:

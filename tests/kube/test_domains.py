@@ -63,7 +63,7 @@ async def test_a_server_without_compute_domains_is_no_absence(at: Cluster) -> No
     with pytest.raises(ApiRefused, match="NVIDIA's CustomResourceDefinitions"):
         await at.domains.find_domain(NOBODYS)
     with pytest.raises(ApiRefused, match="NVIDIA's CustomResourceDefinitions"):
-        await at.domains.read_clique(NOBODYS, CLIQUE)
+        await at.domains.read_clique(NOBODYS, CLIQUE, NAMESPACE)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ async def test_a_status_of_another_shape_is_malformed(at: Cluster) -> None:
 
 async def test_a_clique_is_read_by_domain_and_fabric_in_the_drivers_namespace(at: Cluster) -> None:
     at.server.set_clique(NAMESPACE, NOBODYS, CLIQUE, {NODE: "Ready", "node-2": "NotReady"})
-    assert await at.domains.read_clique(NOBODYS, CLIQUE) == Clique(frozenset({NODE}))
+    assert await at.domains.read_clique(NOBODYS, CLIQUE, NAMESPACE) == Clique(frozenset({NODE}))
     at.server.set_clique(NAMESPACE, NOBODYS, CLIQUE, {NODE: "NotReady"})
-    assert await at.domains.read_clique(NOBODYS, CLIQUE) == Clique()
+    assert await at.domains.read_clique(NOBODYS, CLIQUE, NAMESPACE) == Clique()
 
 
 async def test_a_clique_that_nobody_has_written_is_none(at: Cluster) -> None:
     at.server.set_clique("elsewhere", NOBODYS, CLIQUE, {NODE: "Ready"})
-    assert await at.domains.read_clique(NOBODYS, CLIQUE) is None
+    assert await at.domains.read_clique(NOBODYS, CLIQUE, NAMESPACE) is None
 
 
 async def test_a_clique_without_daemons_has_none_ready(at: Cluster) -> None:
     at.server.set_clique(NAMESPACE, NOBODYS, CLIQUE, {})
-    assert await at.domains.read_clique(NOBODYS, CLIQUE) == Clique()
+    assert await at.domains.read_clique(NOBODYS, CLIQUE, NAMESPACE) == Clique()
 
 
 async def test_what_the_driver_says_of_the_fabric_is_one_part_of_the_path(at: Cluster) -> None:
-    assert await at.domains.read_clique(NOBODYS, "../../../secrets?watch=true") is None
+    assert await at.domains.read_clique(NOBODYS, "../../../secrets?watch=true", NAMESPACE) is None
     ((_, target),) = at.server.requests
     assert target.endswith(f"/computedomaincliques/{NOBODYS}...%2F..%2F..%2Fsecrets%3Fwatch%3Dtrue")
 
@@ -159,8 +159,8 @@ async def test_over_a_socket_a_domain_and_its_clique_are_read() -> None:
     server.set_clique(NAMESPACE, uid, CLIQUE, {NODE: "Ready"})
     with trio.fail_after(patient(10.0)):
         async with serve_loopback(server) as port:
-            domains = KubeDomains(ApiClient(FileAccess(Server("http", "127.0.0.1", port))), NAMESPACE)
+            domains = KubeDomains(ApiClient(FileAccess(Server("http", "127.0.0.1", port))))
             assert await domains.find_domain(uid) == ComputeDomain(uid, "training", "team-a")
-            assert await domains.read_clique(uid, CLIQUE) == Clique(frozenset({NODE}))
+            assert await domains.read_clique(uid, CLIQUE, NAMESPACE) == Clique(frozenset({NODE}))
             async with domains.watch_domains() as changed:
                 assert await anext(changed) == uid

@@ -272,7 +272,9 @@ async def test_what_is_written_is_what_is_read(at: Cluster) -> None:
         "b": Attribute("bool", False), "i": Attribute("int", 0), "s": Attribute("string", "x"),
         "v": Attribute("version", "1.2.3"),
     }  # fmt: skip
-    wanted = replace(spec(), devices=(SliceDevice("gpu-a", attributes, (taint,)), device("gpu-b")))
+    wanted = replace(
+        spec(), devices=(SliceDevice("gpu-a", attributes, (taint,), {"m": "128Gi"}), device("gpu-b"))
+    )
     stored = await at.slices.create(wanted, 0, at.node_uid)
     assert stored.spec == wanted
     assert stored.spec.devices[0].taints[0].time_added == taint.time_added
@@ -343,7 +345,12 @@ def test_a_slice_of_a_real_server_is_understood_in_full(number: int) -> None:
         (("allNodes",), True, "allNodes"),
         (("sharedCounters",), [{"name": "x"}], "sharedCounters"),
         (("devices", 0, "allowMultipleAllocations"), True, "devices[0].allowMultipleAllocations"),
-        (("devices", 1, "capacity"), {"memory": {"value": "80Gi"}}, "devices[1].capacity"),
+        (("devices", 1, "capacity"), {"memory": {"value": "80Gi"}}, None),
+        (
+            ("devices", 1, "capacity"),
+            {"memory": {"value": "80Gi", "requestPolicy": {"default": "1Gi"}}},
+            "devices[1].capacity.memory.requestPolicy",
+        ),
         (("devices", 0, "attributes", "type"), {"strings": ["a"]}, "devices[0].attributes.type.strings"),
         (("devices", 0, "basic"), None, None),
     ],

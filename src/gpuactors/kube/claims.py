@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import final
 from urllib.parse import quote
 
-import msgspec
-
 from gpuactors.core.dra.claim import ClaimAbsent, ClaimAnswer, ClaimName, ClaimReplaced, ClaimUid
 from gpuactors.core.quote import quoted_name
 from gpuactors.kube import errors, objects
@@ -52,10 +50,7 @@ class KubeClaims:
             if _is_absence(exc, claim):
                 return None
             raise
-        try:
-            stored = msgspec.json.decode(body, type=objects.ClaimObject)
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(what, self._client.server, str(exc)) from exc
+        stored = errors.answered(what, self._client.server, body, objects.ClaimObject)
         if (stored.metadata.namespace, stored.metadata.name) != (claim.namespace, claim.name):
             raise errors.malformed(what, self._client.server, "it is about another object")
         return stored

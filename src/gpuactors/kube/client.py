@@ -69,6 +69,8 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     status: int
+    retry_after: bytes
+    """The header `Retry-After`, or nothing."""
     chunks: AsyncIterator[bytes]
 
 
@@ -96,7 +98,9 @@ class ApiClient:
         except trio.TooSlowError as exc:
             raise errors.late(call.what, self.server, limits.API_REQUEST_S) from exc
         if answer.status >= 300:
-            raise errors.refused(call.what, self.server, errors.refusal(answer.status, body))
+            raise errors.refused(
+                call.what, self.server, errors.refusal(answer.status, body, answer.retry_after)
+            )
         return body
 
     @asynccontextmanager
@@ -106,7 +110,9 @@ class ApiClient:
         async with self._answer(call, silent_s) as answer:
             if answer.status >= 300:
                 body = await self._whole(answer, call)
-                raise errors.refused(call.what, self.server, errors.refusal(answer.status, body))
+                raise errors.refused(
+                    call.what, self.server, errors.refusal(answer.status, body, answer.retry_after)
+                )
             async with aclosing(self._split(answer, call)) as lines:
                 yield lines
 
@@ -127,7 +133,7 @@ class ApiClient:
             except _FAILURES as exc:
                 raise errors.away(call.what, self.server, exc) from exc
             chunks = aiter(response.stream)  # type: ignore[arg-type]  # an asynchronous one, as the connection is
-            yield _Answer(response.status, chunks)
+            yield _Answer(response.status, _header(response, b"retry-after"), chunks)
         finally:
             if connection is not None:
                 with trio.CancelScope(shield=True):
@@ -210,3 +216,7 @@ class ApiClient:
                     )
         except _FAILURES as exc:
             raise errors.away(call.what, self.server, exc) from exc
+
+
+def _header(response: httpcore.Response, name: bytes) -> bytes:
+    return next((value for key, value in response.headers if key.lower() == name), b"")

@@ -7,7 +7,6 @@ not run another program: a kubeconfig with an exec plugin is refused.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.quote import quoted
+from gpuactors.plain_files import read_plain
 from gpuactors.ports_kube import ApiError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -125,8 +125,7 @@ def _content(source: Source | None, what: str) -> str | None:
     if not isinstance(source, Path):
         return source
     try:
-        with source.open("rb") as file:
-            return file.read(limits.CREDENTIAL_MAX_BYTES).decode("ascii")
+        return read_plain(source, limits.CREDENTIAL_MAX_BYTES).decode("ascii")
     except OSError as exc:
         raise AccessError(
             f"the {what} of the API server cannot be read from {source}: {exc.strerror}; mount or correct it (a pod "
@@ -196,13 +195,12 @@ def from_kubeconfig(path: Path) -> FileAccess:
     """The access of the current context of a kubeconfig file; paths in it are relative to its directory. Raises
     `AccessError`, also for what a daemon should not do: run a plugin, skip the server's certificate."""
     try:
-        with path.open("rb") as file:
-            found = msgspec.yaml.decode(file.read(limits.KUBECONFIG_MAX_BYTES), type=_KubeConfig)
+        found = msgspec.yaml.decode(read_plain(path, limits.KUBECONFIG_MAX_BYTES), type=_KubeConfig)
     except OSError as exc:
         raise AccessError(
             f"the kubeconfig file {path} cannot be read: {exc.strerror}; correct --kubeconfig"
         ) from exc
-    except (msgspec.MsgspecError, ValueError) as exc:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise AccessError(f"{path} is no kubeconfig file: {quoted(str(exc))}; correct --kubeconfig") from exc
     context = _named(path, "context", found.current_context, {c.name: c.context for c in found.contexts})
     cluster = _named(path, "cluster", context.cluster, {c.name: c.cluster for c in found.clusters})
@@ -288,7 +286,7 @@ def _file(path: Path, file: str) -> Path | None:
 def _decoded(path: Path, data: str) -> str:
     try:
         return base64.b64decode(data, validate=True).decode("ascii")
-    except (binascii.Error, UnicodeDecodeError) as exc:
+    except ValueError as exc:  # of either step, also for characters that are not of base64
         raise AccessError(
             f"a certificate or key in {path} is not base64 of a PEM file: renew the file"
         ) from exc

@@ -55,28 +55,24 @@ class _Clique(msgspec.Struct):
 
 @final
 class KubeDomains:
-    """The compute domains of a cluster, and the cliques in the namespace of NVIDIA's driver."""
+    """The compute domains of a cluster, and their cliques."""
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._namespace = namespace
         self._watch = Watch(client, "watch the ComputeDomains", _DOMAINS, accept=METADATA_ONLY)
 
     async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
         """As `DomainApi.find_domain`."""
         call = Call(f"look for the ComputeDomain with UID {quoted_name(uid)}", "GET", _DOMAINS)
         body = await self._client.ask(call)
-        try:
-            found = msgspec.json.decode(body, type=_Domains).items
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(call.what, self._client.server, str(exc)) from exc
+        found = errors.answered(call.what, self._client.server, body, _Domains).items
         return next((_domain(one) for one in found if one.metadata.uid == uid), None)
 
-    async def read_clique(self, uid: DomainUid, clique_id: str) -> Clique | None:
+    async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
         """As `DomainApi.read_clique`."""
         name = clique_name(uid, clique_id)
-        what = f"read the ComputeDomainClique {quoted_name(self._namespace)}/{quoted_name(name)}"
-        path = f"{_API}/namespaces/{quote(self._namespace, safe='')}/{_CLIQUES}/{quote(name, safe='')}"
+        what = f"read the ComputeDomainClique {quoted_name(namespace)}/{quoted_name(name)}"
+        path = f"{_API}/namespaces/{quote(namespace, safe='')}/{_CLIQUES}/{quote(name, safe='')}"
         try:
             body = await self._client.ask(Call(what, "GET", path))
         except ApiRefused as exc:
@@ -85,10 +81,7 @@ class KubeDomains:
             if (said.code, said.kind, said.name) == (404, _CLIQUES, name):
                 return None
             raise
-        try:
-            daemons = msgspec.json.decode(body, type=_Clique).daemons or ()
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(what, self._client.server, str(exc)) from exc
+        daemons = errors.answered(what, self._client.server, body, _Clique).daemons or ()
         return Clique(frozenset(daemon.node_name for daemon in daemons if daemon.status == _READY))
 
     @asynccontextmanager
@@ -101,10 +94,9 @@ class KubeDomains:
         while True:
             async with aclosing(self._watch.changes()) as changes:
                 async for change in changes:
-                    try:
-                        found = msgspec.json.decode(change.object, type=objects.PartialObject)
-                    except msgspec.MsgspecError as exc:
-                        raise errors.malformed(self._watch.what, self._client.server, str(exc)) from exc
+                    found = errors.answered(
+                        self._watch.what, self._client.server, change.object, objects.PartialObject
+                    )
                     yield DomainUid(found.metadata.uid)
 
 
@@ -112,4 +104,5 @@ def _domain(found: _Domain) -> ComputeDomain:
     nodes = (found.status.nodes if found.status is not None else None) or ()
     meta = found.metadata
     ready = frozenset(node.name for node in nodes if node.status == _READY)
-    return ComputeDomain(DomainUid(meta.uid), meta.name, meta.namespace, ready)
+    is_deleted = bool(meta.deletion_timestamp)
+    return ComputeDomain(DomainUid(meta.uid), meta.name, meta.namespace, ready, is_deleted)

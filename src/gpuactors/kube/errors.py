@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import ssl
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from gpuactors.core.quote import quoted
+from gpuactors.core.quote import quoted, quoted_name
+from gpuactors.decoding import TooDeepError, UndecodableError, decode_json
 from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused, Refusal
 from gpuactors.shortage import shortage
+
+T = TypeVar("T")
+
+
+_SECONDS: Final = re.compile(rb"[0-9]{1,6}")
 
 
 class _Details(msgspec.Struct):
@@ -48,21 +55,24 @@ _REMEDIES: Final = {
 }
 
 
-def refusal(status: int, body: bytes) -> Refusal:
-    """What the server said. A body that is no `Status` (a proxy's page) is its own message."""
+def refusal(status: int, body: bytes, retry_after: bytes = b"") -> Refusal:
+    """What the server said. A body that is no `Status` (a proxy's page, or the plain text of priority and fairness) is
+    its own message. `retry_after`: the header; of its two forms only the seconds are understood."""
+    asked_s = int(retry_after) if _SECONDS.fullmatch(retry_after) else None
     try:
-        found = msgspec.json.decode(body, type=_Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Refusal(status, message=body.decode(errors="replace"))
+        found = decode_json(body, _Status)
+    except UndecodableError:
+        return Refusal(status, message=body.decode(errors="replace"), retry_after_s=asked_s)
     details = found.details
-    return Refusal(
-        found.code or status, found.reason, found.message, details.kind, details.name, details.retry_after_s
-    )
+    if details.retry_after_s is not None:
+        asked_s = details.retry_after_s
+    return Refusal(found.code or status, found.reason, found.message, details.kind, details.name, asked_s)
 
 
 def refused(what: str, server: str, said: Refusal) -> ApiRefused:
     """The error for an answer that was none of success."""
-    words = ": ".join(filter(None, [f"{said.code} {said.reason}".strip(), quoted(said.message)]))
+    what_it_is = f"{said.code} {quoted_name(said.reason)}".strip()
+    words = ": ".join(filter(None, [what_it_is, quoted(said.message)]))
     remedy = _REMEDIES.get(said.code, "It is tried again; see the API server's log")
     return ApiRefused(f"could not {what}: the API server {server} answers {words}. {remedy}.", said)
 
@@ -87,6 +97,18 @@ def malformed(what: str, server: str, problem: str) -> ApiMalformed:
         f"could not {what}: the answer of the API server {server} cannot be read: {quoted(problem)}. "
         "Check that this address is a Kubernetes API server's of 1.34 or newer."
     )
+
+
+def answered(what: str, server: str, body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """The server's answer as a value. Raises ApiMalformed."""
+    try:
+        return decode_json(body, kind)
+    except TooDeepError as exc:
+        raise ApiMalformed(
+            f"could not {what}: {exc}. Look at the object, in a claim at its opaque parameters, and at who made it."
+        ) from exc
+    except UndecodableError as exc:
+        raise malformed(what, server, str(exc)) from exc
 
 
 def _why(error: BaseException) -> str:

@@ -129,10 +129,7 @@ class KubeEvents:
 
     async def _counted(self, call: Call) -> int:
         body = await self._client.ask(call)
-        try:
-            return max(1, msgspec.json.decode(body, type=_Counted).count)
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(call.what, self._client.server, str(exc)) from exc
+        return max(1, errors.answered(call.what, self._client.server, body, _Counted).count)
 
 
 def _path(about: ObjectRef) -> str:

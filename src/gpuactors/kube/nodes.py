@@ -74,8 +74,5 @@ class KubeNode:
         return self._metadata(await self._client.ask(call), call.what)
 
     def _metadata(self, found: bytes | msgspec.Raw, what: str) -> NodeMetadata:
-        try:
-            meta = msgspec.json.decode(found, type=objects.PartialObject).metadata
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(what, self._client.server, str(exc)) from exc
+        meta = errors.answered(what, self._client.server, found, objects.PartialObject).metadata
         return NodeMetadata(meta.uid, meta.resource_version, meta.labels)

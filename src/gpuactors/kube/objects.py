@@ -14,6 +14,7 @@ import msgspec
 from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
 from gpuactors.core.dra.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
 from gpuactors.core.text import encodable
+from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.ports_kube import ObjectRef
 
 API: Final = "resource.k8s.io/v1"
@@ -43,6 +44,7 @@ class Meta(msgspec.Struct, rename="camel", omit_defaults=True):
     uid: str = ""
     resource_version: str = ""
     generation: int = 0
+    deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: list[OwnerReference] = []
@@ -68,7 +70,8 @@ class _Result(msgspec.Struct, rename="camel"):
 
 class _Opaque(msgspec.Struct):
     driver: str
-    parameters: Any = None
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+    """As they are: those of other drivers are not decoded."""
 
 
 class _Config(msgspec.Struct):
@@ -135,7 +138,16 @@ def _configs(devices: _Devices, driver: str) -> Iterator[OpaqueConfig]:
     for config in devices.config or ():
         if config.opaque is not None and config.opaque.driver == driver:
             requests = tuple(config.requests or ())
-            yield OpaqueConfig(config.source == "FromClass", requests, _frozen(config.opaque.parameters))
+            try:
+                parameters = _frozen(decode_json(config.opaque.parameters, object, _PARAMETERS_DEPTH_MAX))
+            except UndecodableError as error:
+                yield OpaqueConfig(config.source == "FromClass", requests, None, str(error))
+            else:
+                yield OpaqueConfig(config.source == "FromClass", requests, parameters)
+
+
+_PARAMETERS_DEPTH_MAX: Final = 32
+"""Of the parameters for this driver. Its kinds have two levels; a mistake of the user's is named by its field."""
 
 
 def _frozen(value: Any) -> Json:
@@ -179,9 +191,14 @@ class _Taint(msgspec.Struct, rename="camel", omit_defaults=True):
     time_added: str | None = None
 
 
+class _Capacity(msgspec.Struct):
+    value: str = ""
+
+
 class _Device(msgspec.Struct, omit_defaults=True):
     name: str
     attributes: dict[str, _Attribute] = {}
+    capacity: dict[str, _Capacity] = {}
     taints: list[_Taint] = []
 
 
@@ -243,7 +260,8 @@ def written_slice(spec: SliceSpec, metadata: Meta) -> bytes:
 def _core_device(device: _Device) -> SliceDevice:
     attributes = {name: _core_attribute(value) for name, value in device.attributes.items()}
     taints = tuple(Taint(t.key, t.value, t.effect, t.time_added) for t in device.taints)
-    return SliceDevice(device.name, attributes, taints)
+    capacity = {name: of.value for name, of in device.capacity.items()}
+    return SliceDevice(device.name, attributes, taints, capacity)
 
 
 def _core_attribute(attribute: _Attribute) -> Attribute:
@@ -255,9 +273,9 @@ def _core_attribute(attribute: _Attribute) -> Attribute:
 
 def _api_device(device: SliceDevice) -> _Device:
     attributes = {name: _Attribute(**{_FIELDS[a.type]: a.value}) for name, a in device.attributes.items()}  # type: ignore[arg-type]
-    return _Device(
-        device.name, attributes, [_Taint(t.key, t.effect, t.value, t.time_added) for t in device.taints]
-    )
+    capacity = {name: _Capacity(value) for name, value in device.capacity.items()}
+    taints = [_Taint(t.key, t.effect, t.value, t.time_added) for t in device.taints]
+    return _Device(device.name, attributes, capacity, taints)
 
 
 def _unknown(raw: object, known: object, path: str) -> Iterator[str]:

@@ -74,18 +74,12 @@ class KubeSlices:
     async def _list(self) -> tuple[SlicesListed, str]:
         what = f"list the ResourceSlices {self._of}"
         body = await self._client.ask(Call(what, "GET", _PATH, {"fieldSelector": self._selector}))
-        try:
-            found = msgspec.json.decode(body, type=_List)
-            slices = tuple(map(objects.stored_slice, found.items))
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(what, self._client.server, str(exc)) from exc
+        found = errors.answered(what, self._client.server, body, _List)
+        slices = tuple(self._known(what, one) for one in found.items)
         return SlicesListed(slices), found.metadata.resource_version
 
     def _event(self, change: Change) -> SliceEvent | None:
-        try:
-            stored = objects.stored_slice(msgspec.json.decode(change.object, type=objects.SliceObject))
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(self._watch.what, self._client.server, str(exc)) from exc
+        stored = self._decoded(self._watch.what, change.object)
         match change.type:
             case "ADDED" | "MODIFIED":
                 return SliceStored(stored)
@@ -131,10 +125,16 @@ class KubeSlices:
 
     async def _stored(self, call: Call) -> StoredSlice:
         body = await self._client.ask(call)
+        return self._decoded(call.what, body)
+
+    def _decoded(self, what: str, body: bytes | msgspec.Raw) -> StoredSlice:
+        return self._known(what, errors.answered(what, self._client.server, body, objects.SliceObject))
+
+    def _known(self, what: str, found: objects.SliceObject) -> StoredSlice:
         try:
-            return objects.stored_slice(msgspec.json.decode(body, type=objects.SliceObject))
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(call.what, self._client.server, str(exc)) from exc
+            return objects.stored_slice(found)
+        except msgspec.ValidationError as exc:
+            raise errors.malformed(what, self._client.server, str(exc)) from exc
 
     def _owner(self, uid: str) -> objects.OwnerReference:
         return objects.OwnerReference("v1", "Node", self._node, uid, controller=True)

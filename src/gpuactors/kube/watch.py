@@ -112,12 +112,9 @@ class Watch:
         return Call(self.what, "GET", self._path, query, accept=self._accept)
 
     def _change(self, line: bytes, place: _Place) -> Change | None:
-        try:
-            event = msgspec.json.decode(line, type=_WatchEvent)
-            if event.type == "ERROR":
-                raise errors.refused(self.what, self._client.server, errors.refusal(500, bytes(event.object)))
-            found = msgspec.json.decode(event.object, type=objects.PartialObject)
-        except msgspec.MsgspecError as exc:
-            raise errors.malformed(self.what, self._client.server, str(exc)) from exc
+        event = errors.answered(self.what, self._client.server, line, _WatchEvent)
+        if event.type == "ERROR":
+            raise errors.refused(self.what, self._client.server, errors.refusal(500, bytes(event.object)))
+        found = errors.answered(self.what, self._client.server, event.object, objects.PartialObject)
         place.version = found.metadata.resource_version
         return None if event.type == "BOOKMARK" else Change(event.type, event.object)

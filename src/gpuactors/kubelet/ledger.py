@@ -38,6 +38,7 @@ from gpuactors.core.model import (
     RunningKubelet,
 )
 from gpuactors.core.quote import quoted
+from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.grpc_trio import (
     Channel,
     ConnectError,
@@ -52,6 +53,7 @@ from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
+from gpuactors.plain_files import read_plain
 from gpuactors.ports import LedgerContents, LedgerError
 from gpuactors.shortage import shortage
 
@@ -96,7 +98,7 @@ class KubeletLedger:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
                 return await self._read(resources)
         except (OSError, RuntimeError) as exc:
-            raise _of_shortage(exc) from exc
+            raise _of_error(exc) from exc
         except trio.TooSlowError as exc:  # List has a deadline of its own, and the file beside it
             raise LedgerError(
                 f"{self._file} could not be read within {limits.LEDGER_DEADLINE_S:g} s; the last contents stay "
@@ -154,7 +156,7 @@ class KubeletLedger:
         except SocketError as exc:
             raise LedgerError(f"cannot ask kubelet for its ledger: {exc}") from exc
         except (OSError, RuntimeError) as exc:
-            raise _of_shortage(exc) from exc
+            raise _of_error(exc) from exc
 
     # --- the file -----------------------------------------------------------------------------------------
 
@@ -201,8 +203,7 @@ def _io_of_the_node() -> LedgerIo:
 
 def _read_file(path: str, max_bytes: int) -> bytes | None:
     try:
-        with open(path, "rb") as file:
-            return file.read(max_bytes)
+        return read_plain(path, max_bytes)
     except (FileNotFoundError, NotADirectoryError):
         if os.path.isdir(os.path.dirname(path)):
             return None
@@ -333,8 +334,8 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerFile:
     Raises `LedgerError`, which names `path`, for contents that kubelet cannot have written.
     """
     try:
-        checkpoint = msgspec.json.decode(content, type=_Checkpoint)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        checkpoint = decode_json(content, _Checkpoint)
+    except UndecodableError as exc:
         raise LedgerError(
             f"{path} is damaged ({quoted(str(exc))}), so it is not known which pods have which GPUs: start kubelet, "
             "which lists it over PodResources and rewrites the file; if it is damaged while kubelet runs, check "
@@ -392,11 +393,16 @@ def _ids(entry: _Entry) -> Iterable[str]:
     return entry.device_ids or ()
 
 
-def _of_shortage(error: OSError | RuntimeError) -> LedgerError:
-    """Raises `error` itself if there was no shortage."""
-    if (problem := shortage(error)) is None:
-        raise error
-    return LedgerError(f"kubelet's ledger cannot be read: {problem}")
+def _of_error(error: OSError | RuntimeError) -> LedgerError:
+    """Raises `error` itself if it is neither of the system nor a shortage."""
+    if (problem := shortage(error)) is not None:
+        return LedgerError(f"kubelet's ledger cannot be read: {problem}")
+    if isinstance(error, OSError):
+        return LedgerError(
+            f"kubelet's ledger cannot be read ({error.strerror}); the last contents stay in effect: check "
+            "--kubelet-dir and, in a pod, its mount; it is read again"
+        )
+    raise error
 
 
 def _is_not_running(error: ConnectError) -> bool:

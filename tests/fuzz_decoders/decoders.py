@@ -1,0 +1,684 @@
+"""Every decoder of bytes from outside: real inputs, what is made of them, and the errors that it may raise."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import betterproto2
+import trio
+from grpclib import GRPCError
+
+from gpuactors.acts import writes
+from gpuactors.acts.checkpoint import FILE_NAME as CHECKPOINT
+from gpuactors.acts.checkpoint import OLD_FILE_NAME as OLD_CHECKPOINT
+from gpuactors.acts.checkpoint import CheckpointFile, _encoded
+from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.theirs import TheirClaims
+from gpuactors.config import ConfigError, resolve
+from gpuactors.control import client as control_client
+from gpuactors.control.messages import status_response
+from gpuactors.control.pb.control import v1 as control_pb
+from gpuactors.control.served import FILE_NAME as SERVED
+from gpuactors.control.served import ServedFile
+from gpuactors.control.view import About, view_of
+from gpuactors.core.domains import config as domain_config
+from gpuactors.core.domains.model import DomainUid
+from gpuactors.core.dra import config as gpu_config
+from gpuactors.core.dra.checkpoint import Checkpoint, encoded
+from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid
+from gpuactors.grpc_trio.protobuf import decode
+from gpuactors.host import pci_ids
+from gpuactors.host.imex import character_majors
+from gpuactors.host.modules import best
+from gpuactors.host.procfs import pod_uid
+from gpuactors.host.uevents import hint_of, parse_datagram
+from gpuactors.http import serve
+from gpuactors.kube import errors
+from gpuactors.kube.claims import KubeClaims
+from gpuactors.kube.client import ApiClient, Call
+from gpuactors.kube.config import from_kubeconfig
+from gpuactors.kube.domains import KubeDomains
+from gpuactors.kube.events import KubeEvents
+from gpuactors.kube.nodes import KubeNode
+from gpuactors.kube.slices import KubeSlices
+from gpuactors.kube.watch import Watch, _Place
+from gpuactors.kubelet import translate
+from gpuactors.kubelet.ledger import checkpoint_contents, listed_contents
+from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
+from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_pb
+from gpuactors.kubelet.pb.podresources import v1 as resources_pb
+from gpuactors.ports import HostError, LedgerError, PortError, StateFileError
+from gpuactors.ports_http import HttpAnswer, HttpRequest
+from gpuactors.ports_kube import ApiError, EventNote, ObjectRef
+from gpuactors.simulation.disk.disk import FakeDisk
+from tests.core.builders import Core, audio, gpu
+from tests.fuzz_decoders.damage import Damage, of_bytes, of_json
+from tests.support import nvidia_checkpoint as nvidia
+
+T = TypeVar("T")
+
+RECORDED: Final = Path(__file__).parents[1] / "kube" / "recorded"
+UID: Final = "0f1e2d3c-0000-4000-8000-000000000001"
+DRIVER, NODE, SERVER = "gpu.nvidia.com", "node-1", "https://192.0.2.1:6443"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One place where bytes become values."""
+
+    name: str
+    inputs: tuple[bytes, ...]
+    """Real ones."""
+    decode: Callable[[bytes], object]
+    """Everything that is made of them before a decision is."""
+    errors: tuple[type[Exception], ...] = ()
+    """Its own."""
+    damage: Damage = of_json
+    weight: int = 10
+    """How often, in comparison with the others."""
+
+
+def decoders(directory: Path) -> tuple[Decoder, ...]:
+    """All of them; those of a file's content have the file in `directory`."""
+    return (*_api_server(), *_kubelet(), *_own_files(directory), *_settings(directory), *_host(), *_callers())
+
+
+def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return cast("T", done.value)
+    coroutine.close()
+    raise AssertionError("it waits for something")
+
+
+# --- the API server -------------------------------------------------------------------------------------------
+
+
+class _Answers:
+    """A client whose answer is the input."""
+
+    server = SERVER
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def ask(self, call: Call) -> bytes:
+        return self._body
+
+
+def _client(body: bytes) -> ApiClient:
+    return cast("ApiClient", _Answers(body))
+
+
+def _recorded(*names: str) -> tuple[bytes, ...]:
+    found = [json.loads((RECORDED / f"{name}.json").read_text())["response"] for name in names]
+    return tuple(
+        json.dumps(one).encode() for answer in found for one in answer.get("lines") or [answer["body"]]
+    )
+
+
+_NAME: Final = ClaimName("default", "gpus", ClaimUid(UID))
+_RESULT: Final = {"request": "main", "driver": DRIVER, "pool": NODE, "device": "gpu-0000-23-00-0"}
+_VFIO: Final = {
+    "apiVersion": gpu_config.API_VERSION,
+    "kind": gpu_config.KIND,
+    "iommu": {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True},
+}
+_CHANNEL: Final = {
+    "apiVersion": gpu_config.API_VERSION,
+    "kind": domain_config.CHANNEL_CONFIG,
+    "domainID": UID,
+    "allocationMode": "Single",
+}
+
+
+def _claim_object(parameters: object, *, device: str = _RESULT["device"]) -> bytes:
+    opaque = {"driver": DRIVER, "parameters": parameters}
+    found = {
+        "metadata": {"namespace": _NAME.namespace, "name": _NAME.name, "uid": UID, "generation": 1},
+        "status": {
+            "allocation": {
+                "devices": {
+                    "results": [{**_RESULT, "device": device}],
+                    "config": [
+                        {"source": "FromClass", "requests": ["main"], "opaque": opaque},
+                        {"source": "FromClaim", "opaque": {**opaque, "driver": "other.example"}},
+                    ],
+                }
+            },
+            "reservedFor": [{"resource": "pods", "name": "vm", "uid": UID}],
+        },
+    }
+    return json.dumps(found).encode()
+
+
+def _claim(body: bytes) -> None:
+    claims = KubeClaims(_client(body), DRIVER, NODE)
+    found = _at_once(claims.read(_NAME))
+    if isinstance(found, Claim):
+        _sentence(gpu_config.chosen(found))
+        _sentence(domain_config.chosen(found))
+        repr(found).encode()
+    _at_once(claims.reserved_for(_NAME))
+
+
+def _parameters(content: bytes) -> None:
+    """Within a claim that is right, so that more of them come through."""
+    body = _claim_object("@here", device="channel-0").replace(b'"@here"', content)
+    _claim(body)
+
+
+def _slices(body: bytes) -> None:
+    _at_once(KubeSlices(_client(body), DRIVER, NODE)._list())
+
+
+def _slice(body: bytes) -> None:
+    KubeSlices(_client(body), DRIVER, NODE)._decoded("read a slice", body)
+
+
+def _watched(line: bytes) -> None:
+    slices = KubeSlices(_client(line), DRIVER, NODE)
+    change = Watch(_client(line), "watch", "/")._change(line, _Place(""))
+    if change is not None:
+        slices._event(change)
+        KubeNode(_client(line), NODE)._metadata(change.object, "watch")
+
+
+def _refused(body: bytes) -> None:
+    for status in (403, 500):
+        _sentence(errors.refused("read", SERVER, errors.refusal(status, body, body)))
+
+
+def _event(body: bytes) -> None:
+    about = ObjectRef("Pod", "default", "vm", UID)
+    assert _at_once(KubeEvents(_client(body), NODE).tell(EventNote(about, "R", "m", 2, 0.0, 1.0))) > 0
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+_DOMAINS: Final = _json(
+    {
+        "items": [
+            {
+                "metadata": {"name": "d", "namespace": "default", "uid": UID},
+                "status": {"nodes": [{"name": NODE, "status": "Ready", "cliqueID": ""}]},
+            }
+        ]
+    }
+)
+_CLIQUE: Final = _json({"metadata": {"name": "c"}, "daemons": [{"nodeName": NODE, "status": "Ready"}]})
+
+
+def _api_server() -> tuple[Decoder, ...]:
+    own = (ApiError,)
+    return (
+        Decoder("claim", (_claim_object(_VFIO), _claim_object(_CHANNEL, device="channel-0")), _claim, own),
+        Decoder("opaque config", (_json(_VFIO), _json(_CHANNEL)), _parameters, own),
+        Decoder("slices", _recorded("slices-list", "slices-list-two-selectors"), _slices, own),
+        Decoder("slice", _recorded("slice-create", "slice-create-list-attribute"), _slice, own),
+        Decoder(
+            "watch event",
+            _recorded("watch-edit-and-delete", "watch-node-metadata-only", "watch-too-old"),
+            _watched,
+            own,
+        ),
+        Decoder(
+            "node",
+            _recorded("node-get-metadata-only"),
+            lambda b: _at_once(KubeNode(_client(b), NODE).read()),
+            own,
+        ),
+        Decoder(
+            "compute domains",
+            (_DOMAINS,),
+            lambda b: _at_once(KubeDomains(_client(b)).find_domain(DomainUid(UID))),
+            own,
+        ),
+        Decoder(
+            "clique",
+            (_CLIQUE,),
+            lambda b: _at_once(KubeDomains(_client(b)).read_clique(DomainUid(UID), "c.1", "n")),
+            own,
+        ),
+        Decoder("error body", _recorded("claim-missing", "forbidden-anonymous", "slice-put-stale"), _refused),
+        Decoder("answer to an Event", (_json({"kind": "Event", "count": 3}),), _event, own),
+    )
+
+
+# --- kubelet --------------------------------------------------------------------------------------------------
+
+
+_DEVICES: Final = plugin_pb.ContainerAllocateResponse(
+    devices=[plugin_pb.DeviceSpec(container_path="/dev/vfio/51", host_path="/dev/vfio/51", permissions="mrw")]
+)
+
+
+def _kubelet_file() -> bytes:
+    entry = {
+        "PodUID": UID,
+        "ContainerName": "c",
+        "ResourceName": "nvidia.com/H100",
+        "DeviceIDs": {"0": ["0000:23:00.0"]},
+        "AllocResp": base64.b64encode(bytes(_DEVICES)).decode(),
+    }
+    data = {"PodDeviceEntries": [entry, {**entry, "DeviceIDs": ["a"]}], "RegisteredDevices": {}}
+    return _json({"Data": data, "Checksum": 1})
+
+
+def _listed(content: bytes) -> None:
+    listed_contents(decode(content, resources_pb.ListPodResourcesResponse))
+
+
+_LISTED: Final = resources_pb.ListPodResourcesResponse(
+    pod_resources=[
+        resources_pb.PodResources(
+            name="vm",
+            namespace="default",
+            containers=[
+                resources_pb.ContainerResources(
+                    name="c",
+                    devices=[resources_pb.ContainerDevices("nvidia.com/H100", ["0000:23:00.0"])],
+                    dynamic_resources=[
+                        resources_pb.DynamicResource(
+                            claim_name="gpus",
+                            claim_namespace="default",
+                            claim_resources=[
+                                resources_pb.ClaimResource(
+                                    driver_name=DRIVER, pool_name=NODE, device_name="gpu-0"
+                                )
+                            ],
+                        )
+                    ],
+                )
+            ],
+        )
+    ]
+)
+
+
+def _requests(message: type[betterproto2.Message], use: Callable[[Any], object]) -> Callable[[bytes], None]:
+    def decoded(content: bytes) -> None:
+        use(decode(content, message, fields_max=100_000))
+
+    return decoded
+
+
+def _kubelet() -> tuple[Decoder, ...]:
+    wire, ids = (ValueError, GRPCError), ["0000:23:00.0", "0000:24:00.0"]
+    allocate = plugin_pb.AllocateRequest([plugin_pb.ContainerAllocateRequest(ids)])
+    prefer = plugin_pb.PreferredAllocationRequest(
+        [plugin_pb.ContainerPreferredAllocationRequest(ids, ids[:1], 1)]
+    )
+    start = plugin_pb.PreStartContainerRequest(ids)
+    prepare = dra_pb.NodePrepareResourcesRequest([dra_pb.Claim(namespace="default", uid=UID, name="gpus")])
+    return (
+        Decoder("kubelet's file", (_kubelet_file(),), lambda b: checkpoint_contents(b, "/f"), (LedgerError,)),
+        Decoder("PodResources", (bytes(_LISTED),), _listed, (ValueError,), of_bytes),
+        Decoder(
+            "Allocate",
+            (bytes(allocate),),
+            _requests(plugin_pb.AllocateRequest, translate.allocate_requests),
+            wire,
+            of_bytes,
+        ),
+        Decoder(
+            "GetPreferredAllocation",
+            (bytes(prefer),),
+            _requests(plugin_pb.PreferredAllocationRequest, translate.preference_requests),
+            wire,
+            of_bytes,
+        ),
+        Decoder(
+            "PreStartContainer",
+            (bytes(start),),
+            _requests(plugin_pb.PreStartContainerRequest, translate.pre_start_devices),
+            wire,
+            of_bytes,
+        ),
+        Decoder(
+            "NodePrepareResources",
+            (bytes(prepare),),
+            _requests(dra_pb.NodePrepareResourcesRequest, lambda found: found.claims),
+            wire,
+            of_bytes,
+        ),
+    )
+
+
+# --- our own files --------------------------------------------------------------------------------------------
+
+
+_STORED: Final = _json(
+    {
+        "version": 1,
+        "bootID": "boot",
+        "claims": {
+            UID: {
+                "name": "gpus",
+                "namespace": "default",
+                "state": "Prepared",
+                "devices": [
+                    {"request": "main", "pool": NODE, "device": "gpu-0", "functions": ["0000:23:00.0"]}
+                ],
+            }
+        },
+    }
+)
+
+
+def _checkpoint(body: bytes) -> None:
+    """With a checksum that is right: else nothing comes further."""
+    for content in (
+        b'{"checksum":"sha256:%s","checkpoint":%s}\n' % (sha256(body).hexdigest().encode(), body),
+        body,
+    ):
+        disk = FakeDisk()
+        disk.make_directory("/p")
+        disk.write(f"/p/{CHECKPOINT}", content)
+        _checkpoint_on(disk).read(touches=False)
+
+
+def _checkpoint_on(disk: FakeDisk) -> CheckpointFile:
+    theirs = TheirClaims(disk, driver=DRIVER, cdi_dir="/c", places=None)
+    return CheckpointFile(disk, "/p", "boot", theirs)
+
+
+_THEIRS: Final = (
+    nvidia.their_checkpoint(
+        "boot",
+        {
+            UID: nvidia.prepared(
+                nvidia.GPUS,
+                "n",
+                nvidia.vfio(UID, "n", 0, "0000:23:00.0"),
+                nvidia.gpu(UID, "n", 1, "GPU-1"),
+                nvidia.mig(UID, "n", "GPU-2"),
+            )
+        },
+    ),
+    nvidia.their_checkpoint(
+        "boot",
+        {
+            UID: nvidia.prepared(
+                nvidia.DOMAINS, "n", nvidia.channel(UID, "n"), nvidia.daemon(UID, "n"), domain=UID, admin=True
+            )
+        },
+    ),
+)
+
+
+def _nvidias_checkpoint(content: bytes) -> None:
+    disk = FakeDisk()
+    disk.make_directory("/p")
+    disk.write(f"/p/{OLD_CHECKPOINT}", content)
+    _checkpoint_on(disk).read(touches=False)
+
+
+def _cdi(content: bytes) -> None:
+    disk = FakeDisk()
+    for directory in ("/c", "/p", "/p/metadata", f"/p/metadata/{UID}"):
+        disk.make_directory(directory)
+    disk.write(f"/c/k8s.{DRIVER}-claim_{UID}.json", content)
+    disk.write(f"/p/metadata/{UID}/main.json", content)
+    ClaimFiles(disk, driver=DRIVER, cdi_dir="/c", plugin_dir="/p").found()
+
+
+_CDI: Final = _json(
+    {
+        "cdiVersion": "0.5.0",
+        "kind": f"k8s.{DRIVER}/claim",
+        "devices": [
+            {
+                "name": f"{UID}-gpu-0",
+                "containerEdits": {"deviceNodes": [{"path": "/dev/vfio/51"}], "env": ["A=0000:23:00.0"]},
+            }
+        ],
+    }
+)
+_METADATA: Final = _json(
+    {
+        "kind": "DeviceMetadata",
+        "metadata": {"name": "gpus", "namespace": "default", "uid": UID},
+        "requests": [{"name": "main", "devices": [{"name": "gpu-0", "driver": DRIVER, "pool": NODE}]}],
+    }
+)
+
+
+def _own_files(directory: Path) -> tuple[Decoder, ...]:
+    def served(content: bytes) -> None:
+        (directory / SERVED).write_bytes(content)
+        ServedFile(str(directory))._read()
+
+    return (
+        Decoder("gpuactors-checkpoint.json", (_STORED, *_real_checkpoints()), _checkpoint, (StateFileError,)),
+        Decoder("NVIDIA's checkpoint.json", _THEIRS, _nvidias_checkpoint, (StateFileError,)),
+        Decoder("CDI file", (_CDI, _METADATA), _cdi, (StateFileError,)),
+        Decoder("served.json", (_json({"resources": {"n/H100": ["10de:2330"]}}),), served, (StateFileError,)),
+        Decoder(
+            "lock of a write", (b"1795348800 write 2f7379732f78 3030", b"17 read 2f73"), _noted, (), of_bytes
+        ),
+    )
+
+
+def _noted(content: bytes) -> None:
+    writes._noted(content.decode(errors="replace"))
+
+
+def _real_checkpoints() -> tuple[bytes, ...]:
+    """One that the daemon's own code has written."""
+    return (_encoded(encoded(Checkpoint(), "boot")),)
+
+
+# --- settings -------------------------------------------------------------------------------------------------
+
+
+def _settings(directory: Path) -> tuple[Decoder, ...]:
+    def config(suffix: str) -> Callable[[bytes], None]:
+        def resolved(content: bytes) -> None:
+            path = directory / f"c.{suffix}"
+            path.write_bytes(content)
+            resolve({"config": str(path)}, {})
+
+        return resolved
+
+    def kubeconfig(content: bytes) -> None:
+        (directory / "kubeconfig").write_bytes(content)
+        from_kubeconfig(directory / "kubeconfig")
+
+    def packed_ids(content: bytes) -> None:
+        (directory / "pci.ids.gz").write_bytes(content)
+        pci_ids.PciIds(directory / "pci.ids.gz").lookup("10de", "2330")
+
+    def value(key: str) -> Callable[[bytes], None]:
+        def resolved(content: bytes) -> None:
+            resolve({key: content.decode(errors="surrogateescape")}, {})
+
+        return resolved
+
+    yaml = b"host_root: /host\nselect:\n  - vendor=10de,class=03\n  - '!address=0000:23:00.0'\nresync_interval_s: 60\n"
+    toml = b'host_root = "/host"\nselect = ["vendor=10de,class=03"]\nresync_interval_s = 60\njournal = true\n'
+    cluster = b"clusters: [{name: a, cluster: {server: 'https://192.0.2.1:6443', certificate-authority-data: YQ==}}]\n"
+    names = b"# c\n10de  NVIDIA\n\t2330  GH100 [H100]\n\t\t10de 1  x\n10df  O\n"
+    user = b"users: [{name: a, user: {token: x}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"
+    return (
+        Decoder(
+            "YAML", (yaml, yaml.replace(b"/host", b"!!str /x")), config("yaml"), (ConfigError,), of_bytes, 1
+        ),
+        Decoder(
+            "YAML of JSON",
+            (_json({"select": ["vendor=10de"], "journal": True}),),
+            config("yaml"),
+            (ConfigError,),
+            of_json,
+            1,
+        ),
+        Decoder("TOML", (toml,), config("toml"), (ConfigError,), of_bytes, 3),
+        Decoder(
+            "kubeconfig", (cluster + user + b"current-context: a\n",), kubeconfig, (PortError,), of_bytes, 1
+        ),
+        Decoder(
+            "selector",
+            (b"vendor=10de,class=03,device=2330", b"!address=0000:23:00.0"),
+            value("select"),
+            (ConfigError,),
+            of_bytes,
+            3,
+        ),
+        Decoder(
+            "a model's name",
+            (b"10de:2330=example.com/h100",),
+            value("resource_name"),
+            (ConfigError,),
+            of_bytes,
+            3,
+        ),
+        Decoder(
+            "address",
+            (b"127.0.0.1:9400", b"[::1]:80", b"unix:/x"),
+            value("http_address"),
+            (ConfigError,),
+            of_bytes,
+            3,
+        ),
+        Decoder(
+            "pci.ids",
+            (names,),
+            lambda b: pci_ids._parse(b, "10de"),
+            (),
+            of_bytes,
+            3,
+        ),
+        Decoder(
+            "pci.ids.gz",
+            (gzip.compress(names),),
+            packed_ids,
+            (HostError,),
+            of_bytes,
+            3,
+        ),
+    )
+
+
+# --- the host -------------------------------------------------------------------------------------------------
+
+
+def _uevent(datagram: bytes) -> None:
+    found = parse_datagram(datagram)
+    if found is not None:
+        hint_of(found)
+
+
+def _of_text(parse: Callable[[str], object]) -> Callable[[bytes], None]:
+    def parsed(content: bytes) -> None:
+        parse(content.decode("utf-8", errors="replace"))
+        parse(content.decode("utf-8", errors="surrogateescape"))
+
+    return parsed
+
+
+_MODALIAS: Final = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"
+
+
+def _host() -> tuple[Decoder, ...]:
+    uevent = (
+        b"bind@/devices/pci0000:20/0000:23:00.0\0ACTION=bind\0DEVPATH=/devices/pci0000:20/0000:23:00.0\0SUBSYSTEM=pci\0"
+        b"PCI_SLOT_NAME=0000:23:00.0\0SEQNUM=1\0"
+    )
+    group = (
+        b"add@/devices/virtual/vfio/51\0ACTION=add\0DEVPATH=/devices/virtual/vfio/51\0SUBSYSTEM=vfio\0"
+        b"DEVNAME=vfio/51\0"
+    )
+    cgroup = f"0::/../kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-x.scope\n".encode()
+    aliases = (
+        b"alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n"
+        b"alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n"
+    )
+    devices = b"Character devices:\n  1 mem\n195 nvidia-caps-imex-channels\n\nBlock devices:\n  8 sd\n"
+    return (
+        Decoder("uevent", (uevent, group), _uevent, (), of_bytes),
+        Decoder(
+            "/proc/PID/cgroup",
+            (cgroup, b"12:pids:/kubepods/burstable/pod" + UID.encode()),
+            _of_text(pod_uid),
+            (),
+            of_bytes,
+        ),
+        Decoder("modules.alias", (aliases,), lambda b: best(b, _MODALIAS), (), of_bytes),
+        Decoder(
+            "modalias", (_MODALIAS.encode(),), _of_text(lambda text: best(aliases, text)), (), of_bytes, 5
+        ),
+        Decoder("/proc/devices", (devices,), _of_text(character_majors), (), of_bytes, 5),
+    )
+
+
+# --- who calls us ---------------------------------------------------------------------------------------------
+
+
+class _Stream:
+    """A connection on which the input comes, in pieces."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.sent = b""
+
+    async def receive_some(self, bytes_max: int) -> bytes:
+        piece, self._content = self._content[:bytes_max], self._content[bytes_max:]
+        return piece
+
+    async def send_all(self, data: bytes) -> None:
+        self.sent += data
+
+
+async def _page(request: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200 if request.is_from_here else 403, request.path.encode("utf-8"))
+
+
+def _head(content: bytes) -> None:
+    stream = _Stream(content)
+    client = serve._Client(cast("trio.abc.Stream", stream), "127.0.0.1")
+    _at_once(serve._exchange(_page, client))
+    assert stream.sent.startswith((b"", b"HTTP/1.1 "))
+
+
+def _status() -> bytes:
+    core = Core(gpu("23:00.0", numa_node=1), audio("23:00.1", 0x23, driver=None))
+    about = About("node-1")
+    return bytes(status_response(view_of(core.state, core.at), about, pid=1, version="1"))
+
+
+def _shown(content: bytes) -> None:
+    control_client._running(decode(content, control_pb.StatusResponse))
+
+
+def _callers() -> tuple[Decoder, ...]:
+    head = b"GET /debug/state?x=1 HTTP/1.1\r\nHost: 127.0.0.1:9400\r\nAccept: */*\r\n\r\n"
+    body = b"HEAD / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+    return (
+        Decoder("HTTP head", (head, body), _head, (), of_bytes),
+        Decoder("status", (_status(),), _shown, (ValueError,), of_bytes, 5),
+    )
+
+
+# --- sentences ------------------------------------------------------------------------------------------------
+
+
+SENTENCE_MAX_CHARS: Final = 4096
+"""Of an error's text: it goes to the log, to kubelet and to the API server."""
+
+
+def _sentence(said: object) -> None:
+    if isinstance(said, Exception | gpu_config.ConfigFault):
+        text = str(said)
+        text.encode()
+        assert len(text) <= SENTENCE_MAX_CHARS, f"a sentence of {len(text):,} characters: {text[:200]}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
@@ -15,7 +17,7 @@ from gpuactors.app import Daemon, Outside, run_daemon
 from gpuactors.core.model import GroupUse, PciAddress, PciFunction, ResourceName
 from gpuactors.core.snapshot import PollTarget
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports import LedgerContents
+from gpuactors.ports import LedgerContents, UeventSource
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0
@@ -39,30 +41,61 @@ class EmptyHost:
         return ()
 
 
-class ShortLedger:
-    """Implements `ports.LedgerReader`: no descriptor is left, as often as it is told."""
+class FailingLedger:
+    """Implements `ports.LedgerReader`: raises what no port may, as often as it is told."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, error: Exception) -> None:
         self.failures = failures
+        self.error = error
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         await trio.lowlevel.checkpoint()
         if self.failures:
             self.failures -= 1
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise self.error
         return LedgerContents()
 
 
-async def test_an_actor_that_is_short_of_descriptors_takes_no_daemon_with_it(
-    autojump_clock: trio.testing.MockClock, tmp_path: Path
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), RecursionError("deep"), KeyError("x")],
+    ids=repr,
+)
+async def test_requests_that_fail_take_no_daemon_with_them(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path, error: Exception
 ) -> None:
     """Issue 10, 4: six failures of pod_resources were the end of the process, and these are more."""
-    ledger = ShortLedger(3 * limits.RESTART_MAX_FAILURES)
+    ledger = FailingLedger(3 * limits.RESTART_MAX_FAILURES, error)
     outside = Outside(EmptyHost(), EmptyHost(), ledger, None, UnixKubelet(str(tmp_path / "k")))
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(run_daemon, SETTINGS, outside)
-            while not daemon.state.value.kubelet.ledger.tried:
+            while ledger.failures or not daemon.state.value.kubelet.ledger.tried:
                 await daemon.state.receive()
             nursery.cancel_scope.cancel()
-    assert ledger.failures == 0
+
+
+async def test_an_actor_that_fails_for_ever_takes_no_daemon_with_it(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    """Issue 24, 1: outside a request too, an actor without which the state can be trusted ends itself only."""
+    opened = trio.Event()
+    left = 3 * limits.RESTART_MAX_FAILURES
+
+    @asynccontextmanager
+    async def uevents() -> AsyncIterator[UeventSource]:
+        nonlocal left
+        left -= 1
+        if left:
+            raise RecursionError("deep")
+        opened.set()
+        await trio.sleep(PATIENCE_S)
+        yield NotImplemented
+
+    ledger = FailingLedger(0, KeyError("x"))
+    outside = Outside(EmptyHost(), EmptyHost(), ledger, uevents, UnixKubelet(str(tmp_path / "k")))
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run_daemon, SETTINGS, outside)
+            await opened.wait()
+            nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from gpuactors.actors import (
     udev_watcher,
 )
 from gpuactors.actors.caller import InboxCaller, OnAnswer
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
@@ -46,7 +47,8 @@ from gpuactors.core.device_lists import is_ready
 from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.effects import Answer, Level, Log
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
-from gpuactors.core.model import ResourceName, Settings
+from gpuactors.core.model import ResourceName, Role, Settings
+from gpuactors.core.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
@@ -88,11 +90,15 @@ if TYPE_CHECKING:
 log = get_logger()
 
 _POLICY = RestartPolicy(
-    max_failures=limits.RESTART_MAX_FAILURES,
+    max_failures=None,
     within_s=limits.RESTART_WITHIN_S,
     backoff_initial_s=limits.RESTART_BACKOFF_INITIAL_S,
     backoff_max_s=limits.RESTART_BACKOFF_MAX_S,
 )
+
+_AT_STAKE = ("checkpoint_keeper", "hand_over")
+"""Actors without which the state cannot be trusted, by the beginning of their names: what is on disk, and which daemon
+serves. Where one of them fails again and again the process ends, and the next one reads everything anew (ADR 0013)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +274,8 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
             nursery.start_soon(absence.await_host, sysfs_of(config), daemon.state)
             nursery.start_soon(absence.await_kubelet_directory, str(config.kubelet_dir))
             log.info("daemon.started", pid=os.getpid(), kubelet_dir=str(config.kubelet_dir))
+            if not offers_anything(daemon.state.value):
+                log.warning("daemon.offers_nothing", reason=OFFERS_NOTHING)
             async for number in signals:
                 name = signal.Signals(number).name
                 if number in early_signals.STOPPING:
@@ -297,7 +305,8 @@ async def run_daemon(
 ) -> None:
     """Runs the daemon against any outside until it is stopped or cancelled.
 
-    Raises any exception of the registry (a bug), and `ActorBrokenError` when another actor fails again and again.
+    Raises any exception of the registry (a bug), and `ActorBrokenError` when an actor that the state hangs on fails
+    again and again.
     """
     claim_settings = outside.dra.settings if outside.dra is not None else None
     domain_settings = outside.domains.settings if outside.domains is not None else None
@@ -339,7 +348,9 @@ async def run_daemon(
             _restarting(name, exc, wait_s)
 
         def actor(name: str, body: Callable[[], Awaitable[None]]) -> None:
-            nursery.start_soon(supervise, name, body, _POLICY, restarting, _is_shortage)
+            at_stake = name.startswith(_AT_STAKE)
+            policy = replace(_POLICY, max_failures=limits.RESTART_MAX_FAILURES) if at_stake else _POLICY
+            nursery.start_soon(supervise, name, body, policy, restarting, _is_shortage)
 
         async def plugins() -> None:
             await plugin.run_all(cells.plugins.subscribe(), ports, running)
@@ -349,8 +360,10 @@ async def run_daemon(
 
         async def stop() -> None:
             await post.send(ShutdownRequested())
-            await trio.sleep(limits.STOP_DEADLINE_S)
-            log.warning("daemon.stopped_late", after_s=limits.STOP_DEADLINE_S)
+            passes_on = plugins_of_claims and cells.role.value is Role.HANDED_OVER
+            deadline_s = limits.STOP_HANDED_OVER_S if passes_on else limits.STOP_DEADLINE_S
+            await trio.sleep(deadline_s)
+            log.warning("daemon.stopped_late", after_s=deadline_s)
             nursery.cancel_scope.cancel()
 
         journal = outside.journal
@@ -425,7 +438,8 @@ def _plugins_of_claims(
 async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that this node's daemons have served until now, and their models."""
     try:
-        return await outside.served.read() if outside.served is not None else {}
+        with raises_only(StateFileError, "served_keeper"):
+            return await outside.served.read() if outside.served is not None else {}
     except StateFileError as exc:
         _served_unkept(str(exc))
         return {}

@@ -185,6 +185,18 @@ class ClaimCaller(Protocol):
         ...
 
 
+class Successor(Protocol):
+    """The daemon that has taken over the claims of a DRA driver from this one, as kubelet would call it."""
+
+    async def prepare(self, claim: ClaimName) -> Prepared | Refused | None:
+        """Its answer for one claim; None if nobody answers there, which says nothing about the claim."""
+        ...
+
+    async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
+        """As `prepare`."""
+        ...
+
+
 class Caller(Protocol):
     """The interface of gRPC handlers: they post an event and wait for the core's answer."""
 
@@ -301,8 +313,8 @@ class ClaimsEndpoint(Protocol):
         """Makes the sockets again whose files are gone; calls on open connections go on. Raises `KubeletError`."""
         ...
 
-    async def withdraw(self) -> None:
-        """Removes the registration socket when no call is in flight, at the latest after DRAIN_S: kubelet deregisters
+    async def withdraw(self, grace_s: float) -> None:
+        """Removes the registration socket when no call is in flight, at the latest after `grace_s`: kubelet deregisters
         us, and closes its connection under the calls that are (cm/dra/plugin, DRAPluginManager.remove). Returns when it
         has, at the latest after DEREGISTERED_S more; calls are answered until then."""
         ...
@@ -315,6 +327,11 @@ class ClaimsEndpoint(Protocol):
 class ClaimsKubelet(OwnSockets, Protocol):
     """The node's kubelet, as a DRA plugin sees it: it finds the plugin's registration socket by itself, also after a
     restart, and calls."""
+
+    @property
+    def successor(self) -> Successor:
+        """Whoever serves the same driver on this node after this daemon."""
+        ...
 
     def serve_claims(
         self,
@@ -450,12 +467,14 @@ class TouchedFiles(Protocol):
 
 
 class ActError(HostError):
-    """An act on a device did not reach its goal; the device stays where it is. The text names what, where and the
+    """An act on a device did not reach its goal; the device stays where it is then. The text names what, where and the
     remedy."""
 
     def __init__(self, fault: ActFault, text: str) -> None:
         super().__init__(text)
         self.fault = fault
+        self.moved: tuple[BoundFunction, ...] = ()
+        """As `ActFailed.moved`."""
 
 
 class DriverBinder(Protocol):
@@ -471,6 +490,10 @@ class DriverBinder(Protocol):
         Raises `ActError`. When cancelled the wait ends at once; a write that has begun goes on in its process, and
         nothing is written after it.
         """
+        ...
+
+    async def look(self, device: PciAddress) -> None:
+        """Raises `ActError` if the GPU could not be brought to vfio now; does nothing to it."""
         ...
 
 

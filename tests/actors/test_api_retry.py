@@ -52,7 +52,7 @@ async def test_it_is_followed_again_after_each_failure_and_each_end(autojump_clo
         told.append(str(error))
 
     with trio.move_on_after(1000.0):
-        await for_ever(follow, failed)
+        await for_ever("reader", follow, failed)
     assert told == ["away 1", "away 2", "away after a calm"]
     first_s, second_s, _, _, _ = limits.API_BACKOFF_S[:5]
     pauses = [later - earlier for earlier, later in pairwise(began)]

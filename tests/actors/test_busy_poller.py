@@ -113,15 +113,14 @@ async def test_it_ends_when_there_will_be_no_other_poll() -> None:
 
 
 @pytest.mark.trio
-async def test_restarted_after_a_failure_it_does_the_outstanding_poll() -> None:
-    wanted = Latest(PollWanted(4, TARGETS))
-    post, inbox = trio.open_memory_channel[Event](8)
-    use = FakeUse()
-    use.failure = RuntimeError("a bug")
-    with trio.fail_after(PATIENCE_S):
-        with pytest.raises(RuntimeError, match="a bug"):
-            await busy_poller.run(wanted.subscribe(), use, post)
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), RecursionError(), OSError(5, "Input/output error")])
+async def test_a_bug_costs_one_poll_which_has_seen_nothing(bug: Exception) -> None:
+    async with polling(PollWanted(None, ())) as (wanted, use, inbox):
+        use.failure = bug
+        wanted.set(PollWanted(4, TARGETS))
+        assert await inbox.receive() == GroupsObserved(4, ())
+        wanted.set(PollWanted(5, TARGETS, whole=False))
+        assert await inbox.receive() == SomeGroupsObserved(5, ())
         use.failure = None
-        wanted.close()
-        await busy_poller.run(wanted.subscribe(), use, post)
-    assert all_in(inbox) == [GroupsObserved(4, USES)]
+        wanted.set(PollWanted(6, TARGETS))
+        assert await inbox.receive() == GroupsObserved(6, USES)

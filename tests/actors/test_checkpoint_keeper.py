@@ -10,11 +10,13 @@ import trio
 
 from gpuactors.actors import checkpoint_keeper
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.checkpoint import Checkpoint, Origin, Restored
-from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.checkpoint import Checkpoint, Origin, Restored, Theirs
+from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid
+from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.dra.files import ClaimContents, FoundFiles
-from gpuactors.core.dra.outputs import ClaimsWanted
-from gpuactors.core.events import CheckpointRead, Event
+from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.events import CheckpointRead, CheckpointWritten, Event
 
 PATIENCE_S = 3600.0
 UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
@@ -30,10 +32,13 @@ class Store:
     owned: list[bool] = field(default_factory=list)
     removed: list[ClaimUid] = field(default_factory=list)
     cleared: int = 0
+    theirs: Theirs | None = None
+    written: Checkpoint | None = None
+    """What a daemon has written, with `theirs`: it is read again."""
 
     async def read(self, *, owns: bool) -> Restored:
         self.owned.append(owns)
-        return Restored(Checkpoint(), self.origin, "")
+        return Restored(self.written or Checkpoint(), self.origin, "", self.theirs)
 
     async def found(self, *, owns: bool) -> Mapping[ClaimUid, FoundFiles]:
         self.owned.append(owns)
@@ -45,8 +50,10 @@ class Store:
     async def clear_mounted(self) -> None:
         self.cleared += 1
 
-    async def write(self, _contents: Checkpoint | ClaimContents) -> None:
-        pytest.fail("nothing is to be written")
+    async def write(self, contents: Checkpoint | ClaimContents) -> None:
+        assert self.theirs is not None, "nothing is to be written"
+        assert isinstance(contents, Checkpoint)
+        self.written = contents
 
 
 async def test_files_of_no_claim_are_left_while_another_daemon_serves(autojump_clock: object) -> None:
@@ -108,3 +115,59 @@ async def test_mounted_directories_are_removed_where_the_checkpoint_is_of_anothe
             assert isinstance(await inbox.receive(), CheckpointRead)
             assert store.cleared == (origin is Origin.OTHER_BOOT)
             nursery.cancel_scope.cancel()
+
+
+# --- what NVIDIA's driver has left ------------------------------------------------------------------------------------
+
+
+def theirs(*uids: ClaimUid, checksum: str = "sha256:00") -> Theirs:
+    names = [ClaimName("", "", uid) for uid in uids]
+    entries = (StoredEntry(name, ClaimState.TAKEN_OVER, Claim(name, None, 0, ()), ()) for name in names)
+    return Theirs(checksum, tuple(entries))
+
+
+async def loaded(store: Store, wanted: ClaimsWanted | None = None) -> tuple[StoredEntry, ...]:
+    """What a daemon that starts to serve reads; then this is wanted of it."""
+    cell = Latest(ClaimsWanted(load=2))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpoint_keeper.run, cell.subscribe(), store, store, post)
+            read = await inbox.receive()
+            assert isinstance(read, CheckpointRead)
+            if wanted is not None:
+                cell.set(wanted)
+                assert isinstance(await inbox.receive(), CheckpointWritten)
+            nursery.cancel_scope.cancel()
+    return read.entries
+
+
+def with_entries(*entries: StoredEntry) -> ClaimsWanted:
+    return ClaimsWanted(load=2, checkpoint=CheckpointWanted(1, entries, ()))
+
+
+async def test_each_state_of_nvidias_checkpoint_is_taken_over_once(autojump_clock: object) -> None:
+    """It goes on naming a claim that has ended here since; when NVIDIA's driver has served again, all of it counts."""
+    store = Store(files=(), theirs=theirs(UID, LOST))
+    both = await loaded(store)
+    assert [entry.name.uid for entry in both] == [UID, LOST]
+    assert await loaded(store) == both, "nothing has been written since"
+    await loaded(store, with_entries(both[0]))  # the other one has ended
+    assert await loaded(store) == (both[0],)
+    store.theirs = theirs(UID, LOST, checksum="sha256:11")
+    assert await loaded(store) == both
+
+
+async def test_what_was_taken_over_is_not_among_our_own_claims_on_disk(autojump_clock: object) -> None:
+    """A daemon that does not know its state would take the whole checkpoint for damaged."""
+    store = Store(files=(), theirs=theirs(UID))
+    await loaded(store, with_entries(*theirs(UID).claims))
+    assert store.written is not None
+    assert (set(store.written.claims), set(store.written.taken_over)) == (set(), {UID})
+
+
+async def test_directories_that_nvidias_driver_has_made_in_this_boot_are_left(autojump_clock: object) -> None:
+    """Our own checkpoint is of another boot; the daemon of a domain has one of them mounted."""
+    store = Store(Origin.OTHER_BOOT, (), theirs=theirs(UID))
+    await loaded(store)
+    assert store.cleared == 0

@@ -15,6 +15,7 @@ from gpuactors.actors import claims_plugin
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.dra.claim import DeviceHealth
 from gpuactors.ports import ClaimCaller, KubeletError, PluginStatus
+from tests.support.successors import FakeSuccessor
 
 PATIENCE_S = 3600.0
 NAMES = ("dra.sock", "reg.sock")
@@ -27,11 +28,13 @@ class FakeKubelet:
     async def deaf(self) -> tuple[str, ...]:
         return ()
 
+    successor: FakeSuccessor = field(default_factory=FakeSuccessor)
     names: tuple[str, ...] = NAMES
     done: list[str] = field(default_factory=list)
     serve_errors: list[Exception] = field(default_factory=list)
     mend_errors: list[Exception] = field(default_factory=list)
     gone: trio.Event = field(default_factory=trio.Event)
+    grace_s: list[float] = field(default_factory=list)
 
     @asynccontextmanager
     async def serve_claims(
@@ -57,9 +60,10 @@ class FakeKubelet:
         self.gone = trio.Event()
         self.done.append("mend")
 
-    async def withdraw(self) -> None:
+    async def withdraw(self, grace_s: float) -> None:
         await trio.lowlevel.checkpoint()
         self.done.append("withdraw")
+        self.grace_s.append(grace_s)
 
     async def drain(self, grace_s: float) -> None:
         await trio.lowlevel.checkpoint()
@@ -86,6 +90,7 @@ async def running(kubelet: FakeKubelet) -> AsyncIterator[Running]:
         caller=None,  # type: ignore[arg-type]  # nobody calls
         health=Latest[tuple[DeviceHealth, ...]](()).subscribe(),
         told=lambda _status: pytest.fail("nobody tells"),
+        drain_s=lambda: 7.0,
         on_serving=found.serving.append,
         on_problem=lambda reason: found.problems.append((trio.current_time(), reason)),
         on_failure=lambda _name, exc: found.failures.append(exc),
@@ -117,6 +122,7 @@ async def test_it_serves_and_ends_in_order(autojump_clock: MockClock) -> None:
         await until(lambda: "close" in kubelet.done)
         await trio.sleep(100)
     assert kubelet.done == ["serve", "withdraw", "drain", "close"], "and it is not served again"
+    assert kubelet.grace_s == [7.0]
 
 
 async def test_a_socket_that_is_gone_is_made_again(autojump_clock: MockClock) -> None:

@@ -76,10 +76,10 @@ async def test_a_domain_and_its_clique_are_read_once_for_each_number(autojump_cl
         at.at.server.set_domain_nodes("team-a", "training", {"node-2": "Ready"})
         at.at.server.set_clique(NAMESPACE, uid, CLIQUE, {NODE: "Ready"})
         domain = ComputeDomain(uid, "training", "team-a", frozenset({"node-2"}))
-        wanted = DomainReadWanted(1, uid, CLIQUE)
+        wanted = DomainReadWanted(1, uid, CLIQUE, NAMESPACE)
         assert await at.answers(of(wanted)) == [DomainRead(1, uid, domain, Clique(frozenset({NODE})))]
         assert await at.answers(of(wanted, imex=2)) == [ImexRead(2, at.imex.facts)]
-        assert await at.answers(of(DomainReadWanted(3, uid, CLIQUE))) == [
+        assert await at.answers(of(DomainReadWanted(3, uid, CLIQUE, NAMESPACE))) == [
             DomainRead(3, uid, domain, Clique(frozenset({NODE})))
         ]
 

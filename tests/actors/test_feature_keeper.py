@@ -73,6 +73,23 @@ async def test_a_daemon_that_does_not_serve_writes_nothing_and_all_when_it_does(
         assert len(kept.written) == 1
 
 
+async def test_a_daemon_that_serves_again_writes_what_it_had_written_before(
+    autojump_clock: MockClock,
+) -> None:
+    """Its successor was lost, which may have written others; and what nobody renews expires."""
+    handed_over = replace(ONE, daemon=replace(ONE.daemon, role=Role.HANDED_OVER))
+    async with keeper(ONE) as kept:
+        await trio.sleep(60.0)
+        kept.state.set(handed_over)
+        await trio.sleep(60.0)
+        assert len(kept.written) == 1
+        kept.state.set(ONE)
+        await trio.sleep(limits.FEATURES_REST_S + 1.0)
+        assert [labels for labels, _ in kept.written] == [node_features(ONE)] * 2
+        await trio.sleep(limits.FEATURES_RENEW_S)
+        assert len(kept.written) == 3
+
+
 async def test_a_failure_is_said_once_and_tried_again(autojump_clock: MockClock) -> None:
     async with keeper(ONE) as kept:
         kept.failure = "the disk is full"

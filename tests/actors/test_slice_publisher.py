@@ -164,6 +164,45 @@ async def test_a_change_is_one_request(autojump_clock: MockClock) -> None:
         assert found.names() == names(A, B)
 
 
+async def test_what_changes_within_milliseconds_is_one_write(autojump_clock: MockClock) -> None:
+    """A process opens a GPU, and a moment later kubelet's ledger says that it is no pod's."""
+    async with published(offer(A, B)) as found:
+        await found.settled()
+        found.at.asked()
+        for cause in ("HolderUnknown", "HeldByOther"):
+            found.offers.set(offer(device(1, Blocked(BlockKind.HELD, cause)), B))
+            await trio.sleep(0.01)
+        await found.settled()
+        assert found.tainted() == {names(A)[0]: "HeldByOther"}
+        assert len([a for a in found.at.asked() if a == "PUT resourceslices"]) == 1
+
+
+async def test_what_has_passed_before_it_is_written_is_not_written(autojump_clock: MockClock) -> None:
+    async with published(offer(A, B)) as found:
+        await found.settled()
+        found.at.asked()
+        found.offers.set(offer(device(1, HELD), B))
+        await trio.sleep(0.06)
+        found.offers.set(offer(A, B))
+        await found.settled()
+        await trio.sleep(1.0)
+        assert found.at.asked() == []
+        found.offers.set(offer(device(1, HELD), B))
+        await trio.sleep(limits.SLICE_SETTLE_S / 2)
+        assert found.at.asked() == [], "it settles again"
+
+
+async def test_what_changes_on_and_on_is_written_all_the_same(autojump_clock: MockClock) -> None:
+    async with published(offer(A, B)) as found:
+        await found.settled()
+        found.at.asked()
+        for number in range(60):
+            found.offers.set(offer(device(1, Blocked(BlockKind.HELD, f"Cause{number}")), B))
+            await trio.sleep(0.05)
+        asked = [a for a in found.at.asked() if a == "PUT resourceslices"]
+        assert 5 <= len(asked) <= 6, "3 s, one write each half second"
+
+
 async def test_a_start_asks_once_for_each_thing(autojump_clock: MockClock) -> None:
     async with published(offer(A)) as found:
         await found.settled()

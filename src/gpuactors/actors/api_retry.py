@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from gpuactors import limits
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.ports_kube import ApiError, ApiRefused
 
 
 async def for_ever(
-    follow: Callable[[], Awaitable[None]], failed: Callable[[ApiError], Awaitable[None]]
+    actor: str, follow: Callable[[], Awaitable[None]], failed: Callable[[ApiError], Awaitable[None]]
 ) -> None:
     """Follows something at the API server for ever: `follow` again after each failure, of which `failed` is told before
     the wait."""
@@ -20,7 +21,8 @@ async def for_ever(
     while True:
         began = trio.current_time()
         try:
-            await follow()
+            with raises_only(ApiError, actor):
+                await follow()
         except ApiError as exc:
             if trio.current_time() - began > limits.API_CALM_S:
                 failures = 0

@@ -6,12 +6,16 @@ its own, and the core requests no other before its result.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import trio
 
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
+from gpuactors.core.model import GroupUse
 from gpuactors.core.snapshot import PollWanted
-from gpuactors.ports import UseReader
+from gpuactors.ports import HostError, UseReader
 
 
 async def run(wanted: LatestReader[PollWanted], use: UseReader, inbox: trio.MemorySendChannel[Event]) -> None:
@@ -21,5 +25,7 @@ async def run(wanted: LatestReader[PollWanted], use: UseReader, inbox: trio.Memo
         if now.poll is None or now.poll <= done:
             continue
         done = now.poll
-        uses = await use.observe(now.targets, whole=now.whole)
+        uses: tuple[GroupUse, ...] = ()
+        with suppress(HostError), raises_only(HostError, "busy_poller"):
+            uses = await use.observe(now.targets, whole=now.whole)
         await inbox.send((GroupsObserved if now.whole else SomeGroupsObserved)(now.poll, uses))

@@ -16,7 +16,7 @@ from gpuactors import limits
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core import events
 from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
-from gpuactors.core.effects import Answer, Refused
+from gpuactors.core.effects import Answer, Elsewhere, Refused
 from gpuactors.core.model import DeviceId, ResourceName, Token
 
 OnAnswer: TypeAlias = Callable[[str, float, Answer | None], None]
@@ -29,8 +29,7 @@ def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:
 
 @final
 class InboxCaller:
-    """Posts calls and streams into the registry's inbox. Implements `ports.Caller` and
-    `ports.ClaimCaller`."""
+    """Posts calls and streams into the registry's inbox. Implements `ports.Caller` and `relay.Core`."""
 
     def __init__(
         self,
@@ -59,18 +58,18 @@ class InboxCaller:
             "GetPreferredAllocation", lambda token: events.PreferenceAsked(token, resource, requests)
         )
 
-    async def prepare(self, claim: ClaimName) -> Prepared | Refused:
+    async def prepare(self, claim: ClaimName) -> Prepared | Refused | Elsewhere:
         answer = await self._ask(
             "NodePrepareResources", lambda token: events.PrepareAsked(token, claim, self._of)
         )
-        assert isinstance(answer, Prepared | Refused), "the core's answer to a prepare"
+        assert isinstance(answer, Prepared | Refused | Elsewhere), "the core's answer to a prepare"
         return answer
 
-    async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
+    async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | Elsewhere:
         answer = await self._ask(
             "NodeUnprepareResources", lambda token: events.UnprepareAsked(token, claim, self._of)
         )
-        assert isinstance(answer, Unprepared | Refused), "the core's answer to an unprepare"
+        assert isinstance(answer, Unprepared | Refused | Elsewhere), "the core's answer to an unprepare"
         return answer
 
     @asynccontextmanager

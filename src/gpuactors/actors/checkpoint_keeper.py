@@ -5,6 +5,9 @@ devices belong to claims; files of no claim are removed, as a daemon that was ki
 files without the CDI file of the devices, which is written last, and gone after a reboot: no container can be started
 with what they are left of. Where the checkpoint is of another boot, no container runs that has mounted a directory of a
 claim: all these directories are removed, as nobody knows whose they are.
+
+What NVIDIA's driver has prepared on this node is taken over with the file that it left, and its own files are left: so
+are all these directories, as it makes its own in the same place.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ from dataclasses import dataclass, replace
 import trio
 
 from gpuactors import limits
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.checkpoint import Checkpoint, MalformedError, Origin
-from gpuactors.core.dra.claim import ClaimsOf, ClaimUid, FirstDriver
+from gpuactors.core.dra.checkpoint import Checkpoint, MalformedError, Origin, Theirs
+from gpuactors.core.dra.claim import ClaimsOf, ClaimUid, FirstDriver, Json
 from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry, load_of
 from gpuactors.core.dra.files import FoundFiles
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted
-from gpuactors.core.dra.stored import decoded_entry, encoded_entry
+from gpuactors.core.dra.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import (
     CheckpointRead,
@@ -47,7 +51,8 @@ async def run(
     async for _ in wanted:
         while (now := wanted.value).load not in (0, loaded):
             try:
-                event, known = await _read(store, files, of, owns=now.load >= load_of(Role.SERVING))
+                with raises_only(StateFileError, "checkpoint_keeper"):
+                    event, known = await _read(store, files, of, owns=now.load >= load_of(Role.SERVING))
             except StateFileError as exc:
                 await inbox.send(CheckpointRefused(str(exc), of))
                 await _pause(wanted, now)
@@ -75,11 +80,14 @@ async def _pause(wanted: LatestReader[ClaimsWanted], now: ClaimsWanted) -> None:
 
 def _checkpoint(known: Checkpoint, contents: CheckpointWanted) -> Checkpoint:
     """The contents, with what a newer daemon has written into the file and this one does not know."""
-    claims = {
-        entry.name.uid: {**known.claims.get(entry.name.uid, {}), **encoded_entry(entry)}
-        for entry in contents.entries
-    }
-    return replace(known, claims=claims, first_drivers={f.address: f for f in contents.first_drivers})
+    claims, taken_over = dict[ClaimUid, Mapping[str, Json]](), dict[ClaimUid, Mapping[str, Json]]()
+    for entry in contents.entries:
+        uid, is_theirs = entry.name.uid, entry.state is ClaimState.TAKEN_OVER
+        before = (known.taken_over if is_theirs else known.claims).get(uid, {})
+        (taken_over if is_theirs else claims)[uid] = {**before, **encoded_entry(entry)}
+    first_drivers = {f.address: f for f in contents.first_drivers}
+    owed = tuple(map(encoded_return, contents.owed))
+    return replace(known, claims=claims, taken_over=taken_over, first_drivers=first_drivers, owed=owed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +107,11 @@ async def _read(
     checkpoint, drivers = restored.checkpoint, tuple(restored.checkpoint.first_drivers.values())
     lost = restored.origin is Origin.CORRUPT or (restored.origin is Origin.NONE and found)
     try:
-        entries = tuple(decoded_entry(uid, content) for uid, content in checkpoint.claims.items())
+        stored = {**checkpoint.claims, **checkpoint.taken_over}
+        entries = tuple(decoded_entry(uid, content) for uid, content in stored.items())
+        owed = tuple(map(decoded_return, checkpoint.owed))
     except MalformedError as exc:
-        lost, entries = True, ()
+        lost, entries, owed = True, (), ()
         warning = (
             f"an entry of the checkpoint makes no sense ({exc}), and all were found out from the CDI files"
         )
@@ -111,16 +121,32 @@ async def _read(
     kept = whole if lost else {entry.name.uid for entry in entries}
     for uid in found.keys() - kept if owns else ():
         await files.remove(uid)
-    if owns and restored.origin is Origin.OTHER_BOOT:
+    is_theirs = restored.theirs is not None and bool(restored.theirs.claims)
+    if owns and restored.origin is Origin.OTHER_BOOT and not is_theirs:
         await files.clear_mounted()
     if not lost:
-        return CheckpointRead(entries, drivers), checkpoint
+        entries, checkpoint = _taken_over(entries, checkpoint, restored.theirs)
+        return CheckpointRead(entries, drivers, owed=owed), checkpoint
     rebuilt = _rebuilt({uid: found[uid] for uid in found.keys() & kept}, of)
     if rebuilt.unknown:
         warning += (
             f"; whose files are those of {', '.join(rebuilt.unknown)} cannot be read, and they are left"
         )
-    return CheckpointRead(rebuilt.entries, drivers, warning), replace(checkpoint, claims={})
+    checkpoint = replace(checkpoint, claims={}, owed=(), taken_over={}, taken_from="")
+    entries, checkpoint = _taken_over(rebuilt.entries, checkpoint, restored.theirs)
+    return CheckpointRead(entries, drivers, warning), checkpoint
+
+
+def _taken_over(
+    entries: tuple[StoredEntry, ...], checkpoint: Checkpoint, theirs: Theirs | None
+) -> tuple[tuple[StoredEntry, ...], Checkpoint]:
+    """The entries with the claims that NVIDIA's driver has prepared: each state of its file counts once, as the file
+    goes on naming those that have ended here since."""
+    if theirs is None or theirs.checksum == checkpoint.taken_from:
+        return entries, checkpoint
+    known = {entry.name.uid for entry in entries}
+    taken = tuple(entry for entry in theirs.claims if entry.name.uid not in known)
+    return (*entries, *taken), replace(checkpoint, taken_from=theirs.checksum)
 
 
 def _rebuilt(found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf) -> _Rebuilt:

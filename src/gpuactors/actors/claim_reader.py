@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import trio
 
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.claim import Claim, ClaimAbsent, ClaimReplaced, ClaimsOf
 from gpuactors.core.dra.outputs import ClaimsWanted, ReadWanted
@@ -32,7 +33,8 @@ async def run(
 
 async def _read(read: ReadWanted, api: ClaimApi, inbox: trio.MemorySendChannel[Event], of: ClaimsOf) -> None:
     try:
-        found = await api.read(read.claim)
+        with raises_only(ApiError, "claim_reader"):
+            found = await api.read(read.claim)
     except ApiError as exc:
         await inbox.send(ClaimUnreadable(read.number, str(exc), of))
         return

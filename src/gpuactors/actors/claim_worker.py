@@ -8,20 +8,23 @@ that has begun is not stopped. A number is carried out once.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Set
+from functools import partial
 from typing import TypeVar
 
 import trio
 
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import ClaimsOf, ClaimUid
+from gpuactors.core.dra.claim import ActFault, Claim, ClaimsOf, ClaimUid
 from gpuactors.core.dra.content import contents_of
-from gpuactors.core.dra.outputs import ClaimsWanted, DeviceAct, FilesAct
+from gpuactors.core.dra.files import ClaimContents
+from gpuactors.core.dra.outputs import ClaimsWanted, DeviceAct, FilesAct, LookWanted
 from gpuactors.core.events import ActDone, ActFailed, Event
 from gpuactors.core.model import PciAddress
 from gpuactors.ports import ActError, ClaimFileStore, DriverBinder, StateFileError
 
 Key = TypeVar("Key", PciAddress, ClaimUid)
-Act = TypeVar("Act", DeviceAct, FilesAct)
+Act = TypeVar("Act", DeviceAct, FilesAct, LookWanted)
 
 
 async def run(
@@ -36,6 +39,7 @@ async def run(
     None where no claim binds a device."""
     devices: dict[PciAddress, _Lane] = {}
     claims: dict[ClaimUid, _Lane] = {}
+    looks: dict[PciAddress, _Lane] = {}
     async with trio.open_nursery() as nursery:
         async for now in wanted:
             for address in now.devices:
@@ -44,17 +48,24 @@ async def run(
                     assert binder is not None, "an act on a device of a driver that binds none"
                     lane.is_busy = True
                     nursery.start_soon(_on_device, address, lane, wanted, binder, inbox, of)
+            for address in now.looks if binder is not None else ():
+                lane = looks.setdefault(address, _Lane())
+                if not lane.is_busy:
+                    assert binder is not None
+                    lane.is_busy = True
+                    nursery.start_soon(_look, address, lane, wanted, binder, inbox, of)
             for uid in now.files:
                 lane = claims.setdefault(uid, _Lane())
                 if not lane.is_busy:
                     lane.is_busy = True
                     nursery.start_soon(_on_files, uid, lane, wanted, files, driver, inbox, of)
             _forget(devices, now.devices.keys())
+            _forget(looks, now.looks.keys())
             _forget(claims, now.files.keys())
 
 
 class _Lane:
-    """The acts on one device, or on one claim's files."""
+    """The acts on one device, or on one claim's files, or the looks at one device."""
 
     def __init__(self) -> None:
         self.is_busy = False
@@ -77,11 +88,31 @@ async def _on_device(
 ) -> None:
     async def carry_out(act: DeviceAct) -> Event:
         try:
-            return ActDone(act.number, await binder.bring(address, act.target, act.functions), of)
+            with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
+                return ActDone(act.number, await binder.bring(address, act.target, act.functions), of)
         except ActError as exc:
-            return ActFailed(act.number, str(exc), exc.fault, of)
+            return ActFailed(act.number, str(exc), exc.fault, of, exc.moved)
 
     await _all(lane, lambda: wanted.value.devices.get(address), carry_out, inbox)
+
+
+async def _look(
+    address: PciAddress,
+    lane: _Lane,
+    wanted: LatestReader[ClaimsWanted],
+    binder: DriverBinder,
+    inbox: trio.MemorySendChannel[Event],
+    of: ClaimsOf,
+) -> None:
+    async def carry_out(look: LookWanted) -> Event:
+        try:
+            with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
+                await binder.look(address)
+        except ActError as exc:
+            return ActFailed(look.number, str(exc), exc.fault, of)
+        return ActDone(look.number, of=of)
+
+    await _all(lane, lambda: wanted.value.looks.get(address), carry_out, inbox)
 
 
 async def _on_files(
@@ -95,15 +126,24 @@ async def _on_files(
 ) -> None:
     async def carry_out(act: FilesAct) -> Event:
         try:
-            if act.claim is None:
-                await files.remove(uid, act.directories)
-            else:
-                await files.write(contents_of(driver, act.claim, act.devices, act.directories))
-        except (StateFileError, ValueError) as exc:
+            with raises_only(StateFileError, "claim_worker"):
+                if act.claim is None:
+                    await files.remove(uid, act.directories)
+                else:
+                    await files.write(_contents(driver, act.claim, act))
+        except StateFileError as exc:
             return ActFailed(act.number, str(exc), of=of)
         return ActDone(act.number, of=of)
 
     await _all(lane, lambda: wanted.value.files.get(uid), carry_out, inbox)
+
+
+def _contents(driver: str, claim: Claim, act: FilesAct) -> ClaimContents:
+    """Raises `StateFileError`."""
+    try:
+        return contents_of(driver, claim, act.devices, act.directories, act.placed)
+    except ValueError as exc:  # a name from outside that is no part of a path
+        raise StateFileError(str(exc)) from None
 
 
 async def _all(

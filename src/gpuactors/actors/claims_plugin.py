@@ -26,6 +26,8 @@ class ClaimsPorts:
     health: LatestReader[tuple[DeviceHealth, ...]]
     told: Callable[[PluginStatus], None]
     """Called at each verdict of kubelet's about the registration; must not raise."""
+    drain_s: Callable[[], float]
+    """How long calls in flight may take when the plugin ends."""
     on_serving: Callable[[tuple[str, ...]], None]
     """Called with the paths of the sockets when they are there, and when they have been made again."""
     on_problem: Callable[[str], None]
@@ -57,7 +59,7 @@ async def _attend(endpoint: ClaimsEndpoint, ports: ClaimsPorts, stop: trio.Event
     while await _lost(endpoint, stop):
         await endpoint.mend()
         ports.on_serving(endpoint.names)
-    await endpoint.withdraw()
+    await endpoint.withdraw(ports.drain_s())
     await endpoint.drain(limits.DRAIN_S)
 
 

@@ -12,6 +12,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.actors.api_retry import for_ever
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import (
@@ -51,10 +52,11 @@ async def run(
 
 async def _read(read: DomainReadWanted, api: DomainApi, inbox: trio.MemorySendChannel[Event]) -> None:
     try:
-        domain = await api.find_domain(read.uid)
-        # A domain that is gone may have left its clique.
-        has_clique = domain is not None and read.clique_id
-        clique = await api.read_clique(read.uid, read.clique_id) if has_clique else None
+        with raises_only(ApiError, "domain_reader"):
+            domain = await api.find_domain(read.uid)
+            # A domain that is gone may have left its clique.
+            has_clique = domain is not None and read.clique_id
+            clique = await api.read_clique(read.uid, read.clique_id, read.namespace) if has_clique else None
     except ApiError as exc:
         await inbox.send(DomainUnreadable(read.number, read.uid, str(exc)))
         return
@@ -63,7 +65,8 @@ async def _read(read: DomainReadWanted, api: DomainApi, inbox: trio.MemorySendCh
 
 async def _look(number: int, imex: ImexReader, inbox: trio.MemorySendChannel[Event]) -> None:
     try:
-        facts = await imex.read()
+        with raises_only(HostError, "domain_reader"):
+            facts = await imex.read()
     except HostError as exc:
         await inbox.send(ImexUnreadable(number, str(exc)))
         return
@@ -81,7 +84,7 @@ async def _watch(api: DomainApi, changes: Latest[int], unwatched: Callable[[str]
     async def failed(error: ApiError) -> None:
         unwatched(str(error))
 
-    await for_ever(follow, failed)
+    await for_ever("domain_reader", follow, failed)
 
 
 async def _post(changes: LatestReader[int], inbox: trio.MemorySendChannel[Event]) -> None:

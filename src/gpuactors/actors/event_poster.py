@@ -15,6 +15,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.event_series import NOTHING_TOLD, due, failed, look, next_at, posted
 from gpuactors.core.kube_events import KubeEvent, OurNode, PodsOf, kube_events
@@ -52,6 +53,8 @@ class _Poster:
         self._ports = ports
         self._told = NOTHING_TOLD
         self._failures = 0
+        self._forbidden: dict[KubeEvent, int] = {}
+        """How often in a row the server has answered 403."""
 
     @property
     def next_at(self) -> float:
@@ -66,10 +69,12 @@ class _Poster:
             if event is None:
                 return trio.current_time() + limits.EVENT_LOOK_S
             try:
-                count = await self._tell(event)
+                with raises_only(ApiError, "event_poster"):
+                    count = await self._tell(event)
             except ApiError as exc:
                 return self._failed(event, exc)
             self._failures = 0
+            self._forbidden.pop(event, None)
             self._told = posted(self._told, event, count, trio.current_time())
 
     async def _tell(self, event: KubeEvent) -> int:
@@ -94,8 +99,18 @@ class _Poster:
             self._ports.on_problem(str(error))
         self._failures += 1
         wait_s = backoff_s(self._failures, error)
-        # What the server refuses (no right, a namespace that ends) it refuses a second later as well.
-        is_refused = isinstance(error, ApiRefused) and error.code < 500 and error.code != 429
-        again_s = limits.EVENT_AGAIN_S if is_refused else wait_s
+        again_s = limits.EVENT_AGAIN_S if self._is_lasting(event, error) else wait_s
         self._told = failed(self._told, event, trio.current_time() + again_s)
         return trio.current_time() + wait_s
+
+    def _is_lasting(self, event: KubeEvent, error: ApiError) -> bool:
+        """What the server refuses (no right, a namespace that ends) it refuses a second later as well; but not 429, nor
+        the first times 403: an API server that has just started answers so until it has read RBAC."""
+        if not isinstance(error, ApiRefused) or error.code >= 500 or error.code == 429:
+            return False
+        if error.code != 403:
+            return True
+        tries = self._forbidden.get(event, 0) + 1
+        known = self._told.series.keys()
+        self._forbidden = {e: n for e, n in self._forbidden.items() if e in known} | {event: tries}
+        return tries >= limits.EVENT_FORBIDDEN_TRIES

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import trio
 
 from gpuactors import limits
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.node_features import node_features
 from gpuactors.core.state import NodeState
@@ -44,7 +45,8 @@ async def run(state: LatestReader[NodeState], ports: FeaturePorts) -> None:
             written, renew_at = None, math.inf  # the serving daemon writes it
         elif wanted != written or trio.current_time() >= renew_at:
             try:
-                await ports.file.write(wanted, ports.now() + limits.FEATURES_EXPIRE_S)
+                with raises_only(StateFileError, "feature_keeper"):
+                    await ports.file.write(wanted, ports.now() + limits.FEATURES_EXPIRE_S)
             except StateFileError as exc:
                 if logged != str(exc):
                     ports.on_problem(logged := str(exc))

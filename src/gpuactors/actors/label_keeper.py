@@ -12,6 +12,7 @@ from collections.abc import Callable
 import trio
 
 from gpuactors.actors.api_retry import for_ever
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.domains.model import LABEL, LabelChange, LabelPatch, NodeLabel
 from gpuactors.core.domains.outputs import DomainsWanted
@@ -50,7 +51,8 @@ async def run(
 
 async def _read(number: int, node: NodeApi) -> Event:
     try:
-        found = await node.read()
+        with raises_only(ApiError, "label_keeper"):
+            found = await node.read()
     except ApiError as exc:
         return LabelUnreadable(number, str(exc))
     return LabelRead(number, NodeLabel(found.labels.get(LABEL)))
@@ -60,7 +62,8 @@ async def _patch(number: int, patch: LabelPatch, node: NodeApi) -> Event:
     is_added = patch.change is LabelChange.ADD
     expected, value = (None, patch.value) if is_added else (patch.value, None)
     try:
-        answer = await node.set_label(LABEL, expected=expected, value=value)
+        with raises_only(ApiError, "label_keeper"):
+            answer = await node.set_label(LABEL, expected=expected, value=value)
     except ApiError as exc:
         return LabelFailed(number, str(exc))
     if isinstance(answer, LabelConflict):
@@ -86,4 +89,4 @@ async def _watch(
     async def failed(error: ApiError) -> None:
         unwatched(str(error))
 
-    await for_ever(follow, failed)
+    await for_ever("label_keeper", follow, failed)

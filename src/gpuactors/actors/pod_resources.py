@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import trio
 
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, LedgerEvent, LedgerRead, LedgerUnreadable
 from gpuactors.core.model import ResourceName
@@ -29,7 +30,8 @@ async def run(
 async def read(number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader) -> LedgerEvent:
     """One read, as an event."""
     try:
-        found = await ledger.read(resources)
+        with raises_only(LedgerError, "pod_resources"):
+            found = await ledger.read(resources)
     except LedgerError as exc:
         return LedgerUnreadable(number, str(exc), exc.cached, exc.damaged)
     return LedgerRead(

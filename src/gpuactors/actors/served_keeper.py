@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from gpuactors import limits
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.model import ResourceName, Role
 from gpuactors.core.state import NodeState
@@ -27,7 +28,8 @@ async def run(
         if now.daemon.role is not Role.SERVING or now.published.served == written:
             continue
         try:
-            await file.write(now.published.served)
+            with raises_only(StateFileError, "served_keeper"):
+                await file.write(now.published.served)
         except StateFileError as exc:
             if logged != str(exc):
                 on_problem(logged := str(exc))

@@ -21,6 +21,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s, for_ever
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.pool import Pool, has_taints, probe_spec, wanted_pool
 from gpuactors.core.dra.slice_writes import Answered, Create, Delete, Update, Write, writes
@@ -147,6 +148,10 @@ class _Publisher:
         self._answers: dict[str, Answered] = {}
         self._written: Pool | None = None
         """The pool that was written last."""
+        self._changed_at = 0.0
+        """When the offer was last another one."""
+        self._unwritten_since = inf
+        """When it was first another one since the server had what was offered."""
         self._restored_at: deque[float] = deque()
         self._unfollowed = ""
         """Why the slices cannot be followed; the other two: why they cannot be written, why taints cannot be asked."""
@@ -157,6 +162,8 @@ class _Publisher:
     def offer(self, offer: AnyOffer) -> None:
         """The offer is another one."""
         self._offer = offer
+        self._changed_at = trio.current_time()
+        self._unwritten_since = min(self._unwritten_since, self._changed_at)
         self._wake()
 
     def _wake(self) -> None:
@@ -167,7 +174,7 @@ class _Publisher:
 
     async def follow(self) -> None:
         """Follows the slices, for ever."""
-        await for_ever(self._follow_once, self._lost)
+        await for_ever("slice_publisher", self._follow_once, self._lost)
 
     async def _lost(self, error: ApiError) -> None:
         self._view.slices = None
@@ -192,7 +199,8 @@ class _Publisher:
         while True:
             changed = self._changed
             try:
-                wait_s = await self._round()
+                with raises_only(ApiError, "slice_publisher"):
+                    wait_s = await self._round()
                 failures = 0
             except ApiError as exc:
                 failures += 1
@@ -218,7 +226,7 @@ class _Publisher:
         if trio.current_time() >= self._ask_taints_at:
             await self._ask_taints(self._owner)
         if not (todo := self._to_write(self._owner)):
-            self._unwritten = ""
+            self._unwritten, self._unwritten_since = "", inf
             return max(0.0, self._ask_taints_at - trio.current_time())
         if (pause_s := self._pause_s()) > 0.0:
             return pause_s
@@ -238,9 +246,15 @@ class _Publisher:
         return writes(pool, owner, view.slices.values(), self._answers, view.generation_seen)
 
     def _pause_s(self) -> float:
-        """How long to wait before what others have changed is restored. What we have changed is written at once."""
+        """How long to wait before what others have changed is restored. What we have changed is written as soon as
+        nothing else follows from it: one reason for a taint comes within milliseconds of another."""
         now, pool = trio.current_time(), wanted_pool(self._offer, self._keeps)
         if pool != self._written:
+            settled_at = min(
+                self._changed_at + limits.SLICE_SETTLE_S, self._unwritten_since + limits.SLICE_SETTLE_MAX_S
+            )
+            if self._written is not None and settled_at > now:
+                return settled_at - now
             self._written = pool
             return 0.0
         restored = self._restored_at

@@ -8,6 +8,7 @@ from __future__ import annotations
 import trio
 
 from gpuactors import limits
+from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.model import PciAddress
@@ -50,7 +51,8 @@ async def _scan(
     number: int, given: frozenset[PciAddress], host: HostReader, inbox: trio.MemorySendChannel[Event]
 ) -> None:
     try:
-        functions = await host.scan(given)
+        with raises_only(HostError, "sysfs_inspector"):
+            functions = await host.scan(given)
     except HostError as exc:
         await inbox.send(ScanFailed(number, str(exc)))
     else:
@@ -67,7 +69,8 @@ async def _inspect(
 ) -> None:
     try:
         async with limiter:
-            functions = await host.inspect(address, given)
+            with raises_only(HostError, "sysfs_inspector"):
+                functions = await host.inspect(address, given)
     except HostError as exc:
         await inbox.send(InspectionFailed(number, address, str(exc), isinstance(exc, HostShortError)))
     else:

@@ -22,7 +22,8 @@ class ActorBrokenError(Exception):
 class RestartPolicy:
     """How often an actor may fail, and how long to wait before each restart."""
 
-    max_failures: int
+    max_failures: int | None
+    """None: it is restarted for ever."""
     within_s: float
     backoff_initial_s: float
     backoff_max_s: float
@@ -64,7 +65,7 @@ async def supervise(
             failed_at.append(now)
             while failed_at[0] < now - policy.within_s:
                 failed_at.popleft()
-            if len(failed_at) > policy.max_failures:
+            if policy.max_failures is not None and len(failed_at) > policy.max_failures:
                 raise ActorBrokenError(
                     f"{name} failed {len(failed_at)} times within {policy.within_s:.0f} s, last: {exc!r}"
                 ) from exc

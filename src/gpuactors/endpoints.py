@@ -72,5 +72,6 @@ async def serve(
             debug=lambda state, at: msgspec.json.encode(view_of(state, at)),
             on_listening=lambda address: log.info("http.listening", address=address),
             on_problem=lambda reason: log.warning("http.unavailable", reason=reason),
+            on_crowd=lambda closed: log.warning("http.crowded", closed=closed),
         )
     )

@@ -21,8 +21,19 @@ class HttpAnswer:
     content_type: str = "text/plain; charset=utf-8"
 
 
-Answering: TypeAlias = Callable[[str], Awaitable[HttpAnswer]]
-"""The answer to GET of a path, without its query. Must not raise."""
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """GET of a page."""
+
+    path: str
+    """Without its query."""
+    is_from_here: bool
+    """A process of this machine asks, and it asks for this machine: its address and `Host` are of loopback, or the
+    server is a unix socket. A name of another host's would be a page in a browser here that asks for somebody else."""
+
+
+Answering: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
+"""The answer to a request. Must not raise."""
 
 
 class HttpError(PortError):
@@ -37,9 +48,11 @@ class HttpServer(Protocol):
         """Only this machine's own processes reach it."""
         ...
 
-    async def serve(self, answering: Answering, listening: Callable[[str], None]) -> None:
-        """Serves until it is cancelled. `listening` is called with the address when it can be dialled. Raises
-        `HttpError`."""
+    async def serve(
+        self, answering: Answering, listening: Callable[[str], None], turned_away: Callable[[], None]
+    ) -> None:
+        """Serves until it is cancelled. `listening` is called with the address when it can be dialled, `turned_away`
+        for each connection that is closed without an answer as there are too many. Raises `HttpError`."""
         ...
 
 
@@ -61,6 +74,10 @@ class Meter(Protocol):
 
     def restarted(self, actor: str) -> None:
         """An actor failed and starts again."""
+        ...
+
+    def turned_away(self) -> None:
+        """A connection to the HTTP endpoints was closed without an answer, as there were too many."""
         ...
 
     def page(self, state: NodeState, at: float, inbox: int) -> bytes:

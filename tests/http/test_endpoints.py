@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -15,7 +16,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.http.endpoints import EndpointPorts, Routes, run
 from gpuactors.ports import Step
-from gpuactors.ports_http import Answering, HttpError
+from gpuactors.ports_http import Answering, HttpError, HttpRequest
 from tests.core.builders import SETTINGS
 
 
@@ -27,10 +28,15 @@ class FakeServer:
     refuses: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
-    async def serve(self, answering: Answering, listening: object) -> None:
+    crowd: int = 0
+    """How many connections are turned away at once."""
+
+    async def serve(self, answering: Answering, listening: object, turned_away: Callable[[], None]) -> None:
         if self.refuses:
             raise HttpError(self.refuses.pop(0))
         self.log.append("serves")
+        for _ in range(self.crowd):
+            turned_away()
         try:
             await trio.sleep_forever()
         finally:
@@ -42,12 +48,16 @@ class FakeMeter:
     """Implements `ports_http.Meter`."""
 
     steps: int = 0
+    closed: int = 0
 
     def called(self, method: str, seconds: float, answer: Answer | None) -> None: ...
 
     def stepped(self, step: Step) -> None: ...
 
     def restarted(self, actor: str) -> None: ...
+
+    def turned_away(self) -> None:
+        self.closed += 1
 
     def page(self, state: NodeState, at: float, inbox: int) -> bytes:
         return f"inbox {inbox}\n".encode()
@@ -74,6 +84,7 @@ class Found:
     role: Latest[Role] = field(default_factory=lambda: Latest(Role.SERVING))
     waiting: int = 0
     problems: list[str] = field(default_factory=list)
+    crowds: list[int] = field(default_factory=list)
 
     @property
     def ports(self) -> EndpointPorts:
@@ -87,10 +98,11 @@ class Found:
             debug=lambda state, at: b"{}",
             on_listening=lambda _: None,
             on_problem=self.problems.append,
+            on_crowd=self.crowds.append,
         )
 
-    async def get(self, path: str) -> tuple[int, str]:
-        answer = await Routes(self.ports).answer(path)
+    async def get(self, path: str, *, is_from_here: bool = True) -> tuple[int, str]:
+        answer = await Routes(self.ports).answer(HttpRequest(path, is_from_here))
         return answer.status, answer.body.decode()
 
 
@@ -126,6 +138,8 @@ async def test_a_registry_that_takes_nothing_is_not_live_and_one_that_is_busy_is
 async def test_the_state_is_shown_to_this_machine_only() -> None:
     found = Found()
     assert await found.get("/debug/state") == (200, "{}")
+    assert (await found.get("/debug/state", is_from_here=False))[0] == 403
+    assert (await found.get("/livez", is_from_here=False))[0] == 200
     found.server.is_local = False
     status, text = await found.get("/debug/state")
     assert (status, "loopback" in text) == (403, True)
@@ -146,6 +160,16 @@ async def test_an_address_that_cannot_be_had_is_told_once_for_each_reason_and_tr
     with trio.move_on_after(10):
         await run(found.ports)
     assert found.problems == ["taken", "other", "taken"]
+    assert found.server.log == ["serves", "ends"]
+
+
+async def test_connections_that_are_turned_away_are_counted_each_and_logged_now_and_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    found = Found(server=FakeServer(crowd=500))
+    with trio.move_on_after(1):
+        await run(found.ports)
+    assert (found.meter.closed, found.crowds) == (500, [1])
     assert found.server.log == ["serves", "ends"]
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from gpuactors import limits
 from gpuactors.http.serve import TcpServer, UnixServer
-from gpuactors.ports_http import HttpAnswer, HttpError, HttpServer
+from gpuactors.ports_http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
 
 ASKED = b"GET /x?y=1 HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-async def echo(path: str) -> HttpAnswer:
-    return HttpAnswer(200, path.encode())
+async def echo(request: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200, request.path.encode())
+
+
+async def where_from(request: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200, b"here" if request.is_from_here else b"elsewhere")
+
+
+async def large(_: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200, bytes(8 << 20))
+
+
+def count_nothing() -> None: ...
 
 
 @asynccontextmanager
@@ -28,7 +40,9 @@ async def served(directory: Path) -> AsyncIterator[Path]:
 
 
 @asynccontextmanager
-async def serving(server: HttpServer) -> AsyncIterator[str]:
+async def serving(
+    server: HttpServer, answering: Answering = echo, turned_away: Callable[[], None] = count_nothing
+) -> AsyncIterator[str]:
     listening, names = trio.Event(), list[str]()
 
     def noted(name: str) -> None:
@@ -36,7 +50,7 @@ async def serving(server: HttpServer) -> AsyncIterator[str]:
         listening.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve, echo, noted)
+        nursery.start_soon(server.serve, answering, noted, turned_away)
         await listening.wait()
         yield names[0]
         nursery.cancel_scope.cancel()
@@ -70,6 +84,22 @@ async def test_a_request_is_answered_by_its_path_and_the_connection_is_closed(tm
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Connection: close" in head
     assert body == b"/x"
+
+
+async def test_a_bug_costs_the_request_that_meets_it(tmp_path: Path) -> None:
+    """Issue 24, 1."""
+
+    async def deep_at_x(request: HttpRequest) -> HttpAnswer:
+        if request.path == "/x":
+            raise RecursionError("too deep")
+        return await echo(request)
+
+    with capture_logs() as lines:
+        async with serving(UnixServer(str(tmp_path / "s")), deep_at_x):
+            for _ in range(2):
+                assert (await answer(tmp_path / "s", ASKED)).startswith(b"HTTP/1.1 500 ")
+                assert (await answer(tmp_path / "s", ASKED.replace(b"/x", b"/y"))).endswith(b"/y")
+    assert [line["event"] for line in lines] == ["actor.failed"] * 2
 
 
 @pytest.mark.parametrize(
@@ -117,18 +147,115 @@ async def test_a_slow_client_loses_its_place_after_the_deadline(
         assert trio.current_time() - began == pytest.approx(limits.HTTP_REQUEST_S)
 
 
-async def test_one_connection_too_many_is_closed_and_the_others_go_on(tmp_path: Path) -> None:
-    async with served(tmp_path) as path:
-        held = [await dial(path) for _ in range(limits.HTTP_CONNECTIONS_MAX)]
-        for stream in held:
-            await stream.send_all(ASKED[:10])
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert await everything(await dial(path)) == b""
-        await held[0].send_all(ASKED[10:])
-        assert (await everything(held[0])).endswith(b"/x")
+async def dial_many(
+    path: Path, first: bytes, count: int = limits.HTTP_CONNECTIONS_MAX
+) -> list[trio.SocketStream]:
+    held = [await dial(path) for _ in range(count)]
+    for stream in held:
+        await stream.send_all(first)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    return held
+
+
+async def close_all(streams: Iterable[trio.SocketStream]) -> None:
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_the_oldest_slow_client_makes_room_for_a_newcomer(tmp_path: Path) -> None:
+    closed = list[None]()
+    server = UnixServer(str(tmp_path / "s"))
+    async with serving(server, turned_away=lambda: closed.append(None)):
+        path = tmp_path / "s"
+        held = await dial_many(path, ASKED[:10])
+        assert closed == []
         assert (await answer(path, ASKED)).endswith(b"/x")
-        for stream in held[1:]:
-            await stream.aclose()
+        assert len(closed) == 1
+        assert await everything(held[0]) == b""
+        await held[1].send_all(ASKED[10:])
+        assert (await everything(held[1])).endswith(b"/x")
+        await close_all(held)
+
+
+async def test_a_client_that_does_not_take_its_answer_makes_room_as_well(tmp_path: Path) -> None:
+    async with serving(UnixServer(str(tmp_path / "s")), large):
+        held = await dial_many(tmp_path / "s", ASKED)
+        assert (await answer(tmp_path / "s", ASKED)).startswith(b"HTTP/1.1 200")
+        await close_all(held)
+
+
+async def test_who_waits_for_us_keeps_the_place(tmp_path: Path) -> None:
+    """A liveness probe takes 0.8 s where a socket hangs: nobody who comes then may cost it its answer."""
+    closed, asked, go_on = list[None](), list[HttpRequest](), trio.Event()
+
+    async def slowly(request: HttpRequest) -> HttpAnswer:
+        asked.append(request)
+        await go_on.wait()
+        return HttpAnswer(200, b"done")
+
+    async with serving(UnixServer(str(tmp_path / "s")), slowly, lambda: closed.append(None)):
+        held = await dial_many(tmp_path / "s", ASKED)
+        assert len(asked) == limits.HTTP_CONNECTIONS_MAX
+        assert await everything(await dial(tmp_path / "s")) == b""
+        go_on.set()
+        for stream in held:
+            assert (await everything(stream)).endswith(b"done")
+    assert len(closed) == 1
+
+
+async def test_one_host_takes_no_place_of_another_hosts() -> None:
+    port, other = free_port(), "127.0.0.2"
+    async with serving(TcpServer("127.0.0.1", port)):
+        probe = trio.socket.socket()
+        await probe.bind((other, 0))
+        await probe.connect(("127.0.0.1", port))
+        await probe.send(ASKED[:10])
+        held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3 * limits.HTTP_CONNECTIONS_MAX)]
+        await probe.send(ASKED[10:])
+        assert (await everything(trio.SocketStream(probe))).endswith(b"/x")
+        await close_all(held)
+
+
+async def test_the_body_of_a_get_is_not_read(tmp_path: Path) -> None:
+    """One client that sent for ever made kubelet's Allocate ten times as slow."""
+    async with served(tmp_path) as path:
+        stream = await dial(path)
+        await stream.send_all(ASKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n10000\r\n")
+        assert (await everything(stream)).endswith(b"/x")
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        (b"127.0.0.1:9400", b"here"),
+        (b"localhost", b"here"),
+        (b"[::1]:9400", b"here"),
+        (b"gpu-node.example:9400", b"elsewhere"),  # a page whose name was made to mean this machine
+        (b"localhost.example", b"elsewhere"),
+        (b"10.0.0.1", b"elsewhere"),
+    ],
+)
+async def test_a_name_that_is_not_this_machines_is_from_elsewhere(host: bytes, said: bytes) -> None:
+    port = free_port()
+    async with serving(TcpServer("127.0.0.1", port), where_from):
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        await stream.send_all(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert (await everything(stream)).endswith(b"\r\n\r\n" + said)
+
+
+async def test_an_address_of_this_machine_that_is_not_loopback_is_from_elsewhere() -> None:
+    """With `route_localnet`, and at a server of every address, a packet comes to loopback from another host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        try:
+            found.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        own: str = found.getsockname()[0]
+    port = free_port()
+    async with serving(TcpServer(None, port), where_from):
+        stream = await trio.open_tcp_stream(own, port)
+        await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await everything(stream)).endswith(b"elsewhere")
 
 
 def free_port() -> int:
@@ -187,6 +314,6 @@ async def test_an_address_that_cannot_be_had_is_a_sentence(
 ) -> None:
     server, sentence = case()
     with pytest.raises(HttpError, match=sentence):
-        await server.serve(echo, lambda _: None)
+        await server.serve(echo, lambda _: None, count_nothing)
     while HELD:
         HELD.pop().close()

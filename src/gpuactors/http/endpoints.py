@@ -7,6 +7,7 @@ its body lists what is missing. Decides nothing: `core/readiness.py` does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, final
@@ -19,12 +20,19 @@ from gpuactors.core.model import Role
 from gpuactors.core.readiness import lacking
 from gpuactors.core.state import NodeState
 from gpuactors.ports import OwnSockets
-from gpuactors.ports_http import Answering, HttpAnswer, HttpError, HttpServer, Meter
+from gpuactors.ports_http import HttpAnswer, HttpError, HttpRequest, HttpServer, Meter
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LOOKS: Final = 20
 
 JSON: Final = "application/json"
+
+DEBUG: Final = "/debug/state"
+
+_NOT_FROM_HERE: Final = (
+    b"the state is served on loopback and on a unix socket only (--http-address), and to those who ask for it there by "
+    b"a name or address of loopback\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,9 @@ class EndpointPorts:
     on_listening: Callable[[str], None]
     on_problem: Callable[[str], None]
     """Called with a sentence when the address cannot be had, once for each reason; it is tried again."""
+    on_crowd: Callable[[int], None]
+    """Called with how many connections were closed as there were too many since it was called last: at the first one,
+    then once in HTTP_CROWD_LOG_S at most."""
 
 
 async def run(ports: EndpointPorts) -> None:
@@ -67,10 +78,10 @@ async def _until(ports: EndpointPorts, *, is_left: bool) -> None:
 
 
 async def _serve(ports: EndpointPorts) -> None:
-    answering, told = Routes(ports).answer, ""
+    answering, crowd, told = Routes(ports).answer, _Crowd(ports), ""
     while True:
         try:
-            await ports.server.serve(answering, ports.on_listening)
+            await ports.server.serve(answering, ports.on_listening, crowd.turned_away)
         except HttpError as exc:
             if str(exc) != told:
                 told = str(exc)
@@ -79,37 +90,55 @@ async def _serve(ports: EndpointPorts) -> None:
 
 
 @final
+class _Crowd:
+    """Counts the connections that were closed as there were too many, and tells of them now and then."""
+
+    def __init__(self, ports: EndpointPorts) -> None:
+        self._ports = ports
+        self._untold = 0
+        self._next_at = -math.inf
+
+    def turned_away(self) -> None:
+        """As of `ports_http.HttpServer.serve`."""
+        self._ports.meter.turned_away()
+        self._untold += 1
+        if trio.current_time() >= self._next_at:
+            self._ports.on_crowd(self._untold)
+            self._untold, self._next_at = 0, trio.current_time() + limits.HTTP_CROWD_LOG_S
+
+
+@final
 class Routes:
     """The answers."""
 
     def __init__(self, ports: EndpointPorts) -> None:
         self._ports = ports
-        self._routes: dict[str, Answering] = {
+        self._routes: dict[str, Callable[[], Awaitable[HttpAnswer]]] = {
             "/metrics": self._metrics,
             "/livez": self._live,
             "/readyz": self._ready,
         }
         if ports.server.is_local:
-            self._routes["/debug/state"] = self._debug
+            self._routes[DEBUG] = self._debug
 
-    async def answer(self, path: str) -> HttpAnswer:
-        """The answer to GET of `path`."""
+    async def answer(self, request: HttpRequest) -> HttpAnswer:
+        """As `ports_http.Answering`."""
+        path = request.path
+        if path == DEBUG and not (self._ports.server.is_local and request.is_from_here):
+            return HttpAnswer(403, _NOT_FROM_HERE)
         if (route := self._routes.get(path)) is not None:
-            return await route(path)
+            return await route()
         known = "".join(f"  {name}\n" for name in self._routes)
         if path == "/":
             return HttpAnswer(200, f"gpuactors\n{known}".encode())
-        if path == "/debug/state":
-            why = "the state is served on loopback and on a unix socket only (--http-address)"
-            return HttpAnswer(403, f"{why}\n".encode())
         return HttpAnswer(404, f"there is no such page here; there are\n{known}".encode())
 
-    async def _metrics(self, _: str) -> HttpAnswer:
+    async def _metrics(self) -> HttpAnswer:
         state = self._ports.state.value
         page = self._ports.meter.page(state, trio.current_time(), self._ports.inbox())
         return HttpAnswer(200, page, PROMETHEUS)
 
-    async def _live(self, _: str) -> HttpAnswer:
+    async def _live(self) -> HttpAnswer:
         found: list[str] = []
 
         async def ask(question: Callable[[], Awaitable[tuple[str, ...]]]) -> None:
@@ -132,10 +161,10 @@ class Routes:
                 return ()
         return (f"the registry took no event in {limits.DIAL_OWN_S} s, and {waiting} wait for it",)
 
-    async def _ready(self, _: str) -> HttpAnswer:
+    async def _ready(self) -> HttpAnswer:
         return _verdict("ready", "not ready", lacking(self._ports.state.value))
 
-    async def _debug(self, _: str) -> HttpAnswer:
+    async def _debug(self) -> HttpAnswer:
         return HttpAnswer(200, self._ports.debug(self._ports.state.value, trio.current_time()), JSON)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,28 @@ def test_a_group_has_all_its_functions_and_says_which_are_bridges(tree: HostTree
         (GPU, False),
         (AUDIO, False),
     ]
-    assert [f.bound for f in group.functions][1:] == [
+    assert [f.bound.presence for f in group.functions[1:]] == [
+        tree.device_dir(address).stat().st_ino for address in (GPU, AUDIO)
+    ]
+    assert [replace(f.bound, presence=0) for f in group.functions][1:] == [
         BoundFunction(GPU, "nvidia", 51, None),
         BoundFunction(AUDIO, "vfio-pci", 51, "vfio0", vfio=True),
     ]
     assert kernel.override(GPU) == ""
+
+
+@pytest.mark.parametrize("number", ["²:1", "195:²", "195:99999999999999999999", "195", ":", "a:b", ""])
+def test_a_device_number_that_makes_no_sense_is_nobodys(
+    tree: HostTree, kernel: FakeKernel, number: str
+) -> None:
+    reader = GroupReader(root(tree))
+    group = reader.read(GPU)
+    assert group is not None
+    before = reader.nodes(group)
+    device = tree.device_dir(GPU) / "odd/odd0"
+    device.mkdir(parents=True)
+    (device / "dev").write_text(f"{number}\n")
+    assert reader.nodes(group) == before
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import trio
 from gpuactors.core.domains.model import ImexFacts
 from gpuactors.host.imex import HostImex, ImexFiles, InlineImex, character_majors
 from gpuactors.host.imex_ctl import ImexCtl
-from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, HostRoot
+from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.ports import HostError, ImexReader
 from gpuactors.simulation.host.imex import CHANNELS_MAJOR, CLIQUE, ImexTree
 from tests.support.patience import patient
@@ -47,7 +47,11 @@ async def test_a_node_of_a_fabric_has_numbers_and_a_clique(
     tree: ImexTree, kind: Callable[[HostRoot], ImexReader]
 ) -> None:
     assert await read(kind(root(tree))) == ImexFacts(
-        channel_major=236, caps_major=235, mgmt_minor=4323, clique_id=CLIQUE
+        channel_major=236,
+        caps_major=235,
+        mgmt_minor=4323,
+        clique_id=CLIQUE,
+        clique_source=GPU_FEATURES,
     )
 
 
@@ -75,7 +79,14 @@ async def test_a_driver_that_is_loaded_later_is_seen_and_so_is_another_clique(tr
     tree.join(CLIQUE.replace(".32766", ".4"))
     assert (await read(imex)).clique_id.endswith(".4")
     tree.leave()
-    assert (await read(imex)).clique_id == ""
+    facts = await read(imex)
+    assert (
+        facts.clique_id,
+        facts.unknown.startswith("the clique of this node's NVLink fabric is not known"),
+    ) == (
+        "",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,30 +95,41 @@ async def test_a_driver_that_is_loaded_later_is_seen_and_so_is_another_clique(tr
         None,
         "",
         "nvidia.com/gpu.count=4\n",
-        "nvidia.com/gpu.clique=00000000-0000-0000-0000-000000000000.0\n",
         "nvidia.com/gpu.clique=\n",
     ],
 )
-def test_a_node_without_fabric_has_no_clique(tree: ImexTree, features: str | None) -> None:
+def test_a_file_without_a_clique_says_nothing_of_it(tree: ImexTree, features: str | None) -> None:
     tree.path(GPU_FEATURES).unlink()
     if features is not None:
         tree.path(GPU_FEATURES).write_text(features)
     assert files(tree).read() == ImexFacts(channel_major=236, caps_major=235, mgmt_minor=4323)
+    assert files(tree).clique().clique_id is None
+
+
+def test_a_cluster_of_zeros_is_no_fabric(tree: ImexTree) -> None:
+    tree.join("00000000-0000-0000-0000-000000000000.0")
+    assert files(tree).clique().clique_id == ""
+
+
+def test_the_driver_says_how_many_channels_it_has(tree: ImexTree) -> None:
+    assert files(tree).read().channels == 2048
+    tree.path(NVIDIA_PARAMS).write_text("ModifyDeviceFiles: 1\nImexChannelCount: 64\n")
+    assert files(tree).read().channels == 64
 
 
 def test_a_file_of_the_operators_names_the_clique_alone(tree: ImexTree) -> None:
     tree.path("/clique").write_text(f"{CLIQUE.replace('.32766', '.1')}\n")
-    assert files(tree, "/clique").read().clique_id.endswith(".1")
+    assert str(files(tree, "/clique").clique().clique_id).endswith(".1")
 
 
 @pytest.mark.parametrize(
     "value", ["7", "../../etc.1", f"{CLIQUE}/..", CLIQUE.replace(".", "-"), CLIQUE.upper()]
 )
-def test_a_clique_that_is_none_is_named_and_never_taken(tree: ImexTree, value: str) -> None:
+async def test_a_clique_that_is_none_is_named_and_never_taken(tree: ImexTree, value: str) -> None:
     tree.join(value)
-    with pytest.raises(HostError) as said:
-        files(tree).read()
-    assert str(said.value).startswith(f"{tree.path(GPU_FEATURES)} names the clique {value}, which is none")
+    facts = await read(HostImex(root(tree)))
+    assert facts.clique_id == ""
+    assert f"{GPU_FEATURES} names the clique {value}, which is none" in facts.unknown
 
 
 def test_a_driver_without_the_capability_has_no_minor_number(tree: ImexTree) -> None:
@@ -184,3 +206,8 @@ def script(directory: Path, text: str) -> Path:
     tool.write_text(f"#!/bin/sh\n{text}\n")
     tool.chmod(0o755)
     return tool
+
+
+def test_a_number_of_thousands_of_digits_is_none() -> None:
+    """Python refuses to make an int of it by a ValueError, which ended the read."""
+    assert character_majors("Character devices:\n" + "9" * 5000 + " x\n195 nvidia\n") == {"nvidia": 195}

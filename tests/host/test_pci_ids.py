@@ -56,7 +56,7 @@ def test_lookup(tmp_path: Path, vendor: str, device: str, name: str | None) -> N
 def test_last_line_without_an_end(tmp_path: Path) -> None:
     names = PciIds.open(small(tmp_path / "pci.ids", b"10de  NVIDIA\n\t2330  H100"))
     assert names.lookup("10de", "2330") == "H100"
-    assert PciIds.open(small(tmp_path / "one", b"10de  NVIDIA")).lookup("10de", "2330") is None
+    assert PciIds(small(tmp_path / "one", b"10de  NVIDIA")).lookup("10de", "2330") is None
 
 
 def test_old_copies_in_latin_1(tmp_path: Path) -> None:
@@ -78,9 +78,37 @@ def test_a_compressed_file(tmp_path: Path) -> None:
 
 
 def test_an_explicit_file_is_the_only_source(tmp_path: Path) -> None:
-    names = PciIds.open(small(tmp_path / "own", b"1234  QEMU\n\t11e8  edu\n"))
+    names = PciIds.open(small(tmp_path / "own", b"1234  QEMU\n\t11e8  edu\n10de  N\n\t2331  x\n"))
     assert names.lookup("1234", "11e8") == "edu"
     assert names.lookup("10de", "2330") is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"root:x:0:0::/root:/bin/sh\n",
+        b"1002  AMD\n\t73bf  Navi 21\n",
+        b"10de  NVIDIA\n",
+        b"\t2330  GH100\n",
+    ],
+)
+def test_a_file_that_names_no_gpu_of_nvidias_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Any file was taken: every GPU got the name of its number, and kubelet's devices another resource."""
+    with pytest.raises(
+        HostError, match=r"other has no device of vendor 10de, so it is no pci\.ids .*--pci-ids"
+    ):
+        PciIds.open(small(tmp_path / "other", content))
+
+
+def test_a_packed_file_that_is_damaged_or_without_end_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(SMALL.encode() * 50))
+    packed[20] ^= 0xFF
+    (tmp_path / "a.gz").write_bytes(packed)
+    (tmp_path / "b.gz").write_bytes(gzip.compress(bytes(1 << 26)))
+    for name in ("a.gz", "b.gz"):
+        with pytest.raises(HostError, match="--pci-ids"):
+            PciIds.open(tmp_path / name)
 
 
 @pytest.mark.parametrize("content", [None, b"not gzip"])
@@ -103,5 +131,5 @@ def test_a_section_is_kept_when_the_file_goes(tmp_path: Path) -> None:
 
 
 def test_garbage_is_no_name(tmp_path: Path) -> None:
-    names = PciIds.open(small(tmp_path / "pci.ids", b"\x00\xff" * 1000 + b"\n10de  \n\t\n\t23\n\tzzzz  x\n"))
+    names = PciIds(small(tmp_path / "pci.ids", b"\x00\xff" * 1000 + b"\n10de  \n\t\n\t23\n\tzzzz  x\n"))
     assert names.lookup("10de", "2330") is None

@@ -95,6 +95,75 @@ async def test_a_scan_that_hangs_is_given_up_and_holds_up_no_look(tree: HostTree
     tree.end_hang(address(1), "device", b"0x2330\n")
 
 
+ANSWERS = {"vendor": b"0x10de\n", "device": b"0x2330\n", "class": b"0x030200\n", "numa_node": b"-1\n"}
+"""What the kernel says in the end."""
+
+
+def scans() -> int:
+    return sum(thread.name == "scan" for thread in threading.enumerate())
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("name", ["vendor", "device", "class", "numa_node"])
+async def test_a_function_that_never_answers_costs_a_scan_that_function_only(
+    tree: HostTree, name: str
+) -> None:
+    """Issue 24, 4: no GPU was served, 100 s and on."""
+    reader = ThreadedReader(sysfs(tree), scan_function_s=SHORT_S)
+    expected = sysfs(tree).scan()
+    tree.make_hang(address(1), name)
+    tree.make_hang(address(5), name)
+    with trio.fail_after(PATIENCE_S):
+        for _ in range(3):
+            found = await reader.scan()
+            assert [f.address for f in found] == [f.address for f in expected]
+            assert [f for f in found if f.fault is None] == [
+                f for f in expected if f.address not in (address(1), address(5))
+            ]
+            for silent in (found[1], found[5]):
+                assert silent.fault is not None
+                assert silent.fault.endswith("it is read again automatically")
+                assert f"{silent.address} does not answer" in silent.fault
+                assert (silent.iommu_group, silent.driver) == (int(silent.address[5:7], 16), "vfio-pci")
+            assert scans() == 2, "a thread for each that hangs, however often it is scanned"
+        for hangs in (1, 5):
+            tree.end_hang(address(hangs), name, ANSWERS[name])
+        await until(lambda: scans() == 0)
+        assert await reader.scan() == expected
+
+
+@pytest.mark.trio
+async def test_a_companion_that_never_answers_is_in_its_group_all_the_same(tree: HostTree) -> None:
+    """Else the GPU would be given away without what else is in its group."""
+    audio = PciSpec("0000:02:00.1", "10df", "22ba", "040300", 2, driver="snd_hda_intel")
+    tree.plug(audio)
+    tree.make_hang(audio.address, "vendor")
+    reader = ThreadedReader(sysfs(tree), scan_function_s=SHORT_S)
+    with trio.fail_after(PATIENCE_S):
+        found = {function.address: function for function in await reader.scan()}
+    companion = found[PciAddress(audio.address)]
+    assert (companion.iommu_group, companion.driver, companion.fault is None) == (2, "snd_hda_intel", False)
+    assert found[address(2)].fault is None
+    tree.end_hang(audio.address, "vendor", b"0x10df\n")
+
+
+@pytest.mark.trio
+async def test_scans_that_hang_are_bounded(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SCANS_HANGING_MAX", 3)
+    reader = ThreadedReader(sysfs(tree), scan_function_s=0.01)
+    for number in range(5):
+        tree.make_hang(address(number), "vendor")
+    with trio.fail_after(PATIENCE_S):
+        for _ in range(3):
+            with pytest.raises(HostError, match="3 functions do not answer"):
+                await reader.scan()
+        assert scans() == 3
+        assert (await reader.inspect(address(7)))[0].fault is None
+    for number in range(5):
+        tree.end_hang(address(number), "vendor", b"0x10de\n")
+    await until(lambda: scans() == 0)
+
+
 @pytest.mark.trio
 async def test_hanging_inspections_use_up_no_slots(tree: HostTree) -> None:
     """More functions hang than there are slots, and the next inspection returns all the same."""

@@ -69,6 +69,7 @@ def test_all_facts_of_a_bound_gpu(tree: HostTree) -> None:
             nodes=("/dev/vfio/vfio", "/dev/vfio/51"),
             model="GH100 [H100 SXM5 80GB]",
             fault=None,
+            presence=tree.device_dir("0000:23:00.0").stat().st_ino,
         ),
     )
 
@@ -322,10 +323,9 @@ def test_what_vanishes_while_it_is_read_is_not_there(tree: HostTree, moment: str
 
 def test_a_group_that_vanishes_with_its_function_is_no_fault(tree: HostTree) -> None:
     tree.plug(GPU)
-    names = tree.root / "pci.ids"  # read after the function and before its group
-    os.mkfifo(names)
-    sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds(names))
-    assert look_during(sysfs, names, b"10de  NVIDIA\n", lambda: tree.unplug(GPU.address)) == ()
+    bars = tree.device_dir(GPU.address) / "resource"  # read after its presence and before its group
+    os.mkfifo(bars)
+    assert look_during(reader(tree), bars, H100_BARS.encode(), lambda: tree.unplug(GPU.address)) == ()
 
 
 def look_during(
@@ -406,6 +406,54 @@ def test_whether_the_node_has_iommufd_does_not_depend_on_the_driver(
     with_or_without = HostTree(tmp_path, cdev=cdev)
     with_or_without.plug(replace(GPU, driver=driver))
     assert inspect(with_or_without).iommufd is cdev
+
+
+def test_virtual_functions_and_the_function_that_has_them(tree: HostTree) -> None:
+    tree.plug(replace(GPU, driver="nvidia", total_vfs=2))
+    assert (inspect(tree).physical, inspect(tree).has_virtual_functions) == (None, False)
+    tree.virtualize(GPU.address, 2, "vfio-pci")
+    assert (inspect(tree).physical, inspect(tree).has_virtual_functions) == (None, True)
+    first, second = (inspect(tree, address) for address in tree.virtual_functions(GPU.address))
+    assert [f.physical for f in (first, second)] == [GPU.address] * 2
+    assert [f.vfio_bound for f in (first, second)] == [True, True]
+    assert [f.has_virtual_functions for f in (first, second)] == [False, False]
+    tree.virtualize(GPU.address, 0)
+    assert not inspect(tree).has_virtual_functions
+    assert addresses(reader(tree).scan()) == [GPU.address]
+
+
+H100_BARS = """\
+0x00000000a0000000 0x00000000a0ffffff 0x0000000000140204
+0x0000000000000000 0x0000000000000000 0x0000000000000000
+0x0000206000000000 0x0000207fffffffff 0x000000000014220c
+0x0000000000000000 0x0000000000000000 0x0000000000000000
+0x0000208042000000 0x0000208043ffffff 0x000000000014220c
+0x0000000000000000 0x0000000000000000 0x0000000000000000
+0x0000000000000000 0x0000000000000000 0x0000000000000000
+0x0000208000000000 0x0000208003ffffff 0x000000000014220c
+"""
+"""A GPU with 16 MiB, 128 GiB and 32 MiB, and the virtual functions' BARs behind them."""
+
+
+@pytest.mark.parametrize(
+    ("content", "memory"),
+    [
+        (H100_BARS, 256 << 30),
+        ("0x1000 0x1fff 0x40101\n0xa0000000 0xa0ffffff 0x40200\n", 0),  # I/O and 32 bits
+        ("0x2000000000 0x203fffffff 0x14220c\n", 1 << 30),
+        ("nonsense\n", 0),
+        ("", 0),
+    ],
+)
+def test_the_memory_behind_the_bars_as_nvidias_driver_counts_it(
+    tree: HostTree, content: str, memory: int
+) -> None:
+    tree.plug(GPU)
+    assert inspect(tree).memory_bytes == 0, "there is no such file"
+    tree.set_attribute(GPU.address, "resource", content.encode())
+    assert inspect(tree).memory_bytes == memory
+    tree.make_unreadable(GPU.address, "resource")
+    assert (inspect(tree).memory_bytes, inspect(tree).fault) == (0, None)
 
 
 def test_a_group_of_no_iommu_mode(tree: HostTree) -> None:

@@ -40,8 +40,8 @@ def daemon_of(node: Node, cdi: Path, *words: str) -> DaemonProcess:
 def test_a_pre_bound_gpu_from_slice_to_unprepare() -> None:
     gpu = address(0x23)
     with claims_node(g23="vfio-pci", g24="vfio-pci") as (node, api, cdi), daemon_of(node, cdi) as daemon:
-        eventually(lambda: api.devices() == [device_of(gpu), device_of(address(0x24))], "the slice")
         with plugin_of(node.kubelet_dir) as plugin:
+            eventually(lambda: api.devices() == [device_of(gpu), device_of(address(0x24))], "the slice")
             uid = api.claim("one", gpu)
             prepared = prepare(plugin, "one", uid)
             assert prepared.error == ""
@@ -193,7 +193,7 @@ def test_inspect_and_explain_show_claims() -> None:
         assert known["devices"][0]["for_claims"]["claim"]["uid"] == old
         told = gpuactors("explain", gpu, *where).stdout
         assert f"default/old, UID {old}: Prepared" in told
-        assert "it stays on its vfio driver: it was first seen on vfio-pci" in told
+        assert "it stays on its vfio driver: it was found on vfio-pci" in told
         assert f"{gpu}: it belongs to the claim default/old" in gpuactors("explain", new, *where).stdout
         unknown = gpuactors("explain", "default/none", *where)
         assert (unknown.returncode, "it knows default/old, default/new" in unknown.stderr) == (1, True)

@@ -58,6 +58,7 @@ def domains_node(*words: str, imex: bool = True) -> Iterator[tuple[Node, Api, tu
             f"--node-name={NODE}",
             f"--kubeconfig={node.directory / 'kubeconfig'}",
             f"--cdi-dir={node.directory / 'cdi'}",
+            f"--imex-management={MANAGEMENT}",
             *words,
         )  # fmt: skip
 
@@ -70,6 +71,9 @@ def scene(*words: str) -> Iterator[Scene]:
         plugin_of(node.kubelet_dir, driver=DRIVER) as plugin,
     ):
         yield Scene(node, api, DomainObjects(api), node.directory / "cdi", daemon, plugin)
+
+
+MANAGEMENT = "management.nvidia.com/gpu=all"
 
 
 class Call(threading.Thread):
@@ -99,7 +103,9 @@ def domain_with_channel(at: Scene, name: str = "training") -> tuple[str, str, st
     channel, daemon = at.objects.channel("old", domain), at.objects.daemon(f"{name}-daemon", domain)
     waiting = Call(prepare, at.plugin, "old", channel)
     eventually(lambda: at.objects.label == domain, "the label")
-    assert prepare(at.plugin, f"{name}-daemon", daemon, NAMESPACE).error == ""
+    answer = prepare(at.plugin, f"{name}-daemon", daemon, NAMESPACE)
+    assert answer.error == ""
+    assert MANAGEMENT in answer.devices[0].cdi_device_ids
     assert waiting.answers == []
     at.objects.set_nodes(name, {NODE: "Ready"})
     assert waiting.answer.error == ""
@@ -118,7 +124,7 @@ def test_a_channel_from_slice_to_unprepare() -> None:
         (mount,) = of_daemon["mounts"]
         directory = at.node.kubelet_dir / "plugins" / DRIVER / "domains" / domain
         assert (mount["hostPath"], mount["containerPath"]) == (str(directory), "/imexd")
-        assert directory.is_dir()
+        assert "{{.IMEXCmdBindInterfaceIP}}" in (directory / "imexd.cfg.tmpl").read_text()
         (directory / "nodes_config.cfg").write_text("written by the daemon's container")
         assert unprepare(at.plugin, "old", channel).error == ""
         # By that NVIDIA's controller ends the daemon's pod, whose claim is unprepared then.
@@ -127,6 +133,18 @@ def test_a_channel_from_slice_to_unprepare() -> None:
         assert unprepare(at.plugin, "training-daemon", daemon, NAMESPACE).error == ""
         eventually(lambda: not directory.exists(), "the directory's end")
         assert list(at.cdi.iterdir()) == []
+
+
+def test_nothing_is_published_before_kubelet_has_registered_the_driver() -> None:
+    """A pod that the scheduler sends sooner is prepared 60 to 90 s later."""
+    with domains_node() as (node, api, arguments), node.daemon(*arguments) as daemon:
+        daemon.wait_event("claims.serving")
+        daemon.wait_event("imex.read")
+        with plugin_of(node.kubelet_dir, driver=DRIVER):
+            eventually(lambda: api.devices(DRIVER) == [CHANNEL, DAEMON], "the slice")
+            daemon.wait_event("slices.published")
+        events = [line["event"] for line in daemon.log if "event" in line]
+        assert events.index("claims.registered") < events.index("slices.published")
 
 
 def test_nvidia_641_the_old_unprepare_comes_after_the_new_prepare() -> None:
@@ -210,7 +228,7 @@ def test_a_lost_checkpoint_costs_no_claim_and_no_label() -> None:
         objects, cdi = DomainObjects(api), node.directory / "cdi"
         with node.daemon(*arguments) as daemon, plugin_of(node.kubelet_dir, driver=DRIVER) as plugin:
             domain, channel, of_daemon = domain_with_channel(Scene(node, api, objects, cdi, daemon, plugin))
-        (node.kubelet_dir / "plugins" / DRIVER / "checkpoint.json").write_text("{ not JSON")
+        (node.kubelet_dir / "plugins" / DRIVER / "gpuactors-checkpoint.json").write_text("{ not JSON")
         before = objects.version
         with node.daemon(*arguments) as daemon, plugin_of(node.kubelet_dir, driver=DRIVER) as plugin:
             daemon.wait_event("checkpoint.read", claims=2, level="warning")
@@ -250,10 +268,11 @@ def test_gpus_and_domains_are_two_drivers_of_one_daemon() -> None:
         node.plug(0x23, "2330", driver="vfio-pci")
         with node.daemon(*arguments) as daemon:
             gpu = device_of(address(0x23))
-            eventually(
-                lambda: (api.devices(GPUS), api.devices(DRIVER)) == ([gpu], [CHANNEL, DAEMON]), "both slices"
-            )
             with plugin_of(node.kubelet_dir) as gpus, plugin_of(node.kubelet_dir, driver=DRIVER) as domains:
+                eventually(
+                    lambda: (api.devices(GPUS), api.devices(DRIVER)) == ([gpu], [CHANNEL, DAEMON]),
+                    "both slices",
+                )
                 at = Scene(node, api, DomainObjects(api), node.directory / "cdi", daemon, domains)
                 uid = api.claim("gpu", address(0x23))
                 assert prepare(gpus, "gpu", uid).error == ""
@@ -332,7 +351,11 @@ def test_a_domain_id_that_is_a_path_makes_no_file_anywhere() -> None:
 
 
 def test_a_node_without_imex_says_so_once_and_offers_nothing() -> None:
-    with domains_node(imex=False) as (node, api, arguments), node.daemon(*arguments) as daemon:
+    with (
+        domains_node(imex=False) as (node, api, arguments),
+        node.daemon(*arguments) as daemon,
+        plugin_of(node.kubelet_dir, driver=DRIVER),
+    ):
         daemon.wait_event("imex.read", has=["nvidia-caps-imex-channels"])
         eventually(lambda: api.slices(DRIVER) == 1, "the empty slice")
         assert api.devices(DRIVER) == []

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -188,3 +189,19 @@ def test_every_route_is_answered_and_none_takes_anything(path: str) -> None:
         empty = get(node.http, path, "HEAD")
         assert empty.text == ""
         assert (os.stat(node.http).st_mode & 0o777) == 0o600
+
+
+def test_probes_are_answered_beside_slow_clients_and_those_are_counted() -> None:
+    with open_node() as node, node.daemon(tolerated=["http.crowded"]) as daemon, ExitStack() as stack:
+        daemon.wait_event("http.listening")
+        wait_ready(node)
+        for _ in range(64):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.settimeout(5)
+            client.connect(str(node.http))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")
+        for path in ("/readyz", "/livez"):
+            assert page(node, path).status == 200, path
+        assert metrics(node)["gpuactors_http_connections_turned_away_total"] >= 32
+        assert daemon.wait_event("http.crowded")["closed"] >= 1
+        node.assert_sound(daemon)

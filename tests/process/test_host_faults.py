@@ -104,6 +104,29 @@ def test_a_device_whose_id_was_never_read_harms_nobody() -> None:
             node.assert_sound(daemon)
 
 
+def test_a_gpu_that_never_answers_costs_no_other_gpu_anything() -> None:
+    """Issue 24, 4: no GPU of the node was served, 100 s and on."""
+    silent = address(0x24)
+    with open_node() as node:
+        for slot in (0x23, 0x24, 0x25):
+            node.plug(slot, "2330", driver="vfio-pci")
+        node.tree.make_hang(silent, "vendor")
+        with node.daemon() as daemon:
+            others = {GOOD: HEALTHY, address(0x25): HEALTHY}
+            node.wait_device_lists({H100: others})
+            assert node.kubelet.allocate(H100, [GOOD]).envs
+            daemon.wait_event(
+                "function.unreadable", address=silent, has=["does not answer", f"lspci -vs {silent}"]
+            )
+            node.tree.end_hang(silent, "vendor", b"0x10de\n")
+            node.kubelet.wait_for(
+                lambda device_lists: device_lists.get(H100) == {**others, silent: HEALTHY},
+                60,
+                "the one that answers now",
+            )
+            node.assert_sound(daemon)
+
+
 def test_faults_that_come_later() -> None:
     second, third = address(0x24), address(0x25)
     with open_node() as node:

@@ -26,12 +26,14 @@ from gpuactors.host.root import (
     cdev_node,
     group_node,
 )
-from gpuactors.host.sysfs import VFIO_DRIVERS
+from gpuactors.host.sysfs import VFIO_DRIVERS, presence_of
 
 _CDEV: Final = re.compile(r"vfio[0-9]+")
 _DEPTH: Final = 4
 """How deep below a function its devices are: `sound/card1/pcmC1D3p/dev`, `i2c-3/i2c-dev/i2c-3/dev`."""
-_MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]+)\s*$", re.MULTILINE)
+_NUMBER: Final = re.compile(r"([0-9]{1,4}):([0-9]{1,7})")
+"""A device number: 12 bits and 20 (include/linux/kdev_t.h)."""
+_MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
 _NVIDIA_MAJOR: Final = 195
 _NODE_DIRECTORIES: Final = {"drm": "dri", "sound": "snd"}
 """Directories below /dev by the subsystem's: their nodes have the names of sysfs."""
@@ -46,6 +48,10 @@ class GroupFunction:
     has_virtual_functions: bool
     modalias: str
     """`pci:v…`; empty if it cannot be read."""
+    interrupts: int = 0
+    """How many MSI or MSI-X vectors its driver has (`msi_irqs/`). NVIDIA's driver has them while it has started the
+    device, and none before its first user or after its last one (kernel-open/nvidia/nv.c, nv_start_device and
+    nv_shutdown_adapter, as of 595.45). With NVreg_EnableMSI=0 it never has any, with NVreg_GpuInitOnProbe=1 always."""
 
     @property
     def address(self) -> PciAddress:
@@ -99,10 +105,18 @@ class GroupReader:
             os.path.exists(self._root.real(node)) for node in (cdev_node(cdevs[0]), IOMMUFD_NODE)
         )
         return GroupFunction(
-            BoundFunction(address, driver, group, cdevs[0] if usable else None, vfio=vfio),
+            BoundFunction(
+                address,
+                driver,
+                group,
+                cdevs[0] if usable else None,
+                vfio=vfio,
+                presence=presence_of(directory) or 0,
+            ),
             is_bridge=is_bridge(_text(f"{directory}/class").removeprefix("0x")),
             has_virtual_functions=any(name.startswith("virtfn") for name in _listing(directory)),
             modalias=self._modalias(directory),
+            interrupts=len(_listing(f"{directory}/msi_irqs")),
         )
 
     def _modalias(self, directory: str) -> str:
@@ -151,10 +165,8 @@ def _devices(directory: str) -> list[tuple[int, str]]:
         depth = path.count("/") - directory.count("/")
         if depth >= _DEPTH:
             directories.clear()
-        if depth and "dev" in files:
-            major, _, minor = _text(f"{path}/dev").partition(":")
-            if major.isdigit() and minor.isdigit():
-                found.append((os.makedev(int(major), int(minor)), _node_name(path, directory)))
+        if depth and "dev" in files and (number := _NUMBER.fullmatch(_text(f"{path}/dev"))):
+            found.append((os.makedev(int(number[1]), int(number[2])), _node_name(path, directory)))
     return found
 
 

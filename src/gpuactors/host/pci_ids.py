@@ -9,18 +9,24 @@ https://pci-ids.ucw.cz/ (vendor lines at the start of a line, device lines after
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Final, final
 
+from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
+from gpuactors.plain_files import read_plain
 from gpuactors.ports import HostError
 
 SHIPPED: Final = Path(str(resources.files("gpuactors.host") / "data" / "pci.ids"))
 """The snapshot that comes with the program; its licence is beside it."""
+
+NVIDIA: Final = "10de"
 
 _DEVICE = re.compile(rb"\t([0-9a-f]{4})[ \t]+(.*)")
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -38,12 +44,17 @@ class PciIds:
     def open(cls, explicit: str | os.PathLike[str] | None) -> PciIds:
         """The names for this run: an `explicit` file is the only source, else the shipped one is.
 
-        Raises `HostError` if the explicit file cannot be read.
+        Raises `HostError` if the explicit file cannot be read, or is no pci.ids: every GPU's resource would have
+        another name, and those on the node would be lost.
         """
         if explicit is None:
             return cls(SHIPPED)
         path = Path(explicit)
-        _read(path)
+        if not _parse(_read(path), NVIDIA):
+            raise HostError(
+                f"{path} has no device of vendor {NVIDIA}, so it is no pci.ids file with NVIDIA's GPUs: name one with "
+                "--pci-ids, or leave the option out to use the shipped one"
+            )
         return cls(path)
 
     def lookup(self, vendor: str, device: str) -> str | None:
@@ -60,9 +71,12 @@ class PciIds:
 
 def _read(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError) as error:
+        content = read_plain(path, limits.PCI_IDS_MAX_BYTES)
+        if path.suffix == ".gz":
+            with gzip.open(io.BytesIO(content)) as packed:
+                content = packed.read(limits.PCI_IDS_MAX_BYTES)
+        return content
+    except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, OSError):
             raise_if_short(error, str(path))
         problem = (error.strerror if isinstance(error, OSError) else None) or str(error)

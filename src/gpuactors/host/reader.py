@@ -6,15 +6,18 @@ Must not decide anything: the sysfs reader selects functions, the core decides t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import trio
 
 from gpuactors import limits
 from gpuactors.core.model import PciAddress, PciFunction
 from gpuactors.host.sysfs import SysfsReader
-from gpuactors.host.threads import in_thread
+from gpuactors.host.threads import in_thread, start_thread
 from gpuactors.ports import HostError
+
+if TYPE_CHECKING:
+    import outcome
 
 T = TypeVar("T")
 
@@ -25,9 +28,12 @@ class ThreadedReader:
 
     An inspection that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers.
     Two rules limit the effect: a slot is held by the task that waits for an inspection, not by the thread, so that
-    given-up inspections use up no slots; and there is never more than one thread per address (one for scans), so that
-    repeated inspections of a hanging function do not pile up threads: a new inspection first waits for the old thread
-    to end."""
+    given-up inspections use up no slots; and there is never more than one thread per address, so that repeated
+    inspections of a hanging function do not pile up threads: a new inspection first waits for the old thread to end.
+
+    A scan that hangs at one function is made anew without that one, which is at fault then; so are later scans, as long
+    as its thread hangs there. So scans have one hanging thread per function at most, and one at what is no function's.
+    """
 
     def __init__(
         self,
@@ -35,18 +41,25 @@ class ThreadedReader:
         *,
         inspection_deadline_s: float = limits.INSPECTION_DEADLINE_S,
         scan_deadline_s: float = limits.SCAN_DEADLINE_S,
+        scan_function_s: float = limits.SCAN_FUNCTION_S,
     ) -> None:
         self._sysfs = sysfs
+        self._scan_function_s = scan_function_s
+        self._scans: list[_Scan] = []
+        """Those whose threads run: the present one, and those that hang."""
         self._inspection_deadline_s = inspection_deadline_s
         self._scan_deadline_s = scan_deadline_s
         self._slots = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
-        self._threads: dict[PciAddress | None, trio.Event] = {}
-        """Ends of the threads that run, by address; None is the scan."""
+        self._threads: dict[PciAddress, trio.Event] = {}
+        """Ends of the threads that inspect a function."""
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """As `ports.HostReader.scan`."""
         with trio.move_on_after(self._scan_deadline_s):
-            return await self._in_thread(None, lambda: self._sysfs.scan(given))
+            while True:
+                scan = await self._begin_scan(given)
+                if await self._has_ended(scan):
+                    return scan.results[0].unwrap()
         raise HostError(
             f"the scan of the PCI bus did not end within {self._scan_deadline_s:g} s: a read of sysfs hangs; look for "
             "hung tasks in the kernel's log; the scan is tried again"
@@ -64,7 +77,40 @@ class ThreadedReader:
             "directory hangs, as it does while an unbind waits until a virtual machine closes the device; stop that VM"
         )
 
-    async def _in_thread(self, key: PciAddress | None, read: Callable[[], T]) -> T:
+    async def _begin_scan(self, given: Collection[PciAddress]) -> _Scan:
+        """Starts one that leaves out at which functions earlier ones hang. Raises `HostError`."""
+        while (lost := next((s for s in self._scans if s.at is None), None)) is not None:
+            await lost.over.wait()
+        if len(self._scans) >= limits.SCANS_HANGING_MAX:
+            raise HostError(
+                f"the PCI bus is not scanned: {len(self._scans)} functions do not answer; look for hung tasks in the "
+                "kernel's log; the scan is tried again"
+            )
+        scan = _Scan(frozenset(earlier.at for earlier in self._scans if earlier.at is not None))
+
+        def end(result: outcome.Outcome[tuple[PciFunction, ...]]) -> None:
+            scan.results.append(result)
+            self._scans.remove(scan)
+            scan.over.set()
+
+        start_thread(lambda: scan.run(self._sysfs, given), end, name="scan")
+        self._scans.append(scan)
+        return scan
+
+    async def _has_ended(self, scan: _Scan) -> bool:
+        """Waits for its end; False if it hangs at a function. Given up then, and where the wait is cancelled."""
+        try:
+            while not scan.over.is_set():
+                read = scan.read
+                with trio.move_on_after(self._scan_function_s):
+                    await scan.over.wait()
+                if scan.read == read and scan.at is not None and not scan.over.is_set():
+                    return False
+            return True
+        finally:
+            scan.given_up = True
+
+    async def _in_thread(self, key: PciAddress, read: Callable[[], T]) -> T:
         """Runs `read` in a thread. When cancelled it stops waiting; the thread ends when it can."""
         while (earlier := self._threads.get(key)) is not None:
             await earlier.wait()
@@ -74,7 +120,39 @@ class ThreadedReader:
             del self._threads[key]
             over.set()
 
-        return await in_thread(read, name=f"inspect {key}" if key else "scan", ended=ended)
+        return await in_thread(read, name=f"inspect {key}", ended=ended)
+
+
+class _GivenUpError(Exception):
+    """Nobody waits for this scan any more."""
+
+
+@final
+class _Scan:
+    """One scan in its thread."""
+
+    def __init__(self, unanswered: frozenset[str]) -> None:
+        self.unanswered = unanswered
+        self.at: str | None = None
+        """The function that is being read; None before the first one, and after the last."""
+        self.read = 0
+        """How many functions it has begun to read."""
+        self.given_up = False
+        self.results: list[outcome.Outcome[tuple[PciFunction, ...]]] = []
+        self.over = trio.Event()
+
+    def run(self, sysfs: SysfsReader, given: Collection[PciAddress]) -> tuple[PciFunction, ...]:
+        """Called in the thread. Raises as `SysfsReader.scan`."""
+        try:
+            return sysfs.scan(given, unanswered=self.unanswered, reads=self._reads)
+        finally:
+            self.at = None
+
+    def _reads(self, name: str) -> None:
+        if self.given_up:
+            raise _GivenUpError
+        self.at = name
+        self.read += 1
 
 
 @final

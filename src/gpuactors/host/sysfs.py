@@ -1,15 +1,16 @@
 """Reads PCI functions from sysfs, and which device nodes exist: the facts that everything else follows from.
 
-Synchronous; `reader.py` runs it. Reads only what never blocks (vendor, device, class, numa_node, links, listings,
-existence). Must not read `uevent` or `driver_override`, which hang on kernel 6.1 while an unbind waits for its holder,
-and must not open a device node: opening an IOMMU group makes it busy.
+Synchronous; `reader.py` runs it. Reads only what never blocks (vendor, device, class, numa_node, resource, links,
+listings, existence), and through `nvidia.py` what NVIDIA's driver says of a GPU. Must not read `uevent` or
+`driver_override`, which hang on kernel 6.1 while an unbind waits for its holder, and must not open a device node:
+opening an IOMMU group makes it busy.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -17,6 +18,7 @@ from gpuactors.core.model import PciAddress, PciFunction, ResourceName, pci_addr
 from gpuactors.core.selector import Selector, matches
 from gpuactors.core.text import encodable
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
+from gpuactors.host.nvidia import GpuUuids
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import CONTAINER_NODE, IOMMU_GROUPS, IOMMUFD_NODE, PCI_DEVICES, HostRoot
 from gpuactors.host.root import cdev_node as cdev_node_of
@@ -31,6 +33,11 @@ _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _PCI_IDS_ALONE: Final[Mapping[tuple[str, str], ResourceName]] = {}
+_BARS: Final = 6
+"""The first lines of `resource` are the BARs: start, end and flags (drivers/pci/pci-sysfs.c, resource_show)."""
+_BAR_TYPE: Final = 0x6
+_BAR_64_BIT: Final = 0x4
+"""PCI_BASE_ADDRESS_MEM_TYPE_64, of the bits of PCI_BASE_ADDRESS_MEM_TYPE_MASK."""
 _ATTRIBUTE_BYTES: Final = 4096
 """A sysfs attribute is a page at most."""
 
@@ -62,15 +69,30 @@ class SysfsReader:
         self._selectors = selectors
         self._names = names
         self._own_names = own_names
+        self._uuids = GpuUuids(root)
 
-    def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    def scan(
+        self,
+        given: Collection[PciAddress] = (),
+        *,
+        unanswered: Collection[str] = (),
+        reads: Callable[[str], None] = lambda name: None,
+    ) -> tuple[PciFunction, ...]:
         """Every function that is selected or `given`, and the other members of their IOMMU groups, sorted by address.
         Reads the identity of each function on the bus, but the rest only of the selected ones: a host has thousands of
         functions and a few GPUs. Raises `HostError` if the bus cannot be listed.
+
+        `unanswered`: functions of which only links are read, as reads of their attributes hang; they are at fault.
+        `reads` is called with the name of each function before its attributes are read, and may raise.
         """
         found: dict[PciAddress, PciFunction] = {}
         companions: set[PciAddress] = set()
         for name in self._list_bus():
+            if name in unanswered:
+                if name in given or self._chosen(name, _Identity("", "", "", ())):
+                    found[pci_address(name)] = self._unanswered(name)
+                continue
+            reads(name)
             identity = self._identity(name) if name in given or self._candidate(name) else None
             if identity is None or not (name in given or self._chosen(name, identity)):
                 continue
@@ -79,7 +101,9 @@ class SysfsReader:
             if function is not None:
                 found[function.address] = function
                 companions.update(members)
-        self._add_companions(found, companions)
+        for silent in (companions - found.keys()) & frozenset(unanswered):
+            found[silent] = self._unanswered(silent)
+        self._add_companions(found, companions, reads)
         return tuple(found[address] for address in sorted(found))
 
     def inspect(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
@@ -151,10 +175,16 @@ class SysfsReader:
             if selector.exclude
         )
 
-    def _add_companions(self, found: dict[PciAddress, PciFunction], members: Iterable[PciAddress]) -> None:
+    def _add_companions(
+        self,
+        found: dict[PciAddress, PciFunction],
+        members: Iterable[PciAddress],
+        reads: Callable[[str], None] = lambda name: None,
+    ) -> None:
         for member in members:
             if member in found:
                 continue
+            reads(member)
             identity = self._identity(member)
             function = None if identity is None else self._function(member, identity)
             if function is not None:
@@ -206,8 +236,9 @@ class SysfsReader:
             nodes = self._left(group) if driver is None else ()
         numa_node = _numa_node(f"{directory}/numa_node")
         root = _pcie_root(directory)
+        physical = _link_name(name, f"{directory}/physfn", faults)
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
-        if gone(directory):
+        if (presence := presence_of(directory)) is None:
             return None
         return PciFunction(
             address=address,
@@ -229,6 +260,32 @@ class SysfsReader:
             without_iommu=vfio_bound and group is not None and self._is_without_iommu(group),
             iommufd=os.path.exists(self._root.real(IOMMUFD_NODE)),
             own_name=self._own_names.get((identity.vendor, identity.device)),
+            physical=_address(physical) if physical is not None else None,
+            # Numbered from 0. Not by `sriov_numvfs`, whose reader waits for an unbind of the function.
+            has_virtual_functions=_link_name(name, f"{directory}/virtfn0", faults) is not None,
+            gpu_uuid=self._uuids.of(address, driver),
+            memory_bytes=_memory_bytes(f"{directory}/resource"),
+            presence=presence,
+        )
+
+    def _unanswered(self, name: str) -> PciFunction:
+        """A function whose attributes are not read, as that hangs: links and listings do not."""
+        directory = f"{self._bus}/{name}"
+        driver = _link_name(name, f"{directory}/driver", [])
+        return PciFunction(
+            address=pci_address(name),
+            vendor="",
+            device="",
+            class_code="",
+            driver=driver,
+            vfio_bound=driver in VFIO_DRIVERS,
+            iommu_group=self._iommu_group(name, f"{directory}/iommu_group", []),
+            numa_node=None,
+            pcie_root=None,
+            nodes=(),
+            model=None,
+            fault=fault(name, directory, "does not answer: a read of its attributes hangs"),
+            presence=presence_of(directory) or 0,
         )
 
     def _iommu_group(self, name: str, path: str, faults: list[str]) -> int | None:
@@ -278,6 +335,16 @@ class SysfsReader:
                 faults.append(fault(name, path, f"cannot be accessed ({error.strerror})"))
             return False
         return True
+
+
+def presence_of(directory: str) -> int | None:
+    """The number of a function's directory in sysfs, as `PciFunction.presence`; None if it is gone. Raises `HostError`
+    for want of descriptors."""
+    try:
+        return os.stat(directory).st_ino
+    except OSError as error:
+        raise_if_short(error, directory)
+        return None if error.errno in GONE else 0
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -353,6 +420,20 @@ def _numa_node(path: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
+
+
+def _memory_bytes(path: str) -> int:
+    """As `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver: the BARs of 64 bits are
+    added and rounded up to a power of two (go-nvlib, nvpci, GetTotalAddressableMemory). 0 if it cannot be read."""
+    total = 0
+    try:
+        for line in _read(path).splitlines()[:_BARS]:
+            start, end, flags = (int(number, 16) for number in line.split())
+            if flags & _BAR_TYPE == _BAR_64_BIT and end > start:
+                total += end - start + 1
+    except (OSError, ValueError):
+        return 0
+    return 1 << (total - 1).bit_length() if total else 0
 
 
 def _pcie_root(directory: str) -> str | None:

@@ -33,12 +33,27 @@ async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], Non
     """
     over = trio.Event()
     results: list[outcome.Outcome[T]] = []
-    run = trio.lowlevel.current_trio_token()
 
     def end(result: outcome.Outcome[T]) -> None:
         results.append(result)
         ended()
         over.set()
+
+    try:
+        start_thread(call, end, name=name)
+    except HostShortError:
+        ended()
+        raise
+    await over.wait()
+    return results[0].unwrap()
+
+
+def start_thread(call: Callable[[], T], end: Callable[[outcome.Outcome[T]], None], *, name: str) -> None:
+    """Begins `call`, and waits for nothing. `end` is called as `ended` of `in_thread`, with what it returned or raised.
+
+    Raises `HostShortError` if no thread can be started; `end` is not called then.
+    """
+    run = trio.lowlevel.current_trio_token()
 
     def deliver(result: outcome.Outcome[T]) -> None:
         # Called in the thread.
@@ -48,10 +63,7 @@ async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], Non
     try:
         trio.lowlevel.start_thread_soon(call, deliver, name=name)
     except RuntimeError as error:
-        ended()
         raise HostShortError(f"{name}: {shortage(error) or error}") from error
-    await over.wait()
-    return results[0].unwrap()
 
 
 @final

@@ -1,0 +1,102 @@
+"""A program that is asked one thing: a child process with a deadline. One that does not end when it is killed, as the
+kernel holds it, is left to itself and never started beside itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.host.threads import OneByOne
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It has ended in time."""
+
+    status: int
+    said: bytes
+    """What it has written, without blanks around it; the first IMEX_SAID_MAX_BYTES."""
+    complaint: bytes
+    """The same of its standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """It has not."""
+
+    what: str
+    """As a sentence."""
+
+
+@final
+class AskedProgram:
+    """One program with its arguments."""
+
+    def __init__(self, arguments: Sequence[str], name: str, deadline_s: float) -> None:
+        """`name`: of the thread that starts it."""
+        self._arguments = [*arguments]
+        self._deadline_s = deadline_s
+        self._thread = OneByOne(name)
+        self._left: subprocess.Popen[bytes] | None = None
+        """It was killed and has not ended yet."""
+
+    async def ask(self) -> Ended | Late:
+        """Runs it once. Raises `OSError` if it cannot be started."""
+        if self._left is not None and self._left.poll() is None:
+            return Late(f"process {self._left.pid} of an earlier question has not ended")
+        self._left = None
+        child = None
+        with trio.move_on_after(self._deadline_s):
+            # In a thread: the program's file system may hang.
+            child = await self._thread(self._start)
+        return Late("it could not be started in this time") if child is None else await self._answer(child)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """In a session of its own, so that what it starts can be killed with it. Raises `OSError`."""
+        return subprocess.Popen(
+            self._arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+
+    async def _answer(self, child: subprocess.Popen[bytes]) -> Ended | Late:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        # A pipe holds more than it has to say; one that says more waits for us, and is late.
+        with child.stdout, child.stderr:
+            if not await self._ended(child):
+                return Late(f"process {child.pid} has not ended")
+            return Ended(child.returncode, _said(child.stdout.fileno()), _said(child.stderr.fileno()))
+
+    async def _ended(self, child: subprocess.Popen[bytes]) -> bool:
+        """Whether it has ended in time; else, and if this is cancelled, it is killed."""
+        descriptor = os.pidfd_open(child.pid)
+        try:
+            with trio.move_on_after(self._deadline_s):
+                await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                self._left = child
+        return self._left is not child
+
+
+def _said(descriptor: int) -> bytes:
+    os.set_blocking(descriptor, False)
+    try:
+        return os.read(descriptor, limits.IMEX_SAID_MAX_BYTES).strip()
+    except BlockingIOError:  # something that it has started has the pipe open
+        return b""

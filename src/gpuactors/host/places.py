@@ -1,0 +1,59 @@
+"""Where a GPU is that another program names by its UUID, or by the device node that a container got of it.
+
+Synchronous, and reads only what never blocks: the text that NVIDIA's driver has of each GPU, links and listings.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Final, final
+
+from gpuactors.core.model import PciAddress, is_pci_address
+from gpuactors.host.nvidia import DRIVER, GpuUuids
+from gpuactors.host.root import CDEV_NODES, GROUP_NODES, IOMMU_GROUPS, NVIDIA_GPUS, PCI_DEVICES, HostRoot
+
+_DISPLAY: Final = "0x03"
+"""The first byte of the class of a GPU."""
+
+
+@final
+class Places:
+    """The GPUs of this host."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+        self._uuids = GpuUuids(root)
+
+    def of_uuid(self, uuid: str) -> PciAddress | None:
+        """The GPU with this UUID; None if none on NVIDIA's driver has it. Raises `HostError` for want of
+        descriptors."""
+        addresses = (PciAddress(name) for name in self._names(NVIDIA_GPUS) if is_pci_address(name))
+        return next((a for a in addresses if self._uuids.of(a, DRIVER) == uuid), None)
+
+    def of_node(self, node: str) -> tuple[PciAddress, ...]:
+        """The GPUs that a container with this device node has, `/dev/vfio/51` or `/dev/vfio/devices/vfio3`."""
+        directory, name = os.path.split(node)
+        if directory == CDEV_NODES:
+            having = [
+                a for a in self._names(PCI_DEVICES) if name in self._names(f"{PCI_DEVICES}/{a}/vfio-dev")
+            ]
+        elif directory == GROUP_NODES and name.isdecimal():
+            having = self._names(f"{IOMMU_GROUPS}/{name}/devices")
+        else:
+            return ()
+        return tuple(PciAddress(a) for a in having if is_pci_address(a) and self._is_gpu(a))
+
+    def _is_gpu(self, address: str) -> bool:
+        return self._text(f"{PCI_DEVICES}/{address}/class").startswith(_DISPLAY)
+
+    def _names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._root.real(path)))
+        except OSError:
+            return []
+
+    def _text(self, path: str) -> str:
+        with suppress(OSError), open(self._root.real(path), encoding="utf-8", errors="replace") as file:
+            return file.read(4096)
+        return ""

@@ -1,0 +1,66 @@
+"""What NVIDIA's driver says of its GPUs, once for each bind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuactors.core.model import PciAddress
+from gpuactors.host.nvidia import GpuUuids
+from gpuactors.host.root import HostRoot
+
+GPU = PciAddress("0000:23:00.0")
+UUID = "GPU-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
+
+
+def information(root: Path, uuid: str = UUID) -> Path:
+    path = root / f"proc/driver/nvidia/gpus/{GPU}/information"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 18\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00\nDevice Minor: \t 0\n"
+    )
+    return path
+
+
+def test_it_is_read_once_as_long_as_the_driver_has_the_gpu(tmp_path: Path) -> None:
+    path, uuids = information(tmp_path), GpuUuids(HostRoot(str(tmp_path)))
+    assert uuids.of(GPU, "nvidia") == UUID
+    inode = path.stat().st_ino
+    path.write_text("a read would wake the GPU")
+    assert path.stat().st_ino == inode
+    assert uuids.of(GPU, "nvidia") == UUID
+
+
+def test_another_gpu_at_the_address_is_read_anew(tmp_path: Path) -> None:
+    path, uuids = information(tmp_path), GpuUuids(HostRoot(str(tmp_path)))
+    uuids.of(GPU, "nvidia")
+    os.rename(path, path.with_name("kept"))  # so that its inode is not given again
+    information(tmp_path, UUID.replace("6b8a", "0000"))
+    assert uuids.of(GPU, "nvidia") == UUID.replace("6b8a", "0000")
+
+
+def test_after_a_time_on_another_driver_it_is_read_anew(tmp_path: Path) -> None:
+    path, uuids = information(tmp_path), GpuUuids(HostRoot(str(tmp_path)))
+    uuids.of(GPU, "nvidia")
+    assert uuids.of(GPU, "vfio-pci") is None
+    path.write_text(path.read_text().replace("6b8a", "0000"))
+    assert uuids.of(GPU, "nvidia") == UUID.replace("6b8a", "0000")
+
+
+@pytest.mark.parametrize("said", ["GPU-????????-????-????-????-????????????", "", "GPU-6b8a", f"{UUID}0"])
+def test_what_the_driver_does_not_know_yet_is_asked_again(tmp_path: Path, said: str) -> None:
+    information(tmp_path, said)
+    uuids = GpuUuids(HostRoot(str(tmp_path)))
+    assert uuids.of(GPU, "nvidia") is None
+    information(tmp_path)
+    assert uuids.of(GPU, "nvidia") == UUID
+
+
+def test_a_file_that_is_not_there_or_is_none_is_no_error(tmp_path: Path) -> None:
+    uuids = GpuUuids(HostRoot(str(tmp_path)))
+    assert uuids.of(GPU, "nvidia") is None
+    information(tmp_path).unlink()
+    (tmp_path / f"proc/driver/nvidia/gpus/{GPU}/information").mkdir()
+    assert uuids.of(GPU, "nvidia") is None

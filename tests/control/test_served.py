@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from gpuactors.control import served
 from gpuactors.control.served import FILE_NAME, ServedFile
 from gpuactors.core.model import ResourceName
 from gpuactors.ports import StateFileError
@@ -49,6 +51,26 @@ async def test_a_file_that_is_none_of_ours_is_said_and_replaced(tmp_path: Path, 
     assert await file.read() == SERVED
 
 
+async def test_a_link_at_the_name_of_a_new_file_is_not_written_through(tmp_path: Path) -> None:
+    target = tmp_path / "passwd"
+    target.write_text("theirs")
+    for name in (FILE_NAME, f"{FILE_NAME}.new"):
+        (tmp_path / name).symlink_to(target)
+    await ServedFile(str(tmp_path)).write(SERVED)
+    assert target.read_text() == "theirs"
+    assert await ServedFile(str(tmp_path)).read() == SERVED
+
+
+@pytest.mark.timeout(20)
+async def test_a_fifo_in_its_place_is_said_and_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)
+    file = ServedFile(str(tmp_path))
+    with pytest.raises(StateFileError, match="it is a FIFO, and a regular file is needed"):
+        await file.read()
+    await file.write(SERVED)
+    assert await file.read() == SERVED
+
+
 async def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     file = ServedFile(str(tmp_path / "gone"))
     with pytest.raises(StateFileError, match=r"cannot write .*served\.json: No such file or directory"):
@@ -66,14 +88,17 @@ async def test_another_model_of_a_name_is_kept_beside_the_first(tmp_path: Path) 
 
 async def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()
-    with pytest.raises(StateFileError, match=r"cannot read .*served\.json: Is a directory"):
+    with pytest.raises(StateFileError, match=r"cannot read .*served\.json: it is a directory"):
         await ServedFile(str(tmp_path)).read()
 
 
-async def test_a_disk_that_hangs_stops_nobody(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    os.mkfifo(tmp_path / FILE_NAME)  # whoever opens it to read waits for a writer
+async def test_a_disk_that_hangs_stops_nobody(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(served, "read_plain", lambda *_: answers.wait())
     try:
         with pytest.raises(StateFileError, match=r"cannot read .*served\.json: no answer within 2 s"):
             await ServedFile(str(tmp_path)).read()
     finally:
-        os.close(os.open(tmp_path / FILE_NAME, os.O_RDWR))
+        answers.set()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from gpuactors import limits
 from gpuactors.doctor.finding import Check, Level
+from gpuactors.host import sysfs
 from gpuactors.host.root import module_parameter
 from gpuactors.simulation.host.tree import PciSpec
 from tests.doctor.rig import COMPANION, GPU, SECOND, Patient, Seed, findings, open_patient, wrong
@@ -46,6 +49,12 @@ def one_of_two_on_nvidia(patient: Patient) -> None:
 def two_on_nvidia(patient: Patient) -> None:
     patient.gpu(driver="nvidia")
     patient.gpu(0x24, driver="nvidia")
+
+
+def virtualized(patient: Patient) -> None:
+    patient.gpu(0x24)
+    patient.node.tree.plug(PciSpec(GPU, "10de", "2330", "030200", 35, driver="vfio-pci", total_vfs=2))
+    patient.node.tree.virtualize(GPU, 1, "vfio-pci")
 
 
 def without_node(patient: Patient) -> None:
@@ -128,6 +137,10 @@ SEEDS = (
          "NoIommuGroup", (GPU,)),
     Seed("VMD", behind_vmd, Check.GPUS_USABLE, FAIL, "behind an Intel VMD controller", "Switch VMD off", "BehindVmd",
          ("10000:01:00.0",)),
+    Seed("virtual functions", virtualized, Check.GPUS_USABLE, WARN, "its virtual functions are active",
+         "sriov_numvfs", "VirtualFunctions", (GPU,)),
+    Seed("a virtual function", virtualized, Check.GPUS_USABLE, WARN, f"a virtual function of {GPU}",
+         "sriov_numvfs", "VirtualFunction", (f"{GPU[:-1]}4",)),
     Seed("without IOMMU allowed", unsafe, Check.NO_IOMMU_MODE, WARN, "enable_unsafe_noiommu_mode",
          "remove enable_unsafe_noiommu_mode"),
     Seed("no GPU", lambda _: None, Check.GPUS_SELECTED, FAIL, "matches the selectors", "lspci -nn"),
@@ -216,19 +229,45 @@ def test_a_sysfs_that_hangs_does_not_hang_the_doctor(monkeypatch: pytest.MonkeyP
     hangs_s = patience.patient(2.0)
     monkeypatch.setattr(limits, "DOCTOR_READ_S", hangs_s)
     monkeypatch.setattr(limits, "PROGRESS_SILENT_S", 0.1)
+    answers = threading.Event()
     with open_patient() as patient:
         patient.gpu()
-        patient.node.tree.make_hang(GPU, "vendor")
+        bus = str(patient.node.tree.root / "sys/bus/pci/devices")
+
+        def listing(directory: str) -> list[str]:
+            if directory == bus:
+                answers.wait()
+            return os.listdir(directory)
+
+        monkeypatch.setattr(sysfs, "_listing", listing)
         try:
             found = patient.examined(pre=True)
         finally:
-            patient.node.tree.end_hang(GPU, "vendor", b"0x10de\n")
+            answers.set()
         seed = Seed(
             "hangs", no_host, Check.HOST_READABLE, FAIL, f"within {hangs_s:g} s: it hangs", "--host-root"
         )
         seed.assert_found(wrong(found))
         assert f"reading the PCI bus of {patient.node.tree.root} …" in patient.terminal.getvalue()
         assert Check.IOMMU_ON in {f.check for f in findings(found)}, "the rest is checked all the same"
+
+
+def test_a_function_that_hangs_is_found_as_the_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan is made without it before the doctor gives the scan up."""
+    monkeypatch.setattr(limits, "DOCTOR_READ_S", patience.patient(limits.DOCTOR_READ_S))
+    with open_patient() as patient:
+        patient.gpu()
+        patient.gpu(0x24)
+        patient.node.tree.make_hang(GPU, "vendor")
+        try:
+            found = wrong(patient.examined(pre=True))
+        finally:
+            patient.node.tree.end_hang(GPU, "vendor", b"0x10de\n")
+        seed = Seed(
+            "function", no_host, Check.GPUS_USABLE, FAIL, "does not answer", "dmesg", "Unreadable", (GPU,)
+        )
+        seed.assert_found(found)
+        assert len(found) == 1, "the other GPU is read"
 
 
 def test_before_installation_nothing_of_ours_is_expected(tmp_path: Path) -> None:

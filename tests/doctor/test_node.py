@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuactors import limits
@@ -17,13 +18,14 @@ from gpuactors.config import resolve
 from gpuactors.control.claims_view import BlockedView, ClaimsView, SlicesView
 from gpuactors.control.client import Running
 from gpuactors.control.domains_view import DomainsView, LabelView
-from gpuactors.control.view import NodeView, Setting
+from gpuactors.control.view import DeviceView, NodeView, Setting
+from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.domains.model import DRIVER
 from gpuactors.core.domains.report import ImexReport, LabelStatus
 from gpuactors.core.model import DeviceId, ResourceName, Role
 from gpuactors.doctor.checks import examine
 from gpuactors.doctor.checks.daemon import is_unsettled
-from gpuactors.doctor.facts import Facts, State, Unknown
+from gpuactors.doctor.facts import Devices, Facts, State, Unknown
 from gpuactors.doctor.finding import Check, Level
 from gpuactors.doctor.settings import OWN, of_daemon
 from gpuactors.kubelet.look import PluginDirectory
@@ -32,7 +34,7 @@ from tests.doctor.rig import GPU, SECOND, Patient, Seed, findings, open_patient,
 from tests.process.daemon import DaemonProcess, eventually
 from tests.process.node import H100, HEALTHY
 from tests.process.test_two_plugins import other_plugin
-from tests.support.claims import NODE, Api, write_kubeconfig
+from tests.support.claims import NODE, Api, plugin_of, write_kubeconfig
 from tests.support.domains import with_imex
 
 PASS, WARN, FAIL = Level.PASS, Level.WARN, Level.FAIL
@@ -280,6 +282,36 @@ def test_what_the_daemon_itself_says(healthy: Facts) -> None:
         only(wrong(facts), expected)
 
 
+def test_a_gpu_that_outlived_its_pod_is_called_as_the_daemon_calls_it(healthy: Facts) -> None:
+    """The doctor has no history: it said HeldByOther of a GPU that the daemon called Orphaned."""
+    held, ended = (
+        "process 4711 (qemu) has it open",
+        "pod default/vm ended, and process 4711 (qemu) has it still",
+    )
+    assert isinstance(healthy.devices, Devices)
+    assert isinstance(healthy.daemon, Running)
+    own = replace(healthy.devices.view, devices=_with(healthy.devices.view, Cause.HELD_BY_OTHER, held))
+    facts = replace(healthy, devices=replace(healthy.devices, view=own))
+    for cause, reason in ((Cause.ORPHANED, ended), (Cause.HELD_BY_OTHER, held)):
+        found = wrong(with_view(facts, devices=_with(healthy.daemon.view, cause, reason)))
+        said = [(f.cause, f.message) for f in found if f.check is Check.GPUS_USABLE]
+        assert said == [(cause, reason)]
+
+
+def _with(view: NodeView, cause: Cause, reason: str) -> tuple[DeviceView, ...]:
+    return tuple(
+        replace(d, cause=cause, reason=reason, health="Unhealthy") if d.address == GPU else d
+        for d in view.devices
+    )
+
+
+def test_a_daemon_that_offers_nothing_fails(healthy: Facts) -> None:
+    facts = replace(healthy, config=msgspec.structs.replace(healthy.config, device_plugin="off"))
+    found = wrong(facts)
+    assert [(f.check, f.level) for f in found] == [(Check.DAEMON_RUNS, FAIL)]
+    assert "offers nothing" in found[0].message
+
+
 def test_what_may_be_well_a_moment_later_is_read_again(healthy: Facts) -> None:
     def unsettled(facts: Facts) -> bool:
         assert isinstance(facts.daemon, Running)
@@ -372,6 +404,8 @@ def test_a_healthy_node_with_claims_has_nothing_to_be_done() -> None:
     ) as daemon:  # fmt: skip
         daemon.wait_event("claims.serving")
         patient.node.wait_device_lists({H100: {GPU: HEALTHY}})
+        with plugin_of(patient.node.kubelet_dir):
+            daemon.wait_event("claims.registered")
         eventually(
             lambda: api.slices() == 1 and not wrong(patient.examined(pre=False)), "a node without trouble"
         )

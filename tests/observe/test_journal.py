@@ -85,7 +85,7 @@ ENTRY = StoredEntry(
     CLAIM.name,
     ClaimState.PREPARED,
     CLAIM,
-    (ClaimedGpu(GPU, (NVIDIA,), stays="it was first seen on vfio-pci"),),
+    (ClaimedGpu(GPU, (NVIDIA,), stays="it was found on vfio-pci"),),
     {GPU: BoundFunction(GPU, "vfio-pci", 35, None, vfio=True)},
 )
 
@@ -207,6 +207,7 @@ def test_every_effect_is_in_the_line() -> None:
         effects.Reply(
             Token(4), effects.Refused(effects.Refusal.NOT_FOUND, "no such device", (Cause.UNKNOWN_ID,))
         ),
+        effects.Reply(Token(5), effects.Elsewhere()),
     )
     assert json.loads(encoded_effects(written)) == [
         {
@@ -217,7 +218,7 @@ def test_every_effect_is_in_the_line() -> None:
         {
             "reply": 1,
             "answer": "Granted",
-            "fields": {"containers": [{"envs": [["A", "1"]], "nodes": ["/dev/vfio/35"]}]},
+            "fields": {"containers": [{"envs": [["A", "1"]], "nodes": ["/dev/vfio/35"]}], "lists": []},
         },
         {"reply": 2, "answer": "Preferred", "fields": {"containers": [["0000:23:00.0"]]}},
         {"reply": 3, "answer": "Ready", "fields": {}},
@@ -231,6 +232,7 @@ def test_every_effect_is_in_the_line() -> None:
                 "owners": [],
             },
         },
+        {"reply": 5, "answer": "Elsewhere", "fields": {}},
     ]
 
 

@@ -35,6 +35,17 @@ async def test_the_file_is_replaced_and_never_written_into(tmp_path: Path) -> No
     assert "iommu" not in path.read_text()
 
 
+async def test_a_link_at_the_name_of_a_new_file_is_not_written_through(tmp_path: Path) -> None:
+    """It was `.gpuactors.new`, known to everybody who can write in NFD's directory: root wrote where it pointed to."""
+    target = tmp_path / "passwd"
+    target.write_text("theirs")
+    for name in ("gpuactors", ".gpuactors.new"):
+        (tmp_path / name).symlink_to(target)
+    await NfdFile(tmp_path / "gpuactors").write(LABELS, NOON)
+    assert target.read_text() == "theirs"
+    assert "iommu=true" in (tmp_path / "gpuactors").read_text()
+
+
 async def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "gpuactors"
     with pytest.raises(StateFileError) as caught:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from gpuactors.core.domains.clique import is_clique
 from gpuactors.core.domains.model import DRIVER
 from gpuactors.core.dra.names import is_label, is_subdomain
 from gpuactors.core.model import ResourceName, is_pci_address
@@ -139,6 +140,21 @@ def _checked_driver_name(text: str) -> str:
 def _checked_namespace(text: str) -> str:
     if not is_label(text):
         raise ValueError("Kubernetes takes no other namespace")
+    return text
+
+
+def _checked_clique(text: str) -> str:
+    if not is_clique(text):
+        raise ValueError("NVIDIA's driver knows no other cliques")
+    return text
+
+
+_CDI_ID: Final = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+=[A-Za-z0-9._:-]+")
+
+
+def _checked_management(text: str) -> str:
+    if text not in ("auto", "none") and not _CDI_ID.fullmatch(text):
+        raise ValueError("the container runtime knows devices by such ids only")
     return text
 
 
@@ -351,8 +367,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     prebound: Annotated[
         tuple[str, ...],
         Described(
-            "PCI addresses of GPUs that stay on their vfio driver when a claim ends, or `all`. Without it a GPU stays "
-            "that was on one before the first act of this daemon in this boot.",
+            "PCI addresses of GPUs that stay on their vfio driver when a claim ends, or `all`. By default, a GPU stays "
+            "that no claim has put on its vfio driver.",
             metavar="ADDRESS|all",
             must_be="PCI addresses such as 0000:23:00.0, or all",
             default="none",
@@ -385,15 +401,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = DRIVER
     domains_namespace: Annotated[
-        str,
+        str | None,
         Described(
             "Namespace of NVIDIA's own objects of compute domains: the claims of its daemon pods, and the "
             "ComputeDomainCliques.",
             metavar="NAME",
             must_be="a namespace: a DNS label",
+            default="where the domain's daemon has its claim",
             check=_checked_namespace,
         ),
-    ] = "nvidia-dra-driver-gpu"
+    ] = None
     imex_channels: Annotated[
         int,
         Meta(ge=1, le=IMEX_CHANNELS_MAX),
@@ -412,6 +429,27 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be=_A_PATH,
         ),
     ] = _path("/usr/bin/nvidia-imex-ctl")
+    imex_management: Annotated[
+        str,
+        Described(
+            "CDI id of the device that gives a compute domain's daemon the host's nvidia-imex, the driver's libraries "
+            "and all GPUs for management. `auto`: the one of NVIDIA's container toolkit in --cdi-dir. `none`: the "
+            "daemon's image has what it needs.",
+            metavar="auto|none|VENDOR/CLASS=NAME",
+            must_be="auto, none, or a CDI id such as management.nvidia.com/gpu=all",
+            check=_checked_management,
+        ),
+    ] = "auto"
+    clique: Annotated[
+        str | None,
+        Described(
+            "The node's clique of the NVLink fabric, or `none` on a node without such a fabric.",
+            metavar="UUID.NUMBER|none",
+            must_be="a clique: a UUID, a dot and a number; or none",
+            default="asked of NVML, the Node's label nvidia.com/gpu.clique, then --imex-clique",
+            check=_checked_clique,
+        ),
+    ] = None
     imex_clique: Annotated[
         Path,
         Described(

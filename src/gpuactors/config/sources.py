@@ -17,7 +17,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from gpuactors.core.quote import quoted
 from gpuactors.limits import CONFIG_FILE_MAX_BYTES
+from gpuactors.plain_files import read_plain
 
 from .declaration import (
     CONFIG_FILE_KEY,
@@ -28,6 +30,9 @@ from .declaration import (
     variable_of,
 )
 from .settings import DECLARATIONS, Config
+
+_SHOWN_BITS_MAX: Final = 128
+"""Of a number in a sentence."""
 
 CONFIG_FILE_VARIABLE: Final = variable_of(CONFIG_FILE_KEY)
 
@@ -108,10 +113,12 @@ def _value(setting: Declaration, raw: object, source: Provenance) -> object:
             _untyped(setting, raw, source), setting.type, strict=source.kind == "file", dec_hook=_decode
         )
         check = setting.described.check
-        return value if check is None else check(value)
+        return value if check is None or value is None else check(value)
+    except RecursionError:
+        raise ConfigError(f"{setting.key} nests too deep ({source}), but must be {setting.must_be}") from None
     except (msgspec.ValidationError, ValueError) as error:
         # msgspec's messages ("Expected `float` > 0.0") are for programmers; those of our own checks are for operators.
-        detail = "" if isinstance(error, msgspec.ValidationError) else f" ({error})"
+        detail = "" if isinstance(error, msgspec.ValidationError) else f" ({quoted(str(error))})"
         raise ConfigError(
             f"{setting.key} is {_shown(raw)} ({source}), but must be {setting.must_be}{detail}"
         ) from None
@@ -142,9 +149,15 @@ def _decode(kind: type, raw: object) -> object:
     return Path(raw)
 
 
+class _Brief(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """A number of many digits is not written out: Python refuses to, above 4,300."""
+        return repr(x) if x.bit_length() <= _SHOWN_BITS_MAX else f"a number of {x.bit_length():,} bits"
+
+
 def _shown(raw: object) -> str:
     """The value for an error message: short for any file (YAML's aliases can make a short text huge)."""
-    brief = reprlib.Repr()
+    brief = _Brief()
     brief.maxlevel, brief.maxstring, brief.maxother = 2, 200, 200
     return brief.repr(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
 
@@ -191,14 +204,13 @@ def _file(flag: object | None, variable: str | None) -> tuple[dict[str, object],
     values = _parsed(path, origin, _read(path, origin))
     for key in values:
         if key not in DECLARATIONS:
-            raise ConfigError(f"unknown key {key!r} in file {path}{_instead(str(key), DECLARATIONS)}")
+            raise ConfigError(f"unknown key {_shown(key)} in file {path}{_instead(str(key), DECLARATIONS)}")
     return values, Provenance("file", str(path))
 
 
 def _read(path: Path, origin: str) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(CONFIG_FILE_MAX_BYTES + 1)
+        content = read_plain(path, CONFIG_FILE_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration file {str(path)!r} ({origin}): {error.strerror}"
@@ -230,7 +242,9 @@ def _parsed(path: Path, origin: str, text: str) -> dict[str, object]:
                     "so that its language is known"
                 )
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the configuration file {path} ({origin}) cannot be read: {error}") from None
+        raise ConfigError(
+            f"the configuration file {path} ({origin}) cannot be read: {quoted(str(error))}"
+        ) from None
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration file {path} ({origin}) must hold keys with values")
     return values

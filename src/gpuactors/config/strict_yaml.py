@@ -8,11 +8,16 @@ import yaml
 
 
 def load(text: str) -> object:
-    """The content of a YAML document. Raises `ValueError` for text that is no YAML, or has a key twice."""
+    """The content of a YAML document. Raises `ValueError`, in one line, for text that is no YAML or has a key twice."""
     try:
         return yaml.load(text, Loader=_StrictLoader)  # a safe loader
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    except (AttributeError, KeyError, TypeError):
+        # PyYAML's constructors of a value with an explicit tag: `!!bool x`, `!!timestamp 1`.
+        raise ValueError("a value is not what its tag (!!) says") from None
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from functools import partial
 from typing import Any, Final, final
 
 import trio
@@ -20,9 +20,12 @@ import trio
 from gpuactors import limits
 from gpuactors.core.model import ResourceName
 from gpuactors.core.text import encodable
+from gpuactors.plain_files import read_plain, replace_plain
 from gpuactors.ports import StateFileError
 
 FILE_NAME: Final = "served.json"
+
+_MODE: Final = 0o644
 
 _MODEL: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
 """Vendor and device, as `core.inventory.ids_of`."""
@@ -43,8 +46,7 @@ class ServedFile:
 
     def _read(self) -> Mapping[ResourceName, frozenset[str]]:
         try:
-            with open(self._path, "rb") as file:
-                text = file.read(limits.SERVED_FILE_MAX_BYTES + 1)
+            text = read_plain(self._path, limits.SERVED_FILE_MAX_BYTES + 1)
         except FileNotFoundError:
             return {}
         except OSError as exc:
@@ -61,22 +63,9 @@ class ServedFile:
         """As `ports.ServedResources.write`: a new file in the place of the old, so that it is whole at any moment."""
         text = json.dumps({"resources": {name: sorted(served[name]) for name in sorted(served)}}).encode()
         try:
-            await trio.to_thread.run_sync(self._replace, text)
+            await trio.to_thread.run_sync(partial(replace_plain, self._path, text, _MODE, durable=True))
         except OSError as exc:
             raise StateFileError(f"cannot write {self._path}: {exc.strerror}; it is tried again") from None
-
-    def _replace(self, text: bytes) -> None:
-        new = f"{self._path}.new"
-        try:
-            with open(new, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(new)
-            raise
 
 
 def _models(found: Any) -> frozenset[str]:

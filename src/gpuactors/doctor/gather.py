@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from typing import Final, TypeVar, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import trio
 
@@ -36,8 +36,6 @@ from gpuactors.doctor.facts import (
     wants_claims,
 )
 from gpuactors.host import vfio
-from gpuactors.host.imex import HostImex
-from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
@@ -49,6 +47,9 @@ from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY
 from gpuactors.ports import LedgerContents, LedgerError, PortError
 from gpuactors.progress import Progress
+
+if TYPE_CHECKING:
+    from gpuactors.ports_kube import NodeApi
 
 T = TypeVar("T")
 
@@ -173,8 +174,9 @@ class _Reading:
         return await _known("which GPUs are in use", read, self._progress, deadline_s)
 
     async def imex(self) -> Known[ImexFacts]:
-        ctl = ImexCtl(str(self._config.imex_ctl)) if self._config.compute_domains == "host-managed" else None
-        imex = HostImex(self._root, clique_file=str(self._config.imex_clique), ctl=ctl)
+        from gpuactors.imex_of_host import host_imex  # which other nodes do not need
+
+        imex = host_imex(self._config, _node_of(self._config))
         return await _known("the host's IMEX", imex.read, self._progress, limits.DOCTOR_READ_S)
 
     # --- kubelet ------------------------------------------------------------------------------------------
@@ -234,6 +236,17 @@ class _Read:
         return self._ledger
 
 
+def _node_of(config: Config) -> NodeApi | None:
+    """Our Node; None where the API server is not known, which another check says."""
+    from gpuactors.api_client import client_of
+    from gpuactors.kube.nodes import KubeNode
+
+    try:
+        return KubeNode(client_of(config), node_of(config))
+    except PortError:
+        return None
+
+
 async def _ask_api_server(config: Config, node: str) -> ApiServer:
     """What a daemon with these settings reads first. Raises `PortError`."""
     from gpuactors.api_client import client_of  # which other nodes do not need
@@ -247,7 +260,7 @@ async def _ask_api_server(config: Config, node: str) -> ApiServer:
     async with KubeSlices(client, driver, node).follow() as slices:
         await anext(slices)
     if config.compute_domains != "off":
-        await KubeDomains(client, config.domains_namespace).find_domain(_NO_DOMAIN)
+        await KubeDomains(client).find_domain(_NO_DOMAIN)
     return ApiServer(client.server)
 
 

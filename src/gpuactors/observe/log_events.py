@@ -57,6 +57,12 @@ _DAEMON: Final[Mapping[str, LogEvent]] = {
     "daemon.started": LogEvent(
         (INFO,), ("pid", "kubelet_dir"), "The daemon runs; it has registered nothing yet."
     ),
+    "daemon.offers_nothing": LogEvent(
+        (WARNING,),
+        ("reason",),
+        "The settings switch off everything that this daemon could offer. It looks on, and is never ready.",
+        "Switch on what it is to offer, or keep it off this node.",
+    ),
     "daemon.serving": LogEvent(
         (INFO,),
         ("predecessor",),
@@ -311,12 +317,38 @@ _CLAIMS: Final[Mapping[str, LogEvent]] = {
         "A prepare or unprepare was answered with an error. Kubelet tries again, a prepare after 60 to 90 s.",
         "See the [errors of claims](dra.md#errors-and-what-to-do).",
     ),
+    "claim.passed_on": LogEvent(
+        (INFO,),
+        ("uid", "claim"),
+        "A prepare or unprepare has come to a daemon that has handed over: its successor is asked, and kubelet gets "
+        "that answer.",
+    ),
     "claim.act_failed": LogEvent(
         (WARNING, DEBUG),
         ("claim", "uid", "state", "reason"),
         "A bind, an unbind or a file of the claim did not succeed. The devices stay as they are; a release "
         "is tried again every 5 s.",
         "See the [errors of claims](dra.md#errors-and-what-to-do).",
+    ),
+    "device.unclaimable": LogEvent(
+        (WARNING, DEBUG),
+        ("address", "cause", "reason"),
+        "A GPU on its host's driver could not be bound for a claim now, and is not offered to claims: it has a taint, "
+        "or is withdrawn.",
+        "See the reason: it says what to do. It is offered again within 15 s after that.",
+    ),
+    "device.claimable": LogEvent((INFO,), ("address",), "A claim could bind it again."),
+    "claim.return_owed": LogEvent(
+        (WARNING, DEBUG),
+        (*_CLAIM, "reason"),
+        "The claim has ended, and a GPU of it stays on vfio, as the driver that it is to be returned to is not loaded. "
+        "It may be claimed again. Its return is tried every 15 s.",
+        "Load that driver on the host, if the GPU is to go back to it.",
+    ),
+    "claim.return_done": LogEvent(
+        (INFO,),
+        _CLAIM,
+        "The GPU of a claim that has ended is on its driver again, which was not loaded before.",
     ),
     "claim.astray": LogEvent(
         (WARNING,),
@@ -375,7 +407,7 @@ _CLAIMS: Final[Mapping[str, LogEvent]] = {
 _DOMAINS: Final[Mapping[str, LogEvent]] = {
     "imex.read": LogEvent(
         (INFO, WARNING),
-        ("clique", "reason"),
+        ("clique", "source", "reason"),
         "What the host's driver says of IMEX, or why the node has none.",
         "With a reason, see [the host](compute-domains.md#what-the-host-says).",
     ),
@@ -471,6 +503,15 @@ _FILES: Final[Mapping[str, LogEvent]] = {
         ("reason",),
         "Probes and metrics cannot be served; it is tried again.",
         "See the reason: as a rule the address of --http-address is taken.",
+    ),
+    "http.crowded": LogEvent(
+        (WARNING,),
+        ("closed",),
+        "So many connections to the HTTP endpoints were closed without an answer since the last such line: all places "
+        "were taken, as a rule by clients that open a connection and send or take nothing. Probes are answered "
+        "nevertheless.",
+        "Find out who connects to the port of --http-address, and keep it away: the NetworkPolicy of the base lets "
+        "in the monitoring namespace only.",
     ),
 }
 

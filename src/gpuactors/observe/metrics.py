@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from gpuactors import limits
 from gpuactors.core.assessment.cause import HEALTHY, MEANINGS
-from gpuactors.core.effects import Answer, Level, Log, Refused
+from gpuactors.core.effects import Answer, Elsewhere, Level, Log, Refused
 from gpuactors.core.state import NodeState
 from gpuactors.observe.metrics_of_state import GAUGES, Moment
 from gpuactors.ports import Step
@@ -136,6 +136,10 @@ class Metrics:
         self._restarts = self._counter(
             "gpuactors_actor_restarts_total", "How often an actor failed and was started again.", ("actor",)
         )
+        self._turned_away = self._counter(
+            "gpuactors_http_connections_turned_away_total",
+            "Connections to the HTTP endpoints that were closed without an answer, as there were too many.",
+        )
         self.steps = 0
         """As `ports_http.Meter.steps`."""
         self._of_lines = {line: self._counter(name, text) for line, (name, text) in COUNTED_EVENTS.items()}
@@ -152,6 +156,8 @@ class Metrics:
     def called(self, method: str, seconds: float, answer: Answer | None) -> None:
         """As `ports_http.Meter.called`. The time of an abandoned call is kubelet's, and is not counted."""
         match answer:
+            case Elsewhere():
+                return  # the successor counts it
             case None:
                 outcome = "abandoned"
             case Refused():
@@ -175,6 +181,10 @@ class Metrics:
     def restarted(self, actor: str) -> None:
         """As `ports_http.Meter.restarted`."""
         self._restarts.labels(actor).inc()
+
+    def turned_away(self) -> None:
+        """As `ports_http.Meter.turned_away`."""
+        self._turned_away.inc()
 
     def page(self, state: NodeState, at: float, inbox: int) -> bytes:
         """As `ports_http.Meter.page`."""

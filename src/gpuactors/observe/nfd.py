@@ -8,15 +8,14 @@ what follows `# +expiry-time=` is ignored after that time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
 import trio
 
+from gpuactors.plain_files import replace_plain
 from gpuactors.ports import StateFileError
 
 _MODE: Final = 0o644
@@ -28,7 +27,6 @@ class NfdFile:
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
-        self._new = str(path.with_name(f".{path.name}.new"))
 
     async def write(self, labels: Mapping[str, str], until: float) -> None:
         """As `ports.FeatureFile.write`: in a thread, as a disk that hangs must not stop the daemon."""
@@ -47,12 +45,4 @@ class NfdFile:
             ) from None
 
     def _replace(self, text: str) -> None:
-        try:
-            with open(self._new, "w", encoding="ascii") as file:
-                os.fchmod(file.fileno(), _MODE)
-                file.write(text)
-            os.replace(self._new, self._path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(self._new)
-            raise
+        replace_plain(self._path, text.encode("ascii"), _MODE)

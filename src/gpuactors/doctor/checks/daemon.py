@@ -9,7 +9,8 @@ from gpuactors.control.view import NodeView, ResourceView
 from gpuactors.core.listing import SWITCH_OFF, comparable, difference
 from gpuactors.core.model import Health, ResourceName, Role
 from gpuactors.core.quote import first_of, quoted_name
-from gpuactors.doctor.facts import Facts, NoDaemon, Unknown
+from gpuactors.core.readiness import OFFERS_NOTHING
+from gpuactors.doctor.facts import Facts, NoDaemon, Unknown, offers_gpus, wants_claims
 from gpuactors.doctor.finding import Check, Finding, failed, passed, sentence, warned
 from gpuactors.ports import LedgerContents
 
@@ -34,6 +35,10 @@ def check(facts: Facts) -> Iterator[Finding]:
             )
         case running:
             yield _serves(running)
+            if not (offers_gpus(facts.config) or wants_claims(facts.config)):
+                yield failed(
+                    Check.DAEMON_RUNS, OFFERS_NOTHING, "Compare `gpuactors config show` with what was meant."
+                )
             yield from _resources(running, facts.ledger)
             yield from _sees(running, facts)
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors.config import Config
+from gpuactors.control.client import Running
 from gpuactors.control.view import DeviceView
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, without_group
 from gpuactors.core.assessment.cause import MEANINGS, Cause
 from gpuactors.core.inventory import is_selected
 from gpuactors.core.model import PciFunction
 from gpuactors.core.quote import quoted_id
-from gpuactors.doctor.facts import Devices, Facts, Unknown
+from gpuactors.doctor.facts import Devices, Facts, Known, NoDaemon, Unknown
 from gpuactors.doctor.finding import Check, Finding, Level, failed, passed, sentence
 
 _FINE: Final = frozenset({Cause.FREE, Cause.ALLOCATED, Cause.JUST_ALLOCATED, Cause.GROUP_IN_USE})
@@ -29,9 +30,14 @@ _PASSING: Final = frozenset(
         Cause.HOLDER_UNKNOWN,
         Cause.UNBINDING,
         Cause.FABRIC_OF_HOST,
+        Cause.VIRTUAL_FUNCTION,
+        Cause.VIRTUAL_FUNCTIONS,
     }
 )
 """It cannot now, and nothing on the node is broken."""
+
+_IN_USE: Final = frozenset({Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN})
+"""A process has it open, and kubelet has given it to no pod."""
 
 _HOW: Final = (
     " For instance: driverctl set-override ADDRESS vfio-pci, which lasts across restarts of the node."
@@ -97,7 +103,8 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
     by_claim = facts.config.dra == "on"
     bound = sum(functions[view.address].vfio_bound for view in views)
     found = list[Finding]()
-    for view in views:
+    for own_view in views:
+        view = _as_the_daemon_knows_it(own_view, facts.daemon)
         function = functions[view.address]
         if function.vfio_bound or view.cause != Cause.NOT_BOUND:
             found += _by_cause(view)
@@ -111,6 +118,17 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
         how = "; a claim binds those that are on no vfio driver" if by_claim and bound < len(views) else ""
         yield passed(Check.GPUS_USABLE, f"{fine} of {len(views)} could be given to virtual machines{how}")
     yield from _together(found)
+
+
+def _as_the_daemon_knows_it(view: DeviceView, daemon: Known[Running] | NoDaemon | None) -> DeviceView:
+    """With the daemon's cause and words for a GPU that is in use: the core is the same, but only the daemon has seen
+    whose it was before."""
+    if not isinstance(daemon, Running) or view.cause not in _IN_USE:
+        return view
+    for known in daemon.view.devices:
+        if (known.address, known.driver, known.cause) == (view.address, view.driver, Cause.ORPHANED):
+            return replace(view, cause=known.cause, reason=known.reason)
+    return view
 
 
 def _by_cause(view: DeviceView) -> Iterator[Finding]:

@@ -1,0 +1,66 @@
+"""Files at paths that others can reach: read without waiting for anybody, and replaced without following a link.
+
+A FIFO at such a path blocks whoever opens it, a device may act on it, and a link at the name of a temporary file makes
+root write where it points to. All errors are `OSError` whose `strerror` fits a sentence. Must not know what the files
+say.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import Final
+
+
+class NotPlainError(OSError):
+    """There is something at the path that is no regular file; it was not opened, or not read."""
+
+
+_KINDS: Final = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a directory"),
+)
+
+
+def read_plain(path: str | os.PathLike[str], bytes_max: int) -> bytes:
+    """At most so many bytes of a regular file, links to it followed. Raises `OSError`, at once, and `NotPlainError` for
+    anything that is no file."""
+    if "\0" in os.fspath(path):
+        raise NotPlainError(errno.EINVAL, "the path has a NUL in it", os.fspath(path))
+    _refuse(os.stat(path).st_mode, path)  # before it is opened: that alone makes some devices act
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        _refuse(os.fstat(descriptor).st_mode, path)
+        return file.read(bytes_max)
+
+
+def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, durable: bool = False) -> None:
+    """Puts a new file in the place of what is at `path`, whole at any moment; a link there is replaced itself.
+    `durable`: its content is on the disk before. Raises `OSError`; the old one is there then."""
+    directory, name = os.path.split(path)
+    new = os.path.join(directory, f".{name}.{os.urandom(8).hex()}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask is
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+        os.replace(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def _refuse(mode: int, path: str | os.PathLike[str]) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kind = next((name for is_one, name in _KINDS if is_one(mode)), "no file")
+    raise NotPlainError(errno.EINVAL, f"it is {kind}, and a regular file is needed", os.fspath(path))

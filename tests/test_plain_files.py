@@ -1,0 +1,51 @@
+"""What is no file is refused at once, and nothing is written through a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuactors.plain_files import NotPlainError, read_plain, replace_plain
+
+OTHERS = {
+    "a FIFO": os.mkfifo,
+    "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "a directory": os.mkdir,
+    "a device": lambda path: os.symlink("/dev/zero", path),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_file_is_refused_by_its_kind(tmp_path: Path, kind: str) -> None:
+    make: Callable[[Path], object] = OTHERS[kind]
+    make(tmp_path / "x")
+    with pytest.raises(NotPlainError) as caught:
+        read_plain(tmp_path / "x", 10)
+    assert caught.value.strerror == f"it is {kind}, and a regular file is needed"
+
+
+def test_a_path_that_the_kernel_cannot_have_is_refused() -> None:
+    with pytest.raises(NotPlainError):
+        read_plain("/etc/\0passwd", 10)
+
+
+def test_of_a_larger_file_only_so_much_is_read_and_a_link_to_one_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("x")  # as a ConfigMap's files are
+    assert read_plain(tmp_path / "link", 3) == b"123"
+    assert read_plain(tmp_path / "x", 9) == b"12345"
+
+
+def test_a_link_at_the_path_is_replaced_and_its_target_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("theirs")
+    (tmp_path / "x").symlink_to("target")
+    replace_plain(tmp_path / "x", b"ours", 0o644, durable=True)
+    assert (tmp_path / "target").read_text() == "theirs"
+    found = (tmp_path / "x").lstat()
+    assert (stat.S_ISREG(found.st_mode), found.st_mode & 0o777) == (True, 0o644)
+    assert sorted(os.listdir(tmp_path)) == ["target", "x"]

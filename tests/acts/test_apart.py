@@ -11,6 +11,7 @@ import trio.testing
 from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.dra.checkpoint import Checkpoint, Origin
 from gpuactors.core.dra.claim import ClaimName, ClaimUid
 from gpuactors.core.dra.files import ClaimContents
@@ -46,7 +47,10 @@ async def test_a_write_that_hangs_is_given_up_and_the_next_waits_for_its_end() -
 async def test_the_stores_in_line_and_in_threads_do_what_their_files_do() -> None:
     for apart in (inline, OneThread("files", deadline_s=PATIENCE_S)):
         disk = FakeDisk()
-        checkpoints: CheckpointStore = StoredCheckpoint(CheckpointFile(disk, "/plugins/d", "b1"), apart)
+        theirs = TheirClaims(disk, driver="d", cdi_dir="/cdi", places=None)
+        checkpoints: CheckpointStore = StoredCheckpoint(
+            CheckpointFile(disk, "/plugins/d", "b1", theirs), apart
+        )
         files: ClaimFileStore = StoredFiles(
             ClaimFiles(disk, driver="d", cdi_dir="/cdi", plugin_dir="/plugins/d"), apart
         )

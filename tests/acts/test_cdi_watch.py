@@ -81,6 +81,23 @@ async def test_what_is_written_again_without_a_change_is_no_touch_nor_are_others
             assert await quiet(touches)
 
 
+async def test_a_directory_that_is_removed_is_noticed_so_that_it_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody made it again: the container of a prepared claim could not restart until the next prepare."""
+    monkeypatch.setattr(limits, "CDI_DIR_RETRY_S", 0.01)
+    write(tmp_path)
+    with trio.fail_after(PATIENCE_S):
+        async with aclosing(files(tmp_path).touches()) as touches:
+            await anext(touches)
+            for _ in range(2):
+                shutil.rmtree(tmp_path / "cdi")
+                await anext(touches)
+                write(tmp_path)
+                await anext(touches)
+                assert path(tmp_path).is_file()
+
+
 async def test_a_directory_that_is_not_there_yet_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from hashlib import sha256
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError
+from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.dra.checkpoint import Checkpoint, Origin
 from gpuactors.core.dra.claim import ClaimUid, FirstDriver
+from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.model import PciAddress
+from gpuactors.host.places import Places
+from gpuactors.host.root import HostRoot
 from gpuactors.ports import StateFileError
 from gpuactors.simulation.disk.disk import FakeDisk, StoppedError
+from tests.support.nvidia_checkpoint import GPUS, gpu, prepared, their_checkpoint, vfio
 
 DIRECTORY = "/plugins/gpu.nvidia.com"
-PATH = f"{DIRECTORY}/checkpoint.json"
+PATH = f"{DIRECTORY}/gpuactors-checkpoint.json"
 BOOT = "b1"
 
 A = PciAddress("0000:23:00.0")
@@ -33,7 +40,8 @@ ONE, TWO = checkpoint("u1"), checkpoint("u1", "u2")
 
 
 def file(disk: FakeDisk, boot_id: str = BOOT) -> CheckpointFile:
-    return CheckpointFile(disk, DIRECTORY, boot_id)
+    theirs = TheirClaims(disk, driver="gpu.nvidia.com", cdi_dir="/cdi", places=None)
+    return CheckpointFile(disk, DIRECTORY, boot_id, theirs)
 
 
 def written(*contents: Checkpoint) -> FakeDisk:
@@ -236,3 +244,166 @@ def test_a_directory_that_a_killed_daemon_made_is_synced_by_the_next_one() -> No
     file(disk).write(ONE)
     disk.power_cut()
     assert file(disk).read().checkpoint == ONE
+
+
+# --- the old name, which is NVIDIA's ----------------------------------------------------------------------------------
+
+OLD = f"{DIRECTORY}/checkpoint.json"
+UID = "0f1e2d3c-0000-4000-8000-000000000001"
+UUID = "GPU-0f1e2d3c-1111-4000-8000-000000000001"
+THEIRS = their_checkpoint(BOOT, {UID: prepared(GPUS, "node-1", vfio(UID, "node-1", 0, "0000:23:00.0"))})
+
+
+def under_the_old_name(*contents: Checkpoint) -> FakeDisk:
+    """As a daemon before the file had a name of its own left it."""
+    disk = written(*contents)
+    disk.rename(PATH, OLD)
+    return disk
+
+
+def test_ours_under_the_old_name_is_read_and_renamed() -> None:
+    disk = under_the_old_name(ONE, TWO)
+    restored = file(disk).read()
+    assert (restored.checkpoint, restored.origin, restored.theirs) == (TWO, Origin.FOUND, None)
+    assert set(disk.files) == {PATH}
+    disk.power_cut()
+    assert file(disk).read().checkpoint == TWO
+
+
+def test_ours_under_the_old_name_is_the_newest_an_older_daemon_has_written_it() -> None:
+    disk = under_the_old_name(TWO)
+    disk.put(PATH, written(ONE).files[PATH])
+    assert file(disk).read(touches=False).checkpoint == TWO
+    assert set(disk.files) == {OLD, PATH}, "another daemon serves: it is read there"
+    assert file(disk).read().checkpoint == TWO
+    assert set(disk.files) == {PATH}
+
+
+@pytest.mark.parametrize("damaged", [b'{"checksum":"sha256:00', under_the_old_name(TWO).files[OLD][:200]])
+def test_a_corrupt_one_of_ours_under_the_old_name_is_set_aside(damaged: bytes) -> None:
+    disk = FakeDisk()
+    disk.put(OLD, damaged)
+    assert file(disk).read().origin is Origin.CORRUPT
+    assert disk.files == {f"{PATH}.corrupt-1": damaged}
+
+
+def test_nvidias_is_read_and_never_touched() -> None:
+    disk = FakeDisk()
+    disk.put(OLD, THEIRS)
+    restored = file(disk).read()
+    assert restored.origin is Origin.NONE
+    assert restored.theirs is not None
+    (taken,) = restored.theirs.claims
+    assert (taken.name.uid, taken.state) == (UID, ClaimState.TAKEN_OVER)
+    assert [(gpu.address, bool(gpu.stays)) for gpu in taken.gpus] == [(A, True)]
+    assert taken.given[0].cdi_ids == (f"k8s.gpu.nvidia.com/claim={UID}-gpu-vfio-0",)
+    file(disk).write(ONE)
+    assert (file(disk).read().checkpoint, disk.files[OLD]) == (ONE, THEIRS)
+    assert set(disk.files) == {OLD, PATH}
+
+
+def test_nvidias_of_another_boot_has_no_claim_of_this_one() -> None:
+    disk = FakeDisk()
+    disk.put(OLD, THEIRS)
+    theirs = file(disk, boot_id="b2").read().theirs
+    assert theirs is not None
+    assert theirs.claims == ()
+
+
+def test_of_nvidias_that_names_no_boot_only_claims_with_a_cdi_file_count() -> None:
+    """/var/run is empty after a boot; releases before 25.12 say nothing of it."""
+    other = UID.replace("0f", "1f")
+    disk = FakeDisk()
+    claims = {uid: prepared(GPUS, "node-1", vfio(uid, "node-1", 0)) for uid in (UID, other)}
+    disk.put(OLD, their_checkpoint("", claims, versions="v1"))
+    disk.put(f"/cdi/k8s.gpu.nvidia.com-claim_{other}.yaml", b"devices: []")
+    theirs = file(disk).read().theirs
+    assert theirs is not None
+    assert [claim.name.uid for claim in theirs.claims] == [other]
+
+
+def test_a_gpu_whose_address_nvidias_does_not_say_is_found_by_its_uuid_or_the_node_of_its_cdi_file(
+    tmp_path: Path,
+) -> None:
+    """Releases up to 25.12 do not say it of a GPU on vfio, and none says it of one on NVIDIA's driver."""
+    for path, text in (
+        (
+            "proc/driver/nvidia/gpus/0000:24:00.0/information",
+            f"Model: \t H100\nGPU UUID: \t {UUID}\n",
+        ),
+        ("sys/bus/pci/devices/0000:23:00.0/class", "0x030200\n"),
+        ("sys/bus/pci/devices/0000:23:00.1/class", "0x040300\n"),
+        ("sys/bus/pci/devices/0000:25:00.0/class", "0x030200\n"),
+        ("sys/kernel/iommu_groups/51/devices/0000:23:00.0", ""),
+        ("sys/kernel/iommu_groups/51/devices/0000:23:00.1", ""),
+        ("sys/bus/pci/devices/0000:25:00.0/vfio-dev/vfio3/dev", ""),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    of_uuid, by_group, by_cdev, nowhere = (UID.replace("0f", f"{n}f") for n in range(1, 5))
+    disk = FakeDisk()
+    disk.put(
+        f"/cdi/k8s.gpu.nvidia.com-claim_{by_group}.yaml", b"- path: /dev/vfio/51\n- path: /dev/vfio/vfio"
+    )
+    disk.put(
+        f"/cdi/k8s.gpu.nvidia.com-claim_{by_cdev}.yaml",
+        b"- path: /dev/vfio/devices/vfio3\n- path: /dev/iommu",
+    )
+    claims = {
+        of_uuid: prepared(GPUS, "node-1", gpu(of_uuid, "node-1", 1, UUID)),
+        by_group: prepared(GPUS, "node-1", vfio(by_group, "node-1", 0)),
+        by_cdev: prepared(GPUS, "node-1", vfio(by_cdev, "node-1", 2)),
+        nowhere: prepared(GPUS, "node-1", vfio(nowhere, "node-1", 3)),
+    }
+    disk.put(OLD, their_checkpoint(BOOT, claims))
+    places = Places(HostRoot(str(tmp_path)))
+    theirs = TheirClaims(disk, driver=GPUS, cdi_dir="/cdi", places=places)
+    restored = CheckpointFile(disk, DIRECTORY, BOOT, theirs).read().theirs
+    assert restored is not None
+    assert {c.name.uid: ([g.address for g in c.gpus], c.unplaced) for c in restored.claims} == {
+        of_uuid: (["0000:24:00.0"], ()),
+        by_group: (["0000:23:00.0"], ()),
+        by_cdev: (["0000:25:00.0"], ()),
+        nowhere: ([], ("gpu-vfio-3",)),
+    }
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        THEIRS[:200],
+        THEIRS.replace(b'"PoolName"', b'"Pool"'),
+        b'{"checksum":1,"v1":[],"v2":7}',
+        b'{"checksum":1,"v2":' + b"[" * 9999 + b"}",
+    ],
+)
+def test_nvidias_that_cannot_be_read_is_left_and_no_claim_is_served(damaged: bytes) -> None:
+    disk = written(ONE)
+    disk.put(OLD, damaged)
+    before = dict(disk.files)
+    with pytest.raises(StateFileError, match="NVIDIA's DRA driver and cannot be read"):
+        file(disk).read()
+    assert disk.files == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 99, b"{ not JSON", b'{"data":{}}'])
+def test_nobodys_file_is_left_and_counts_as_a_lost_one_of_ours_only_where_ours_is_not_there(
+    content: bytes,
+) -> None:
+    disk = FakeDisk()
+    disk.put(OLD, content)
+    assert file(disk).read().origin is Origin.CORRUPT
+    assert disk.files == {OLD: content}
+    file(disk).write(ONE)
+    restored = file(disk).read()
+    assert (restored.checkpoint, restored.origin) == (ONE, Origin.FOUND)
+    assert OLD in restored.sentence
+
+
+def test_a_daemon_that_knows_nothing_of_claims_that_were_taken_over_keeps_them() -> None:
+    taken = replace(ONE, taken_over={ClaimUid(UID): {"state": "TakenOver"}}, taken_from="sha256:00")
+    disk = written(taken)
+    stored = json.loads(disk.files[PATH])["checkpoint"]
+    assert stored["takenOver"] == {"from": "sha256:00", "claims": {UID: {"state": "TakenOver"}}}
+    assert set(stored["claims"]) == {"u1"}, "an older one takes none of them for its own"
+    assert file(disk).read().checkpoint == taken

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,21 @@ class Node:
     def overrides(self) -> list[str]:
         return [o for address in self.tree.functions if (o := self.kernel.override(address))]
 
+    def presence(self, address: PciAddress) -> int:
+        return self.tree.device_dir(address).stat().st_ino
+
+    def start(self, address: PciAddress, interrupts: int = 1) -> None:
+        """Its driver has started it, or stopped it: it has so many interrupts."""
+        directory = self.tree.device_dir(address) / "msi_irqs"
+        directory.mkdir(exist_ok=True)
+        for file in directory.iterdir():
+            file.unlink()
+        for number in range(interrupts):
+            (directory / str(100 + number)).write_text("msi\n")
+
+    def set_override(self, address: PciAddress, driver: str) -> None:
+        self.kernel.write(f"{self.tree.root}/sys/bus/pci/devices/{address}/driver_override", f"{driver}\n")
+
     @property
     def written(self) -> list[str]:
         """Each write as `name: text`."""
@@ -98,9 +114,9 @@ def node(tmp_path: Path) -> Node:
 
 def test_a_gpu_and_its_companions_go_to_vfio_and_its_bridge_and_other_groups_stay(node: Node) -> None:
     found = node.bring(Target.VFIO)
-    assert found == (
-        BoundFunction(GPU, "vfio-pci", 51, None, vfio=True),
-        BoundFunction(AUDIO, "vfio-pci", 51, None, vfio=True),
+    assert found == tuple(
+        BoundFunction(address, "vfio-pci", 51, None, vfio=True, presence=node.presence(address))
+        for address in (GPU, AUDIO)
     )
     assert node.drivers == ON_VFIO
     assert node.overrides == []
@@ -194,13 +210,22 @@ def test_a_gpu_that_is_prebound_by_the_operators_word_never_goes_to_the_hosts_dr
     assert not any("nvidia" in write for write in node.written)
 
 
-def test_no_driver_is_a_state_to_come_from_and_to_go_back_to(tmp_path: Path) -> None:
-    node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51)])
+@pytest.mark.parametrize(("device", "taken_by"), [("2330", "nvidia"), ("ffff", None)])
+def test_a_gpu_that_had_no_driver_is_given_to_the_one_that_takes_it(
+    tmp_path: Path, device: str, taken_by: str | None
+) -> None:
+    node = Node(tmp_path, [PciSpec(GPU, "10de", device, "030200", 51)])
     firsts = (FirstDriver(GPU, None),)
     assert node.bring(Target.VFIO, firsts)[0].driver == "vfio-pci"
-    assert node.bring(Target.FIRST_DRIVER, firsts)[0].driver is None
+    assert node.bring(Target.FIRST_DRIVER, firsts)[0].driver == taken_by
     assert node.overrides == []
-    assert "nvidia/bind" not in "".join(node.written)
+    assert node.written[-1] == f"pci/drivers_probe: {GPU}"
+
+
+def test_a_gpu_that_never_left_its_lack_of_a_driver_is_not_probed(tmp_path: Path) -> None:
+    node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51)])
+    assert node.bring(Target.FIRST_DRIVER, (FirstDriver(GPU, None),))[0].driver is None
+    assert node.written == []
 
 
 def test_done_again_it_writes_nothing_more(node: Node) -> None:
@@ -219,6 +244,40 @@ def test_a_function_that_somebody_else_has_bound_elsewhere_meanwhile_is_left_to_
     node.bring(Target.FIRST_DRIVER)
     assert node.drivers[GPU] == "nouveau"
     assert node.drivers[AUDIO] == "snd_hda_intel"
+
+
+# --- beside an administrator --------------------------------------------------------------------------------------
+
+
+def test_an_override_of_somebody_elses_is_there_again_after_the_bind_and_counts_at_the_return(
+    node: Node,
+) -> None:
+    node.kernel.load("nouveau", frozenset())
+    node.set_override(GPU, "nouveau")
+    node.bring(Target.VFIO)
+    assert (node.drivers, node.overrides) == (ON_VFIO, ["nouveau"])
+    node.bring(Target.FIRST_DRIVER)
+    assert (node.drivers, node.overrides) == ({**AT_HOME, GPU: "nouveau"}, ["nouveau"])
+
+
+def test_a_gpu_with_an_override_for_vfio_that_is_not_ours_stays_on_it(node: Node) -> None:
+    """As driverctl and vfio-manager leave it, while a claim had the GPU."""
+    node.bring(Target.VFIO)
+    node.set_override(GPU, "vfio-pci")
+    firsts = [replace(first, was_bound=True) for first in FIRSTS]
+    node.bring(Target.FIRST_DRIVER, firsts)
+    assert node.drivers == {**AT_HOME, GPU: "vfio-pci"}
+    assert node.overrides == ["vfio-pci"]
+
+
+def test_a_gpu_that_was_plugged_in_since_is_not_touched(node: Node) -> None:
+    node.bring(Target.VFIO)
+    before = len(node.written)
+    firsts = [replace(first, presence=node.presence(first.address) + 1) for first in FIRSTS]
+    node.bring(Target.FIRST_DRIVER, firsts)
+    assert (node.drivers, len(node.written)) == (ON_VFIO, before)
+    node.bring(Target.FIRST_DRIVER, [replace(f, presence=node.presence(f.address)) for f in FIRSTS])
+    assert node.drivers == AT_HOME
 
 
 # --- the variant driver -------------------------------------------------------------------------------------------
@@ -324,6 +383,97 @@ def test_a_gpu_that_is_not_there_or_has_no_group(node: Node) -> None:
         assert caught.value.fault is ActFault.GONE
 
 
+# --- what cannot be read or written -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EPIPE, errno.EAGAIN])
+@pytest.mark.parametrize("target", [Target.VFIO, Target.FIRST_DRIVER])
+@pytest.mark.parametrize("call", ["read", "write", "at_the_end"])
+def test_whatever_the_writing_process_answers_is_the_acts_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch, call: str, target: Target, number: int
+) -> None:
+    """Issue 24, 2: `sriov_numvfs` that cannot be read, and a process killed before `at_the_end`, ended the daemon."""
+    if target is Target.FIRST_DRIVER:
+        node.bring(Target.VFIO)
+    is_struck = call != "at_the_end" or target is Target.VFIO  # nothing is left behind on the way back
+
+    async def fails(self: object, path: str, *_text: str) -> str:
+        raise OSError(number, os.strerror(number), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"gpuactors.simulation.memory.acts._Act.{call}", fails)
+        if is_struck:
+            error = node.fails(target)
+            assert error.fault is ActFault.REFUSED
+            assert os.strerror(number) in str(error)
+            assert "internal error" not in str(error)
+    node.bring(target)
+    assert node.drivers == (ON_VFIO if target is Target.VFIO else AT_HOME)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_gpu_whose_files_cannot_be_read_is_not_gone(
+    node: Node, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of a claim that is released nothing would be left to be returned, and its GPU would stay on vfio."""
+    node.bring(Target.VFIO)
+
+    def fails(path: str) -> str:
+        raise OSError(number, os.strerror(number), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gpuactors.host.group.os.readlink", fails)
+        error = node.fails(Target.FIRST_DRIVER)
+    assert error.fault is ActFault.REFUSED
+    node.bring(Target.FIRST_DRIVER)
+    assert node.drivers == AT_HOME
+
+
+def test_what_a_killed_daemon_left_is_cleared_also_where_its_act_cannot_go_on(node: Node) -> None:
+    """Its writing process was killed with it, before the unbind, and a process has opened the GPU since."""
+    override = node.tree.device_dir(GPU) / "driver_override"
+    node.kernel.write(str(override), "vfio-pci\n")
+    node.kernel.use(GPU, 77, "python3")
+    error = node.fails()
+    assert error.fault is ActFault.IN_USE
+    assert node.overrides == []
+    node.kernel.write(str(override), "an-administrators\n")
+    assert node.fails().fault is ActFault.IN_USE
+    assert node.overrides == ["an-administrators"]
+
+
+# --- a look before any claim ----------------------------------------------------------------------------------------
+
+
+def test_a_look_finds_what_a_bind_would_be_refused_for_and_writes_nothing(node: Node) -> None:
+    def looked(device: PciAddress = GPU) -> ActFault | None:
+        try:
+            trio.run(node.binder.look, device, clock=trio.testing.MockClock(autojump_threshold=0))
+        except ActError as error:
+            return error.fault
+        return None
+
+    assert looked() is None
+    node.kernel.use(GPU, 99)
+    assert looked() is ActFault.IN_USE
+    node.kernel.end(99)
+    node.start(GPU)
+    assert looked() is ActFault.IN_USE
+    node.persistence.take(GPU)
+    assert looked() is None, "nvidia-persistenced lets go of it for an act"
+    node.kernel.end(node.persistence.PID)
+    node.start(GPU, interrupts=0)
+    (node.tree.device_dir(GPU) / "virtfn0").write_text("")
+    assert looked() is ActFault.VIRTUAL_FUNCTIONS
+    (node.tree.device_dir(GPU) / "virtfn0").unlink()
+    aliases(node, VARIANT, ANY)
+    assert looked() is ActFault.NO_DRIVER
+    node.kernel.load("nvgrace_gpu_vfio_pci")
+    assert looked() is None
+    assert looked(PciAddress("0000:99:00.0")) is ActFault.GONE
+    assert node.written == []
+
+
 # --- what the kernel refuses --------------------------------------------------------------------------------------
 
 
@@ -337,7 +487,11 @@ def test_after_a_refusal_nothing_is_rolled_back_no_override_is_left_and_the_next
     assert error.fault is ActFault.REFUSED
     assert path in str(error)
     assert node.overrides == []
-    assert node.drivers[GPU] == (None if path == "vfio-pci/bind" else "nvidia")
+    is_unbound = path == "vfio-pci/bind"
+    assert node.drivers[GPU] == (None if is_unbound else "nvidia")
+    assert [(f.address, f.driver, f.presence) for f in error.moved] == (
+        [(GPU, None, node.presence(GPU))] if is_unbound else []
+    )
     assert not any(w.startswith("nvidia/bind") for w in node.written)
     node.bring(Target.VFIO)
     assert node.drivers == ON_VFIO
@@ -564,6 +718,93 @@ def test_if_it_does_not_let_go_it_is_named_and_given_back_what_it_had(node: Node
     assert "nvidia-persiste" in str(error)
     assert node.persistence.asked == [(GPU, False), (GPU, True)]
     assert node.written == []
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_it_had_it_gets_again_and_nothing_else(tmp_path: Path, restart: bool) -> None:
+    second = PciAddress("0000:23:00.2")
+    node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
+    firsts: tuple[FirstDriver, ...] = (*FIRSTS, FirstDriver(second, "nvidia"))
+    node.persistence.runs = True
+    node.persistence.take(second)
+    bound = {b.address: b.persistence for b in node.bring(Target.VFIO, firsts)}
+    assert bound == {GPU: False, AUDIO: False, second: True}
+    if restart:
+        node.binder = node.new_daemon()
+        firsts = tuple(replace(f, persistence=bound.get(f.address, False)) for f in firsts)
+    node.bring(Target.FIRST_DRIVER, firsts)
+    assert node.persistence.asked == [(second, False), (second, True)]
+
+
+def test_it_has_the_gpu_again_when_the_bind_is_refused(node: Node) -> None:
+    node.persistence.runs = True
+    node.persistence.take(GPU)
+    node.kernel.plan(Planned("nvidia/unbind", error=errno.EBUSY))
+    assert node.fails().fault is ActFault.REFUSED
+    assert node.persistence.asked == [(GPU, False), (GPU, True)]
+
+
+# --- started without a user ---------------------------------------------------------------------------------------
+
+
+def test_a_gpu_in_legacy_persistence_mode_is_refused_with_the_command_that_ends_it(node: Node) -> None:
+    node.start(GPU, interrupts=6)
+    error = node.fails()
+    assert error.fault is ActFault.IN_USE
+    assert "it has 6 interrupts in msi_irqs" in str(error)
+    assert f"nvidia-smi -i {GPU} -pm 0" in str(error)
+    assert node.written == []
+    node.start(GPU, interrupts=0)
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
+def test_a_process_that_has_it_open_is_named_instead(node: Node) -> None:
+    node.start(GPU)
+    node.kernel.use(GPU, 99)
+    assert "process 99" in str(node.fails())
+    assert "nvidia-smi" not in str(node.fails())
+
+
+def test_interrupts_of_another_driver_say_nothing_of_users(node: Node) -> None:
+    """snd_hda_intel has them from its probe on."""
+    node.start(AUDIO)
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
+def test_a_driver_that_stops_it_a_moment_later_is_waited_for(node: Node) -> None:
+    node.start(GPU)
+
+    async def go() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.binder.bring, GPU, Target.VFIO, FIRSTS)
+            await trio.sleep(0.5)
+            assert node.drivers == AT_HOME
+            node.start(GPU, interrupts=0)
+
+    trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert node.drivers == ON_VFIO
+
+
+def test_a_process_that_opens_a_function_after_the_first_check_is_seen_before_its_unbind(
+    tmp_path: Path,
+) -> None:
+    second = PciAddress("0000:23:00.2")
+    node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
+    firsts = (*FIRSTS, FirstDriver(second, "nvidia"))
+
+    def then_open(what: str) -> None:
+        if what.endswith("vfio-pci/bind"):
+            node.kernel.use(second, 99)
+
+    node.writes = MemoryWrites(node.kernel, before=then_open)
+    node.binder = node.new_daemon()
+    error = node.fails(firsts=firsts)
+    assert error.fault is ActFault.IN_USE
+    assert "process 99" in str(error)
+    assert f"nvidia/unbind: {second}" not in node.written
+    assert node.overrides == []
 
 
 def test_it_is_not_asked_while_another_process_uses_the_gpu(node: Node) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import stat
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -27,6 +30,7 @@ PLUGIN_DIR = f"/var/lib/kubelet/plugins/{DRIVER}"
 UID = ClaimUid("0f1e2d3c-0000-4000-8000-000000000001")
 DEVICES = f"{CDI_DIR}/k8s.gpu.nvidia.com-claim_{UID}.json"
 MOUNTS = f"{CDI_DIR}/gpu.nvidia.com-metadata_{UID}.json"
+THEIRS = f"{CDI_DIR}/k8s.gpu.nvidia.com-claim_{UID}.yaml"
 METADATA = f"{PLUGIN_DIR}/metadata/{UID}/main.json"
 
 
@@ -145,6 +149,25 @@ def test_removing_leaves_nothing_not_even_after_a_power_cut_and_again_is_no_erro
     files(disk).remove(UID)
     files(FakeDisk()).remove(UID)
     assert files(disk).found() == {}
+
+
+def test_the_cdi_file_that_nvidias_driver_wrote_for_the_claim_goes_with_it_and_no_other_one() -> None:
+    disk = written()
+    other = THEIRS.replace(UID, "0f1e2d3c-0000-4000-8000-000000000002")
+    disk.put(THEIRS, b"kind: k8s.gpu.nvidia.com/claim")
+    disk.put(other, b"kind: k8s.gpu.nvidia.com/claim")
+    assert files(disk).found().keys() == {UID}, "it is no file of ours"
+    files(disk).remove(UID)
+    assert disk.files == {other: b"kind: k8s.gpu.nvidia.com/claim"}
+
+
+def test_what_a_container_would_be_started_with_goes_first() -> None:
+    """Whatever comes in between, no CDI file names the nodes of a GPU that is about to be another claim's."""
+    disk = written()
+    before = len(disk.operations)
+    files(disk).remove(UID)
+    unlinked = [o.split()[-1] for o in disk.operations[before:] if o.startswith("unlink")]
+    assert unlinked == [DEVICES, MOUNTS, THEIRS, METADATA]
 
 
 @pytest.mark.parametrize("uid", ["", "..", "../../etc", "a/b", "a\n", "-a", "a" * 64])
@@ -301,3 +324,59 @@ def test_a_link_in_a_mounted_directory_goes_and_what_it_names_stays(tmp_path: Pa
     real.remove(UID, (str(domain),))
     assert not domain.exists()
     assert (precious / "file").read_text() == "kept"
+
+
+# --- a real disk: what is no file ---------------------------------------------------------------------------------
+
+OBJECTS: dict[str, Callable[[str], None]] = {
+    "fifo": os.mkfifo,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "link": lambda path: os.symlink("/nowhere/else", path),
+}
+
+
+def on_disk(directory: Path) -> ClaimFiles:
+    return ClaimFiles(
+        RealDisk(), driver=DRIVER, cdi_dir=str(directory / "cdi"), plugin_dir=str(directory / "plugin")
+    )
+
+
+def of_real(contents: ClaimContents, directory: Path) -> list[Path]:
+    on_disk(directory).write(contents)
+    uid = contents.claim.uid
+    return [
+        directory / f"cdi/k8s.{DRIVER}-claim_{uid}.json",
+        directory / f"cdi/{DRIVER}-metadata_{uid}.json",
+        directory / f"plugin/metadata/{uid}/main.json",
+    ]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_what_is_no_file_under_a_claims_name_is_replaced_and_hangs_nobody(tmp_path: Path, kind: str) -> None:
+    for path in of_real(contents(), tmp_path):
+        for name in (path, path.with_name(f".{path.name}.new")):
+            name.unlink(missing_ok=True)
+            OBJECTS[kind](str(name))
+    assert on_disk(tmp_path).found().keys() == {UID}
+    for path in of_real(contents(), tmp_path):
+        assert not path.is_symlink()
+        assert path.read_text().startswith("{")
+    on_disk(tmp_path).remove(UID)
+    assert on_disk(tmp_path).found() == {}
+
+
+@pytest.mark.timeout(20)
+def test_a_directory_or_fifo_of_one_claims_name_costs_only_that_claim(tmp_path: Path) -> None:
+    other = ClaimUid("0f1e2d3c-0000-4000-8000-000000000002")
+    for path in of_real(contents(), tmp_path)[:2]:
+        path.unlink()
+        path.mkdir()
+    os.mkfifo(tmp_path / f"plugin/metadata/{other}")
+    os.mkfifo(tmp_path / "cdi/vendor.json")
+    assert UID in on_disk(tmp_path).found()
+    with pytest.raises(FilesError, match="Is a directory"):
+        on_disk(tmp_path).write(contents())
+    third = ClaimUid("0f1e2d3c-0000-4000-8000-000000000003")
+    for path in of_real(contents(third), tmp_path):
+        assert path.read_text().startswith("{")

@@ -15,6 +15,7 @@ from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.state_lock import FILE_NAME, StateLock
+from gpuactors.acts.theirs import TheirClaims
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.core.dra.checkpoint import Checkpoint, Origin
 from gpuactors.core.dra.claim import ActFault, ClaimName, ClaimUid
@@ -38,7 +39,12 @@ class Daemon:
 
     def __init__(self, directory: Path, wait_s: float = PATIENCE_S) -> None:
         self.lock = lock(directory, wait_s)
-        self.file = CheckpointFile(RealDisk(), str(directory), "boot-1")
+        self.file = CheckpointFile(
+            RealDisk(),
+            str(directory),
+            "boot-1",
+            TheirClaims(RealDisk(), driver="d", cdi_dir=str(directory / "cdi"), places=None),
+        )
         files = ClaimFiles(RealDisk(), driver="d", cdi_dir=str(directory / "cdi"), plugin_dir=str(directory))
         apart = OneThread("state", deadline_s=PATIENCE_S)
         self.checkpoint = StoredCheckpoint(self.file, apart, self.lock)
@@ -118,9 +124,11 @@ async def test_a_daemon_that_does_not_serve_yet_takes_nothing_from_the_one_that_
         await old.checkpoint.write(BEFORE)
         assert (await new.checkpoint.read(owns=False)).checkpoint == BEFORE
         await old.checkpoint.write(AFTER)
-        (tmp_path / "checkpoint.json").write_bytes(b"spoiled")
+        (tmp_path / "gpuactors-checkpoint.json").write_bytes(b"spoiled")
         assert (await new.checkpoint.read(owns=False)).origin is Origin.CORRUPT
-        assert (tmp_path / "checkpoint.json").exists(), "nothing is set aside beside a daemon that serves"
+        assert (tmp_path / "gpuactors-checkpoint.json").exists(), (
+            "nothing is set aside beside a daemon that serves"
+        )
 
 
 async def test_a_daemon_whose_successor_was_lost_owns_the_state_again(tmp_path: Path) -> None:

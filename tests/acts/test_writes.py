@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,7 @@ async def until_it_ends(pid: int) -> None:
 
 
 def holder(tmp_path: Path, group: int = 51) -> int:
-    return int((tmp_path / f"locks/iommu-group-{group}.lock").read_text())
+    return int((tmp_path / f"locks/iommu-group-{group}.lock").read_text().split()[0])
 
 
 async def override_and_unbind(open_writes: ProcessWrites, override: Path, unbind: Path) -> None:
@@ -128,6 +130,35 @@ async def test_a_write_that_hangs_is_given_up_and_blocks_its_group_only(
         assert text(override) == "\n"
         async with writes(tmp_path)(51) as act:
             await act.write(str(override), "z\n")
+
+
+async def test_who_finds_the_lock_taken_says_which_write_has_not_returned_and_since_when(
+    tmp_path: Path, override: Path, unbind: HangingFile
+) -> None:
+    """So does the event of a claim at 35 s: a daemon that began later knows it from the lock file only."""
+    begun = int(time.time())
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(ActError) as given_up:
+            await override_and_unbind(writes(tmp_path, SHORT_S), override, unbind.path)
+        with pytest.raises(ActError) as caught:
+            async with writes(tmp_path)(51):
+                pytest.fail("the group is blocked")
+        await answer(unbind)
+        pid = holder(tmp_path)
+        await until_it_ends(pid)
+    write = f"the write of 0000:23:00.0 to {unbind.path} has not returned since "
+    for error in (given_up, caught):
+        since = str(error.value).partition(write)[2][:19]
+        assert begun <= datetime.fromisoformat(f"{since}+00:00").timestamp() <= time.time()
+
+
+async def test_no_write_is_under_way_between_two(tmp_path: Path, override: Path) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with writes(tmp_path)(51) as act:
+            await act.write(str(override), "x\n")
+            with pytest.raises(ActError, match="its write to sysfs has not returned"):
+                async with writes(tmp_path)(51):
+                    pytest.fail("the group is blocked")
 
 
 async def test_a_cancelled_wait_ends_at_once_and_the_write_goes_on(
@@ -275,6 +306,89 @@ async def test_a_writing_process_that_was_killed_is_an_error_and_no_hang(
             with pytest.raises(OSError, match="has ended") as caught:
                 await act.write(str(override), "x\n")
     assert caught.value.errno == errno.EPIPE
+
+
+async def killed_between_two_writes(
+    open_writes: ProcessWrites, tmp_path: Path, override: Path, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    async with open_writes(51) as act:
+        await act.at_the_end(str(override), "\n")
+        await act.write(str(override), "vfio-pci\n")
+        os.kill(holder(tmp_path), signal.SIGKILL)
+        await until_it_ends(holder(tmp_path))
+        meanwhile()
+        await act.write(str(override.parent / "unbind"), "never\n")
+
+
+async def test_after_a_kill_another_process_has_the_last_word(tmp_path: Path, override: Path) -> None:
+    """Issue 24, 2: driver_override stayed until the claim was unprepared."""
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(OSError, match="has ended"):
+            await killed_between_two_writes(writes(tmp_path), tmp_path, override)
+        assert text(override) == "\n"
+
+
+async def test_what_somebody_has_written_after_the_kill_stays(tmp_path: Path, override: Path) -> None:
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(OSError, match="has ended"):
+            await killed_between_two_writes(
+                writes(tmp_path), tmp_path, override, lambda: override.write_text("an-administrators\n")
+            )
+        assert text(override) == "an-administrators\n"
+
+
+async def test_a_process_that_is_killed_again_is_the_acts_error(
+    tmp_path: Path, override: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 24, 2: it ended the daemon, and each start after it."""
+    opened, ours = writes(tmp_path), "gpuactors.acts.writes._PROGRAM"
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(ActError, match=r"was killed between two writes, and .*driver_override") as caught:
+            await killed_between_two_writes(
+                opened, tmp_path, override, lambda: monkeypatch.setattr(ours, str(tmp_path / "none.py"))
+            )
+        assert caught.value.fault is ActFault.REFUSED
+        monkeypatch.undo()
+        async with opened(51) as act:
+            assert await act.read(str(override)) == "vfio-pci\n"
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EAGAIN, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.ENOENT, errno.EIO]
+)
+@pytest.mark.parametrize("call", ["subprocess.Popen", "os.dup", "fcntl.flock", "os.pidfd_open"])
+async def test_no_process_for_the_writes_is_the_acts_error_and_passes(
+    tmp_path: Path, override: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """Issue 24, 2: an OSError of Popen ended the daemon and, as the intent is durable, every start after it."""
+    opened = writes(tmp_path)
+
+    def fails(*_args: object, **_kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with trio.fail_after(PATIENCE_S):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"gpuactors.acts.writes.{call}", fails)
+            if call == "os.pidfd_open":  # it is waited for otherwise
+                await override_and_no_more(opened, override)
+            else:
+                expected = (
+                    "blocked"
+                    if (call, number) == ("fcntl.flock", errno.EAGAIN)
+                    else "nothing was written, as"
+                )
+                with pytest.raises(ActError, match=expected):
+                    await override_and_no_more(opened, override)
+        if call == "os.dup":  # its process ends by itself
+            await until_it_ends(holder(tmp_path))
+        await override_and_no_more(opened, override)
+    assert text(override) == "\n"
+
+
+async def override_and_no_more(open_writes: ProcessWrites, override: Path) -> None:
+    async with open_writes(51) as act:
+        await act.at_the_end(str(override), "\n")
+        await act.write(str(override), "vfio-pci\n")
 
 
 async def test_lock_files_that_cannot_be_made_are_named(tmp_path: Path) -> None:

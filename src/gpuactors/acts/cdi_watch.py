@@ -28,8 +28,8 @@ _LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOU
 
 async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenerator[None, None]:
     """Yields at the start, and when a file of ours was written, made or removed by whomever, or the directory was
-    replaced. All that happens while the consumer works is yielded once after it. Never ends; while there is no
-    directory it looks for one every CDI_DIR_RETRY_S."""
+    replaced or removed: the consumer makes it again if a claim needs it. All that happens while the consumer works is
+    yielded once after it. Never ends; while there is no directory it looks for one every CDI_DIR_RETRY_S."""
     while True:
         try:
             inotify = INotify(nonblocking=True)
@@ -40,6 +40,7 @@ async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenera
             try:
                 inotify.add_watch(directory, _CHANGES)
             except OSError:
+                yield
                 await trio.sleep(limits.CDI_DIR_RETRY_S)
                 continue
             # Between the loss of the last directory, or the start, and this watch nobody watched.

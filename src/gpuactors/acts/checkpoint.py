@@ -1,4 +1,4 @@
-"""The file `checkpoint.json` of a DRA driver: read once at the start, written whole for each change.
+"""The file `gpuactors-checkpoint.json` of a DRA driver: read once at the start, written whole for each change.
 
     {"checksum":"sha256:<64 hex digits>","checkpoint":{…}}
 
@@ -6,12 +6,17 @@ The checksum is of the bytes of the inner object as they are stored. (NVIDIA's d
 would write them, so that a field more makes the file of another version corrupt: NVIDIA issues 1080, 1326.) The content
 is `core/dra/checkpoint.py`'s.
 
+NVIDIA's driver has the same directory, and calls its file `checkpoint.json`, as this program did once. One of ours by
+that name is the newest there is (a daemon that knows the new name leaves none): it is renamed. One of theirs is read
+and never touched, and neither is one of nobody's.
+
 Must never lead to a start that takes a lost content for an empty one: a corrupt file is set aside and said, until a new
 one is written; a newer one, and one that cannot be read, are not touched.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -22,22 +27,29 @@ from typing import Any, Final, final
 
 from gpuactors import limits
 from gpuactors.acts.disk import Disk, ensure_directory, replace, temporary_of, unlink_if_there
+from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.dra.checkpoint import (
     VERSION,
     Checkpoint,
     Origin,
     Restored,
+    Theirs,
     decoded,
     encoded,
     version_of,
 )
 from gpuactors.core.dra.claim import Json
+from gpuactors.core.dra.theirs import Whose, whose
 from gpuactors.core.quote import quoted
 from gpuactors.ports import StateFileError
 
-FILE_NAME: Final = "checkpoint.json"
+FILE_NAME: Final = "gpuactors-checkpoint.json"
+
+OLD_FILE_NAME: Final = "checkpoint.json"
+"""Of this program up to 0.1, and of NVIDIA's driver."""
 
 _CORRUPT: Final = f"{FILE_NAME}.corrupt-"
+_OLD_CORRUPT: Final = f"{OLD_FILE_NAME}.corrupt-"
 _FORM: Final = re.compile(rb'\{"checksum":"sha256:([0-9a-f]{64})","checkpoint":(\{.*\})\}\n?', re.DOTALL)
 
 
@@ -49,20 +61,28 @@ class CheckpointNewerError(StateFileError):
 class CheckpointFile:
     """The file in a driver's directory below kubelet's `plugins`, which is made when it is first written."""
 
-    def __init__(self, disk: Disk, directory: str, boot_id: str) -> None:
+    def __init__(self, disk: Disk, directory: str, boot_id: str, theirs: TheirClaims) -> None:
         """`boot_id` is the kernel's, /proc/sys/kernel/random/boot_id."""
         self._disk = disk
         self._directory = directory
         self._path = os.path.join(directory, FILE_NAME)
+        self._old_path = os.path.join(directory, OLD_FILE_NAME)
         self._boot_id = boot_id
+        self._theirs = theirs
 
     def read(self, *, touches: bool = True) -> Restored:
-        """What the daemon before this one left. Sets a corrupt file aside, and removes a half written one, if it
-        `touches` any: not beside a daemon that serves.
+        """What the daemon before this one left, and what NVIDIA's driver left. Sets a corrupt file aside, and removes a
+        half written one, if it `touches` any: not beside a daemon that serves.
 
         Raises `CheckpointNewerError`; `StateFileError` if it cannot be read, or not be set aside.
         """
-        restored = self._read(touches=touches)
+        old = self._content(self._old_path)
+        is_ours = old is not None and whose(old) is Whose.OURS
+        if is_ours and touches:
+            self._renamed()
+        restored = self._read(self._old_path if is_ours and not touches else self._path, touches=touches)
+        if old is not None and not is_ours:
+            restored = self._beside(restored, old)
         if not touches:
             return restored
         temporary = temporary_of(self._path)
@@ -71,16 +91,52 @@ class CheckpointFile:
                 unlink_if_there(self._disk, temporary)
         return restored
 
-    def _read(self, *, touches: bool) -> Restored:
+    def _content(self, path: str) -> bytes | None:
+        """None if it is not there. Raises `StateFileError`."""
         try:
-            stored = self._disk.read(self._path, limits.CLAIMS_FILE_MAX_BYTES)
+            return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
         except FileNotFoundError:
-            return self._missing()
+            return None
         except OSError as error:
             raise StateFileError(
-                f"cannot read {self._path} ({error.strerror}): which GPU was bound for which claim is not known, so "
+                f"cannot read {path} ({error.strerror}): which GPU was bound for which claim is not known, so "
                 "none is touched; check the disk and the permissions, then start again"
             ) from None
+
+    def _renamed(self) -> None:
+        """Our file by its old name has the new one when this returns."""
+        try:
+            self._disk.rename(self._old_path, self._path)
+            self._disk.sync_directory(self._directory)
+        except OSError as error:
+            raise StateFileError(
+                f"cannot rename {self._old_path} to {FILE_NAME} ({error.strerror}): check the disk; it is tried again"
+            ) from None
+
+    def _beside(self, restored: Restored, content: bytes) -> Restored:
+        """`restored` with what a file says that is not ours. Raises `StateFileError`."""
+        if whose(content) is Whose.THEIRS:
+            return dataclasses.replace(restored, theirs=self._read_theirs(content))
+        unknown = f"{self._old_path} is neither gpuactors' nor NVIDIA's checkpoint, and is left as it is"
+        if restored.origin is not Origin.NONE:
+            return dataclasses.replace(restored, sentence=f"{restored.sentence}; {unknown}")
+        return self._corrupt(unknown)
+
+    def _read_theirs(self, content: bytes) -> Theirs:
+        try:
+            return self._theirs.read(content, self._boot_id)
+        except ValueError as error:
+            reason = quoted(str(error), limits.QUOTED_NAME_CHARS_MAX)
+            raise StateFileError(
+                f"{self._old_path} is of NVIDIA's DRA driver and cannot be read ({reason}): which claims it has "
+                "prepared is not known, so none is served. Nothing was touched. Drain the node and remove that file, "
+                "or start NVIDIA's driver again"
+            ) from None
+
+    def _read(self, path: str, *, touches: bool) -> Restored:
+        stored = self._content(path)
+        if stored is None:
+            return self._missing()
         try:
             boot_id, checkpoint = self._decoded(stored)
         except (ValueError, RecursionError) as error:
@@ -92,9 +148,9 @@ class CheckpointFile:
             return Restored(
                 Checkpoint(),
                 Origin.OTHER_BOOT,
-                f"{self._path} is of another boot and counts as empty: its claims are prepared again",
+                f"{path} is of another boot and counts as empty: its claims are prepared again",
             )
-        return Restored(checkpoint, Origin.FOUND, f"{self._path}: {len(checkpoint.claims)} claims")
+        return Restored(checkpoint, Origin.FOUND, f"{path}: {len(checkpoint.claims)} claims")
 
     def write(self, checkpoint: Checkpoint) -> None:
         """The checkpoint is on disk when this returns. Raises `StateFileError`; the old one is there then."""
@@ -132,7 +188,7 @@ class CheckpointFile:
 
     def _missing(self) -> Restored:
         # The file may have been set aside by a start that was killed before a new one was written.
-        if aside := self._corrupt_ones():
+        if aside := self._corrupt_ones(_CORRUPT) or self._corrupt_ones(_OLD_CORRUPT):
             return self._corrupt(f"{self._directory}/{aside[-1]} was corrupt and has not been replaced yet")
         return Restored(Checkpoint(), Origin.NONE, f"there is no {self._path} yet")
 
@@ -158,15 +214,15 @@ class CheckpointFile:
 
     def _next_name(self) -> str:
         """The name for the next corrupt one; from CORRUPT_FILES_KEPT on it replaces the last."""
-        found = self._corrupt_ones()
+        found = self._corrupt_ones(_CORRUPT)
         return f"{_CORRUPT}{min(len(found) + 1, limits.CORRUPT_FILES_KEPT)}"
 
-    def _corrupt_ones(self) -> list[str]:
+    def _corrupt_ones(self, prefix: str) -> list[str]:
         try:
             names = self._disk.names(self._directory)
         except OSError:  # no directory, so nothing in it
             return []
-        return [name for name in names if name.startswith(_CORRUPT)]
+        return [name for name in names if name.startswith(prefix)]
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

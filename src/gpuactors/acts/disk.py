@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from typing import Final, Protocol, final
+
+from gpuactors.plain_files import read_plain
 
 _MODE: Final = 0o644
 _DIRECTORY_MODE: Final = 0o755
@@ -20,7 +23,7 @@ class Disk(Protocol):
     """Operations on files, each as one system call would do it (more or less). All raise `OSError`."""
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        """The file's content; of a larger file `bytes_max` + 1 bytes."""
+        """The file's content; of a larger file `bytes_max` + 1 bytes. Raises `NotPlainError` for what is no file."""
         ...
 
     def names(self, directory: str) -> tuple[str, ...]:
@@ -62,8 +65,7 @@ class RealDisk:
 
     def read(self, path: str, bytes_max: int) -> bytes:
         """As `Disk.read`."""
-        with open(path, "rb") as file:
-            return file.read(bytes_max + 1)
+        return read_plain(path, bytes_max + 1)
 
     def names(self, directory: str) -> tuple[str, ...]:
         """As `Disk.names`."""
@@ -78,8 +80,15 @@ class RealDisk:
         os.rmdir(path)
 
     def write(self, path: str, content: bytes) -> None:
-        """As `Disk.write`. Not O_TRUNC: of a file that a container reads no moment is empty."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+        """As `Disk.write`. Not O_TRUNC: of a file that a container reads no moment is empty. What else has the name, a
+        FIFO or a link, makes room: the name is ours."""
+        with suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                os.unlink(path)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE
+        )
         try:
             left = memoryview(content)
             while left:
@@ -106,7 +115,7 @@ class RealDisk:
 
 
 def _sync(path: str, flags: int) -> None:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -14,7 +14,8 @@ import errno
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, final
 
 import structlog
@@ -52,6 +53,8 @@ class _Move:
     driver: str | None
     """None: it is to have none."""
     by_override: bool
+    probe: bool = False
+    """It had no driver: whichever takes it, if any, has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class SysfsBinder:
         self._apart = apart
         self._deadline_s = deadline_s
         self._groups = GroupReader(root)
+        self._let_go_of: set[PciAddress] = set()
+        """GPUs that nvidia-persistenced has let go of for an act of ours, and has not got again."""
         self._turns: dict[int, trio.Lock] = {}
         """By IOMMU group: acts of this daemon, one after the other."""
 
@@ -99,18 +104,51 @@ class SysfsBinder:
                 return await self._bring(device, target, noted)
             except HostShortError as error:
                 raise ActError(ActFault.REFUSED, f"nothing was done to {device}: {error}") from None
+            except OSError as error:
+                raise ActError(
+                    ActFault.REFUSED,
+                    f"{device} and its companions stay where they are, as "
+                    f"{error.filename or 'a file of theirs'} could not be used ({error.strerror}): see the kernel's "
+                    f"log for {device}; it is gone on with when it is asked for again",
+                ) from None
         raise ActError(
             ActFault.HANGS,
             f"{device} and its companions were not on their drivers within {self._deadline_s:g} s, though no single "
             "write hung: see the kernel's log; it is gone on with when it is asked for again",
         )
 
+    async def look(self, device: PciAddress) -> None:
+        """As `ports.DriverBinder.look`."""
+        with trio.move_on_after(self._deadline_s):
+            try:
+                await self._refuse_bind(await self._look(device))
+            except HostShortError as error:
+                raise ActError(ActFault.REFUSED, f"{device} cannot be looked at: {error}") from None
+            return
+        raise ActError(ActFault.HANGS, f"{device} could not be looked at within {self._deadline_s:g} s")
+
+    async def _refuse_bind(self, group: Group) -> None:
+        """Raises `ActError` for what a later act on the group would refuse."""
+        functions = [f for f in group.functions if not (f.is_bridge or f.bound.vfio)]
+        for function in functions:
+            await self._apart(partial(self._vfio_driver, function))
+            if function.has_virtual_functions:
+                path = self._real(PCI_DEVICES, function.address, "sriov_numvfs")
+                raise _virtual_functions(function.address, path)
+        if not functions:
+            return
+        gpus = [f.address for f in functions if f.bound.driver == _NVIDIA]
+        persisted = await self._refuse_users(group, but_persistenced=bool(gpus))
+        for address in gpus:
+            if address not in persisted:
+                await self._refuse_started(address)
+
     async def _bring(
         self, device: PciAddress, target: Target, noted: Mapping[PciAddress, FirstDriver]
     ) -> tuple[BoundFunction, ...]:
         group = await self._look(device)
         if (await self._plan(group, target, noted)).is_done:
-            return _result(device, group)
+            return self._result(device, group)
         # Two GPUs of one group are one group to bind: the second act waits for the first one and finds it done.
         async with (
             self._turns.setdefault(group.number, trio.Lock()),
@@ -118,17 +156,40 @@ class SysfsBinder:
         ):
             # Only now nobody else writes: an earlier act may have come to its end meanwhile.
             group = await self._look(device)
-            await self._act(writes, group, await self._plan(group, target, noted))
-            return _result(device, await self._look(device))
+            try:
+                await self._act(writes, group, await self._plan(group, target, noted), noted)
+            except ActError as error:
+                error.moved = await self._moved(device, group)
+                raise
+            return self._result(device, await self._look(device))
+
+    async def _moved(self, device: PciAddress, before: Group) -> tuple[BoundFunction, ...]:
+        """The functions of the group that are on another driver than before; none if that cannot be read."""
+        drivers = {f.address: f.bound.driver for f in before.functions}
+        with suppress(ActError):
+            now = self._result(device, await self._look(device))
+            return tuple(b for b in now if b.address in drivers and b.driver != drivers[b.address])
+        return ()
+
+    def _result(self, device: PciAddress, group: Group) -> tuple[BoundFunction, ...]:
+        """The GPU first, as its nodes are; then its companions by address."""
+        bound = [
+            replace(function.bound, persistence=function.address in self._let_go_of)
+            for function in group.functions
+            if not function.is_bridge
+        ]
+        return tuple(sorted(bound, key=lambda b: (b.address != device, b.address)))
 
     # --- what is there and what is to do ------------------------------------------------------------------------------
 
     async def _look(self, device: PciAddress) -> Group:
         try:
             group = await self._apart(lambda: self._groups.read(device))
-        except OSError as error:
+        except OSError as error:  # it may well be there
             raise ActError(
-                ActFault.GONE, f"{error.filename} cannot be read ({error.strerror}): check --host-root"
+                ActFault.REFUSED,
+                f"{error.filename} cannot be read ({error.strerror}): check --host-root, and the kernel's log for "
+                f"{device}; it is gone on with when it is asked for again",
             ) from None
         if group is None:
             raise ActError(
@@ -170,14 +231,15 @@ class SysfsBinder:
         leftovers: list[PciAddress] = []
         for function in functions:
             first, bound = noted.get(function.address), function.bound
-            if first is None:
-                continue
-            if first.vfio:  # pre-bound: by what it was first seen on, or by the operator's word
+            if first is None or (first.presence and bound.presence not in (0, first.presence)):
+                continue  # unknown, or plugged in since
+            if first.vfio:  # pre-bound: by what it was found on, or by the operator's word
                 if bound.driver is None:
                     moves.append(_Move(function, self._vfio_driver(function), by_override=True))
             elif (bound.vfio or bound.driver is None) and bound.driver != first.driver:
-                moves.append(_Move(function, self._loaded(function, first.driver), by_override=False))
-            else:
+                driver = self._loaded(function, first.driver)
+                moves.append(_Move(function, driver, by_override=False, probe=driver is None))
+            elif not first.was_bound:
                 # On its driver, or on one that somebody else has bound it to meanwhile.
                 leftovers.append(function.address)
         return _Plan(tuple(moves), tuple(leftovers))
@@ -206,17 +268,21 @@ class SysfsBinder:
         """Raises `ActError`."""
         path = self._real(PCI_DEVICES, function.address, "sriov_numvfs")
         count = ""
-        with suppress(FileNotFoundError):
-            count = (await writes.read(path)).strip()
-        if function.has_virtual_functions or count not in ("", "0"):
+        try:
+            with suppress(FileNotFoundError):
+                count = (await writes.read(path)).strip()
+        except OSError as error:
             raise ActError(
-                ActFault.VIRTUAL_FUNCTIONS,
-                f"{function.address} has active virtual functions, which would go with its driver: write 0 to {path} "
-                "when nobody uses them",
-            )
+                ActFault.REFUSED,
+                f"whether {function.address} has active virtual functions cannot be known, as {path} cannot be read "
+                f"({error.strerror}): look for {function.address} in the kernel's log; nothing was written",
+            ) from None
+        if function.has_virtual_functions or count not in ("", "0"):
+            raise _virtual_functions(function.address, path)
 
-    async def _refuse_users(self, group: Group, *, but_persistenced: bool) -> None:
-        """Raises `ActError` if a process has a device of the group open."""
+    async def _refuse_users(self, group: Group, *, but_persistenced: bool) -> frozenset[PciAddress]:
+        """The functions that nvidia-persistenced has open. Raises `ActError` if another process has a device of the
+        group open, or any where it is not excepted."""
         users = await self._apart(lambda: ProcReader(self._root).users(self._groups.nodes(group)))
         named = [h for h in users.by_process if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]
         if named:
@@ -231,37 +297,85 @@ class SysfsBinder:
                 f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
                 f"daemon the host's processes in {self._root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
             )
+        return frozenset(address for of_one in users.by_process.values() for address in of_one)
+
+    async def _refuse_started(self, address: PciAddress) -> None:
+        """Raises `ActError` if NVIDIA's driver keeps the GPU started although no process has it open: an unbind would
+        never end (open-gpu-kernel-modules issues 1119, 1374). It stops it a moment after the last user has closed
+        it."""
+        for _ in range(_LOOKS):
+            function = await self._function(address)
+            if function.bound.driver != _NVIDIA or not function.interrupts:
+                return
+            await trio.sleep(limits.BIND_SETTLE_STEP_S)
+        raise ActError(
+            ActFault.IN_USE,
+            f"{address} is kept started by its driver (it has {function.interrupts} interrupts in msi_irqs), though no "
+            "process has it open: an unbind might never end. Usually its legacy persistence mode is on: run "
+            f"`nvidia-smi -i {address} -pm 0` on the host. Else nvidia_drm has it (modeset=1), or "
+            "NVreg_GpuInitOnProbe=1 is set",
+        )
 
     # --- doing it -----------------------------------------------------------------------------------------------------
 
-    async def _act(self, writes: Writes, group: Group, plan: _Plan) -> None:
+    async def _act(
+        self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]
+    ) -> None:
         for address in plan.leftovers:
             await self._clear_leftover(writes, address)
         if not plan.moves:
             return
+        try:
+            await self._may_move(writes, group, plan, noted)
+            for move in plan.moves:
+                await self._move(writes, group, move, noted)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._persisted_again(plan, noted)
+
+    async def _may_move(
+        self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]
+    ) -> None:
+        """Raises `ActError` where a function may not change its driver now."""
+        try:
+            await self._refuse_moves(writes, group, plan)
+        except ActError:
+            # A daemon may have been killed with its writing process, and have left what the move would replace.
+            for first in (noted[move.function.address] for move in plan.moves):
+                if not (first.vfio or first.was_bound):
+                    with suppress(ActError):
+                        await self._clear_leftover(writes, first.address)
+            raise
+
+    async def _refuse_moves(self, writes: Writes, group: Group, plan: _Plan) -> None:
+        """Raises `ActError`."""
         for move in plan.moves:
             await self._refuse_virtual_functions(writes, move.function)
         gpus = [m.function.address for m in plan.moves if m.function.bound.driver == _NVIDIA]
-        await self._refuse_users(group, but_persistenced=bool(gpus))
-        if gpus:
-            await self._let_go(group, gpus)
-        for move in plan.moves:
-            await self._move(writes, group, move)
-        for move in plan.moves:
-            if move.driver == _NVIDIA:
-                await self._persist(move.function.address, on=True)
+        persisted = await self._refuse_users(group, but_persistenced=bool(gpus))
+        await self._let_go(group, [address for address in gpus if address in persisted])
+        for address in gpus:
+            await self._refuse_started(address)
 
     async def _let_go(self, group: Group, gpus: list[PciAddress]) -> None:
-        """Has nvidia-persistenced let go of these GPUs. Raises `ActError` if somebody still uses one; it has them again
-        then."""
+        """Has nvidia-persistenced let go of these GPUs. Raises `ActError` if somebody still uses one."""
         for address in gpus:
+            self._let_go_of.add(address)
             await self._persist(address, on=False)
-        try:
+        if gpus:
             await self._refuse_users(group, but_persistenced=False)
-        except ActError:
-            for address in gpus:
-                await self._persist(address, on=True)
-            raise
+
+    async def _persisted_again(self, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]) -> None:
+        """What nvidia-persistenced has let go of for us it is to have again, if it is on NVIDIA's driver now, and
+        nothing else."""
+        for address in (move.function.address for move in plan.moves):
+            first = noted.get(address)
+            if address not in self._let_go_of and not (first is not None and first.persistence):
+                continue
+            with suppress(ActError):
+                if (await self._function(address)).bound.driver == _NVIDIA:
+                    self._let_go_of.discard(address)
+                    await self._persist(address, on=True)
 
     async def _clear_leftover(self, writes: Writes, address: PciAddress) -> None:
         """Only what names a vfio driver can be ours; an operator may have written the name of another one."""
@@ -274,16 +388,29 @@ class SysfsBinder:
         except OSError as error:
             raise self._refused(address, path, error) from None
 
-    async def _move(self, writes: Writes, group: Group, move: _Move) -> None:
+    async def _move(
+        self, writes: Writes, group: Group, move: _Move, noted: Mapping[PciAddress, FirstDriver]
+    ) -> None:
         address, before = move.function.address, move.function.bound.driver
         override = self._real(PCI_DEVICES, address, "driver_override")
+        theirs = await self._override(writes, address, override)
+        if not move.by_override and "vfio" in theirs and noted[address].was_bound:
+            return  # driverctl, vfio-manager or an administrator has it on vfio now
+        # One that names a vfio driver is what a killed act of ours has left; another one is somebody else's.
+        theirs = "" if "vfio" in theirs else theirs
         if move.by_override:
-            await writes.at_the_end(override, "\n")
-        await self._write(writes, address, override, f"{move.driver}\n" if move.by_override else "\n")
+            await writes.at_the_end(override, f"{theirs}\n")
+            await self._write(writes, address, override, f"{move.driver}\n")
+        elif not theirs:
+            await self._write(writes, address, override, "\n")
         if before is not None:
+            if not move.function.bound.vfio:  # somebody may have opened it since
+                await self._refuse_users(group, but_persistenced=False)
             path = self._real(PCI_DRIVERS, before, "unbind")
             await self._change(writes, address, path, lambda now: now.driver != before)
-        if move.driver is not None:
+        if move.probe or (theirs and not move.by_override):
+            await self._change(writes, address, self._root.real(DRIVERS_PROBE), lambda now: True)
+        elif move.driver is not None:
             path = self._real(PCI_DRIVERS, move.driver, "bind")
             if not await self._apart(
                 lambda: os.path.exists(path)
@@ -292,6 +419,14 @@ class SysfsBinder:
             await self._change(writes, address, path, lambda now: now.driver == move.driver)
             if move.by_override:
                 await self._await_node(address)
+
+    async def _override(self, writes: Writes, address: PciAddress, path: str) -> str:
+        """The function's `driver_override`; empty if it has none. Raises `ActError`."""
+        try:
+            found = (await writes.read(path)).strip()
+        except OSError as error:
+            raise self._refused(address, path, error) from None
+        return "" if found == "(null)" else found
 
     async def _change(
         self, writes: Writes, address: PciAddress, path: str, done: Callable[[BoundFunction], bool]
@@ -372,13 +507,15 @@ def _remedy(address: PciAddress, error: OSError | None, now: BoundFunction | Non
     return again
 
 
+def _virtual_functions(address: PciAddress, path: str) -> ActError:
+    return ActError(
+        ActFault.VIRTUAL_FUNCTIONS,
+        f"{address} has active virtual functions, which would go with its driver: write 0 to {path} when nobody uses "
+        "them",
+    )
+
+
 def _named(holders: list[Holder]) -> str:
     shown = ", ".join(str(holder) for holder in holders[: limits.HOLDERS_NAMED_MAX])
     more = len(holders) - limits.HOLDERS_NAMED_MAX
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _result(device: PciAddress, group: Group) -> tuple[BoundFunction, ...]:
-    """The GPU first, as its nodes are; then its companions by address."""
-    bound = [function.bound for function in group.functions if not function.is_bridge]
-    return tuple(sorted(bound, key=lambda b: (b.address != device, b.address)))

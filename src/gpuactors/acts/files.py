@@ -4,6 +4,10 @@
     <cdi-dir>/gpu.nvidia.com-metadata_<uid>.json        the mounts of the metadata files
     <plugin-dir>/metadata/<uid>/<request>.json          KEP-5304
 
+and, of a claim that NVIDIA's driver has prepared, which is only ever removed:
+
+    <cdi-dir>/k8s.gpu.nvidia.com-claim_<uid>.yaml
+
 All by the claim's UID: by its name, the late removal of an old claim's files would remove those of the new one. What
 they say is the core's (`core/dra/cdi.py`, `metadata.py`). A metadata file that is there may be mounted in a container,
 which would go on seeing the old one after a rename: so it is rewritten in place, and only if it differs.
@@ -24,10 +28,12 @@ from typing import Final, final
 from gpuactors import limits
 from gpuactors.acts.cdi_watch import touches
 from gpuactors.acts.disk import Disk, ensure_directory, is_temporary, remove_tree, replace, unlink_if_there
+from gpuactors.acts.theirs import cdi_path
 from gpuactors.core.dra import cdi
 from gpuactors.core.dra.claim import ClaimUid, Json
 from gpuactors.core.dra.files import ClaimContents, FoundFiles
 from gpuactors.core.dra.names import is_label, is_uid
+from gpuactors.plain_files import NotPlainError
 from gpuactors.ports import StateFileError
 
 MOUNTED: Final = "domains"
@@ -86,6 +92,8 @@ class ClaimFiles:
         try:
             for mounted in contents.directories:
                 ensure_directory(self._disk, mounted)
+            for placed in contents.placed:
+                self._put(placed.path, placed.text.encode())
             mounts = []
             if contents.metadata:
                 ensure_directory(self._disk, self._metadata_dir)
@@ -122,9 +130,10 @@ class ClaimFiles:
         self._disk.sync_directory(os.path.dirname(path))
 
     def _content(self, path: str) -> bytes | None:
+        """None also if it is no file: a FIFO is replaced as if nothing were there, and a directory refuses that."""
         try:
             return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotPlainError):
             return None
 
     # --- removing -----------------------------------------------------------------------------------------------------
@@ -138,6 +147,7 @@ class ClaimFiles:
             # First what a new container would be started with.
             unlink_if_there(self._disk, self._devices_path(uid))
             unlink_if_there(self._disk, self._mounts_path(uid))
+            unlink_if_there(self._disk, cdi_path(self._cdi_dir, self._driver, uid))
             self._sync(self._cdi_dir)
             directory = self._claim_dir(uid)
             for name in self._names(directory):
@@ -231,7 +241,7 @@ class ClaimFiles:
     def _names(self, directory: str) -> tuple[str, ...]:
         try:
             return self._disk.names(directory)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ()
 
     def _error(self, what: str, uid: ClaimUid, error: OSError) -> FilesError:

@@ -9,12 +9,20 @@ daemon is dead) it begins nothing new but its last duty: what it was told to wri
 Each request is one line of words: `write PATH TEXT`, `read PATH` or `finally PATH TEXT`, path and text in hexadecimal.
 Each answer is one line: the errno, 0 for success; behind it what was read, in hexadecimal. Must import nothing of ours,
 and little else: it is started for every act.
+
+While it writes or reads, its lock file says so behind its own number, for who finds the lock taken: since when, and the
+words of the request. The lock file's descriptor is its argument.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import suppress
+
+NOTE_AT = 32
+"""Where in the lock file the request under way begins, in bytes; before it is the number of this process."""
 
 
 def write(path: str, text: str) -> None:
@@ -35,28 +43,44 @@ def read(path: str) -> str:
         os.close(descriptor)
 
 
-def _serve() -> None:
+def note(lock: int | None, request: str) -> None:
+    """The lock file says that this request is under way; that none is if it is empty. A disk that is full costs others
+    a word, and this process nothing."""
+    if lock is None:
+        return
+    with suppress(OSError):
+        os.ftruncate(lock, NOTE_AT)
+        if request:
+            os.pwrite(lock, f"{int(time.time())} {request}\n".encode(), NOTE_AT)
+
+
+def _serve(lock: int | None) -> None:
     duties: dict[str, str] = {}
     try:
         for line in sys.stdin.buffer:
-            word, *rest = line.decode("ascii").split(" ")
+            request = line.decode("ascii").strip()
+            word, *rest = request.split(" ")
             path, text = (os.fsdecode(bytes.fromhex(part)) for part in (*rest, "")[:2])
             answer = "0"
             try:
+                if word == "finally":
+                    duties[path] = text
+                else:
+                    note(lock, request)
                 if word == "write":
                     write(path, text)
                 elif word == "read":
                     answer = f"0 {read(path).encode().hex()}"
-                else:
-                    duties[path] = text
             except OSError as error:
                 answer = str(error.errno)
+            note(lock, "")
             sys.stdout.buffer.write(answer.encode() + b"\n")
             sys.stdout.buffer.flush()
     except BrokenPipeError:  # nobody waits for the answer any more
         pass
     finally:
         for path, text in duties.items():
+            note(lock, f"write {os.fsencode(path).hex()} {text.encode().hex()}")
             try:
                 write(path, text)
             except OSError:
@@ -64,5 +88,5 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(int(sys.argv[1]) if len(sys.argv) > 1 else None)
     os._exit(0)  # without a flush of standard output, which may have no reader

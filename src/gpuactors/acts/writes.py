@@ -12,9 +12,11 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final, Protocol, final
 
 import trio
@@ -22,10 +24,15 @@ import trio
 from gpuactors import limits
 from gpuactors.acts import writer_process
 from gpuactors.core.dra.claim import ActFault
+from gpuactors.core.quote import quoted_id
 from gpuactors.host.threads import in_thread
 from gpuactors.ports import ActError
+from gpuactors.shortage import NO_THREAD, shortage
 
 _PROGRAM: Final = writer_process.__file__
+
+_LOCK_FILE_BYTES: Final = 16384
+"""As much of a lock file as is read: a path in hexadecimal, and what is written to it."""
 
 
 class Writes(Protocol):
@@ -41,7 +48,8 @@ class Writes(Protocol):
         ...
 
     async def at_the_end(self, path: str, text: str) -> None:
-        """Has this written when the act is over, however it ends: also if this process is killed."""
+        """Has this written when the act is over, however it ends: also if this process is killed, or the one that
+        writes; then unless somebody has written something else meanwhile. Raises `OSError`, `ActError`."""
         ...
 
 
@@ -74,12 +82,11 @@ class ProcessWrites:
         self._left = [process for process in self._left if process.poll() is None]
         # In one piece: given up half way, the thread ends with nothing, or with a process whose input ends at once.
         process = await in_thread(lambda: self._start(group), name=f"act {group}", ended=lambda: None)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        requests = trio.lowlevel.FdStream(os.dup(process.stdin.fileno()))
-        answers = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
-        process.stdin.close()
-        process.stdout.close()
+        try:
+            requests, answers = _streams(process)
+        except OSError as error:
+            self._left.append(process)  # which ends, as its input does
+            raise _not_begun("the process for them cannot be reached", error) from None
         act = _Act(process.pid, requests, answers, self._deadline_s)
         try:
             yield act
@@ -91,20 +98,37 @@ class ProcessWrites:
             try:
                 if not act.hangs:  # also after a refusal; a cancelled act does not wait
                     await self._ended(process, group)
+                    if process.poll() and act.left:
+                        await self._make_up(group, act)
             finally:
                 if process.poll() is None:
                     self._left.append(process)
 
     async def _ended(self, process: subprocess.Popen[bytes], group: int) -> None:
         """What was to be written at the end is written, and the lock is free. Raises `ActError`."""
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            with trio.move_on_after(self._deadline_s):
-                await trio.lowlevel.wait_readable(descriptor)
-                return
-        finally:
-            os.close(descriptor)
-        raise hangs(f"driver_override of a function of IOMMU group {group}", process.pid, self._deadline_s)
+        with trio.move_on_after(self._deadline_s):
+            await _end_of(process)
+            return
+        path = f"driver_override of a function of IOMMU group {group}"
+        raise hangs(UnderWay(path, "", time.time() - self._deadline_s), process.pid, self._deadline_s)
+
+    async def _make_up(self, group: int, killed: _Act) -> None:
+        """What a process that was killed was to write at the end is written by another one, where nobody has written
+        anything else since. Raises `ActError`."""
+        async with self(group) as act:
+            for path, text in killed.left.items():
+                try:
+                    if (await act.read(path)).strip() == killed.written[path].strip():
+                        await act.write(path, text)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise ActError(
+                        ActFault.REFUSED,
+                        f"process {killed.pid} was killed between two writes, and {path}, which it left, could not be "
+                        f"restored ({error.strerror}): see the kernel's log for what kills it, usually a want of "
+                        "memory; it is restored when the act is tried again",
+                    ) from None
 
     def _start(self, group: int) -> subprocess.Popen[bytes]:
         """The process, in a session of its own, so that a signal to the daemon's does not reach it. Raises
@@ -114,18 +138,21 @@ class ProcessWrites:
             # Under the lock: an act that begins now has the group until its end, also for a successor.
             if taken := self._taken():
                 raise ActError(ActFault.BLOCKED, taken)
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=(lock,),
-                start_new_session=True,
-                cwd="/",
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", _PROGRAM, str(lock)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                    cwd="/",
+                )
+            except OSError as error:
+                raise _not_begun(f"{sys.executable} cannot be started for them", error) from None
             with suppress(OSError):  # word of who has the lock, for who finds it taken
                 os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{process.pid}\n".encode(), 0)
+                os.pwrite(lock, f"{process.pid}\n".rjust(writer_process.NOTE_AT).encode(), 0)
             return process
         finally:
             os.close(lock)
@@ -142,30 +169,102 @@ class ProcessWrites:
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        except BlockingIOError:
+            said = ""
+            with suppress(OSError):
+                said = os.pread(lock, _LOCK_FILE_BYTES, 0).decode(errors="replace")
             os.close(lock)
-            raise blocked(group, holder) from None
+            holder, under_way = said[: writer_process.NOTE_AT].strip(), said[writer_process.NOTE_AT :]
+            raise blocked(group, holder, _noted(under_way)) from None
+        except OSError as error:
+            os.close(lock)
+            raise _not_begun(f"{path} cannot be locked", error) from None
         return lock
 
 
-def blocked(group: int, holder: str) -> ActError:
+def _streams(process: subprocess.Popen[bytes]) -> tuple[trio.lowlevel.FdStream, trio.lowlevel.FdStream]:
+    """Its input and its output. Raises `OSError`: both are closed then."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        requests = trio.lowlevel.FdStream(os.dup(process.stdin.fileno()))
+        try:
+            return requests, trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
+        except OSError:
+            requests.close()
+            raise
+
+
+async def _end_of(process: subprocess.Popen[bytes]) -> None:
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:  # for want of descriptors
+        await in_thread(process.wait, name="end of a writing process", ended=lambda: None)
+        return
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _not_begun(what: str, error: OSError) -> ActError:
+    """The error of an act for which no process could be had."""
+    why = NO_THREAD if error.errno == errno.EAGAIN else shortage(error) or error.strerror
+    return ActError(
+        ActFault.REFUSED,
+        f"nothing was written, as {what} ({why}): check the daemon's limits and its container; it is tried again when "
+        "it is asked for again",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A write to sysfs that has not returned, or a read."""
+
+    path: str
+    text: str | None
+    """What is written, of an unbind the function's address; None: it is read."""
+    since: float
+    """Unix seconds."""
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        what = "read of" if self.text is None else f"write of {quoted_id(self.text.strip())} to"
+        return f"the {what} {self.path} has not returned since {since}"
+
+
+def _noted(words: str) -> UnderWay | None:
+    """What `writer_process.note` has noted; None if nothing, or no sense."""
+    try:
+        since, word, path, *text = words.split()
+        written = bytes.fromhex(text[0]).decode() if word == "write" and text else ""
+        noted = UnderWay(
+            os.fsdecode(bytes.fromhex(path)), None if word == "read" else written, float(int(since))
+        )
+        str(noted)  # a time that is none
+        return noted
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def blocked(group: int, holder: str, under_way: UnderWay | None = None) -> ActError:
     """The error of an act on a group on which an earlier one has not come to its end."""
+    what = under_way or "its write to sysfs has not returned"
     return ActError(
         ActFault.BLOCKED,
-        f"IOMMU group {group} is blocked by process {holder or '(unknown)'}, whose write to sysfs has not returned: "
-        f"see /proc/{holder or 'PID'}/stack for what the kernel waits for, usually that a process closes the device; "
+        f"IOMMU group {group} is blocked by process {holder or '(unknown)'}: {what}. See "
+        f"/proc/{holder or 'PID'}/stack for what the kernel waits for, usually that a process closes the device; "
         "it goes on by itself then. Nothing was written",
     )
 
 
-def hangs(path: str, pid: int | str, deadline_s: float) -> ActError:
+def hangs(under_way: UnderWay, pid: int | str, deadline_s: float) -> ActError:
     """The error of a write that has not returned in time."""
     return ActError(
         ActFault.HANGS,
-        f"the write to {path} has not returned within {deadline_s:g} s: the kernel waits, usually until a process "
-        f"closes the device; process {pid} waits for it and nothing else is written to this group. Find the holder "
-        "with `gpuactors explain`, or lsof on the host",
+        f"{under_way}, and it was given up after {deadline_s:g} s: the kernel waits, usually until a process closes "
+        f"the device; process {pid} waits for it and nothing else is written to this group. Find the holder with "
+        "`gpuactors explain`, or lsof on the host",
     )
 
 
@@ -180,9 +279,18 @@ class _Act:
     deadline_s: float
     hangs: bool = False
     """There was no answer in time."""
+    written: dict[str, str] = field(default_factory=dict)
+    """What was written to each file last, or may have been."""
+    duties: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def left(self) -> dict[str, str]:
+        """What is to be written at the end to files that were written to."""
+        return {path: text for path, text in self.duties.items() if path in self.written}
 
     async def write(self, path: str, text: str) -> None:
         """As `Writes.write`."""
+        self.written[path] = text
         await self._ask(path, "write", text)
 
     async def read(self, path: str) -> str:
@@ -192,9 +300,11 @@ class _Act:
     async def at_the_end(self, path: str, text: str) -> None:
         """As `Writes.at_the_end`."""
         await self._ask(path, "finally", text)
+        self.duties[path] = text
 
     async def _ask(self, path: str, word: str, text: str | None = None) -> str:
         parts = [word, os.fsencode(path).hex()] + ([] if text is None else [text.encode().hex()])
+        under_way = UnderWay(path, text, time.time())
         with trio.move_on_after(self.deadline_s):
             try:
                 await self.requests.send_all(" ".join(parts).encode() + b"\n")
@@ -208,7 +318,7 @@ class _Act:
                 raise OSError(int(number), os.strerror(int(number)), path)
             return bytes.fromhex(content).decode()
         self.hangs = True
-        raise hangs(path, self.pid, self.deadline_s)
+        raise hangs(under_way, self.pid, self.deadline_s)
 
     async def _answer(self) -> bytes:
         """One line; empty if the process has ended."""

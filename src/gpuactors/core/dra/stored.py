@@ -4,8 +4,9 @@
      "generation": 1, "podClaimName": null,
      "results": [{"request": …, "pool": …, "device": "gpu-0000-23-00-0", "shareId": null, "adminAccess": false}],
      "configs": [{"fromClass": true, "requests": [], "parameters": {…}}],
-     "gpus": [{"address": "0000:23:00.0", "stays": "", "functions": [{"address": …, "driver": …, "vfio": false}]}],
-     "bound": [{"address": …, "driver": "vfio-pci", "iommuGroup": 51, "cdev": null, "vfio": true}],
+     "gpus": [{"address": "0000:23:00.0", "stays": "", "functions": [{"address": …, "driver": …, "vfio": false, …}]}],
+     "bound": [{"address": …, "driver": "vfio-pci", "iommuGroup": 51, "cdev": null, "vfio": true, …}],
+     "given": [{"requests": ["gpu"], "pool": …, "device": …, "cdiIds": […], "shareId": null}], "unplaced": [],
      "domain": {"uid": …, "name": …, "namespace": …, "devices": ["channel-0"], "channelMajor": 501, "cliqueId": …, …}}
 
 A field that is not known, a newer daemon's, is ignored here; `acts/checkpoint.py` keeps those of the file. Whatever a
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from gpuactors.core.domains.model import ClaimedDomain, DomainUid, ImexFacts, device_of
+from gpuactors.core.domains.model import CHANNELS_MAX, ClaimedDomain, DomainUid, ImexFacts, device_of
 from gpuactors.core.dra.checkpoint import MalformedError
 from gpuactors.core.dra.claim import (
     AllocatedDevice,
@@ -28,15 +29,21 @@ from gpuactors.core.dra.claim import (
     FirstDriver,
     Json,
     OpaqueConfig,
+    PreparedDevice,
 )
-from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.entries import ClaimedGpu, OwedReturn, StoredEntry
 from gpuactors.core.dra.names import is_domain_id
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.model import PciAddress, is_pci_address
 
 T = TypeVar("T")
 
-_STATES: Final = (ClaimState.RESERVED, ClaimState.PREPARED, ClaimState.RELEASING)
+_STATES: Final = (
+    ClaimState.RESERVED,
+    ClaimState.PREPARED,
+    ClaimState.TAKEN_OVER,
+    ClaimState.RELEASING,
+)
 
 
 def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
@@ -45,10 +52,7 @@ def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
         "namespace": entry.name.namespace,
         "name": entry.name.name,
         "state": str(entry.state),
-        "gpus": tuple(
-            {"address": g.address, "stays": g.stays, "functions": tuple(map(_first, g.functions))}
-            for g in entry.gpus
-        ),
+        "gpus": tuple(map(_gpu, entry.gpus)),
         "bound": tuple(
             {
                 "address": b.address,
@@ -56,12 +60,16 @@ def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
                 "iommuGroup": b.iommu_group,
                 "cdev": b.cdev,
                 "vfio": b.vfio,
+                "presence": b.presence,
+                "persistence": b.persistence,
             }
             for b in entry.bound.values()
         ),
     }
     if entry.domain is not None:
         found["domain"] = _domain(entry.domain)
+    if entry.state is ClaimState.TAKEN_OVER:
+        found |= {"given": tuple(map(_given, entry.given)), "unplaced": entry.unplaced}
     return found if entry.claim is None else {**found, **_claim(entry.claim)}
 
 
@@ -79,14 +87,49 @@ def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
         _each(content, "gpus", _as_gpu),
         {b.address: b for b in bound},
         _as_domain(content.get("domain")),
+        given=_each(content, "given", _as_given) if "given" in content else (),
+        unplaced=_texts(content, "unplaced") if "unplaced" in content else (),
     )
+
+
+def encoded_return(owed: OwedReturn) -> Mapping[str, Json]:
+    """A return that is owed, as it is on disk."""
+    name = {"namespace": owed.claim.namespace, "name": owed.claim.name, "uid": owed.claim.uid}
+    return {**name, **_gpu(owed.gpu)}
+
+
+def decoded_return(content: Mapping[str, Json]) -> OwedReturn:
+    """Raises `MalformedError`."""
+    name = ClaimName(_text(content, "namespace"), _text(content, "name"), ClaimUid(_text(content, "uid")))
+    return OwedReturn(_as_gpu(content), name)
 
 
 # --- to JSON ----------------------------------------------------------------------------------------------
 
 
+def _gpu(gpu: ClaimedGpu) -> Mapping[str, Json]:
+    return {"address": gpu.address, "stays": gpu.stays, "functions": tuple(map(_first, gpu.functions))}
+
+
 def _first(first: FirstDriver) -> Json:
-    return {"address": first.address, "driver": first.driver, "vfio": first.vfio}
+    return {
+        "address": first.address,
+        "driver": first.driver,
+        "vfio": first.vfio,
+        "presence": first.presence,
+        "wasBound": first.was_bound,
+        "persistence": first.persistence,
+    }
+
+
+def _given(device: PreparedDevice) -> Json:
+    return {
+        "requests": device.requests,
+        "pool": device.pool,
+        "device": device.device,
+        "cdiIds": device.cdi_ids,
+        "shareId": device.share_id,
+    }
 
 
 def _domain(own: ClaimedDomain) -> Mapping[str, Json]:
@@ -96,6 +139,7 @@ def _domain(own: ClaimedDomain) -> Mapping[str, Json]:
         "namespace": own.namespace,
         "devices": tuple(map(str, own.devices)),
         "imex": _imex(own.imex) if own.imex is not None else None,
+        "every": own.every,
     }
 
 
@@ -105,6 +149,8 @@ def _imex(facts: ImexFacts) -> Mapping[str, Json]:
         "capsMajor": facts.caps_major,
         "mgmtMinor": facts.mgmt_minor,
         "cliqueId": facts.clique_id,
+        "channels": facts.channels,
+        "management": facts.management,
     }
 
 
@@ -163,6 +209,7 @@ def _as_domain(content: Json) -> ClaimedDomain | None:
         _text(content, "namespace"),
         tuple(device for device in devices if device is not None),
         _as_imex(content.get("imex")),
+        every="every" in content and _flag(content, "every"),
     )
 
 
@@ -176,6 +223,9 @@ def _as_imex(content: Json) -> ImexFacts | None:
         caps_major=_number_or_none(content, "capsMajor"),
         mgmt_minor=_number_or_none(content, "mgmtMinor"),
         clique_id=_text(content, "cliqueId"),
+        # An older daemon has written neither.
+        channels=_number(content, "channels") if "channels" in content else CHANNELS_MAX,
+        management=_text(content, "management") if "management" in content else "",
     )
 
 
@@ -190,11 +240,17 @@ def _as_result(content: Mapping[str, Json]) -> AllocatedDevice:
 
 
 def _as_config(content: Mapping[str, Json]) -> OpaqueConfig:
-    requests = content.get("requests")
-    if not isinstance(requests, tuple) or not all(isinstance(r, str) for r in requests):
-        raise MalformedError("the requests of a configuration are no texts")
-    named = tuple(r for r in requests if isinstance(r, str))
-    return OpaqueConfig(_flag(content, "fromClass"), named, content.get("parameters"))
+    return OpaqueConfig(_flag(content, "fromClass"), _texts(content, "requests"), content.get("parameters"))
+
+
+def _as_given(content: Mapping[str, Json]) -> PreparedDevice:
+    return PreparedDevice(
+        _texts(content, "requests"),
+        _text(content, "pool"),
+        _text(content, "device"),
+        _texts(content, "cdiIds"),
+        _text_or_none(content, "shareId"),
+    )
 
 
 def _as_gpu(content: Mapping[str, Json]) -> ClaimedGpu:
@@ -202,7 +258,14 @@ def _as_gpu(content: Mapping[str, Json]) -> ClaimedGpu:
 
 
 def _as_first(content: Mapping[str, Json]) -> FirstDriver:
-    return FirstDriver(_address(content), _text_or_none(content, "driver"), vfio=_flag(content, "vfio"))
+    return FirstDriver(
+        _address(content),
+        _text_or_none(content, "driver"),
+        vfio=_flag(content, "vfio"),
+        presence=_presence(content),
+        was_bound=content.get("wasBound") is True,
+        persistence=content.get("persistence") is True,
+    )
 
 
 def _as_bound(content: Mapping[str, Json]) -> BoundFunction:
@@ -213,7 +276,14 @@ def _as_bound(content: Mapping[str, Json]) -> BoundFunction:
         group,
         _text_or_none(content, "cdev"),
         vfio=_flag(content, "vfio"),
+        presence=_presence(content),
+        persistence=content.get("persistence") is True,
     )
+
+
+def _presence(content: Mapping[str, Json]) -> int:
+    """0 of an older daemon, which noted none."""
+    return _number_or_none(content, "presence") or 0
 
 
 def _each(content: Mapping[str, Json], name: str, read: Callable[[Mapping[str, Json]], T]) -> tuple[T, ...]:
@@ -246,6 +316,13 @@ def _text(content: Mapping[str, Json], name: str) -> str:
     if not isinstance(value, str):
         raise MalformedError(f"{name} is no text")
     return value
+
+
+def _texts(content: Mapping[str, Json], name: str) -> tuple[str, ...]:
+    values = content.get(name)
+    if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
+        raise MalformedError(f"{name} are no texts")
+    return tuple(value for value in values if isinstance(value, str))
 
 
 def _text_or_none(content: Mapping[str, Json], name: str) -> str | None:

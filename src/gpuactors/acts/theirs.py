@@ -1,0 +1,115 @@
+"""The claims that NVIDIA's DRA driver has prepared, by its files: its checkpoint, and the CDI file of each claim, which
+says where a GPU is if the checkpoint does not.
+
+    <plugin-dir>/checkpoint.json
+    <cdi-dir>/k8s.gpu.nvidia.com-claim_<uid>.yaml
+
+Reads only. Its checkpoint is never written, moved or removed: it goes on with it when it comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from hashlib import sha256
+from typing import Any, Final, Protocol, final
+
+from gpuactors import limits
+from gpuactors.acts.disk import Disk
+from gpuactors.core.domains.model import ClaimedDomain, device_of
+from gpuactors.core.dra import theirs
+from gpuactors.core.dra.checkpoint import Theirs
+from gpuactors.core.dra.claim import Claim, ClaimUid, FirstDriver
+from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.dra.theirs import TheirClaim, TheirDevice
+from gpuactors.core.model import PciAddress
+from gpuactors.decoding import decode_json
+
+STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
+"""Why a GPU that was taken over is not bound to another driver when its claim ends."""
+
+_NODE: Final = re.compile(rb"/dev/vfio/(?:[0-9]+|devices/vfio[0-9]+)\b")
+
+
+class Places(Protocol):
+    """As `host/places.py`."""
+
+    def of_uuid(self, uuid: str) -> PciAddress | None: ...
+
+    def of_node(self, node: str) -> tuple[PciAddress, ...]: ...
+
+
+def cdi_path(cdi_dir: str, driver: str, uid: ClaimUid) -> str:
+    """The CDI file of a claim that NVIDIA's driver has prepared: certainly that claim's, as its UID is in the name."""
+    return os.path.join(cdi_dir, f"k8s.{driver}-claim_{uid}.yaml")
+
+
+@final
+class TheirClaims:
+    """The claims of one driver."""
+
+    def __init__(self, disk: Disk, *, driver: str, cdi_dir: str, places: Places | None) -> None:
+        """`places`: None where no claim has a GPU."""
+        self._disk = disk
+        self._driver = driver
+        self._cdi_dir = cdi_dir
+        self._places = places
+
+    def read(self, content: bytes, boot_id: str) -> Theirs:
+        """What a checkpoint of theirs says of this boot. Raises `ValueError`."""
+        checksum = f"sha256:{sha256(content).hexdigest()}"
+        found = theirs.decoded(_json(decode_json(content, dict[str, Any])), self._driver)
+        if found.boot_id not in ("", boot_id):
+            return Theirs(checksum, ())
+        here = (c for c in found.claims if found.boot_id or self._cdi_file(c.name.uid) is not None)
+        return Theirs(checksum, tuple(map(self._entry, here)))
+
+    def _entry(self, claim: TheirClaim) -> StoredEntry:
+        gpus: dict[PciAddress, None] = {}
+        unplaced: list[str] = []
+        devices = tuple(d for name in claim.devices if (d := device_of(name.prepared.device)) is not None)
+        for device in claim.devices if not devices else ():
+            if device.admin_access:
+                continue
+            placed = self._places_of(claim, device)
+            gpus |= dict.fromkeys(placed)
+            if not placed:
+                unplaced.append(device.prepared.device)
+        domain = ClaimedDomain(claim.domain, "", "", devices, None) if claim.domain and devices else None
+        return StoredEntry(
+            claim.name,
+            ClaimState.TAKEN_OVER,
+            Claim(claim.name, None, 0, claim.results),
+            tuple(ClaimedGpu(a, (FirstDriver(a, None, vfio=True),), STAYS) for a in sorted(gpus)),
+            domain=domain,
+            given=tuple(device.prepared for device in claim.devices),
+            unplaced=tuple(unplaced),
+        )
+
+    def _places_of(self, claim: TheirClaim, device: TheirDevice) -> tuple[PciAddress, ...]:
+        """Of a claim with several devices its CDI file does not say which node is whose: each has all of them."""
+        if device.address is not None:
+            return (device.address,)
+        if self._places is None:
+            return ()
+        if device.uuid and (address := self._places.of_uuid(device.uuid)) is not None:
+            return (address,)
+        nodes = _NODE.findall(self._cdi_file(claim.name.uid) or b"")
+        return tuple(a for node in dict.fromkeys(nodes) for a in self._places.of_node(node.decode()))
+
+    def _cdi_file(self, uid: ClaimUid) -> bytes | None:
+        try:
+            path = cdi_path(self._cdi_dir, self._driver, uid)
+            return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
+        except OSError:
+            return None
+
+
+def _json(value: Any) -> Any:
+    """A decoded value with tuples for arrays, as the core has them."""
+    if isinstance(value, list):
+        return tuple(_json(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,129 @@
+"""Claims of GPUs that NVIDIA's driver has prepared: their GPU is not given away, and stays where it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuactors.core.dra.claim import (
+    AllocatedDevice,
+    Claim,
+    ClaimName,
+    FirstDriver,
+    Prepared,
+    PreparedDevice,
+    Unprepared,
+)
+from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.offer import offered
+from gpuactors.core.dra.offered import device_name
+from gpuactors.core.dra.outputs import CheckpointWanted
+from gpuactors.core.dra.slices import BlockKind
+from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod
+from tests.core.dra.claim_core import DRIVER, POOL, ClaimCore, allocated, name
+from tests.core.dra.test_claims import ON_HOST, A
+
+OLD, NEW = name("old"), name("new")
+LISTED = (ClaimedDevice(DRIVER, POOL, "gpu-vfio-0", "default/old", Pod("default", "vm", "")),)
+STAYS = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
+
+
+def theirs(*addresses: str, device: str = "gpu-vfio-0", unplaced: tuple[str, ...] = ()) -> StoredEntry:
+    """A claim as it is in NVIDIA's checkpoint, without its name."""
+    unnamed = ClaimName("", "", OLD.uid)
+    gpus = tuple(
+        ClaimedGpu(PciAddress(a), (FirstDriver(PciAddress(a), None, vfio=True),), STAYS) for a in addresses
+    )
+    given = (PreparedDevice(("gpu",), POOL, device, (f"k8s.gpu.nvidia.com/claim={OLD.uid}-{device}",)),)
+    claim = Claim(unnamed, None, 0, (AllocatedDevice("gpu", POOL, device),))
+    return StoredEntry(unnamed, ClaimState.TAKEN_OVER, claim, gpus, given=given, unplaced=unplaced)
+
+
+@pytest.fixture(params=["vfio-pci", "nvidia"])
+def core(request: pytest.FixtureRequest) -> ClaimCore:
+    """A daemon starts where NVIDIA's driver has prepared A: for a virtual machine, or for a container."""
+    return taken_over(theirs(A), driver=request.param)
+
+
+def taken_over(*entries: StoredEntry, driver: str = "nvidia") -> ClaimCore:
+    function = replace(ON_HOST, driver=driver, vfio_bound=driver == "vfio-pci")
+    core = ClaimCore(function, disk=CheckpointWanted(1, entries, ()))
+    core.strangers = LISTED
+    core.api = {str(NEW): allocated(NEW, A)}
+    core.pass_time(30)
+    return core
+
+
+def test_its_gpu_is_given_to_no_other_claim_nor_by_the_device_plugin(core: ClaimCore) -> None:
+    token = core.prepare(NEW)
+    core.pass_time(5)
+    assert core.answer(token) is None
+    entry = core.entry(NEW)
+    assert entry is not None
+    assert "it belongs, by NVIDIA's driver, to the claim default/old" in entry.problem
+    devices = {d.id: d.health for of in core.state.published.device_lists.values() for d in of}
+    assert devices.get(DeviceId(A)) is not Health.HEALTHY
+    assert core.acts == []
+
+
+def test_the_scheduler_is_told_as_it_knows_the_gpu_by_another_name(core: ClaimCore) -> None:
+    offer = offered(core.state).offered.offer
+    assert offer is not None
+    (device,) = offer.devices
+    assert device.name == device_name(PciAddress(A))
+    assert device.blocked is not None
+    assert (device.blocked.kind, device.claimed) == (BlockKind.HELD, False)
+
+
+def test_a_repeated_prepare_is_answered_as_nvidias_driver_did_and_touches_nothing(core: ClaimCore) -> None:
+    assert core.answer(core.prepare(OLD)) == Prepared(theirs(A).given)
+    assert core.claim_state(OLD) is ClaimState.TAKEN_OVER
+    assert core.acts == []
+
+
+def test_when_it_is_unprepared_its_gpu_stays_on_its_driver_and_is_free(core: ClaimCore) -> None:
+    before = core.driver(A)
+    token = core.prepare(NEW)
+    assert core.answer(core.unprepare(OLD)) == Unprepared()
+    assert core.claim_state(OLD) is ClaimState.TOMBSTONE
+    core.strangers = ()
+    core.pass_time(10)
+    assert isinstance(core.answer(token), Prepared), "the next claim gets it"
+    if before == "vfio-pci":
+        assert core.acts == [] or core.driver(A) == before
+
+
+def test_a_restart_and_an_hour_change_nothing_while_kubelet_lists_it(core: ClaimCore) -> None:
+    core.prepare(OLD)
+    after = core.restarted()
+    after.strangers = LISTED
+    after.pass_time(3600)
+    assert after.claim_state(OLD) is ClaimState.TAKEN_OVER
+    assert str(after.state.claims.entries[OLD.uid].name) == "default/old"
+
+
+def test_of_a_gpu_whose_place_nobody_says_no_gpu_is_given_to_a_claim() -> None:
+    core = taken_over(theirs(unplaced=("gpu-vfio-0",)))
+    token = core.prepare(NEW)
+    core.pass_time(5)
+    assert core.answer(token) is None
+    entry = core.entry(NEW)
+    assert entry is not None
+    assert "nothing says which GPU" in entry.problem
+    core.unprepare(OLD)
+    assert isinstance(core.answer(token), Prepared)
+
+
+def test_a_gpu_that_kubelet_lists_by_another_drivers_name_for_an_unknown_claim_is_not_given_away() -> None:
+    core = taken_over()
+    token = core.prepare(NEW)
+    core.pass_time(5)
+    assert core.answer(token) is None
+    entry = core.entry(NEW)
+    assert entry is not None
+    assert "kubelet lists gpu-vfio-0 for the claim default/old" in entry.problem
+    core.strangers = ()
+    core.pass_time(40)
+    assert isinstance(core.answer(token), Prepared)

@@ -16,22 +16,21 @@ from typing import final
 import trio
 
 from gpuactors import dra
-from gpuactors.actors import domain_reader, label_keeper
+from gpuactors.actors import domain_reader, label_keeper, relay
 from gpuactors.actors.registry import DomainCells
 from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
-from gpuactors.core.domains.model import DomainMode, DomainSettings
+from gpuactors.core.domains.model import NAMESPACES, DomainMode, DomainSettings
 from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.dra.entries import ClaimSettings
 from gpuactors.core.events import Event
 from gpuactors.grpc_trio import Owner
-from gpuactors.host.imex import HostImex
-from gpuactors.host.imex_ctl import ImexCtl
-from gpuactors.host.root import HostRoot
+from gpuactors.imex_of_host import host_imex
 from gpuactors.kube.domains import KubeDomains
+from gpuactors.kube.nodes import KubeNode
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import ClaimCaller, HostError, ImexReader
+from gpuactors.ports import HostError, ImexReader
 from gpuactors.ports_kube import DomainApi
 
 log = get_logger()
@@ -56,15 +55,21 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
             "driver by its name, so give each its own"
         )
     client = client_of(config)
-    ctl = ImexCtl(str(config.imex_ctl)) if mode is DomainMode.HOST_MANAGED else None
+    namespaces = (config.domains_namespace,) if config.domains_namespace is not None else NAMESPACES
     settings = DomainSettings(
-        mode, node, config.domains_namespace, driver, config.imex_channels, dra.mounted_dir(config, driver)
+        mode,
+        node,
+        namespaces,
+        driver,
+        config.imex_channels,
+        dra.mounted_dir(config, driver),
+        side_by_side=dra.instance() is not None,
     )
     return DomainsOutside(
         settings=settings,
         claims=dra.of_driver(config, ClaimSettings(driver, node), client, hanging),
-        domains=KubeDomains(client, config.domains_namespace),
-        imex=HostImex(HostRoot(str(config.host_root)), clique_file=str(config.imex_clique), ctl=ctl),
+        domains=KubeDomains(client),
+        imex=host_imex(config, KubeNode(client, node)),
     )
 
 
@@ -76,7 +81,7 @@ class DomainActors:
         self,
         outside: DomainsOutside,
         cells: DomainCells,
-        caller: ClaimCaller,
+        caller: relay.Core,
         inbox: trio.MemorySendChannel[Event],
     ) -> None:
         self._outside = outside

@@ -1,26 +1,30 @@
 """What the host says of IMEX: device numbers, the fabric's clique, and whether the operator's own daemon is ready.
 
 IMEX shares GPU memory between nodes of one NVLink fabric. Its channels are character devices, whose major numbers
-NVIDIA's driver gets when it is loaded; the clique is what GPU Feature Discovery has learnt from the same driver, or
-what the operator has written into a file. All is read anew each time, in a thread. Must not open a device, and must not
+NVIDIA's driver gets when it is loaded. The clique is asked of those who may know it, in a stated order
+(`CliqueSource`), the features file last. All is read anew each time, in a thread. Must not open a device, and must not
 decide what the facts mean.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import trio
 
 from gpuactors import limits
-from gpuactors.core.domains.model import ImexFacts
+from gpuactors.core.domains import clique
+from gpuactors.core.domains.clique import Said, found_by, parsed
+from gpuactors.core.domains.model import CHANNELS_MAX, ImexFacts
 from gpuactors.core.quote import quoted
 from gpuactors.core.text import encodable
 from gpuactors.host.faults import GONE, raise_if_short
 from gpuactors.host.imex_ctl import ImexCtl
-from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, HostRoot
+from gpuactors.host.management import ManagementDevice
+from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.host.threads import OneByOne
 from gpuactors.ports import HostError
 
@@ -30,10 +34,30 @@ _CAPS: Final = "nvidia-caps"
 
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]+)\s*$", re.MULTILINE)
 
-_CLIQUE_LABEL: Final = "nvidia.com/gpu.clique"
-_CLIQUE: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.[0-9]+")
-_NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
-"""The cluster of a GPU that has NVLink within its node alone."""
+_MAJOR: Final = re.compile(r"[0-9]{1,10}")
+
+_CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:\s*([0-9]{1,5})\s*$", re.MULTILINE)
+"""In /proc/driver/nvidia/params."""
+
+
+class CliqueSource(Protocol):
+    """One of those who may know the clique of the node's fabric."""
+
+    async def said(self) -> Said:
+        """What it says now. Raises `HostShortError`."""
+
+
+@final
+class Operators:
+    """A `CliqueSource`: the setting `clique`."""
+
+    def __init__(self, setting: str) -> None:
+        self._said = parsed("--clique", setting)
+
+    async def said(self) -> Said:
+        """As `CliqueSource.said`."""
+        await trio.lowlevel.checkpoint()
+        return self._said
 
 
 @final
@@ -68,7 +92,7 @@ class ImexFiles:
             channel_major=majors[_CHANNELS],
             caps_major=majors.get(_CAPS),
             mgmt_minor=self._mgmt_minor(),
-            clique_id=self._clique_id(),
+            channels=self._channel_count(),
         )
 
     def _mgmt_minor(self) -> int | None:
@@ -83,26 +107,25 @@ class ImexFiles:
             )
         return int(found[1])
 
-    def _clique_id(self) -> str:
+    def _channel_count(self) -> int:
+        found = _CHANNEL_COUNT.search(_text(self._root.real(NVIDIA_PARAMS)) or "")
+        count = int(found[1]) if found is not None else 0
+        return min(count, limits.IMEX_CHANNELS_MAX) or CHANNELS_MAX
+
+    def clique(self) -> Said:
+        """What the features file says. May block. Raises `HostError`."""
         path = self._root.real(self._clique_file)
         for line in (_text(path) or "").splitlines():
             # An operator's own file may have the clique alone.
             label, equals, value = line.strip().rpartition("=")
-            if not value or (equals and label != _CLIQUE_LABEL):
-                continue
-            found = _CLIQUE.fullmatch(value)
-            if found is None:
-                raise HostError(
-                    f"{path} names the clique {quoted(value)}, which is none: it is the cluster's UUID, a dot and a "
-                    "number; check GPU Feature Discovery, or whoever writes this file"
-                )
-            return "" if found[1] == _NO_CLUSTER else value
-        return ""
+            if value and (not equals or label == clique.LABEL):
+                return parsed(self._clique_file, value)
+        return Said(self._clique_file, why="does not name it")
 
 
 @final
 class HostImex:
-    """`ports.ImexReader` on a real host: in a thread, as a read may hang, and by the host's control tool."""
+    """`ports.ImexReader` on a real host: in a thread, as a read may hang, and by child processes."""
 
     def __init__(
         self,
@@ -110,26 +133,50 @@ class HostImex:
         *,
         clique_file: str = GPU_FEATURES,
         ctl: ImexCtl | None = None,
+        sources: Sequence[CliqueSource] = (),
+        management: ManagementDevice | None = None,
         deadline_s: float = limits.IMEX_READ_S,
     ) -> None:
-        """`clique_file` as of `ImexFiles`. `ctl`: None unless the operator runs IMEX."""
+        """`clique_file` as of `ImexFiles`. `ctl`: None unless the operator runs IMEX. `sources` are asked for the
+        clique before that file, in their order. `management`: None where no daemon is served."""
         self._files = ImexFiles(root, clique_file)
         self._ctl = ctl
+        self._sources = sources
+        self._management = management
         self._deadline_s = deadline_s
         self._thread = OneByOne("imex")
 
     async def read(self) -> ImexFacts:
         """As `ports.ImexReader.read`."""
         with trio.move_on_after(self._deadline_s) as waiting:
-            facts = await self._thread(self._files.read)
+            facts, in_file = await self._thread(self._read)
         if waiting.cancelled_caught:
             raise HostError(
                 f"what {' and '.join(self._files.names)} say of IMEX was not read within {self._deadline_s:g} s: a "
                 "read hangs; look for hung tasks in the kernel's log; it is tried again"
             )
-        if facts.absent or self._ctl is None:
+        if facts.absent:
+            return facts
+        facts = with_clique(facts, [*await self._said(), in_file])
+        if self._ctl is None:
             return facts
         return replace(facts, host_problem=await self._ctl.problem())
+
+    def _read(self) -> tuple[ImexFacts, Said]:
+        facts, in_file = self._files.read(), self._files.clique()
+        if self._management is not None and not facts.absent:
+            management, unmanaged = self._management.find()
+            facts = replace(facts, management=management, unmanaged=unmanaged)
+        return facts, in_file
+
+    async def _said(self) -> list[Said]:
+        """Of the sources before the file, as far as they must be asked."""
+        found: list[Said] = []
+        for source in self._sources:
+            found.append(await source.said())
+            if found[-1].clique_id is not None or found[-1].is_last:
+                break
+        return found
 
 
 @final
@@ -145,14 +192,22 @@ class InlineImex:
         """As `ports.ImexReader.read`."""
         await trio.lowlevel.checkpoint()
         facts = self._files.read()
-        return facts if facts.absent else replace(facts, host_problem=self.host_problem)
+        if facts.absent:
+            return facts
+        return replace(with_clique(facts, [self._files.clique()]), host_problem=self.host_problem)
+
+
+def with_clique(facts: ImexFacts, said: Iterable[Said]) -> ImexFacts:
+    """The facts with the clique, by what each source says."""
+    found = found_by(said)
+    return replace(facts, clique_id=found.clique_id, clique_source=found.source, unknown=found.unknown)
 
 
 def character_majors(listed: str) -> dict[str, int]:
     """The major numbers of the character devices in /proc/devices, by name. Block devices have numbers of their own."""
     characters, _, _ = listed.partition("Block devices:")
     found = (line.split() for line in characters.splitlines())
-    return {words[1]: int(words[0]) for words in found if len(words) == 2 and words[0].isdecimal()}
+    return {words[1]: int(words[0]) for words in found if len(words) == 2 and _MAJOR.fullmatch(words[0])}
 
 
 def _text(path: str) -> str | None:

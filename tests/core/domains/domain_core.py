@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpuactors import limits
 from gpuactors.core.domains.cdi import DomainEdits
 from gpuactors.core.domains.model import (
     DRIVER,
@@ -30,7 +31,7 @@ from gpuactors.core.dra.claim import (
 from gpuactors.core.dra.config import API_VERSION
 from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.dra.outputs import CheckpointWanted
-from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.events import (
     ActDone,
     CheckpointRead,
@@ -56,11 +57,11 @@ from tests.core.builders import SETTINGS, ledger_read
 from tests.core.dra.calls_core import CallsCore
 
 NODE = "node-1"
-NAMESPACE = "nvidia-dra-driver-gpu"
+NAMESPACE = "dra-driver-nvidia-gpu"
 RED = DomainUid("11111111-1111-1111-1111-111111111111")
 BLUE = DomainUid("22222222-2222-2222-2222-222222222222")
 IMEX = ImexFacts(channel_major=501, caps_major=238, mgmt_minor=7, clique_id="cluster.1")
-DOMAIN_SETTINGS = DomainSettings(DomainMode.ON, NODE, NAMESPACE, directory="/plugins/domains")
+DOMAIN_SETTINGS = DomainSettings(DomainMode.ON, NODE, (NAMESPACE,), directory="/plugins/domains")
 AWAY = "the API server does not answer"
 
 
@@ -119,7 +120,7 @@ class DomainCore(CallsCore):
             RED: ComputeDomain(RED, "red", "default"),
             BLUE: ComputeDomain(BLUE, "blue", "default"),
         }
-        self.clique: Clique | None = None
+        self.cliques: dict[DomainUid, Clique] = {}
         self.imex = IMEX
         self.disk: CheckpointWanted | None = None
         self.files: dict[ClaimUid, tuple[DomainEdits, ...]] = {}
@@ -138,9 +139,10 @@ class DomainCore(CallsCore):
         after = DomainCore(settings=settings or self.domain_settings)
         after.disk = self.disk  # not before: it would be changed by a start without the rest
         after.api, after.label, after.history = self.api, self.label, self.history
-        after.domains, after.clique, after.imex = self.domains, self.clique, self.imex
+        after.domains, after.cliques, after.imex = self.domains, self.cliques, self.imex
         after.files, after.directories, after.away = self.files, self.directories, self.away
         after.claims, after.at, after.tokens = self.claims, self.at, self.tokens
+        after.listed = self.listed
         after.held_back, after.effects = {*held_back}, []
         after.state = initial_state(SETTINGS, domain_settings=after.domain_settings)
         scan = after.state.host.inspections.scan
@@ -155,13 +157,32 @@ class DomainCore(CallsCore):
         self.api |= {str(claim.name): claim for claim in claims}
 
     def ready(self, *nodes: str, domain: DomainUid = RED) -> None:
+        """The domain's daemons are Ready on these nodes, and the controller says so."""
+        self.cliques[domain] = Clique(frozenset(nodes or (NODE,)))
+        self.says_ready(*nodes, domain=domain)
+
+    def says_ready(self, *nodes: str, domain: DomainUid = RED) -> None:
         """The controller says that the domain is Ready on these nodes."""
         self.domains[domain] = replace(self.domains[domain], ready_nodes=frozenset(nodes or (NODE,)))
+
+    def deleted(self, domain: DomainUid = RED) -> None:
+        """Somebody deletes the domain: NVIDIA's controller takes its label away."""
+        self.domains[domain] = replace(self.domains[domain], is_deleted=True)
+        if self.label == domain:
+            self.labelled(None)
 
     def labelled(self, value: str | None) -> None:
         """Somebody else changes the label; our watch of the Node says so."""
         self.set_label(value)
         self.feed(NodeTouched())
+
+    def lingered(self) -> None:
+        """The time passes for which the label stays after its last claim."""
+        self.pass_time(limits.LABEL_LINGERS_S)
+
+    def settled(self) -> None:
+        """The time passes after which a daemon counts that was there before the label."""
+        self.pass_time(limits.DAEMON_SETTLES_S + limits.DOMAIN_LOOK_S)
 
     def set_label(self, value: str | None) -> None:
         self.label = value
@@ -170,7 +191,8 @@ class DomainCore(CallsCore):
     def ledger_event(self, read: int) -> Event:
         """Kubelet lists the claims of pods."""
         entries = self.state.domains.claims.entries.values()
-        listed = {e.name for e in entries if e.claim is not None} if self.listed is None else self.listed
+        held = {e.name for e in entries if e.claim is not None and e.state in OWNING}
+        listed = held if self.listed is None else self.listed
         claims = (
             ClaimedDevice(DRIVER, NODE, "channel-0", str(claim), Pod("default", "pod", ""))
             for claim in sorted(listed, key=str)
@@ -235,7 +257,7 @@ class DomainCore(CallsCore):
             read = wanted.domains[0]
             if self.away:
                 return DomainUnreadable(read.number, read.uid, AWAY)
-            clique = self.clique if read.clique_id else None
+            clique = self.cliques.get(read.uid) if read.clique_id else None
             return DomainRead(read.number, read.uid, self.domains.get(read.uid), clique)
         return None
 

@@ -7,14 +7,17 @@ controller says Ready of the node as long as the domain's daemon is prepared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.domains.config import chosen
 from gpuactors.core.domains.model import (
     DRIVER,
+    Clique,
     ComputeDomain,
     DeviceKind,
     DomainConfig,
@@ -37,6 +40,7 @@ from gpuactors.core.events import (
     ClaimMissing,
     ClaimRead,
     DomainRead,
+    DomainsTouched,
     Event,
     HostScanned,
     ImexRead,
@@ -134,6 +138,14 @@ class Outside:
     files: frozenset[ClaimUid] = frozenset()
     deleted: frozenset[ClaimUid] = frozenset()
     """Claims that the API server does not have any more."""
+    gone: frozenset[DomainUid] = frozenset()
+    """Domains that somebody has deleted; NVIDIA's controller has taken their label away."""
+    adds: int = 0
+    """How often the label of such a domain has been wanted since."""
+    old: frozenset[ClaimUid] = frozenset()
+    """Claims of daemons that were prepared when the label was last taken away: Kubernetes ends these daemons, soon."""
+    old_until: float = 0.0
+    """Those that are still there then are not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +176,14 @@ def start(world: World) -> Node:
 def _started(outside: Outside, at: float) -> Node:
     settings = replace(DOMAIN_SETTINGS, channels=outside.world.channels)
     outside = replace(
-        outside, is_edited=False, found=None, is_stale=None, held=frozenset(), ready=frozenset()
-    )
+        outside,
+        is_edited=False,
+        found=None,
+        is_stale=None,
+        held=frozenset(),
+        ready=frozenset(),
+        old=frozenset(),
+    )  # `old`: a daemon of ours that starts does not know since when a label is there
     state = initial_state(SETTINGS, domain_settings=settings)
     return stepped(Node(outside, state, at, domains_wanted(state)), Ticked())
 
@@ -192,7 +210,7 @@ def stepped(node: Node, event: Event) -> Node:
         node = Node(node.outside, state, node.at, domains_wanted(state))
         for effect in effects:
             node = _replied(before, node, effect)
-        node = _watched(node)
+        node = _counted(before, _watched(node))
         check_always(before, node)
         following = _at_once(node)
     raise WrongError("the daemon reads the node without end")
@@ -241,18 +259,42 @@ def _watched(node: Node) -> Node:
     return node if held == o.held else with_(node, held=held)
 
 
+def _counted(before: Node, node: Node) -> Node:
+    """The node with a new patch counted that adds the label of a domain that was deleted."""
+    wanted, o = node.wanted.label_patch, node.outside
+    if wanted is None or wanted == before.wanted.label_patch:
+        return node
+    is_back = wanted.patch.change is LabelChange.ADD and wanted.patch.value in o.gone
+    return with_(node, adds=o.adds + 1) if is_back else node
+
+
 # --- what kubelet and others do -----------------------------------------------------------------------------------
 
 
 def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
     """A prepare or an unprepare comes."""
     kubelet, event = node.outside.kubelet.asked(claim, _OF, node.at, prepares=prepares)
-    return stepped(with_(node, kubelet=kubelet), event)
+    old = node.outside.old if prepares else node.outside.old - {claim.uid}
+    return stepped(with_(node, kubelet=kubelet, old=old), event)
 
 
 def edited(node: Node, value: str | None) -> Node:
     """Somebody changes the label; our watch of the Node says so."""
+    node = _taken_away(node) if value is None else node
     return stepped(with_(node, label=value, is_edited=True, held=frozenset()), NodeTouched())
+
+
+def _taken_away(node: Node) -> Node:
+    """The label goes: Kubernetes ends the daemons."""
+    o = node.outside
+    old = o.kubelet.prepared & {uid for uid, of in o.world.subjects.items() if not of.is_channel}
+    return with_(node, label=None, old=old, old_until=node.at + limits.DAEMON_SETTLES_S)
+
+
+def domain_deleted(node: Node, domain: DomainUid) -> Node:
+    """Somebody deletes a domain, and NVIDIA's controller takes its label away."""
+    node = with_(node, gone=node.outside.gone | {domain})
+    return edited(node, None) if node.outside.label == domain else stepped(node, DomainsTouched())
 
 
 def restarted(node: Node) -> Node:
@@ -270,7 +312,9 @@ def lost(node: Node) -> Node:
 
 def passed(node: Node, seconds: float = PASSING_S) -> Node:
     """Time passes; what is due in the meantime is due now."""
-    return stepped(replace(node, at=node.at + seconds), Ticked())
+    at = node.at + seconds
+    old = node.outside.old if at < node.outside.old_until else frozenset()
+    return stepped(replace(with_(node, old=old), at=at), Ticked())
 
 
 # --- what the daemon asks for ---------------------------------------------------------------------------------------
@@ -290,8 +334,9 @@ def domain_read(node: Node) -> Node:
     daemons = (uid for uid, of in o.world.subjects.items() if not of.is_channel and of.domain == read.uid)
     is_ready = any(uid in o.kubelet.prepared for uid in daemons)
     node = with_(node, ready=o.ready | {read.uid} if is_ready else o.ready - {read.uid})
-    found = ComputeDomain(read.uid, "some", "default", frozenset({NODE} if is_ready else ()))
-    return stepped(node, DomainRead(read.number, read.uid, found))
+    found = ComputeDomain(read.uid, "some", "default", is_deleted=read.uid in o.gone)
+    clique = Clique(frozenset({NODE} if is_ready else ()))
+    return stepped(node, DomainRead(read.number, read.uid, found, clique))
 
 
 def label_read(node: Node) -> Node:
@@ -319,7 +364,7 @@ def patched_there(node: Node) -> Node:
     if o.label != patch.value:
         return node
     _check_removal(node, patch.value, OWNING)
-    return with_(node, label=None, is_edited=False)
+    return with_(_taken_away(node), is_edited=False)
 
 
 def label_patched(node: Node) -> Node:
@@ -428,9 +473,22 @@ def happenings(world: World) -> tuple[Happening[Node], ...]:
             lambda n: n.outside.label is not None,
             lambda n: edited(n, None),
         ),
+        *(
+            Happening(
+                f"the domain {domain[0]} is deleted",
+                partial(lambda domain, node: domain not in node.outside.gone, domain),
+                partial(lambda domain, node: domain_deleted(node, domain), domain),
+            )
+            for domain in (next(iter(world.subjects.values())).domain,)
+        ),
         Happening("the daemon restarts", lambda _: True, restarted),
         Happening("the checkpoint is lost", lambda n: n.outside.disk is not None, lost),
         Happening("time passes", lambda _: True, passed),
+        Happening(
+            "the label's time is over",
+            lambda n: n.at < n.state.domains.label.lingers_until < math.inf,
+            lambda n: passed(n, n.state.domains.label.lingers_until - n.at),
+        ),
     )
 
 
@@ -494,8 +552,11 @@ def _check_usable(node: Node, of: Subject) -> None:
     if o.label != of.domain and not o.is_edited:
         raise WrongError(f"{of.claim.name} gets its channel, and the label is {o.label}")
     daemons = (uid for uid, s in o.world.subjects.items() if not s.is_channel and s.domain == of.domain)
-    if not any(uid in node.entries and node.entries[uid].state in _HAVE_DAEMON for uid in daemons):
+    there = {u for u in daemons if u in node.entries and node.entries[u].state in _HAVE_DAEMON}
+    if not there:
         raise WrongError(f"{of.claim.name} gets its channel, and its domain has no daemon here")
+    if there <= o.old and not o.is_edited:
+        raise WrongError(f"{of.claim.name} gets its channel, and its domain's daemon is about to end")
     if of.domain not in o.ready:
         raise WrongError(f"{of.claim.name} gets its channel, and its domain was not Ready since the label")
 
@@ -517,6 +578,8 @@ def _check_patch(node: Node, wanted: LabelPatchWanted) -> None:
     needing = (of for of, e in _channels(node, _KEPT) if e.state is not ClaimState.RESERVED)
     if not any(of.domain == patch.value and of.claim.name.uid in stored(o.disk) for of in needing):
         raise WrongError(f"the label is to be {patch.value}, and no claim of that domain is on disk")
+    if o.adds > 1:
+        raise WrongError(f"the label is to be {patch.value} once more, and the domain is deleted")
 
 
 def _check_removal(node: Node, value: str, live: Iterable[ClaimState]) -> None:
@@ -554,7 +617,7 @@ def check_settled(node: Node, met: set[object]) -> None:
         ended = ended and _answered(passed(ended), "ended", met)
     if ended is not None:
         _check_nothing(ended)
-        _check_claimed_again(ended)
+        _check_claimed_again(with_(ended, gone=frozenset()))
 
 
 def _answered(node: Node, end: str, met: set[object]) -> Node | None:
@@ -575,7 +638,10 @@ def _check_label(node: Node) -> None:
     """Of a claim that is found by its files, and that the API server has no more, nobody knows what it is for: then the
     label stays as it is."""
     owners = _channels(node, OWNING)
-    needed: set[str | None] = {of.domain for of, entry in owners if entry.claim is not None}
+    of_claims_read = {of.domain for of, entry in owners if entry.claim is not None}
+    if of_claims_read & node.outside.gone and node.outside.label is None:
+        return
+    needed: set[str | None] = {*of_claims_read}
     unread = {of.domain for of, entry in owners if entry.claim is None}
     if node.outside.label not in (needed or {None, *unread}):
         raise WrongError(f"the label is {node.outside.label}, and claims live of {[*needed, *unread]}")
@@ -623,7 +689,7 @@ def canonical(node: Node) -> object:
             o.ready,
             _disk(o),
             o.files,
-            o.deleted,
+            (o.deleted, o.gone, o.adds, o.old, o.old_until - at if o.old else 0.0),
             o.kubelet.key,
         ),
         tuple(sorted(call.at - at for call in o.kubelet.calls.values())),
@@ -642,12 +708,16 @@ def of_looks(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
         read=ranks[label.read],
         patch_number=ranks[label.patch_number] if label.patch is not None else 0,
         added=ranks[label.added],
+        added_at=max(label.added_at - at, -limits.DAEMON_SETTLES_S),
+        absent=ranks[label.absent],
+        lingers_until=label.lingers_until - at,
         retry_at=label.retry_at - at,
         look_at=label.look_at - at,
     )
     views = frozenset(
         (
-            (uid, view.domain, view.problem, ranks[view.number]),
+            (uid, view.domain, view.clique, view.problem, ranks[view.number]),
+            max(view.read_at - at, -limits.DAEMON_SETTLES_S),
             (ranks[view.refresh.outstanding or 0], view.refresh.again, view.refresh.due_at - at),
         )
         for uid, view in domains.known.items()
@@ -657,7 +727,8 @@ def of_looks(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
 
 def _numbers(domains: Domains) -> Iterable[int]:
     label = domains.label
-    yield from (0, label.read, label.patch_number if label.patch else 0, label.added, domains.imex.number)
+    yield from (0, label.read, label.patch_number if label.patch else 0, label.added, label.absent)
+    yield domains.imex.number
     for view in domains.known.values():
         yield from (view.number, view.refresh.outstanding or 0)
     for entry in domains.claims.entries.values():

@@ -38,7 +38,7 @@ TWO_CHANNELS = (channel(ONE), channel(TWO, device="channel-1"), daemon(DAEMON))
 TWO_DOMAINS = (channel(ONE), channel(TWO, BLUE, "channel-1"), daemon(DAEMON))
 
 DONE = "all that is asked for is done"
-WITH_DAEMON = ("daemon is to be prepared", DONE)
+WITH_DAEMON = (DONE, "daemon is to be prepared", DONE)
 PREPARED = (*WITH_DAEMON, "one is to be prepared", DONE)
 BOTH = (*PREPARED, "two is to be prepared", DONE)
 RELEASED = (
@@ -46,6 +46,7 @@ RELEASED = (
     "the checkpoint is written",
     "files are done",
     "the checkpoint is written",
+    "the label's time is over",
 )
 
 # The one with the most orders first: so two processes end at about the same time.
@@ -142,6 +143,16 @@ def _a_stale_label_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label, "_judged", lambda known, of: judged(replace(known, found=None), of))
 
 
+def _the_daemon_of_the_label_before_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's: its claim is there, and the API server says Ready of it."""
+    monkeypatch.setattr(label, "_daemons", lambda _: frozenset())
+
+
+def _a_deleted_domain_gets_its_label_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever NVIDIA's controller takes it away."""
+    monkeypatch.setattr(label, "_is_addable", lambda *_: True)
+
+
 def _a_channel_needs_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exclusion, "has_daemon", lambda *_: True)
 
@@ -149,8 +160,8 @@ def _a_channel_needs_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 def _what_was_ready_before_the_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     patched = label.patched
 
-    def as_before(domains: Domains, number: int) -> tuple[Domains, list[Effect]]:
-        after, lines = patched(domains, number)
+    def as_before(domains: Domains, number: int, at: float) -> tuple[Domains, list[Effect]]:
+        after, lines = patched(domains, number, at)
         return replace(after, label=replace(after.label, added=domains.label.added)), lines
 
     monkeypatch.setattr(label, "patched", as_before)
@@ -173,15 +184,24 @@ GOES = "one channel, and its label is being removed"
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int, *tuple[str, ...]]] = {
     _the_channel_is_anybody_s: (EMPTY, 1, *PREPARED, "two is to be prepared"),
     _a_node_takes_part_in_two_domains: (HELD, 2),
-    _a_release_takes_the_label_from_the_next_claim: (HELD, 1),
+    _a_release_takes_the_label_from_the_next_claim: (WAITED_FOR, 1, "one is to be unprepared"),
     _a_label_that_is_being_removed_counts_as_there: (GOES, 1),
-    _the_label_goes_before_the_end_of_its_claim_is_on_disk: (HELD, 1),
+    _the_label_goes_before_the_end_of_its_claim_is_on_disk: (HELD, 1, *RELEASED[:3]),
     _the_label_comes_before_its_claim_is_on_disk: (EMPTY, 2),
     _a_patch_whose_answer_is_lost_was_not_made: (GOES, 3),
     _somebody_s_label_is_removed: (HELD, 1),
     _a_label_is_stale_before_the_claims_are_read: (HELD, 2, "somebody sets the label"),
     _a_lost_label_stays_lost: (HELD, 1),
     _a_stale_label_stays: (GOES, 1),
+    _the_daemon_of_the_label_before_counts: (GOES, 2, "one is to be prepared"),
+    _a_deleted_domain_gets_its_label_back: (
+        HELD,
+        2,
+        "the domain 1 is deleted",
+        "the label is read",
+        "the label is patched",
+        "somebody removes the label",
+    ),
     _a_channel_needs_no_daemon: (HELD, 1),
     _what_was_ready_before_the_label_counts: (EMPTY, 1, *WITH_DAEMON, "one is to be prepared"),
     _a_lost_checkpoint_frees_the_channels: (WAITED_FOR, 2, "one is deleted by force"),

@@ -8,6 +8,7 @@ can happen. Kubelet repeats what failed with the daemon.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -51,7 +52,7 @@ Step = Callable[[At], At]
 
 def begin(*, with_daemon: bool) -> Node:
     """OLD has the channel; the daemon's claim is prepared, or is to be prepared again."""
-    node = settled(asked(start(WORLD), DAEMON, prepares=True))
+    node = settled(asked(settled(start(WORLD)), DAEMON, prepares=True))
     node = settled(asked(node, OLD, prepares=True))
     assert node.outside.kubelet.prepared == {OLD.uid, DAEMON.uid}
     if not with_daemon:
@@ -84,6 +85,9 @@ def steps(at: At) -> dict[str, Step]:
     found = {**_kubelet_s(at.node), **_under_way(at.node)}
     if not found and at.node.outside.kubelet.calls:
         return {"time passes": _same(passed)}
+    lingers_s = at.node.state.domains.label.lingers_until - at.node.at
+    if 0.0 < lingers_s < math.inf:
+        found["the label's time is over"] = _same(lambda n: small_world.passed(n, lingers_s))
     is_patched = at.node.wanted.label_patch is not None
     if at.restarts:
         found["restart"] = lambda a: At(restarted(a.node), a.restarts - 1, a.conflicts)
@@ -144,11 +148,11 @@ def canonical(at: At) -> object:
 
 
 COUNTS = {
-    (True, 0, 0): 46,
-    (True, 1, 1): 262_098,
-    (True, 2, 0): 149_961_985,
-    (False, 0, 0): 45_405,
-    (False, 0, 3): 2_567_152,
+    (True, 0, 0): 83,
+    (True, 1, 1): 582_013,
+    (True, 2, 0): 313_001_194,
+    (False, 0, 0): 167_749,
+    (False, 0, 3): 10_536_032,
 }
 """The interleavings, by whether the daemon is prepared at the begin, the number of restarts, and that of conflicts."""
 

@@ -44,7 +44,83 @@ def test_it_comes_with_the_first_claim_and_goes_with_the_last() -> None:
     core = prepared()
     assert core.history == [None, RED]
     assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
+    assert core.history == [None, RED]
+    core.lingered()
     assert core.history == [None, RED, None]
+
+
+def test_it_stays_for_the_claim_that_gets_the_channel_next_and_no_longer_than_that() -> None:
+    """The scheduler gives the channel away when it is free: 50 to 500 ms later."""
+    core = prepared()
+    core.unprepare(ONE)
+    core.pass_time(0.5)
+    assert isinstance(core.answer(core.prepare(TWO)), Prepared)
+    core.pass_time(60.0)
+    assert core.history == [None, RED]
+    core.unprepare(TWO)
+    core.pass_time(limits.LABEL_LINGERS_S - 0.1)
+    assert core.history == [None, RED]
+    core.pass_time(0.1)
+    assert core.history == [None, RED, None]
+
+
+def test_after_a_restart_it_stays_as_long_again_and_then_goes() -> None:
+    core = prepared()
+    core.unprepare(ONE)
+    core.pass_time(limits.LABEL_LINGERS_S - 0.1)
+    core = core.restarted()
+    core.pass_time(limits.LABEL_LINGERS_S - 0.1)
+    assert core.history == [None, RED]
+    core.pass_time(0.1)
+    assert core.history == [None, RED, None]
+
+
+def test_a_claim_of_another_domain_does_not_wait_for_it() -> None:
+    core = prepared()
+    core.created(channel(TWO, BLUE))
+    core.unprepare(ONE)
+    core.prepare(TWO)
+    assert core.history == [None, RED, None, BLUE]
+
+
+def test_a_domain_that_is_being_deleted_gets_no_label_back() -> None:
+    core = prepared()
+    core.deleted()
+    for _ in range(8):  # the controller takes it away again and again
+        core.labelled(None)
+    core.pass_time(60.0)
+    assert core.history == [None, RED, None, *[None] * 8]
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+
+
+def test_a_domain_that_is_gone_gets_no_label_back_also_after_a_restart() -> None:
+    core = prepared()
+    core.domains.clear()
+    core.labelled(None)
+    core = core.restarted()
+    core.pass_time(60.0)
+    assert core.history == [None, RED, None]
+
+
+def test_it_is_not_put_back_before_the_domain_has_been_read_again() -> None:
+    core = prepared()
+    core.held_back = {"domain"}
+    core.labelled(None)
+    assert core.history == [None, RED, None]
+    core.release("domain")
+    assert core.history == [None, RED, None, RED]
+
+
+def test_it_is_put_back_when_the_server_that_did_not_answer_does() -> None:
+    core = prepared()
+    core.held_back = {"domain"}
+    core.labelled(None)
+    core.away = True
+    core.release("domain")
+    assert core.history == [None, RED, None]
+    core.away = False
+    core.pass_time(limits.DOMAIN_LOOK_S)
+    assert core.history == [None, RED, None, RED]
 
 
 def test_it_goes_only_when_the_end_of_the_last_claim_is_on_disk() -> None:
@@ -55,6 +131,8 @@ def test_it_goes_only_when_the_end_of_the_last_claim_is_on_disk() -> None:
     core.held_back = {"checkpoint"}
     core.release("files")
     assert core.claim_state(ONE) is ClaimState.TOMBSTONE
+    assert core.history == [None, RED]
+    core.pass_time(limits.LABEL_LINGERS_S * 2)
     assert core.history == [None, RED]
     core.release("checkpoint")
     assert core.history == [None, RED, None]
@@ -71,6 +149,7 @@ def test_a_stale_one_goes_also_where_a_claim_waits_already_when_it_is_first_read
         core.release("label-read")
         assert core.label == RED
         core.unprepare(ONE)
+        core.lingered()
         assert core.answer(token) is not None
         assert core.label is None
 
@@ -81,6 +160,7 @@ def test_one_that_a_release_held_when_it_was_first_read_goes_with_it() -> None:
     core.unprepare(ONE)
     core = core.restarted("files")
     core.release("files")
+    core.lingered()
     assert core.label is None
 
 
@@ -98,6 +178,7 @@ def test_where_the_checkpoint_is_lost_it_is_stale_or_somebody_s_when_every_claim
     assert STRANGER in core.problem(ONE)
     core.labelled(None)
     assert core.label == RED
+    core.settled()
     assert isinstance(core.answer(token), Prepared)
 
 
@@ -105,11 +186,13 @@ def test_where_the_checkpoint_is_lost_it_is_stale_or_somebody_s_when_every_claim
 def test_where_the_checkpoint_is_lost_and_only_a_daemon_is_found_it_is_stale(left: str) -> None:
     core = prepared()
     core.unprepare(ONE)
+    core.lingered()
     core.set_label(left)
     core.disk = found_by_files(DAEMON)
     core = core.restarted("read")
     assert core.history == [None, RED, None, left]
     core.release("read")
+    core.lingered()
     assert core.history == [None, RED, None, left, None]
     assert core.logged("label.foreign") == []
 
@@ -158,6 +241,7 @@ def test_a_label_edited_by_an_operator_stays_is_named_and_is_put_right_when_they
     assert f"is {STRANGER}, which no claim here has set" in core.refusal(token)
     token = core.prepare(TWO)
     core.labelled(None)
+    core.settled()
     assert isinstance(core.answer(token), Prepared)
     assert core.history == [None, RED, STRANGER, None, RED]
 
@@ -177,6 +261,8 @@ def test_a_stale_one_is_removed_at_the_start_also_in_mode_host_managed(mode: Dom
     core = DomainCore()
     core.label = STRANGER
     core = core.restarted(settings=replace(DOMAIN_SETTINGS, mode=mode))
+    assert core.label == (STRANGER if mode is DomainMode.ON else None)
+    core.lingered()
     assert core.label is None
 
 
@@ -296,6 +382,7 @@ def test_a_removal_of_unknown_outcome_makes_no_channel_ready_before_the_label_is
     core = prepared()
     core.held_back = {"label-patch", "label-read"}
     core.unprepare(ONE)
+    core.lingered()
     patch = core.wanted.label_patch
     assert patch is not None
     core.set_label(None)  # it was made, and its answer is lost
@@ -306,6 +393,7 @@ def test_a_removal_of_unknown_outcome_makes_no_channel_ready_before_the_label_is
     core.release("label-patch", "label-read")
     core.pass_time(limits.LABEL_RETRY_S)
     assert core.label == RED
+    core.settled()
     assert isinstance(core.answer(token), Prepared)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuactors import limits
-from gpuactors.core.domains.model import ComputeDomain, DomainUid
+from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid
 from gpuactors.core.dra.claim import Prepared
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import DomainsTouched
@@ -43,7 +42,8 @@ def core_with_one(device: str = "channel-0") -> DomainCore:
 
 def made_anew(core: DomainCore, uid: DomainUid) -> None:
     """The domain is deleted, and made anew under its name; its daemon is Ready on this node at once."""
-    core.domains = {uid: ComputeDomain(uid, "red", "default", frozenset({NODE}))}
+    core.domains = {uid: ComputeDomain(uid, "red", "default")}
+    core.cliques = {uid: Clique(frozenset({NODE}))}
     core.feed(DomainsTouched())
 
 
@@ -88,14 +88,14 @@ def test_a_claim_that_waits_for_the_old_one_s_channel_is_refused_at_once() -> No
 def test_the_new_one_s_readiness_makes_no_channel_of_the_old_one_usable() -> None:
     core = core_with_one()
     core.unprepare(ONE)
-    core.domains[RED] = ComputeDomain(RED, "red", "default")
+    core.cliques[RED] = Clique()
     token = core.prepare(ONE)
     assert "does not say yet" in core.problem(ONE)
     made_anew(core, GREEN)
-    core.pass_time(limits.CLAIM_ANSWER_S)
-    assert f"{GONE} {RED}" in core.refusal(token)
+    assert f"{GONE} {RED}" in core.refusal(token), "at once"
     core.unprepare(ONE)
-    assert core.history == [None, RED, None, RED, None]
+    core.lingered()
+    assert core.history == [None, RED, None]
 
 
 def test_a_repeated_prepare_of_the_old_one_s_claim_is_refused_and_costs_it_nothing() -> None:
@@ -105,5 +105,6 @@ def test_a_repeated_prepare_of_the_old_one_s_claim_is_refused_and_costs_it_nothi
     assert f"{GONE} {RED}" in core.refusal(core.prepare(ONE))
     assert (core.claim_state(ONE), core.label, core.files) == (ClaimState.PREPARED, RED, files)
     core.unprepare(ONE)
+    core.lingered()
     assert core.label is None
     assert ONE.uid not in core.files

@@ -71,7 +71,7 @@ def test_a_channel_is_prepared_when_label_daemon_and_readiness_are_there_and_eac
 def test_the_clique_says_as_well_that_the_node_is_ready() -> None:
     core = core_with_daemon()
     core.domains[RED] = replace(core.domains[RED], ready_nodes=frozenset())
-    core.clique = Clique(frozenset({NODE}))
+    core.cliques[RED] = Clique(frozenset({NODE}))
     assert isinstance(core.answer(core.prepare(ONE)), Prepared)
 
 
@@ -439,6 +439,7 @@ def test_two_channels_of_one_domain_share_the_label_and_the_last_one_takes_it_aw
     core.unprepare(ONE)
     assert core.label == RED
     core.unprepare(TWO)
+    core.lingered()
     assert core.history == [None, RED, None]
 
 

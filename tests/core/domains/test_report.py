@@ -245,6 +245,7 @@ def test_the_label_is_said_as_it_is_known() -> None:
     seen.append(label_report(core.state.domains))
     core.held_back = {"label-patch"}
     core.unprepare(ONE)
+    core.lingered()
     seen.append(label_report(core.state.domains))
     core.release("label-patch")
     core.labelled(STRANGER)

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpuactors.core.domains.model import AllocationMode, DeviceKind, DomainConfig, DomainUid, device_of
 from gpuactors.core.dra.claim import AllocatedDevice, Claim, Json
-from gpuactors.core.dra.config import API_VERSION, ConfigFault, covers
+from gpuactors.core.dra.config import API_VERSION, ConfigFault, covers, undecodable
 from gpuactors.core.dra.names import is_domain_id
 from gpuactors.core.quote import quoted_id, quoted_name
 
@@ -34,7 +34,7 @@ def chosen(claim: Claim) -> DomainConfig | ConfigFault:
     is for one kind of device and for one domain."""
     decoded_configs: list[tuple[tuple[str, ...], DomainConfig]] = []
     for number, config in enumerate(sorted(claim.configs, key=lambda c: not c.from_class), start=1):
-        found = decoded(config.parameters)
+        found = undecodable(config) or decoded(config.parameters)
         if isinstance(found, ConfigFault):
             source = "the device class" if config.from_class else "the claim"
             return ConfigFault(f"configuration {number} ({source}'s): {found}")

@@ -6,34 +6,43 @@ server says that it is Ready. No worker does that, so it is the act AWAITED.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
+from gpuactors.core import schedule
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
-from gpuactors.core.domains import exclusion, looks
+from gpuactors.core.domains import exclusion, looks, template
 from gpuactors.core.domains.cdi import DomainEdits, edits_of
 from gpuactors.core.domains.config import chosen
 from gpuactors.core.domains.model import (
     ClaimedDomain,
     DeviceKind,
+    DomainConfig,
     DomainMode,
     DomainSettings,
     device_of,
 )
-from gpuactors.core.domains.reservation import claimed_domain
+from gpuactors.core.domains.reservation import claimed_domain, imex_of_claim
 from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
 from gpuactors.core.dra.config import ConfigFault
 from gpuactors.core.dra.entries import AWAITED, FILES, Claims, Entry, StoredEntry
+from gpuactors.core.dra.exclusion import InTheWay
+from gpuactors.core.dra.files import PlacedFile
+from gpuactors.core.dra.strangers import strangers
+from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.state import NodeState
 
 if TYPE_CHECKING:
     from gpuactors.core.dra.driver import ClaimDriver
-    from gpuactors.core.dra.exclusion import InTheWay
     from gpuactors.core.dra.slices import AnyOffer
-    from gpuactors.core.events import ActDone, CheckpointRead
+    from gpuactors.core.effects import Effect
+    from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+
+    Stepped = tuple[NodeState, list[Effect]]
 
 
 @final
@@ -58,8 +67,13 @@ class ComputeDomains:
     def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
         return claims, event.entries
 
-    def followed(self, before: NodeState, state: NodeState) -> NodeState:  # nothing of theirs does
-        return state
+    def followed(self, before: NodeState, state: NodeState) -> NodeState:
+        """What kubelet lists counts for channels and the label as it does for GPUs."""
+        ledger, domains = state.kubelet.ledger, state.domains
+        found = strangers(domains.claims, state) if ledger.tried else None
+        if found == domains.strangers:
+            return state
+        return replace(state, domains=replace(domains, strangers=found))
 
     def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
         settings, config = state.domains.settings, chosen(claim)
@@ -73,16 +87,18 @@ class ComputeDomains:
             )
         if (unfit := _not_offered(claim, settings)) is not None:
             return unfit
-        if config.kind is DeviceKind.DAEMON and claim.name.namespace != settings.namespace:
+        if config.kind is DeviceKind.DAEMON and claim.name.namespace not in settings.namespaces:
             return Obstacle(
                 Cause.INVALID_CONFIGURATION,
-                f"the claim {claim.name} is for a daemon, and these are in the namespace {settings.namespace} only "
-                "(--domains-namespace)",
+                f"the claim {claim.name} is for a daemon, and these are in the namespace "
+                f"{' or '.join(settings.namespaces)} only (--domains-namespace)",
             )
         return None
 
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:
-        config = chosen(claim)
+        config, own = chosen(claim), entry.domain
+        if entry.state is ClaimState.TAKEN_OVER and own is not None:  # whatever its configuration was then
+            return replace(entry, claim=claim, config=DomainConfig(own.devices[0].kind, own.uid))
         return replace(entry, claim=claim, config=None if isinstance(config, ConfigFault) else config)
 
     def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
@@ -90,10 +106,14 @@ class ComputeDomains:
         assert config is not None
         entry = replace(entry, since=state.domains.last)
         domains = looks.imex_asked(looks.domain_asked(state.domains, config.domain))
-        return replace(state, domains=domains), entry
+        return schedule.ask_ledger(replace(state, domains=domains), at), entry
 
     def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
-        return exclusion.in_the_way(state.domains, entry)
+        reason = exclusion.in_the_way(state.domains, entry)
+        if reason is None and state.kubelet.ledger.outstanding is not None:
+            # It was asked for when the claim came.
+            return InTheWay(Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
+        return reason
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
         domains, config = state.domains, entry.config
@@ -109,8 +129,9 @@ class ComputeDomains:
     def binding(self, entry: Entry) -> Sequence[str]:  # nothing of it is a worker's
         return (AWAITED,)
 
-    def lacking(self, state: NodeState, entry: Entry) -> Obstacle | None:
-        return exclusion.lacking(state.domains, entry)
+    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        why = exclusion.lacking(state.domains, entry)
+        return InTheWay(why, is_final=why.cause is Cause.DOMAIN_NOT_FOUND) if why is not None else None
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:  # the label is not an act
         return (FILES,)
@@ -118,11 +139,26 @@ class ComputeDomains:
     def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
         return state
 
+    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+        return state, []
+
+    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+        return None
+
+    def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
+        return state, []
+
+    def due(self, state: NodeState, at: float) -> Stepped:  # `domains/step.py` does it
+        return state, []
+
+    def deadline(self, state: NodeState) -> float:
+        return math.inf
+
     def astray(self, state: NodeState, entry: Entry) -> str | None:
         config, own, facts = entry.config, entry.domain, state.domains.imex.facts
         if config is None or own is None or exclusion.unseen(state.domains, entry, config) is not None:
             return None
-        if facts is not None and replace(facts, host_problem="") != own.imex:
+        if facts is not None and imex_of_claim(facts, config.kind) != own.imex:
             return "the host's driver says something else of IMEX than the claim's files"
         why = exclusion.lacking(state.domains, entry)
         return why.message if why is not None else ""
@@ -147,6 +183,12 @@ class ComputeDomains:
         if own is None or all(device.kind is not DeviceKind.DAEMON for device in own.devices):
             return ()
         return (_directory(state, own),)
+
+    def placed(self, state: NodeState, entry: Entry) -> tuple[PlacedFile, ...]:
+        """What NVIDIA's daemon makes IMEX's configuration of."""
+        return tuple(
+            PlacedFile(f"{d}/{template.NAME}", template.TEXT) for d in self.directories(state, entry)
+        )
 
 
 DOMAINS: Final[ClaimDriver] = ComputeDomains()

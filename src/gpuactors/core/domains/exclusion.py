@@ -6,20 +6,23 @@ Every entry that owns a device counts, whatever it is doing.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.domains import label
-from gpuactors.core.domains.model import DeviceKind, DomainMode, DomainUid
+from gpuactors.core.domains.model import DeviceKind, DomainMode, DomainUid, device_of
 from gpuactors.core.domains.reservation import devices_wanted
-from gpuactors.core.dra.exclusion import InTheWay
+from gpuactors.core.dra.exclusion import InTheWay, doing
 from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.quote import quoted
 
 if TYPE_CHECKING:
     from gpuactors.core.domains.model import ClaimedDomain, DomainConfig, DomainDevice
-    from gpuactors.core.domains.state import Domains
+    from gpuactors.core.domains.state import Domains, DomainView
     from gpuactors.core.dra.entries import Entry
 
 
@@ -33,8 +36,13 @@ def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
         return InTheWay(unknown)
     if (refused := _refused(domains, entry, config)) is not None:
         return InTheWay(refused, is_final=True)
-    if owner := _by_another_claim(domains, entry, devices_wanted(entry.claim, config, settings)):
+    if (incomplete := _incomplete(domains, config.kind)) is not None:
+        return InTheWay(incomplete)
+    wanted = devices_wanted(entry.claim, config, settings)
+    if owner := _by_another_claim(domains, entry, wanted) or _by_strangers(domains, entry, wanted):
         return InTheWay(owner, is_owner=True)
+    if domains.strangers is None:
+        return InTheWay(Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
     if config.kind is DeviceKind.DAEMON or settings.mode is not DomainMode.ON:
         return None
     if owner := _by_another_domain(domains, entry, config.domain):
@@ -74,7 +82,11 @@ def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> Obstacle |
 
 
 def _without_domain(domains: Domains, uid: DomainUid) -> Obstacle | None:
-    if domains.known[uid].domain is not None:
+    domain = domains.known[uid].domain
+    if domain is not None and domain.is_deleted:
+        deleted = f"the ComputeDomain {domain} is being deleted: delete the pod"
+        return Obstacle(Cause.DOMAIN_NOT_FOUND, deleted)
+    if domain is not None:
         return None
     absent = f"there is no ComputeDomain with the UID {uid}: correct domainID in the claim"
     return Obstacle(Cause.DOMAIN_NOT_FOUND, absent)
@@ -94,6 +106,17 @@ def _without_imex(domains: Domains, kind: DeviceKind) -> Obstacle | None:
     return None
 
 
+def _incomplete(domains: Domains, kind: DeviceKind) -> Obstacle | None:
+    """What the host does not say yet, and somebody may add at any time; None if nothing is missing."""
+    imex = domains.imex.facts
+    assert imex is not None
+    if imex.unknown:
+        return Obstacle(Cause.IMEX_MISSING, imex.unknown)
+    if kind is DeviceKind.DAEMON and imex.unmanaged:
+        return Obstacle(Cause.IMEX_MISSING, imex.unmanaged)
+    return None
+
+
 def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Obstacle | None:
     for other in _others(domains, entry):
         if other.domain is None:
@@ -101,8 +124,21 @@ def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice
             return Obstacle(Cause.CLAIMED_ELSEWHERE, unknown)
         for device in wanted:
             if device in other.domain.devices:
-                owned = f"{device}: it {_doing(other)} the claim {other.name}{_why(other)}"
+                owned = f"{device}: it {doing(other)} the claim {other.name}{_why(other)}"
                 return Obstacle(Cause.CLAIMED_ELSEWHERE, owned)
+    return None
+
+
+def _by_strangers(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Obstacle | None:
+    """A claim that kubelet lists, and that is not here: its pod has the device. Under the claim's own name it is the
+    claim itself: kubelet has one of a name."""
+    for stranger in domains.strangers or ():
+        if stranger.claim != str(entry.name) and device_of(stranger.device) in wanted:
+            return Obstacle(
+                Cause.CLAIMED_ELSEWHERE,
+                f"{stranger.device}: kubelet lists it for the claim {quoted(stranger.claim)}, which another program "
+                "has prepared: it is free when the pod of that claim has ended",
+            )
     return None
 
 
@@ -114,7 +150,7 @@ def _by_another_domain(domains: Domains, entry: Entry, domain: DomainUid) -> Obs
             return Obstacle(
                 Cause.OTHER_DOMAIN,
                 f"the node takes part in another ComputeDomain, {_in_words(own)}: one of its channels "
-                f"{_doing(other)} the claim {other.name}{_why(other)}",
+                f"{doing(other)} the claim {other.name}{_why(other)}",
             )
     return None
 
@@ -129,20 +165,19 @@ def _others(domains: Domains, entry: Entry) -> list[Entry]:
     return [other for other in entries if other.name.uid != entry.name.uid and other.state in OWNING]
 
 
-def _doing(other: Entry) -> str:
-    return "is being released from" if other.state is ClaimState.RELEASING else "belongs to"
-
-
 def _why(other: Entry) -> str:
     return f" ({other.problem})" if other.problem else ""
 
 
 def lacking(domains: Domains, entry: Entry) -> Obstacle | None:
-    """What a reserved claim lacks until its container may start; None if nothing."""
+    """What a reserved claim lacks until its container may start; None if nothing. Only a domain that is gone, or is
+    being deleted, does not come (DOMAIN_NOT_FOUND)."""
     own, config = entry.domain, entry.config
     assert own is not None
     assert config is not None
     if (why := unseen(domains, entry, config) or _refused(domains, entry, config)) is not None:
+        return why
+    if (why := _incomplete(domains, config.kind)) is not None:
         return why
     return None if config.kind is DeviceKind.DAEMON else channels_lack(domains, own.uid)
 
@@ -169,7 +204,8 @@ def daemon_lacks(domains: Domains, uid: DomainUid) -> Obstacle | None:
     assert settings is not None
     if view is not None and view.number and (gone := _without_domain(domains, uid)) is not None:
         return gone
-    if (absent := _without_imex(domains, DeviceKind.CHANNEL)) is not None:
+    absent = _without_imex(domains, DeviceKind.CHANNEL) or _incomplete(domains, DeviceKind.CHANNEL)
+    if absent is not None:
         return absent
     if settings.mode is not DomainMode.ON:
         assert domains.imex.facts is not None
@@ -203,15 +239,38 @@ def readiness(domains: Domains, uid: DomainUid) -> Readiness:
     assert settings is not None
     if view is None or view.number <= domains.label.added:
         return Readiness.UNREAD
-    return Readiness.READY if view.is_ready(settings.node) else Readiness.NOT_READY
+    if not view.is_ready(settings.node):
+        return Readiness.NOT_READY
+    return (
+        Readiness.READY if view.clique is not None or _is_of_now(domains, uid, view) else Readiness.NOT_READY
+    )
+
+
+def _is_of_now(domains: Domains, uid: DomainUid, view: DomainView) -> bool:
+    """A status says this of the daemon that is here now: it may be of the one before, as long as NVIDIA's controller
+    has not written it anew. Off the fabric no clique is ever made, and no daemon waits for another one."""
+    facts = domains.imex.facts
+    if facts is not None and not facts.clique_id:
+        return True
+    prepared_at = (entry.changed_at for entry in _daemons(domains, uid))
+    return view.read_at >= max(prepared_at, default=math.inf) + limits.STATUS_SETTLES_S
 
 
 def has_daemon(domains: Domains, domain: DomainUid) -> bool:
-    """The claim of the domain's daemon on this node is prepared."""
-    return any(
-        entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING)
+    """The claim of the domain's daemon on this node is prepared. One that was there before the label is being ended,
+    unless it is still there some time later."""
+    view, label_now = domains.known.get(domain), domains.label
+    is_settled = view is not None and view.read_at >= label_now.added_at + limits.DAEMON_SETTLES_S
+    return any(is_settled or entry.name.uid not in label_now.before for entry in _daemons(domains, domain))
+
+
+def _daemons(domains: Domains, domain: DomainUid) -> list[Entry]:
+    """The prepared claims of the domain's daemon; while one is being released its daemon ends."""
+    return [
+        entry
+        for entry in domains.claims.entries.values()
+        if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING, ClaimState.TAKEN_OVER)
         and entry.domain is not None
         and entry.domain.uid == domain
         and entry.domain.devices[0].kind is DeviceKind.DAEMON
-        for entry in domains.claims.entries.values()
-    )
+    ]

@@ -3,7 +3,12 @@
 The claims of channels hold it: NVIDIA's controller runs the domain's daemon on this node as long as it is there, and a
 claim of the daemon is there because of it. It is added when the intent of a claim is on disk, and goes when no claim of
 its domain is left, one that waits for its channel or is being released included: so it stays where one claim follows
-another (NVIDIA issue 641). It goes when that is on disk. A value that is not ours is never overwritten.
+another (NVIDIA issue 641). It goes when that is on disk, LABEL_LINGERS_S later: the scheduler gives a channel away only
+when it is free, so the next claim comes a moment later, and the daemon is to live meanwhile. A claim of another domain
+is a reason not to wait. After a restart the time begins anew. A value that is not ours is never overwritten.
+
+It is added only for a domain that was read after the label was seen to be absent: NVIDIA's controller takes the label
+of a domain that is being deleted away, and it is not put back.
 
 A patch is a JSON patch with `test`: it fails where the label is not as it was read. Then it is read and decided anew.
 """
@@ -25,8 +30,10 @@ from gpuactors.core.domains.model import (
     LabelChange,
     LabelPatch,
     NodeLabel,
+    device_of,
 )
 from gpuactors.core.domains.state import Domains, Label
+from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.effects import Effect, Level, Log
 from gpuactors.core.quote import quoted_id
@@ -49,7 +56,8 @@ class Held:
     owning: frozenset[DomainUid] = frozenset()
     """The domains of the claims that have a channel, or are giving it back: a label with one of these is ours."""
     is_complete: bool = True
-    """What each claim here is for is known. Else one was found by its files, as the checkpoint is lost."""
+    """What each claim on this node is for is known. Else one was found by its files, as the checkpoint is lost; or
+    kubelet lists one that another program has prepared, or has not been asked yet."""
 
 
 def held(domains: Domains) -> Held:
@@ -59,10 +67,13 @@ def held(domains: Domains) -> Held:
     needed: DomainUid | None = None
     kept: set[str] = set()
     owning: set[DomainUid] = set()
-    is_complete = True
+    is_complete = domains.strangers is not None and not any(
+        (device := device_of(s.device)) is not None and device.kind is DeviceKind.CHANNEL
+        for s in domains.strangers
+    )
     for entry in domains.claims.entries.values():
         config = entry.config
-        if entry.claim is None and entry.state in OWNING:
+        if entry.state in OWNING and (entry.claim is None or (entry.domain is None and entry.given)):
             is_complete = False
         if config is None or config.kind is not DeviceKind.CHANNEL:
             continue
@@ -84,6 +95,20 @@ def patch_wanted(label: Label, of: Held) -> LabelPatch | None:
     if label.value in of.kept or label.value not in label.ours:
         return None
     return LabelPatch(LabelChange.REMOVE, DomainUid(label.value))
+
+
+def wanted_of(domains: Domains) -> DomainUid | None:
+    """The domain whose label is to be added, if it is there and is not being deleted; None: there is nothing to add."""
+    label = domains.label
+    return held(domains).needed if label.is_idle and label.value is None else None
+
+
+def _is_addable(domains: Domains, domain: DomainUid) -> bool:
+    """The domain was read since the label was seen to be absent, and was there."""
+    view = domains.known.get(domain)
+    if view is None or view.number <= domains.label.absent:
+        return False
+    return view.domain is not None and not view.domain.is_deleted
 
 
 def is_foreign(label: Label, of: Held) -> bool:
@@ -146,18 +171,36 @@ def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
     """After each event: what is wanted of the label now. The claims' checkpoint has been read."""
     of = held(domains)
     label, lines = _named(_judged(domains.label, of), of)
+    if label.before and (left := label.before & _daemons(domains)) != label.before:
+        label = replace(label, before=left)
     domains = replace(domains, label=label)
     if not label.known and not label.read and label.retry_at > at:
         return (asked(domains) if label.retry_at == math.inf else domains), lines
     if not label.is_idle:
         return domains, lines
-    if (patch := patch_wanted(label, of)) is not None and not _is_early(domains, patch):
+    domains, patch = _lingering(domains, of, patch_wanted(label, of), at)
+    label = domains.label
+    if patch is not None and not _is_early(domains, patch):
         number = domains.last + 1
         label = replace(label, patch=patch, patch_number=number)
         return replace(domains, last=number, label=label), lines
     if (of.kept or label.value is not None) and label.look_at == math.inf:
         label = replace(label, look_at=at + limits.LABEL_LOOK_S)
     return replace(domains, label=label), lines
+
+
+def _lingering(
+    domains: Domains, of: Held, patch: LabelPatch | None, at: float
+) -> tuple[Domains, LabelPatch | None]:
+    """The patch, unless it is a removal that has time. With a daemon that the host manages none has, and none while
+    claims of another domain need the node."""
+    label, settings = domains.label, domains.settings
+    is_on = settings is not None and settings.mode is DomainMode.ON
+    if patch is None or patch.change is LabelChange.ADD or of.kept or not is_on:
+        return replace(domains, label=replace(label, lingers_until=math.inf)), patch
+    if label.lingers_until == math.inf:
+        label = replace(label, lingers_until=at + limits.LABEL_LINGERS_S)
+    return replace(domains, label=label), patch if label.lingers_until <= at else None
 
 
 def _judged(label: Label, of: Held) -> Label:
@@ -184,24 +227,33 @@ def _named(label: Label, of: Held) -> tuple[Label, list[Effect]]:
 
 
 def _is_early(domains: Domains, patch: LabelPatch) -> bool:
-    """A claim that has ended may still be on disk: after a restart it would live again, without the label."""
-    return patch.change is LabelChange.REMOVE and domains.claims.checkpoint > domains.claims.durable
+    """A claim that has ended may still be on disk: after a restart it would live again, without the label. And the
+    domain of a label that is absent may have been deleted."""
+    if patch.change is LabelChange.ADD:
+        return not _is_addable(domains, patch.value)
+    return domains.claims.checkpoint > domains.claims.durable
 
 
 def due(domains: Domains, at: float) -> Domains:
     """A read that is due is requested."""
-    return asked(domains) if deadline(domains) <= at else domains
+    return asked(domains) if _read_due(domains.label) <= at else domains
 
 
-def deadline(domains: Domains) -> float:
+def _read_due(label: Label) -> float:
     """When it is read again by itself; infinite if never."""
-    label = domains.label
     if label.read or label.patch is not None:
         return math.inf
     return min(label.retry_at, label.look_at)
 
 
-def read(domains: Domains, number: int, found: NodeLabel) -> Domains:
+def deadline(domains: Domains) -> float:
+    """When it is read again, or goes, by itself; infinite if never."""
+    label, claims = domains.label, domains.claims
+    goes = label.lingers_until if label.is_idle and claims.checkpoint <= claims.durable else math.inf
+    return min(_read_due(label), goes)
+
+
+def read(domains: Domains, number: int, found: NodeLabel, at: float) -> Domains:
     """It was read."""
     label = domains.label
     if number != label.read:
@@ -217,6 +269,9 @@ def read(domains: Domains, number: int, found: NodeLabel) -> Domains:
         known=True,
         found=first,
         added=domains.last if is_new else label.added,
+        added_at=at if is_new else label.added_at,
+        absent=domains.last if found.value is None else label.absent,
+        before=_daemons(domains) if found.value is None else label.before,
         unsure=False,
         read=0,
         problem="",
@@ -231,7 +286,7 @@ def unreadable(domains: Domains, number: int, reason: str, at: float) -> tuple[D
     return _failed(domains, replace(domains.label, read=0), reason, at)
 
 
-def patched(domains: Domains, number: int) -> tuple[Domains, list[Effect]]:
+def patched(domains: Domains, number: int, at: float) -> tuple[Domains, list[Effect]]:
     """The patch was made."""
     label = domains.label
     if label.patch is None or number != label.patch_number:
@@ -241,6 +296,9 @@ def patched(domains: Domains, number: int) -> tuple[Domains, list[Effect]]:
         label,
         value=value if is_added else None,
         added=domains.last if is_added else label.added,
+        added_at=at if is_added else label.added_at,
+        absent=label.absent if is_added else domains.last,
+        before=label.before if is_added else _daemons(domains),
         patch=None,
         conflicts=0,
         problem="",
@@ -272,6 +330,15 @@ def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Dom
     level = Level.DEBUG if reason == domains.label.problem else Level.WARNING
     label = replace(label, problem=reason, again=False, retry_at=at + limits.LABEL_RETRY_S)
     return replace(domains, label=label), [Log(level, "label.failed", {"label": LABEL, "reason": reason})]
+
+
+def _daemons(domains: Domains) -> frozenset[ClaimUid]:
+    """The claims of daemons that have the daemon device, or wait for it."""
+    return frozenset(
+        entry.name.uid
+        for entry in domains.claims.entries.values()
+        if entry.state in _KEEPS and entry.config is not None and entry.config.kind is DeviceKind.DAEMON
+    )
 
 
 def _with_ours(label: Label, value: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.domains import label
 from gpuactors.core.domains.model import Clique, ComputeDomain, DomainMode, DomainUid, ImexFacts
 from gpuactors.core.domains.state import Domains, DomainView, ImexView
 from gpuactors.core.dra.table import ClaimState
@@ -83,17 +84,26 @@ def imex_read(domains: Domains, number: int, facts: ImexFacts) -> tuple[Domains,
         return domains, []
     after = replace(domains, imex=ImexView(number, facts))
     lines: list[Effect] = []
-    if imex.facts is None or (imex.facts.absent, imex.facts.clique_id) != (facts.absent, facts.clique_id):
-        fields = {"clique": facts.clique_id, "reason": without_nodes(facts)}
-        level = Level.WARNING if facts.absent else Level.INFO
+    if imex.facts is None or _told(imex.facts) != _told(facts):
+        fields = {
+            "clique": facts.clique_id,
+            "source": facts.clique_source,
+            "reason": without_nodes(facts) or facts.unmanaged,
+        }
+        level = Level.WARNING if facts.absent or facts.unknown or facts.unmanaged else Level.INFO
         lines.append(Log(level, "imex.read", {k: v for k, v in fields.items() if v}))
     return imex_asked(after) if imex.refresh.again else after, lines
 
 
+def _told(facts: ImexFacts) -> tuple[str, ...]:
+    """What is said in the log, once."""
+    return facts.absent, facts.clique_id, facts.clique_source, facts.unknown, facts.unmanaged
+
+
 def without_nodes(facts: ImexFacts) -> str:
     """Why no container gets the node of a channel here, as a sentence; empty if it does."""
-    if facts.absent or facts.clique_id:
-        return facts.absent
+    if facts.absent or facts.unknown or facts.clique_id:
+        return facts.absent or facts.unknown
     return "the node is on no NVLink fabric: claims are prepared without nodes of channels"
 
 
@@ -117,7 +127,8 @@ def followed(domains: Domains, at: float) -> Domains:
     waited = _waited_for(domains)
     for uid in waited:
         view = domains.known.get(uid, DomainView())
-        if view.refresh.outstanding is None and view.number <= domains.label.added and not view.problem:
+        is_old = view.number <= max(domains.label.added, domains.label.absent)
+        if view.refresh.outstanding is None and is_old and not view.problem:
             domains = domain_asked(domains, uid)
         elif view.refresh.outstanding is None and view.refresh.due_at == math.inf:
             soon = view.refresh.due_by(at + limits.DOMAIN_LOOK_S)
@@ -135,9 +146,10 @@ def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
     """When the host is asked again by itself; infinite if not. A driver that is loaded later is offered then."""
     settings, imex = domains.settings, domains.imex
     is_host = settings is not None and settings.mode is DomainMode.HOST_MANAGED
-    if is_waited_for and (is_host or imex.problem):
+    is_incomplete = imex.facts is not None and (imex.facts.unknown or imex.facts.unmanaged)
+    if is_waited_for and (is_host or imex.problem or is_incomplete):
         return limits.DOMAIN_LOOK_S
-    is_missing = imex.problem or (imex.facts is not None and imex.facts.absent)
+    is_missing = imex.problem or is_incomplete or (imex.facts is not None and imex.facts.absent)
     return limits.IMEX_LOOK_S if is_missing else math.inf
 
 
@@ -156,5 +168,15 @@ def deadline(domains: Domains) -> float:
 
 
 def _waited_for(domains: Domains) -> tuple[DomainUid, ...]:
+    """By a claim, or by the label, which is added only if the domain is there."""
     waiting = (e.config for e in domains.claims.entries.values() if e.state in _WAIT)
-    return tuple(dict.fromkeys(config.domain for config in waiting if config is not None))
+    found = [config.domain for config in waiting if config is not None]
+    if (needed := label.wanted_of(domains)) is not None and not _is_gone(domains, needed):
+        found.append(needed)
+    return tuple(dict.fromkeys(found))
+
+
+def _is_gone(domains: Domains, uid: DomainUid) -> bool:
+    """It was read, and is not there or being deleted: it does not come back."""
+    view = domains.known.get(uid)
+    return view is not None and view.number > 0 and (view.domain is None or view.domain.is_deleted)

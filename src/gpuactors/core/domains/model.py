@@ -21,6 +21,12 @@ the domain's daemon where it is."""
 DRIVER: Final = "compute-domain.nvidia.com"
 """The DRA driver's usual name."""
 
+NAMESPACES: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver-gpu")
+"""Where NVIDIA's documents install its driver: today, and before."""
+
+CHANNELS_MAX: Final = 2048
+"""Channels that NVIDIA's driver makes unless it is told otherwise (NVreg_ImexChannelCount)."""
+
 _DEVICE: Final = re.compile(r"(channel|daemon)-(0|[1-9][0-9]{0,3})")
 
 
@@ -65,14 +71,17 @@ class DomainSettings:
     mode: DomainMode
     node: str
     """Our node's name."""
-    namespace: str
-    """Where the driver's own objects are: the claims of its daemons, and the ComputeDomainCliques."""
+    namespaces: tuple[str, ...]
+    """Where the driver's own objects may be: the claims of its daemons, and the ComputeDomainCliques. A domain's are
+    where its daemon has its claim."""
     driver: str = DRIVER
     """The name of the DRA driver."""
     channels: int = 1
     """How many channels are offered, from `channel-0` on."""
     directory: str = ""
     """The directory of the domains' directories, as the host has it: each is mounted into its daemon as /imexd."""
+    side_by_side: bool = False
+    """As `ClaimSettings.side_by_side`."""
 
 
 class AllocationMode(StrEnum):
@@ -102,6 +111,8 @@ class ComputeDomain:
     namespace: str
     ready_nodes: frozenset[str] = frozenset()
     """The names in `status.nodes[]` whose `status` is Ready."""
+    is_deleted: bool = False
+    """It has a deletionTimestamp: NVIDIA's controller takes everything of it away, the node's label included."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -159,7 +170,19 @@ class ImexFacts:
     mgmt_minor: int | None = None
     """DeviceFileMinor of the capability `fabric-imex-mgmt`; None where the driver has none."""
     clique_id: str = ""
-    """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty on a node without fabric."""
+    """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty on a node without fabric, or unless it is known."""
+    clique_source: str = ""
+    """Who says so, in words."""
+    unknown: str = ""
+    """Why the clique is not known, as a sentence with what to do; empty if it is. Unknown is not empty: a container
+    without the node of its channel would fail far from the cause."""
+    channels: int = CHANNELS_MAX
+    """How many channels NVIDIA's driver has (NVreg_ImexChannelCount)."""
+    management: str = ""
+    """The CDI id of the device that gives a domain's daemon the host's nvidia-imex, the driver's libraries and all
+    GPUs for management; empty: its image brings them."""
+    unmanaged: str = ""
+    """Why there is no such device, as a sentence with what to do; empty if there is one, or none is to be."""
     host_problem: str = ""
     """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
 
@@ -174,3 +197,11 @@ class ClaimedDomain:
     devices: tuple[DomainDevice, ...]
     imex: ImexFacts | None
     """Of this boot: the checkpoint of another one counts as empty. None: not read yet; the checkpoint was lost."""
+    every: bool = False
+    """Its container gets the node of every channel that the host's driver has (`allocationMode: All`)."""
+
+    @property
+    def cdi_ids(self) -> tuple[str, ...]:
+        """The CDI ids, of somebody else's CDI file, that its container gets beside its own."""
+        is_daemon = self.devices[0].kind is DeviceKind.DAEMON
+        return (self.imex.management,) if is_daemon and self.imex is not None and self.imex.management else ()

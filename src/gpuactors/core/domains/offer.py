@@ -44,6 +44,11 @@ class OfferedImexDevice:
         }
 
     @property
+    def capacity(self) -> Mapping[str, str]:
+        """A channel has none."""
+        return {}
+
+    @property
     def unfit(self) -> str:
         """A slice can have each of them."""
         return ""

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from gpuactors.core.domains.driver import DOMAINS
 from gpuactors.core.domains.model import (
+    DeviceKind,
     DomainUid,
     LabelPatch,
 )
+from gpuactors.core.domains.state import Domains
 from gpuactors.core.domains.step import is_serving
 from gpuactors.core.dra.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
 from gpuactors.core.state import NodeState
@@ -34,6 +36,8 @@ class DomainReadWanted:
     uid: DomainUid
     clique_id: str
     """Empty: the node is on no fabric, or it is not known yet, and no clique is read."""
+    namespace: str = ""
+    """Where its clique is: that of the claim of its daemon here, as long as there is none today's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,17 @@ NO_DOMAINS_WANTED = DomainsWanted()
 """Compute domains are off."""
 
 
+def _namespace(domains: Domains, uid: DomainUid) -> str:
+    assert domains.settings is not None
+    configs = ((e.config, e.name.namespace) for e in domains.claims.entries.values())
+    found = (
+        namespace
+        for config, namespace in configs
+        if config is not None and config.kind is DeviceKind.DAEMON and config.domain == uid
+    )
+    return next(found, domains.settings.namespaces[0])
+
+
 def domains_wanted(state: NodeState) -> DomainsWanted:
     """The orders that stand. A daemon that does not serve gives none but those of its claims."""
     domains = state.domains
@@ -69,7 +84,7 @@ def domains_wanted(state: NodeState) -> DomainsWanted:
         label.read,
         LabelPatchWanted(label.patch_number, label.patch) if label.patch is not None else None,
         tuple(
-            DomainReadWanted(view.refresh.outstanding, uid, clique_id)
+            DomainReadWanted(view.refresh.outstanding, uid, clique_id, _namespace(domains, uid))
             for uid, view in domains.known.items()
             if view.refresh.outstanding is not None
         ),

@@ -21,7 +21,9 @@ from gpuactors.core.domains.model import (
     LabelPatch,
 )
 from gpuactors.core.domains.offer import NOTHING_OFFERED, OfferedDomains
+from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims
+from gpuactors.core.model import ClaimedDevice
 from gpuactors.core.refresh import Refresh
 
 
@@ -48,6 +50,15 @@ class Label:
     added: int = 0
     """The last number that had been issued when it was seen to be there, or added: what was read of a domain before is
     no fact of its daemon."""
+    added_at: float = -math.inf
+    """When that was."""
+    absent: int = 0
+    """The last number that had been issued when it was last known to be absent: a domain that was read before may have
+    been deleted since."""
+    before: frozenset[ClaimUid] = frozenset()
+    """The claims of daemons that were here then, and still are: these daemons are not of the label that came after."""
+    lingers_until: float = math.inf
+    """No claim of its domain is left: when it goes. Infinite while it has a reason to stay, or is to go at once."""
     unsure: bool = False
     """A patch has failed or met another label since it was read: what it is now is not known."""
     again: bool = False
@@ -89,10 +100,11 @@ class DomainView:
     """When that read came back; infinitely long ago if it is not known."""
 
     def is_ready(self, node: str) -> bool:
-        """The daemon of this node is Ready, by the ComputeDomain or by the clique."""
-        return (self.domain is not None and node in self.domain.ready_nodes) or (
-            self.clique is not None and node in self.clique.ready_nodes
-        )
+        """The daemon of this node is Ready: by the clique, which the daemons write themselves; where there is none, by
+        the status of the ComputeDomain, which is made of the cliques some time later."""
+        if self.clique is not None:
+            return node in self.clique.ready_nodes
+        return self.domain is not None and node in self.domain.ready_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,9 @@ class Domains:
     known: Mapping[DomainUid, DomainView] = field(default_factory=dict)
     """The domains of the claims that are here."""
     imex: ImexView = ImexView()
+    strangers: tuple[ClaimedDevice, ...] | None = ()
+    """What kubelet lists of our driver for claims that are not here: another program has prepared them. None: kubelet
+    has not been asked yet."""
     since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
     """The status of each domain as an operator sees it (`report.DomainStatus`), and when it came to it."""
     offered: OfferedDomains = field(default=NOTHING_OFFERED, compare=False, repr=False)

@@ -31,11 +31,11 @@ def applied(state: NodeState, event: events.DomainEvent, at: float) -> Stepped:
 def _applied(domains: Domains, event: events.DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
     match event:
         case events.LabelRead(number, found):
-            return label.read(domains, number, found), []
+            return label.read(domains, number, found, at), []
         case events.LabelUnreadable(number, reason):
             return label.unreadable(domains, number, reason, at)
         case events.LabelPatched(number):
-            return label.patched(domains, number)
+            return label.patched(domains, number, at)
         case events.LabelConflicted(number, reason):
             return label.conflicted(domains, number, reason, at)
         case events.LabelFailed(number, reason):

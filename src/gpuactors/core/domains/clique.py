@@ -1,0 +1,126 @@
+"""The clique of the node's NVLink fabric, `<cluster UUID>.<number>`: what a source may say of it, and which one counts.
+
+Unknown is not empty. On a node without such a fabric a channel has no node and that is right; where the clique is not
+known, a container would be started without the node that it needs. So that there is none only NVML or the operator can
+say: a label that is missing says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.quote import quoted
+
+LABEL: Final = "nvidia.com/gpu.clique"
+"""On the Node and in the features file: by GPU Feature Discovery, or by NVIDIA's own plugin."""
+
+NO_FABRIC: Final = "none"
+"""How an operator says that the node is on no fabric."""
+
+_CLIQUE: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.[0-9]{1,10}")
+_NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
+"""The cluster of a GPU that has NVLink within its node alone."""
+
+_WHAT_TO_DO: Final = (
+    "set --clique to the clique of this node, or to none on nodes without such a fabric; or let GPU Feature Discovery "
+    f"label the Node ({LABEL}), or give gpuactors NVML (docs/compute-domains.md)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one source says."""
+
+    source: str
+    """Its name in sentences."""
+    clique_id: str | None = None
+    """Empty: the node is on no fabric; None: it does not say."""
+    why: str = ""
+    """Why it does not say, as a part of a sentence."""
+    is_last: bool = False
+    """It knows better than those after it, and does not know: they are not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class CliqueFound:
+    """What follows from all of them."""
+
+    clique_id: str = ""
+    source: str = ""
+    """The source that counts; empty if none does."""
+    unknown: str = ""
+    """Why it is not known, as a sentence with what to do; empty if it is."""
+
+
+def parsed(source: str, text: str) -> Said:
+    """What a source says that has a clique as text."""
+    if text == NO_FABRIC:
+        return Said(source, "")
+    found = _CLIQUE.fullmatch(text)
+    if found is None:
+        return Said(
+            source,
+            why=f"names the clique {quoted(text)}, which is none: UUID.NUMBER is expected",
+            is_last=True,
+        )
+    return Said(source, "" if found[1] == _NO_CLUSTER else text)
+
+
+def is_clique(text: str) -> bool:
+    """It is `none`, or a clique."""
+    return parsed("", text).clique_id is not None
+
+
+def found_by(said: Iterable[Said]) -> CliqueFound:
+    """The first source counts that knows, in the order given."""
+    reasons: list[str] = []
+    for one in said:
+        if one.clique_id is not None:
+            return CliqueFound(one.clique_id, one.source)
+        reasons.append(f"{one.source} {one.why}")
+        if one.is_last:
+            break
+    return CliqueFound(
+        unknown=f"the clique of this node's NVLink fabric is not known: {'; '.join(reasons)}. To do: {_WHAT_TO_DO}"
+    )
+
+
+# --- what NVML says -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFabric:
+    """The fabric of one GPU (nvmlGpuFabricInfo_t)."""
+
+    state: str
+    """`not supported`, `not started`, `in progress` or `completed`."""
+    status: int
+    """0: no error of the probe."""
+    cluster: str
+    """Its UUID."""
+    clique: int
+
+
+def of_gpus(source: str, gpus: Iterable[GpuFabric]) -> Said:
+    """What NVML says of all GPUs of the host's driver: they must agree."""
+    found: dict[str, None] = {}
+    for gpu in gpus:
+        if gpu.state == "not supported" or (gpu.state == "completed" and gpu.cluster == _NO_CLUSTER):
+            found[""] = None
+        elif gpu.state != "completed" or gpu.status:
+            return Said(
+                source,
+                why=f"says that a GPU has not joined its fabric yet ({gpu.state}, status {gpu.status})",
+                is_last=True,
+            )
+        else:
+            found[f"{gpu.cluster}.{gpu.clique}"] = None
+    if len(found) > 1:
+        words = " and ".join(one or "none" for one in found)
+        return Said(source, why=f"names several cliques: {words}", is_last=True)
+    if not found:
+        return Said(source, why="knows no GPU of the host's driver")
+    return Said(source, next(iter(found)))

@@ -1,0 +1,83 @@
+"""Finds the CDI device by which a compute domain's daemon gets what comes from the host: nvidia-imex, the driver's
+libraries, and all GPUs for management. NVIDIA's container toolkit makes it, in the CDI directory. Must not judge what
+it contains.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Final, final
+
+from gpuactors import limits
+from gpuactors.host.faults import GONE, raise_if_short
+
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+KNOWN: Final = ("management.nvidia.com/gpu=all", "k8s.compute-domain.nvidia.com/device=all")
+"""As the toolkit of NVIDIA's GPU Operator names it, and as NVIDIA's own kubelet plugin."""
+
+_ENDINGS: Final = (".json", ".yaml", ".yml")
+_KIND: Final = re.compile(r"""["']?\bkind["']?\s*:\s*["']?([A-Za-z0-9._/-]+)""")
+_NAME: Final = re.compile(r"""["']?\bname["']?\s*:\s*["']?all["']?""")
+"""In YAML and in JSON; what the lines mean beside that is the container runtime's to read."""
+
+
+@final
+class ManagementDevice:
+    """The device that the operator has named, or that is found in the CDI directory."""
+
+    def __init__(self, setting: str, cdi_dir: str) -> None:
+        self._setting = setting
+        self._cdi_dir = cdi_dir
+
+    def find(self) -> tuple[str, str]:
+        """Its CDI id, and why there is none as a sentence; both are empty where none is wanted. May block."""
+        if self._setting == NONE:
+            return "", ""
+        if self._setting != AUTO:
+            return self._setting, ""
+        kinds = self._kinds()
+        for known in KNOWN:
+            if known.partition("=")[0] in kinds:
+                return known, ""
+        return "", (
+            f"{self._cdi_dir} has no CDI device {' or '.join(KNOWN)}, which gives the daemon the host's nvidia-imex "
+            "and NVIDIA's libraries. To do: let NVIDIA's container toolkit make it (GPU Operator: CDI enabled; else "
+            f"`nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com --class=gpu "
+            f"--output={self._cdi_dir}/management.nvidia.com-gpu.yaml`), name another one (--imex-management), or set "
+            "that to none where the daemon's image brings nvidia-imex"
+        )
+
+    def _kinds(self) -> set[str]:
+        """Of the files that have a device `all`. One that cannot be read is left out."""
+        try:
+            names = sorted(os.listdir(self._cdi_dir))
+        except OSError as error:
+            raise_if_short(error, self._cdi_dir)
+            return set()
+        found: set[str] = set()
+        for name in names[: limits.CDI_SPECS_MAX]:
+            if name.startswith(".") or not name.endswith(_ENDINGS):
+                continue
+            text = _text(os.path.join(self._cdi_dir, name))
+            if _NAME.search(text):
+                found.update(_KIND.findall(text))
+        return found
+
+
+def _text(path: str) -> str:
+    """Empty if it cannot be read: it is somebody else's."""
+    try:
+        # Not a FIFO: an open of one waits for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return ""
+            return file.read(limits.CDI_SPEC_MAX_BYTES).decode(errors="replace")
+    except OSError as error:
+        if error.errno not in GONE:
+            raise_if_short(error, path)
+        return ""

@@ -1,0 +1,60 @@
+"""What NVML says of the fabric of the host's GPUs, asked in a process of its own (`nvml_child.py`), with a deadline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from typing import Final, final
+
+from gpuactors import limits
+from gpuactors.core.domains.clique import GpuFabric, Said, of_gpus
+from gpuactors.core.quote import quoted
+from gpuactors.host.asked import AskedProgram, Late
+from gpuactors.ports import HostShortError
+from gpuactors.shortage import shortage
+
+_SOURCE: Final = "NVML"
+_CHILD: Final = "gpuactors.host.nvml_child"
+
+
+@final
+class NvmlClique:
+    """Implements `host.imex.CliqueSource`."""
+
+    def __init__(self, program: Sequence[str] = (), *, deadline_s: float = limits.NVML_S) -> None:
+        """`program`: what is run; by default this package's child, where nvidia-ml-py is installed."""
+        self._deadline_s = deadline_s
+        self._is_there = bool(program) or importlib.util.find_spec("pynvml") is not None
+        self._program = AskedProgram(program or (sys.executable, "-m", _CHILD), "nvml", deadline_s)
+
+    async def said(self) -> Said:
+        """As `CliqueSource.said`. Raises `HostShortError`."""
+        if not self._is_there:
+            return Said(_SOURCE, why="is not asked, as nvidia-ml-py is not installed")
+        try:
+            answer = await self._program.ask()
+        except OSError as error:
+            if (short := shortage(error)) is not None:
+                raise HostShortError(f"NVML could not be asked: {short}") from error
+            return Said(_SOURCE, why=f"cannot be asked ({error.strerror})")
+        if isinstance(answer, Late):
+            return Said(_SOURCE, why=f"has not answered within {self._deadline_s:g} s: {answer.what}")
+        if answer.status:
+            words = quoted(answer.complaint.decode(errors="replace")) or f"status {answer.status}"
+            return Said(_SOURCE, why=f"does not answer ({words})")
+        try:
+            return of_gpus(_SOURCE, _gpus(json.loads(answer.said)))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Said(_SOURCE, why="says nothing that can be read")
+
+
+def _gpus(content: object) -> list[GpuFabric]:
+    """Raises `TypeError`, `KeyError` or `ValueError`."""
+    if not isinstance(content, list):
+        raise TypeError
+    return [
+        GpuFabric(str(one["state"]), int(one["status"]), str(one["cluster"]), int(one["clique"]))
+        for one in content
+    ]

@@ -1,7 +1,7 @@
 """Dynamic Resource Allocation, wired: its adaptors, and the actors that carry out what the core wants of claims. Once
 for each DRA driver: for GPUs, and for compute domains (`domains.py`).
 
-claims cell -> checkpoint_keeper -> plugins/<driver>/checkpoint.json -> inbox
+claims cell -> checkpoint_keeper -> plugins/<driver>/gpuactors-checkpoint.json -> inbox
             -> claim_reader      -> API server                       -> inbox
             -> claim_worker      -> drivers, CDI and metadata files  -> inbox
 CDI files   -> cdi_watcher                                           -> inbox
@@ -26,6 +26,7 @@ from gpuactors.actors import (
     claim_reader,
     claim_worker,
     claims_plugin,
+    relay,
     slice_publisher,
 )
 from gpuactors.actors.registry import ClaimCells
@@ -36,6 +37,7 @@ from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import MOUNTED, ClaimFiles
 from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.state_lock import StateLock
+from gpuactors.acts.theirs import TheirClaims
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
@@ -49,6 +51,7 @@ from gpuactors.core.events import Event, SlicesPublished
 from gpuactors.core.model import PciAddress
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.boot import boot_id, command_line
+from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
 from gpuactors.kube.claims import KubeClaims
@@ -59,7 +62,6 @@ from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
 from gpuactors.observe.log import get_logger
 from gpuactors.ports import (
     CheckpointStore,
-    ClaimCaller,
     ClaimFileStore,
     ClaimsKubelet,
     DriverBinder,
@@ -103,6 +105,7 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
         _operators_list(config.prebound),
         kernel_ids(command_line(root)),
         nvswitch_allowed=config.nvswitch == "allow",
+        side_by_side=instance() is not None,
     )
 
     def binder(lock: StateLock) -> DriverBinder:
@@ -123,20 +126,25 @@ def of_driver(
     driver, node, directory = settings.driver, settings.pool, plugin_dir(config, settings.driver)
     disk, lock = RealDisk(), StateLock(directory)
     files = ClaimFiles(disk, driver=driver, cdi_dir=str(config.cdi_dir), plugin_dir=directory)
-    boot = boot_id(HostRoot(str(config.host_root)))
+    root, cdi_dir = HostRoot(str(config.host_root)), str(config.cdi_dir)
+    theirs = TheirClaims(disk, driver=driver, cdi_dir=cdi_dir, places=Places(root))
+    checkpoint = CheckpointFile(disk, directory, boot_id(root), theirs)
     return DraOutside(
         settings=settings,
-        store=StoredCheckpoint(CheckpointFile(disk, directory, boot), OneThread("checkpoint"), lock),
+        store=StoredCheckpoint(checkpoint, OneThread("checkpoint"), lock),
         files=StoredFiles(files, OneThread("claim files"), lock),
         touched=files,
         binder=binder(lock) if binder is not None else None,
         claims=KubeClaims(client, driver, node),
         node=KubeNode(client, node),
         slices=KubeSlices(client, driver, node),
-        kubelet=UnixClaims(
-            str(config.kubelet_dir), driver, os.environ.get(INSTANCE_VARIABLE) or None, _failed, hanging
-        ),
+        kubelet=UnixClaims(str(config.kubelet_dir), driver, instance(), _failed, hanging),
     )
+
+
+def instance() -> str | None:
+    """The name of this instance among those of one driver; None: it has none, and there can be only one at a time."""
+    return os.environ.get(INSTANCE_VARIABLE) or None
 
 
 def plugin_dir(config: Config, driver: str) -> str:
@@ -167,7 +175,7 @@ class DraActors:
         self,
         outside: DraOutside,
         cells: ClaimCells,
-        caller: ClaimCaller,
+        caller: relay.Core,
         inbox: trio.MemorySendChannel[Event],
         of: ClaimsOf = ClaimsOf.GPUS,
     ) -> None:
@@ -178,11 +186,13 @@ class DraActors:
         self._inbox = inbox
         self._withdrawn = trio.Event()
         self._withdrawn.set()
+        self._registered = trio.Event()
         self._plugin = claims_plugin.ClaimsPorts(
             kubelet=outside.kubelet,
-            caller=caller,
+            caller=relay.RelayingCaller(caller, outside.kubelet.successor),
             health=cells.health.subscribe(),
-            told=_told,
+            told=self._told,
+            drain_s=lambda: cells.wanted.value.drain_s,
             on_serving=lambda names: log.info(
                 "claims.serving", driver=outside.settings.driver, sockets=names
             ),
@@ -211,12 +221,13 @@ class DraActors:
             actor(f"cdi_watcher{suffix}", lambda: cdi_watcher.run(touched, inbox, of))
         actor(
             f"slice_publisher{suffix}",
-            lambda: slice_publisher.run(self._cells.offer.subscribe(), publisher),
+            lambda: self._publish(publisher),
         )
         actor(f"claims_plugin{suffix}", lambda: self._serve(wanted.subscribe()))
 
     async def withdrawn(self) -> None:
-        """Returns when kubelet sends no claims to this daemon any more, and those in flight are answered."""
+        """Returns when kubelet sends this daemon no claims any more, also none to be passed on, and those in flight are
+        answered."""
         await self._withdrawn.wait()
 
     async def _serve(self, wanted: LatestReader[ClaimsWanted]) -> None:
@@ -234,15 +245,21 @@ class DraActors:
             finally:
                 self._withdrawn.set()
 
+    async def _publish(self, publisher: slice_publisher.PublisherPorts) -> None:
+        """Publishes from kubelet's first registration of this instance on: a pod that the scheduler sends sooner is not
+        prepared, and kubelet asks again after 60 to 90 s only. What a daemon before this one has published stays."""
+        await self._registered.wait()
+        await slice_publisher.run(self._cells.offer.subscribe(), publisher)
+
+    def _told(self, status: PluginStatus) -> None:
+        if status.registered:
+            self._registered.set()
+            log.info("claims.registered")
+        else:
+            log.warning("claims.unregistered", reason=status.error)
+
     async def _tell(self, publication: Publication) -> None:
         await self._inbox.send(SlicesPublished(publication, self._of))
-
-
-def _told(status: PluginStatus) -> None:
-    if status.registered:
-        log.info("claims.registered")
-    else:
-        log.warning("claims.unregistered", reason=status.error)
 
 
 def _failed(name: str, exc: Exception) -> None:

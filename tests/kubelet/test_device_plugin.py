@@ -36,10 +36,11 @@ class Core:
 
     lists: Latest[DeviceList]
     next: DeviceList
+    changes: tuple[ResourceName, ...] = ()
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
         self.lists.set(self.next)
-        return Granted((Grant((), ("/dev/vfio/7",)),))
+        return Granted((Grant((), ("/dev/vfio/7",)),), self.changes)
 
     async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
         raise NotImplementedError
@@ -94,6 +95,33 @@ async def test_the_list_leaves_before_the_answer_on_every_stream(autojump_clock:
             nursery.cancel_scope.cancel()
     changed = ["Healthy", "Unhealthy"]
     assert order == [changed, changed, "answer"]
+
+
+@pytest.mark.trio
+async def test_the_answer_that_changes_a_list_for_others_follows_the_list_after_a_pause(
+    autojump_clock: MockClock,
+) -> None:
+    """Kubelet has the list before it admits the next pod; of a grant that changes nothing for others nobody waits."""
+    lists = Latest(device_list())
+    core = Core(lists, device_list(b=Health.UNHEALTHY), (H100,))
+    plugin = DevicePluginService(H100, lists.subscribe(), core, pre_start=True)
+    sent_at = [0.0]
+
+    async def read(listened: Stream) -> None:
+        async for _ in listened:
+            sent_at[0] = trio.current_time()
+
+    with trio.fail_after(patient(5)):
+        async with listen(plugin) as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(read, stream)
+            await trio.sleep(1)
+            await allocate(plugin, [])
+            assert trio.current_time() - sent_at[0] == pytest.approx(limits.LIST_HANDLED_S)
+            core.changes = ()
+            began_at = trio.current_time()
+            await allocate(plugin, [])
+            assert trio.current_time() == began_at
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.trio

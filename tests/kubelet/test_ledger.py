@@ -343,7 +343,7 @@ async def test_something_else_by_the_files_name_is_an_error(
             await node.ledger().read()
         node.file.unlink()
         node.file.mkdir()
-        with pytest.raises(KubeletError, match=r"cannot read .*Is a directory.*: check that disk"):
+        with pytest.raises(KubeletError, match=r"cannot read .*it is a directory.*: check that disk"):
             await node.ledger().read()
 
 

@@ -5,7 +5,9 @@ was sent on each stream.
 
 Allocating one device of an IOMMU group makes the others Unhealthy. That list is sent before the answer to Allocate, on
 every open stream: else kubelet may allocate one of the others to its next pod, which could not be admitted. Kubelet
-reads both from one connection, in this order; how it processes them is not guaranteed.
+reads both from one connection, in this order, and processes them in two goroutines, in any order: so the answer that
+changes a list for others follows after LIST_HANDLED_S. Of another resource's list, which has a connection of its own,
+that is the whole order: it is sent at the same moment as ours.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.effects import Granted
 from gpuactors.core.model import DeviceList, ResourceName
 from gpuactors.grpc_trio.service import TrioService
 from gpuactors.kubelet import translate
@@ -65,6 +68,8 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
         requests = translate.allocate_requests(message)
         answer = await self._caller.allocate(self._resource, requests)
         await self._sent.wait(self._device_lists.version)
+        if isinstance(answer, Granted) and answer.lists:
+            await trio.sleep(limits.LIST_HANDLED_S)
         return translate.allocate_response(answer)
 
     async def get_preferred_allocation(

@@ -184,7 +184,10 @@ class SocketsWatch:
                     await changes.wait()
             if changes is None:
                 changes = self._watch(stack)
-            reported = () if changes is None else changes.read()
+            try:
+                reported = () if changes is None else changes.read()
+            except OSError:  # what was missed is read, and the watch made anew
+                changes, reported, odd = None, (), True
             odd = odd or any(change.name and is_others(change.name) for change in reported)
             self._check_still(watched, reported)
 

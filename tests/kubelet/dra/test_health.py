@@ -156,4 +156,4 @@ async def test_a_stream_that_nobody_reads_any_more_is_gone() -> None:
             with served.dialled() as channel:
                 await following(watch(served, channel, "v1"))
             with trio.fail_after(WITHIN_S):
-                await served.endpoint.withdraw()
+                await served.endpoint.withdraw(limits.DRAIN_S)

@@ -232,7 +232,7 @@ async def test_a_kubelet_that_still_calls_after_the_withdrawal_is_answered(kubel
             stub = plugin(channel)["NodePrepareResources"]
             await served.call(stub, prepare_request(CLAIM))  # it is connected
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(served.endpoint.withdraw)
+                nursery.start_soon(served.endpoint.withdraw, limits.DRAIN_S)
                 with trio.fail_after(WITHIN_S):
                     while served.registration.exists():  # noqa: ASYNC110 nothing tells of it
                         await trio.sleep(0.001)
@@ -243,7 +243,7 @@ async def test_a_kubelet_that_still_calls_after_the_withdrawal_is_answered(kubel
 async def test_a_withdrawal_ends_when_kubelet_has_disconnected(kubelet_dir: Path) -> None:
     async with serving(kubelet_dir) as served:
         with trio.fail_after(limits.DEREGISTERED_S / 2):
-            await served.endpoint.withdraw()
+            await served.endpoint.withdraw(limits.DRAIN_S)
 
 
 # --- sockets and directories that somebody else removes --------------------------------------------------------

@@ -24,13 +24,14 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.claim import DeviceHealth
 from gpuactors.core.text import encodable
-from gpuactors.grpc_trio import Bind, BoundListener, Server, bind_unix
+from gpuactors.grpc_trio import Bind, BoundListener, Dial, Server, bind_unix, connect_unix
 from gpuactors.kubelet.binding import Hanging, bound
 from gpuactors.kubelet.dialled import deaf
 from gpuactors.kubelet.dra.dead_sockets import remove_dead
 from gpuactors.kubelet.dra.health import HealthV1, HealthV1alpha1
 from gpuactors.kubelet.dra.registration import RegistrationService
 from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1beta1, OnFailure
+from gpuactors.kubelet.dra.successor import LaterSockets, UnixSuccessor, later_sockets
 from gpuactors.kubelet.sockets import Changes, directory_of_the_node
 from gpuactors.ports import ClaimCaller, KubeletError, PluginStatus
 
@@ -50,6 +51,9 @@ class PluginIo:
     """With its parents; one that is there is as good. Raises `OSError`."""
     watch: Callable[[str], AbstractContextManager[Changes]]
     """As `DirectoryIo.watch`."""
+    dial: Dial = connect_unix
+    later: LaterSockets = lambda _own: ()
+    """As `successor.later_sockets`; without it nobody comes after us."""
     now: Callable[[], float] | None = None
     """The time of day, in seconds since 1970; None: the node's."""
     remove_dead: Callable[[str, str, str], tuple[str, ...]] = lambda _registry, _plugin_dir, _driver: ()
@@ -58,7 +62,13 @@ class PluginIo:
 
 def plugin_io_of_the_node() -> PluginIo:
     """Unix sockets, and inotify."""
-    return PluginIo(bind_unix, _make_directory, directory_of_the_node().watch, remove_dead=remove_dead)
+    return PluginIo(
+        bind_unix,
+        _make_directory,
+        directory_of_the_node().watch,
+        later=later_sockets,
+        remove_dead=remove_dead,
+    )
 
 
 def _make_directory(path: str) -> None:
@@ -88,6 +98,11 @@ class UnixClaims:
         self._hanging = hanging
         self._io = io or plugin_io_of_the_node()
         self._is_serving = False
+        self._successor = UnixSuccessor(self._paths.api, self._io.later, self._io.dial)
+
+    @property
+    def successor(self) -> UnixSuccessor:
+        return self._successor
 
     async def deaf(self) -> tuple[str, ...]:
         """As `ports.OwnSockets.deaf`."""
@@ -170,8 +185,8 @@ class UnixClaimsEndpoint:
             if not one.still_there():
                 await one.open()
 
-    async def withdraw(self) -> None:
-        with trio.move_on_after(limits.DRAIN_S):
+    async def withdraw(self, grace_s: float) -> None:
+        with trio.move_on_after(grace_s):
             await self._api.server.wait_idle()
         await self._registration.close()
         with trio.move_on_after(limits.DEREGISTERED_S):

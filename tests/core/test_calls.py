@@ -57,6 +57,32 @@ def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -
     assert core.state.calls.waiting == {}
 
 
+def granted(core: Core, *functions: PciFunction) -> Granted:
+    """The answer to an Allocate of A."""
+    core.feed(allocate((A,)))
+    (answer,) = core.answers(inspected(core, A, *functions))
+    assert isinstance(answer, Granted)
+    return answer
+
+
+def test_a_grant_in_a_shared_group_names_the_lists_that_kubelet_must_have_first() -> None:
+    """Issue 24, 20: the other GPU is Unhealthy from now on, whatever resource it is of."""
+    mates = (gpu(A, 7), gpu(B, 7))
+    assert granted(Core(*mates, gpu(C)), *mates).lists == (H100,)
+    of_two = (gpu(A, 7), gpu(B, 7, device="20b0", model="GA100 [A100 PCIe 40GB]"))
+    (other,) = granted(Core(*of_two, gpu(C)), *of_two).lists
+    assert other != H100
+
+
+def test_a_grant_that_changes_no_other_device_waits_for_no_list() -> None:
+    assert granted(Core(gpu(A), gpu(B)), gpu(A)).lists == ()
+    mates = (gpu(A, 7), gpu(B, 7))
+    core = Core(*mates)
+    core.feed(allocate((A, B)))
+    answers = core.answers(inspected(core, A, *mates), inspected(core, B, *mates))
+    assert [answer.lists for answer in answers if isinstance(answer, Granted)] == [()], "both are the pod's"
+
+
 def test_each_container_gets_its_own_devices_sorted() -> None:
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((C, A), (B,)))

@@ -11,7 +11,7 @@ from gpuactors import limits
 from gpuactors.core import device_lists, entries
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.assessment.status import DeviceStatus
-from gpuactors.core.effects import Effect, Field, Log
+from gpuactors.core.effects import Effect, Field, Level, Log
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -26,6 +26,7 @@ from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
     AdvertisedDevice,
     DeviceId,
+    Holder,
     PciFunction,
     ResourceName,
     Token,
@@ -340,3 +341,20 @@ def test_an_odd_id_in_a_broken_rule_is_quoted(monkeypatch: pytest.MonkeyPatch) -
 
 def broken_rules(effects: list[Effect]) -> list[Mapping[str, Field]]:
     return [e.fields for e in effects if isinstance(e, Log) and e.name == "rule.broken"]
+
+
+def test_a_gpu_that_is_held_at_the_start_is_one_warning() -> None:
+    """There were three after each restart: that it is in use, by which process, and by which other one."""
+    core = Core()
+    core.enabled = {"0000:01:00.0": 1}
+    scan = core.state.host.inspections.scan
+    assert scan is not None
+    core.feed(HostScanned(scan, (gpu("01:00.0"),)))
+    core.pass_time(10)
+    for pids in ((4711,), (4711, 4712)):
+        core.holders = {1: tuple(Holder(pid, "qemu", None) for pid in pids)}
+        core.pass_time(10)
+    lines = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+    assert [line.level for line in lines] == [Level.WARNING, Level.INFO, Level.INFO]
+    assert {line.fields["cause"] for line in lines} == {"HeldByOther"}
+    assert "process 4712" in str(lines[-1].fields["reason"])

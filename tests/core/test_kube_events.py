@@ -7,11 +7,19 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
+from gpuactors.acts.writes import UnderWay, blocked, hangs
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.dra.entries import Entry, with_entry
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Granted, Refused
-from gpuactors.core.events import AllocateAsked, KubeletAppeared, PrepareAsked, ShutdownRequested, Ticked
+from gpuactors.core.events import (
+    ActFailed,
+    AllocateAsked,
+    KubeletAppeared,
+    PrepareAsked,
+    ShutdownRequested,
+    Ticked,
+)
 from gpuactors.core.kube_events import (
     CONTESTED,
     KubeEvent,
@@ -113,6 +121,28 @@ def test_a_claim_that_waits_is_told_to_its_pods() -> None:
     core.enabled.clear()
     core.pass_time(limits.LEDGER_QUIET_S)
     assert kube_events(core.state) == ()
+
+
+def test_a_claim_whose_bind_hangs_tells_its_pods_the_write_with_the_gpu() -> None:
+    """The sentence is the act's, of the first try and of those that find the group blocked."""
+    core = ClaimCore(gpu("01:00.0", driver="nvidia"))
+    core.feed(Ticked())
+    core.held_back = {"device"}
+    core.api["default/one"] = allocated(name(), GPU)
+    token = core.prepare(name())
+    unbind = UnderWay("/sys/bus/pci/drivers/nvidia/unbind", f"{GPU}\n", 1_800_000_000.0)
+    for error in (hangs(unbind, 4711, 5.0), blocked(1, "4711", unbind)):
+        (act,) = core.wanted.devices.values()
+        core.feed(ActFailed(act.number, str(error), error.fault))
+        (told,) = [e for e in kube_events(core.state) if e.about == PodsOf(name())]
+        assert told.reason == "WriteHangs"
+        assert (
+            f"the write of {GPU} to /sys/bus/pci/drivers/nvidia/unbind has not returned since "
+            in told.message
+        )
+        core.pass_time(limits.CLAIM_RETRY_S + 0.1)
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert f"the write of {GPU} to /sys" in core.refusal(token)
 
 
 def test_a_claim_that_is_set_aside_says_so() -> None:

@@ -51,6 +51,14 @@ def ready() -> Core:
     return core
 
 
+def test_a_daemon_that_offers_nothing_is_never_ready() -> None:
+    """`--device-plugin off` alone was ready, and served nothing in silence."""
+    core = Core(gpu("01:00.0"), settings=replace(SETTINGS, device_plugin=False))
+    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    (missing,) = lacking(core.state)
+    assert missing.startswith("this daemon offers nothing: the device plugin is off, and so are claims")
+
+
 def test_at_the_start_nothing_is_there() -> None:
     assert lacking(initial_state(SETTINGS)) == (
         "the node's PCI functions have not been read yet",

@@ -11,6 +11,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.events import HostScanned, LedgerRead
 from gpuactors.core.model import (
+    ClaimedDevice,
     DeviceId,
     LedgerEntry,
     LedgerFile,
@@ -20,7 +21,7 @@ from gpuactors.core.model import (
     RunningKubelet,
     YoungKubelet,
 )
-from gpuactors.core.young_kubelet import counted
+from gpuactors.core.young_kubelet import called, counted
 from tests.core.builders import H100, NO_FILE, Core, gpu, ledger_read, read_of_young
 
 OLD_S, SETTLE_S = limits.LEDGER_SETTLE_S, limits.LEDGER_SETTLE_S
@@ -165,6 +166,43 @@ def test_a_daemon_that_starts_while_the_api_server_is_away_believes_the_file_as_
     reads.restarts(age_s=OLD_S)
     assert reads.lists(file="a", names_end=NODE) == filed("a")
     assert reads.lists(file="a", names_end=API) == filed("a"), "it has just come to know them"
+
+
+def test_a_kubelet_that_asks_for_a_claim_knows_its_pods(reads: Reads) -> None:
+    """On a node without other pods nothing else says that the file's pod has ended. With `--device-plugin off` nobody
+    sends a list for which kubelet would write its file anew."""
+    reads.restarts("first", OLD_S)
+    assert reads.lists(file=["a"]) == filed("a")
+    reads.young = called(reads.young, reads.at + 100)
+    assert reads.lists(file=["a"], names_end="vm-1", after_s=100) == filed("a"), (
+        "it may be taking over its pods"
+    )
+    reads.young = called(reads.young, reads.at + 1)
+    assert reads.lists(file=["a"], names_end="vm-1", after_s=limits.LEDGER_CALLED_S) == ()
+    assert reads.source is LedgerSource.LIST
+
+
+def test_a_kubelet_that_has_just_started_and_asks_for_a_claim_is_believed_later(reads: Reads) -> None:
+    assert reads.lists(file=["a"]) == filed("a")
+    reads.young = called(reads.young, reads.at)
+    assert reads.lists(file=["a"], names_end="vm-1", after_s=limits.LEDGER_CALLED_S) == filed("a")
+    assert reads.lists(file=["a"], names_end="vm-1", after_s=SETTLE_S) == ()
+
+
+def test_what_one_kubelet_asked_for_says_nothing_of_the_next(reads: Reads) -> None:
+    reads.restarts("first", OLD_S)
+    reads.lists(file=["a"])
+    reads.young = called(reads.young, reads.at)
+    reads.restarts("second", OLD_S)
+    assert reads.lists(file=["a"], after_s=limits.LEDGER_CALLED_S) == filed("a")
+    assert called(YoungKubelet(), reads.at) == YoungKubelet(), "none has answered yet"
+
+
+def test_a_kubelet_that_lists_a_claim_for_a_pod_knows_its_pods(reads: Reads) -> None:
+    claim = ClaimedDevice("gpu.example.com", "node1", "gpu-0", "default/one", Pod("default", "vm", ""))
+    event = LedgerRead(1, reads.kubelet, (), (claim,), "vm-1", file=LedgerFile(filed("a")))
+    assert reads.read(event) == filed("a")
+    assert reads.read(event, after_s=SETTLE_S) == ()
 
 
 def test_a_new_kubelet_is_not_taken_for_the_one_before_it(reads: Reads) -> None:

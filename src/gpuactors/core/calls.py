@@ -19,7 +19,7 @@ GetPreferredAllocation is answered at once and never refused: kubelet fails the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from gpuactors.core import inspections, schedule
 from gpuactors.core.allocation import grant, prefer
 from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.blockers import OF_A_PART
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import may_be_a_pods, observed_use, orphans_pod
 from gpuactors.core.assessment.presence import changed, function_at, not_listed, not_offered
@@ -56,12 +57,14 @@ from gpuactors.core.model import (
     Call,
     CallKind,
     DeviceId,
+    Difference,
     LastCall,
     PciAddress,
     PciFunction,
     ResourceName,
     Role,
     Token,
+    differences,
     is_pci_address,
 )
 from gpuactors.core.quote import first_of, quoted_id, quoted_ids
@@ -122,6 +125,37 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
         if isinstance(answer, Granted):
             state = _with_pending(state, call, at)
     return _without(state, answered), answered
+
+
+def after_lists(
+    answered: Answered, waiting: Mapping[Token, Call], before: NodeState, after: NodeState
+) -> Answered:
+    """`answered` with each grant naming the lists that it has changed for others: those of `after` that are not the
+    ones of `before`. `waiting`: the calls that are answered."""
+    if not any(isinstance(e, Reply) and isinstance(e.answer, Granted) for e in answered):
+        return answered
+    lists, were = after.published.device_lists, before.published.device_lists
+    changed = {r: differences(were.get(r, ()), now) for r, now in lists.items() if now is not were.get(r)}
+
+    def ordered(effect: Effect) -> Effect:
+        if not (isinstance(effect, Reply) and isinstance(effect.answer, Granted)):
+            return effect
+        call = waiting[effect.token]
+        own = {(call.resource, i) for request in call.requests for i in request}
+        others = tuple(sorted(r for r, found in changed.items() if _is_others(r, found, own)))
+        return replace(effect, answer=replace(effect.answer, lists=others)) if others else effect
+
+    return [ordered(effect) for effect in answered]
+
+
+def _is_others(
+    resource: ResourceName, found: Iterable[Difference], own: Collection[tuple[ResourceName, DeviceId]]
+) -> bool:
+    """An entry that was there and is of none of these devices has another health."""
+    return any(
+        was is not None and now is not None and was.health is not now.health and (resource, was.id) not in own
+        for was, now in found
+    )
 
 
 def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
@@ -368,6 +402,8 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
     """The answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
     known = devices_by_id(state, call.resource)
     blockers = [b for address, seen in call.seen.items() if (b := _blocker(known, state, address, seen))]
+    if call.kind is CallKind.PRE_START:
+        blockers = [b for b in blockers if b.cause not in OF_A_PART]
     if blockers:
         return _refused(Refusal.FAILED_PRECONDITION, *sorted(blockers, key=attrgetter("message")))
     match call.kind:

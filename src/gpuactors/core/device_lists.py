@@ -284,6 +284,12 @@ def _changes(
         for was, now in found
         if now is not None and (was is None or (was.health, was.reason) != (now.health, now.reason))
     ]
+    # A poll that names the process, or one more, tells nothing new: whose it is not was said before.
+    told = {
+        now.id
+        for was, now in found
+        if was is not None and now is not None and (was.health, was.cause) == (now.health, now.cause)
+    }
     effects: list[Effect] = []
     for entry in _worth_a_line(state, gone):
         why = _why_unlisted(state, view, resource, entry)
@@ -297,7 +303,7 @@ def _changes(
     for entry in (logged := _worth_a_line(state, changed)):
         # That a claim of ours has it is what is meant, and no warning.
         is_meant = entry.health is Health.HEALTHY or entry.address in state.claims.reserved
-        level = Level.INFO if is_meant else Level.WARNING
+        level = Level.INFO if is_meant or entry.id in told else Level.WARNING
         fields = {
             "resource": resource,
             "device": quoted_id(entry.id),

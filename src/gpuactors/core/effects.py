@@ -13,7 +13,7 @@ from enum import StrEnum
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.owner import Given
 from gpuactors.core.dra.claim import Prepared, Unprepared
-from gpuactors.core.model import DeviceId, Token
+from gpuactors.core.model import DeviceId, ResourceName, Token
 
 
 class Refusal(StrEnum):
@@ -39,6 +39,9 @@ class Granted:
     """Allocate's answer, one grant per container."""
 
     containers: tuple[Grant, ...]
+    lists: tuple[ResourceName, ...] = ()
+    """The resources of which other devices have another health because of this grant, as they share a group with it.
+    Kubelet must have handled these lists before it admits the next pod, so the answer waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,12 @@ class Refused:
     """The owners of the devices in the way, as far as the call is refused for that."""
 
 
-Answer = Granted | Preferred | Ready | Prepared | Unprepared | Refused
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A call about a claim that this daemon has handed over: its successor has the answer (ADR 0015)."""
+
+
+Answer = Granted | Preferred | Ready | Prepared | Unprepared | Refused | Elsewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
 from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, ClaimsOf, FirstDriver
-from gpuactors.core.dra.entries import StoredEntry
+from gpuactors.core.dra.entries import OwedReturn, StoredEntry
 from gpuactors.core.dra.slices import Publication
 from gpuactors.core.model import (
     CachedAnswer,
@@ -362,13 +362,15 @@ class CheckpointRead:
     entries: tuple[StoredEntry, ...] = ()
     """Those that own devices, in the order of their arrival."""
     first_drivers: tuple[FirstDriver, ...] = ()
-    """Of the functions for which an intent of ours stands or stood in this boot."""
+    """Of the functions whose present driver may be of our making."""
     warning: str = ""
     """What is missing of it, as a sentence: it was damaged, and has been set aside."""
     load: int = 2
     """Which read it was, as `ClaimsWanted.load`. One that was begun before a predecessor handed over does not count
     after that."""
     of: ClaimsOf = ClaimsOf.GPUS
+    owed: tuple[OwedReturn, ...] = ()
+    """The returns that are owed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +417,8 @@ class ActFailed:
     fault: ActFault | None = None
     """Of an act on a device."""
     of: ClaimsOf = ClaimsOf.GPUS
+    moved: tuple[BoundFunction, ...] = ()
+    """The functions whose driver it has changed before it failed, as they are now."""
 
 
 # --- compute domains --------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Kubelet's ledger is by ID string. Ours is the PCI address. NVIDIA's plugin up to 1.4 and KubeVirt's built-in one use the
 IOMMU group number: a device that the ledger lists by such an ID keeps it until its pod ends, so that an older plugin
-can be replaced on a busy node.
+can be replaced on a busy node. An ID of NVIDIA's plugin for containers has the UUID of a GPU: that is another API's way
+to have the GPU, under a resource that is none of ours.
 
 An ID is an opaque string: every client, and every other plugin, may send any. It is compared, never computed with
 (`²`.isdigit() is true, and int() refuses it). Its device is resolved once, when kubelet's ledger or a grant of ours
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuactors.core.assessment.owner import Named
+from gpuactors.core.assessment.owner import Named, gpu_uuid
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.index import index_of, indexed
 from gpuactors.core.inspections import ask_inspections
@@ -57,6 +58,7 @@ def _named(state: NodeState) -> NodeState:
     for name in gone:
         del known[name]
     known |= {n: Resolved(PciAddress(n[1])) for n in unknown if is_pci_address(n[1])}
+    known |= {n: Resolved(a) for n in unknown if (a := index.uuids.get(gpu_uuid(n[1]) or "")) is not None}
     if older := sorted(n for n in unknown if n not in known):
         known |= _resolved_older(state, older, known)
     return (

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, fields, replace
 from itertools import compress
-from operator import is_not
+from operator import attrgetter, is_not
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gpuactors.core.assessment.owner import Named, Owner, owner_of
+from gpuactors.core.assessment.owner import Named, Owner, gpu_uuid, owner_of
 from gpuactors.core.inventory import (
     Device,
     ids_of,
@@ -57,6 +57,8 @@ class Index:
     """As `Claims.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
     admin: frozenset[AdminAccess]
     """As `Claims.admin`: those of the claims that own nothing."""
+    ended: frozenset[tuple[str, str]]
+    """As `Claims.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
     served: frozenset[ResourceName]
     """Without their models."""
     device_lists: Mapping[ResourceName, DeviceList]
@@ -71,6 +73,9 @@ class Index:
     """As `Fact.short`, where it is not empty."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """By the number of their IOMMU group; each sorted by address."""
+    iommufd: bool
+    """The node has `/dev/iommu`: any function was inspected beside it. It is there from the first bind on, on most
+    nodes, and each function is inspected when it is bound."""
     switches: frozenset[PciAddress]
     """The NVSwitches that are on a driver of the host."""
     names: Mapping[PciAddress, ResourceName]
@@ -82,6 +87,8 @@ class Index:
     resources: Set[ResourceName]
     """The resources that are served here: of the selected functions, of the lists, and those that an earlier daemon
     served, as long as a pod has a device of them by an ID of ours."""
+    uuids: Mapping[str, PciAddress]
+    """The GPUs by the UUID that NVIDIA's driver names them by, where it is known."""
     devices: Mapping[PciAddress, Device]
     """Every device of this node, sorted by address: the selected functions, and the allocated ones. Whatever is
     selected or named now, an allocated device belongs to the resource that it was allocated as, until the pod ends."""
@@ -98,8 +105,9 @@ class Index:
     given: Mapping[ResourceName, frozenset[DeviceId]]
     """The IDs that kubelet's ledger gives to pods, by resource, those of other plugins included."""
     unresolved: frozenset[Named]
-    """The names in kubelet's ledger that mean no known device, and may come to mean one: a PCI address, or an ID of a
-    resource that is served here. Of all others, which may be thousands, no device is ever looked for."""
+    """The names in kubelet's ledger that mean no known device, and may come to mean one: a PCI address, an ID of a
+    resource that is served here, or one of NVIDIA's device plugin for containers. Of all others, which may be
+    thousands, no device is ever looked for."""
     unlisted: frozenset[Named]
     """The names that mean a device and are not in kubelet's ledger."""
     unsettled: frozenset[Named]
@@ -128,6 +136,7 @@ NO_INDEX: Final = Index(
     claims=_NOTHING,
     reserved=_NOTHING,
     admin=_EMPTY,
+    ended=_EMPTY,
     served=_EMPTY,
     device_lists=_NOTHING,
     leaving=_EMPTY,
@@ -135,10 +144,12 @@ NO_INDEX: Final = Index(
     functions=_NOTHING,
     short=_NOTHING,
     groups=_NOTHING,
+    iommufd=False,
     switches=_EMPTY,
     names=_NOTHING,
     models=_NOTHING,
     resources=_EMPTY,
+    uuids=_NOTHING,
     devices=_NOTHING,
     kept=_NOTHING,
     unbinding=_EMPTY,
@@ -172,6 +183,7 @@ def index_of(state: NodeState) -> Index:
         and index.claims is ledger.claims
         and index.reserved is state.claims.reserved
         and index.admin == state.claims.admin
+        and index.ended == state.claims.ended
         and index.served == state.published.served.keys()
         and index.leaving == state.host.polls.leaving
         and index.device_lists is state.published.device_lists
@@ -210,6 +222,7 @@ def _refreshed(before: Index, state: NodeState) -> Index:
         or index.claims is not ledger.claims
         or index.reserved is not state.claims.reserved
         or index.admin != state.claims.admin
+        or index.ended != state.claims.ended
     ):
         index = _with_ledger(before, index, state, touched)
     if (
@@ -279,22 +292,31 @@ def _with_facts(index: Index, state: NodeState) -> Index:
         index,
         functions=functions,
         groups=_groups(index, functions, changed),
+        iommufd=any(f.iommufd for f in functions.values()),
         switches=_switches(index, functions, changed),
         names=index.names if names == index.names else names,
         models=index.models if same else _models(names, functions),
+        uuids=_uuids(index, functions, changed),
     )
 
 
 def _groups(
     index: Index, functions: Mapping[PciAddress, PciFunction], changed: Set[PciAddress]
 ) -> Mapping[int, tuple[PciFunction, ...]]:
+    """A changed function is looked up once: at a start all of them have changed, in as many groups."""
     groups = dict(index.groups)
-    moved = [f for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None]
-    for group in {f.iommu_group for f in moved if f.iommu_group is not None}:
-        addresses = changed | {f.address for f in groups.pop(group, ())}
-        members = [f for a in sorted(addresses) if (f := functions.get(a)) and f.iommu_group == group]
+    joined: dict[int, list[PciFunction]] = {}
+    for address in changed:
+        was, now = index.functions.get(address), functions.get(address)
+        if was is not None and was.iommu_group is not None:
+            joined.setdefault(was.iommu_group, [])
+        if now is not None and now.iommu_group is not None:
+            joined.setdefault(now.iommu_group, []).append(now)
+    for group, came in joined.items():
+        stayed = (f for f in groups.pop(group, ()) if f.address not in changed)
+        members = tuple(sorted((*stayed, *came), key=attrgetter("address")))
         if members:
-            groups[group] = tuple(members)
+            groups[group] = members
     return groups
 
 
@@ -310,6 +332,19 @@ def _switches(
     if found == index.switches & changed:
         return index.switches
     return (index.switches - changed) | found
+
+
+def _uuids(
+    index: Index, functions: Mapping[PciAddress, PciFunction], changed: Set[PciAddress]
+) -> Mapping[str, PciAddress]:
+    """The same object unless one of them changed."""
+    before, now = (
+        {f.gpu_uuid: a for a in changed if (f := of.get(a)) is not None and f.gpu_uuid is not None}
+        for of in (index.functions, functions)
+    )
+    if before == now:
+        return index.uuids
+    return {**{u: a for u, a in index.uuids.items() if a not in changed}, **now}
 
 
 def _models(
@@ -436,6 +471,7 @@ def _with_ledger(before: Index, index: Index, state: NodeState, names: Set[Named
         claims=claims,
         reserved=state.claims.reserved,
         admin=state.claims.admin,
+        ended=state.claims.ended,
         owners=_owners(before, index, state, names),
         given=_given(index, entries, names),
         unlisted=(index.unlisted - names) | unlisted,
@@ -451,7 +487,7 @@ def _with_unresolved(before: Index, index: Index, names: Set[Named]) -> Index:
         for n in names
         if n in index.entries
         and n not in index.resolved
-        and (n[0] in index.resources or is_pci_address(n[1]))
+        and (n[0] in index.resources or is_pci_address(n[1]) or gpu_uuid(n[1]) is not None)
     }
     return replace(index, unresolved=(index.unresolved - names) | unresolved)
 
@@ -471,9 +507,11 @@ def _given(
 def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) -> Mapping[PciAddress, Owner]:
     """The owners, derived again only for the devices of changed entries and claims."""
     claims, entries = state.kubelet.ledger.claims, state.kubelet.ledger.entries
-    reserved, admin = state.claims.reserved, state.claims.admin
+    reserved, admin, ended = state.claims.reserved, state.claims.admin, state.claims.ended
     touched = changed_keys(index.claims, claims) | changed_keys(index.reserved, reserved)
     touched |= {address for _, address in index.admin ^ admin}
+    if other := index.ended ^ ended:
+        touched |= {address for address, listed in claims.items() if any(c.name in other for c in listed)}
     touched |= {
         m.address
         for r in (before.resolved, state.kubelet.resolved)
@@ -485,7 +523,9 @@ def _owners(before: Index, index: Index, state: NodeState, names: Set[Named]) ->
     owners = dict(index.owners)
     for address in touched:
         owners.pop(address, None)
-        listed = [c for c in claims.get(address, ()) if (c.name, address) not in admin]
+        listed = [
+            c for c in claims.get(address, ()) if (c.name, address) not in admin and c.name not in ended
+        ]
         own = reserved.get(address)
         if own is not None and own.name not in {c.name for c in listed}:
             listed.append(own)

@@ -60,10 +60,21 @@ def asked(last: int, refresh: Refresh) -> tuple[int, Refresh]:
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
     """The addresses that a hint concerns: the function it names, or the known members of the group it names."""
     if event.address is not None:
-        return frozenset((event.address,))
+        return frozenset((event.address, *_without_uevent(state, event.address)))
     return frozenset(
         a for a, f in state.host.facts.items() if f.function and f.function.iommu_group == event.iommu_group
     )
+
+
+def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
+    """The physical function of a hinted virtual one: there is no uevent of it when its virtual functions go
+    (drivers/pci/iov.c, sriov_disable). A function that is not known may be a virtual one of any that has some."""
+    facts = state.host.facts
+    fact = facts.get(address)
+    if fact is None or fact.function is None:
+        return [a for a, f in facts.items() if f.function is not None and f.function.has_virtual_functions]
+    physical = fact.function.physical
+    return [physical] if physical is not None else []
 
 
 def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
@@ -205,6 +216,9 @@ def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
     A GPU must not fall out of its resource, or out of kubelet's list, because one read failed.
     """
     known = before.function if before is not None else None
+    if known is not None and function.gpu_uuid is None and _is_of_model(function, known):
+        # Only its host's driver says it; it is the same GPU as long as it is there.
+        function = replace(function, gpu_uuid=known.gpu_uuid)
     if function.fault is None or known is None:
         return function
     return replace(
@@ -216,6 +230,11 @@ def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
         iommu_group=known.iommu_group if function.iommu_group is None else function.iommu_group,
         vfio_bound=function.vfio_bound or (function.driver is None and known.vfio_bound),
     )
+
+
+def _is_of_model(function: PciFunction, known: PciFunction) -> bool:
+    """Of the same model, as far as its ids could be read."""
+    return function.vendor in ("", known.vendor) and function.device in ("", known.device)
 
 
 def _settle(

@@ -63,6 +63,9 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         entries=entries,
         claims=claims if claims != before.claims else before.claims,
         claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
+        unplaced=frozenset(
+            replace(claim, pod=None) for claim in event.claims if claimed_address(claim.device) is None
+        ),
         problem=None,
         tried=True,
         refresh=before.refresh.answered(),
@@ -108,6 +111,14 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
         ledger = _with_answers(ledger, event.cached, event.damaged)
     state = with_ledger(state, ledger)
     return schedule.ask_ledger(state, at) if before.refresh.again else state
+
+
+def called(state: NodeState, at: float) -> NodeState:
+    """Kubelet asks for a claim: it knows its pods."""
+    young = young_kubelet.called(state.kubelet.ledger.young, at)
+    if young is state.kubelet.ledger.young:
+        return state
+    return with_ledger(state, replace(state.kubelet.ledger, young=young))
 
 
 def _entries(

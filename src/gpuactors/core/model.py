@@ -100,6 +100,17 @@ class PciFunction:
     """The node has `/dev/iommu`, whatever driver the function is bound to."""
     own_name: ResourceName | None = None
     """The resource that the operator has named for its model, instead of the one of its name in pci.ids."""
+    physical: PciAddress | None = None
+    """The physical function whose SR-IOV virtual function it is; None: it is a whole function."""
+    has_virtual_functions: bool = False
+    """Virtual functions of it are there."""
+    gpu_uuid: str | None = None
+    """Of a GPU that NVIDIA's driver has or had, as that names it: `GPU-…`; None where it is not known."""
+    memory_bytes: int = 0
+    """The memory behind its 64-bit BARs, rounded up to a power of two; 0 where it is not known."""
+    presence: int = 0
+    """The number of its directory in sysfs, which the kernel gives to no other (fs/kernfs, kernfs_ino): another one
+    when it was unplugged and plugged in again. 0: not known."""
 
     @property
     def is_nvswitch(self) -> bool:
@@ -395,6 +406,8 @@ class YoungKubelet:
     settled_at: float = math.inf
     """From when only its list counts, in seconds of the core's clock; infinite while it was not seen to know its
     pods."""
+    called_at: float = math.inf
+    """When it was first seen to ask for a claim; infinite before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +454,9 @@ class Ledger(Refreshed):
     young: YoungKubelet = YoungKubelet()
     claimed: frozenset[tuple[str, str]] = frozenset()
     """Every claim that kubelet lists for a pod, by the DRA driver whose devices it has: `(driver, namespace/name)`."""
+    unplaced: frozenset[ClaimedDevice] = frozenset()
+    """Of these claims the devices whose names are no PCI addresses, without their pods: channels, and GPUs by the names
+    that NVIDIA's driver gives them."""
 
 
 @dataclass(frozen=True, slots=True)

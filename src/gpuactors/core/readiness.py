@@ -8,11 +8,24 @@ KUBELET_LIST_TAKEN_S after the registration. A kubelet that has no such list to 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gpuactors.core import registration
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.model import PluginState, Role
 from gpuactors.core.state import NodeState
+
+OFFERS_NOTHING: Final = (
+    "this daemon offers nothing: the device plugin is off, and so are claims and compute domains; set --device-plugin, "
+    "--dra or --compute-domains to on, or keep the daemon off this node"
+)
+
+
+def offers_anything(state: NodeState) -> bool:
+    """Whether kubelet can get a device of any API from this daemon, by its settings."""
+    return state.daemon.settings.device_plugin or any(
+        driver.claims(state).settings is not None for driver in DRIVERS.values()
+    )
 
 
 def lacking(state: NodeState) -> tuple[str, ...]:
@@ -25,6 +38,8 @@ def _lacking(state: NodeState) -> Iterator[str]:
         yield "this daemon is stopping"
     elif state.daemon.role is not Role.SERVING:
         yield f"this daemon does not serve: it is {state.daemon.role}"
+    if not offers_anything(state):
+        yield OFFERS_NOTHING
     if not state.host.scanned:
         yield "the node's PCI functions have not been read yet"
     ledger = state.kubelet.ledger

@@ -18,6 +18,7 @@ from gpuactors import limits
 from gpuactors.core import bindings, inspections
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.index import changed_keys, index_of, indexed, other_keys
+from gpuactors.core.inventory import may_be_unbinding
 from gpuactors.core.model import Observed, PciAddress
 from gpuactors.core.refresh import Refresh
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
@@ -69,6 +70,9 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
     if not unbound.isdisjoint(index_of(state).owners):
         state = ask_ledger(state, at)
+    if over := _uses_that_are_over(state):
+        groups = {g: use for g, use in state.host.polls.groups.items() if g not in over}
+        state = indexed(with_polls(state, replace(state.host.polls, groups=groups)))
     ledger, inspected = state.kubelet.ledger, state.host.facts is not before.host.facts
     if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before a device of ours was known, at the daemon's start for instance.
@@ -113,6 +117,16 @@ def _has_changed(before: NodeState, state: NodeState) -> bool:
 def _use(use: Observed) -> tuple[object, ...]:
     """The parts of a group's use that change when a process opens or closes it."""
     return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
+
+
+def _uses_that_are_over(state: NodeState) -> set[int]:
+    """The groups of which no function is on a vfio driver any more, nor on the way from one: whatever was last seen of
+    their use is over."""
+    index, seen = index_of(state), state.host.polls.groups
+    if seen.keys() <= index.polled.keys():
+        return set()
+    gone = seen.keys() - index.polled.keys()
+    return {g for g in gone if not any(may_be_unbinding(f) for f in index.groups.get(g, ()))}
 
 
 def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:

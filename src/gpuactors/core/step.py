@@ -38,7 +38,7 @@ from gpuactors.core.domains import step as domains
 from gpuactors.core.domains.model import DomainSettings
 from gpuactors.core.domains.state import NO_DOMAINS, Domains
 from gpuactors.core.dra import claims, progress
-from gpuactors.core.dra.answers import refused
+from gpuactors.core.dra.answers import declined
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.dra.offer import offered
 from gpuactors.core.dra.table import NoTransitionError
@@ -101,7 +101,8 @@ def initial_state(
 
 def _first_domains(settings: DomainSettings) -> Domains:
     """At start the host is asked what it has of IMEX, and the rest when the checkpoint has been read."""
-    return looks.imex_asked(Domains(settings, Claims(ClaimSettings(settings.driver, settings.node))))
+    claims = ClaimSettings(settings.driver, settings.node, side_by_side=settings.side_by_side)
+    return looks.imex_asked(Domains(settings, Claims(claims)))
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
@@ -185,10 +186,12 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             assert_never(event)
     after, claimed = _claims_advanced(state, resolved(state, indexed(after)), at)
     after = indexed(after)
+    waiting = after.calls.waiting
     after, answered = calls.completed(assessed(schedule.poll_brought_forward(state, after, at)), at)
     after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
     after, published = publish(state, after, at)
+    answered = calls.after_lists(answered, waiting, state, after)
     after = offered(assessed(indexed(listing.kept(state, after, at))))
     if after.daemon.settings.strict:
         if after.index is not state.index:
@@ -212,7 +215,7 @@ def next_deadline(state: NodeState) -> float:
     return min(
         inspections.deadline(state.host.inspections),
         schedule.deadline(state),
-        *(progress.deadline(driver.claims(state)) for driver in DRIVERS.values()),
+        *(progress.deadline(driver, state) for driver in DRIVERS.values()),
         domains.deadline(state),
         min(
             (p.retry_at for p in state.published.plugins.values() if p.retry_at is not None), default=math.inf
@@ -337,7 +340,7 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
         case events.HandOverRequested():
             state, refused = calls.handed_over(state)
             for driver in DRIVERS.values():
-                state, unprepared = claims.handed_over(driver, state)
+                state, unprepared = claims.handed_over(driver, state, at)
                 refused += unprepared
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
                 Log(Level.INFO, "daemon.handed_over", {}),
@@ -476,7 +479,7 @@ def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
         state, lines = set_aside(DRIVERS[event.of], state, error)
         if isinstance(event, events.PrepareAsked | events.UnprepareAsked):
             answer = refusal(Cause.SET_ASIDE, str(error))
-            lines += refused(event.token, event.claim.uid, str(event.claim), answer)
+            lines += declined(event.token, event.claim.uid, str(event.claim), answer)
         return state, lines
 
 
@@ -484,7 +487,7 @@ def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
     driver = DRIVERS[event.of]
     match event:
         case events.PrepareAsked():
-            return claims.prepare_asked(driver, state, event, at)
+            return claims.prepare_asked(driver, ledger.called(state, at), event, at)
         case events.UnprepareAsked():
             return claims.unprepare_asked(driver, state, event, at)
         case events.ClaimRead():
@@ -502,7 +505,7 @@ def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
         case events.CheckpointUnwritten():
             return claims.checkpoint_unwritten(driver, state, event)
         case events.ActDone():
-            return claims.act_done(driver, state, event), []
+            return claims.act_done(driver, state, event, at)
         case events.ActFailed():
             return claims.act_failed(driver, state, event, at)
         case events.FilesTouched():

@@ -12,7 +12,9 @@ missing.
 That is over when this kubelet has known the API server's pods for LEDGER_SETTLE_S. It knows them if it lists any device
 of a pod, as it learns of all pods at once, or any pod that is not static. Static pods it has without the API server;
 their names all end in the node's, after a hyphen (pkg/kubelet/config/common.go, generatePodName), those of others do
-not. So the file's pods that ended while kubelet was down count for no longer than that either, for example on a node
+not. Nor has a static pod a claim: a kubelet that lists one for a pod, or asks for one to be prepared, knows the API
+server's pods. One that is old by then, on a node without other pods for instance, needs LEDGER_CALLED_S only. So the
+file's pods that ended while kubelet was down count for no longer than that either, for example on a node
 with any two pods of a DaemonSet.
 
 Must not judge what an entry means for a device.
@@ -65,6 +67,12 @@ def counted(
     return Counted(event.listed + more, _source(event, more), young)
 
 
+def called(young: YoungKubelet, at: float) -> YoungKubelet:
+    """After a kubelet asked for a claim; the same object if that says nothing new."""
+    is_news = young.socket is not None and young.settled_at == young.called_at == math.inf
+    return replace(young, called_at=at) if is_news else young
+
+
 def _entries(known: Mapping[tuple[ResourceName, DeviceId], Pod]) -> tuple[LedgerEntry, ...]:
     return tuple(LedgerEntry(resource, device, pod) for (resource, device), pod in known.items())
 
@@ -86,8 +94,11 @@ def _after_answer(young: YoungKubelet, kubelet: RunningKubelet, event: LedgerRea
         # It is not needed any more, and would grow with every ID that was ever listed.
         return replace(young, listed=frozenset()) if young.listed else young
     young = replace(young, listed=young.listed.union((e.resource, e.device) for e in event.listed))
-    if young.settled_at < math.inf or not (young.listed or _are_from_api(event.names_end)):
+    knows = young.listed or event.claims or young.called_at < math.inf or _are_from_api(event.names_end)
+    if young.settled_at < math.inf or not knows:
         return young
+    if young.called_at < math.inf and kubelet.age_s >= limits.LEDGER_SETTLE_S:
+        return replace(young, settled_at=young.called_at + limits.LEDGER_CALLED_S)
     if is_new and kubelet.age_s >= limits.LEDGER_SETTLE_S:
         # One that is older than this daemon has known them for as long.
         return YoungKubelet(kubelet.socket, settled_at=-math.inf)

@@ -336,6 +336,14 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
         lambda: broken(gpu(A, 7), audio("01:00.1", 7, driver="snd_hda_intel")),
     ),
     "its node is missing": (Cause.NODE_MISSING, lambda: broken(gpu(A, has_node=False))),
+    "it is a virtual function": (
+        Cause.VIRTUAL_FUNCTION,
+        lambda: broken(replace(gpu(A), physical=pci_address("0000:01:00.7"))),
+    ),
+    "it has virtual functions": (
+        Cause.VIRTUAL_FUNCTIONS,
+        lambda: broken(replace(gpu(A), has_virtual_functions=True)),
+    ),
     "all nodes are missing": (Cause.NODE_MISSING, lambda: broken(replace(gpu(A), nodes=()))),
     "its use cannot be seen": (Cause.USE_UNREADABLE, use_unreadable),
     "a claim would take it from the host's NVLink fabric": (Cause.FABRIC_OF_HOST, in_the_hosts_fabric),

@@ -8,7 +8,7 @@ from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.dra.entries import Entry
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.effects import Effect, Log, Refused, Reply
+from gpuactors.core.effects import Effect, Elsewhere, Log, Refused, Reply
 from gpuactors.core.events import PrepareAsked, UnprepareAsked
 from gpuactors.core.model import Token
 from tests.core.builders import Core
@@ -37,13 +37,13 @@ class CallsCore(Core):
         self.feed(UnprepareAsked(token, claim, self.of))
         return token
 
-    def answer(self, token: Token) -> Prepared | Unprepared | Refused | None:
+    def answer(self, token: Token) -> Prepared | Unprepared | Refused | Elsewhere | None:
         """The answer to a call; None while it waits."""
         found = [e.answer for e in self.effects if isinstance(e, Reply) and e.token == token]
         assert len(found) <= 1, "a call is answered once"
         if not found:
             return None
-        assert isinstance(found[0], Prepared | Unprepared | Refused)
+        assert isinstance(found[0], Prepared | Unprepared | Refused | Elsewhere)
         return found[0]
 
     def refusal(self, token: Token) -> str:

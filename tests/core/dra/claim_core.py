@@ -41,7 +41,7 @@ DRIVER = "gpu.nvidia.com"
 POOL = "node-1"
 CLAIM_SETTINGS = ClaimSettings(DRIVER, POOL)
 
-HELD_BACK = frozenset({"load", "read", "checkpoint", "device", "files", "inspection"})
+HELD_BACK = frozenset({"load", "read", "checkpoint", "device", "files", "inspection", "ledger"})
 """What a test may hold back, to answer it itself or never."""
 
 
@@ -88,7 +88,7 @@ class ClaimCore(CallsCore):
     def _read_back(self) -> CheckpointRead:
         if self.disk is None:
             return CheckpointRead()
-        return CheckpointRead(self.disk.entries, self.disk.first_drivers)
+        return CheckpointRead(self.disk.entries, self.disk.first_drivers, owed=self.disk.owed)
 
     def restarted(self, *held_back: str, settings: ClaimSettings | None = None) -> ClaimCore:
         """A new process on the same node: it knows what is on disk, and what it sees. Of the old one's acts those that
@@ -159,6 +159,9 @@ class ClaimCore(CallsCore):
                 else tuple(f for f in self.functions.values() if f.iommu_group == found.iommu_group)
             )
             return FunctionInspected(number, address, group)
+        if "ledger" in self.held_back:
+            poll = self.state.host.polls.outstanding
+            return None if poll is None else self.poll_event(poll)
         return super()._answer()
 
     def _claims_answer(self) -> Event | None:
@@ -192,13 +195,22 @@ class ClaimCore(CallsCore):
             driver = driver_after(known, first, act.target)
             now = on_driver(known, driver)
             self.functions[first.address] = now
-            bound.append(BoundFunction(now.address, driver, now.iommu_group, None, vfio=now.vfio_bound))
+            bound.append(as_bound(now))
         return ActDone(act.number, tuple(bound))
+
+
+def as_bound(now: PciFunction) -> BoundFunction:
+    """What an act says of a function."""
+    return BoundFunction(
+        now.address, now.driver, now.iommu_group, None, vfio=now.vfio_bound, presence=now.presence
+    )
 
 
 def driver_after(known: PciFunction, first: FirstDriver, target: Target) -> str | None:
     if target is Target.VFIO:
         return known.driver if known.vfio_bound else "vfio-pci"
+    if first.presence and known.presence not in (0, first.presence):
+        return known.driver  # plugged in since
     return known.driver if first.vfio and known.driver is not None else first.driver
 
 

@@ -14,7 +14,6 @@ from typing import Final
 
 from gpuactors.core.dra.claim import (
     ActFault,
-    BoundFunction,
     ClaimName,
     ClaimsOf,
     ClaimUid,
@@ -56,7 +55,16 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, ledger_read
-from tests.core.dra.claim_core import CLAIM_SETTINGS, DRIVER, POOL, allocated, driver_after, name, on_driver
+from tests.core.dra.claim_core import (
+    CLAIM_SETTINGS,
+    DRIVER,
+    POOL,
+    allocated,
+    as_bound,
+    driver_after,
+    name,
+    on_driver,
+)
 from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
 from tests.core.dra.on_disk import check_prepared, stored
 from tests.core.orders import Count, Happening, Rules, WrongError
@@ -130,7 +138,9 @@ def _started(node: Node) -> Node:
     """A new daemon reads the checkpoint at once, and the node when it is seen."""
     fresh = replace(node, state=initial_state(SETTINGS, claim_settings=CLAIM_SETTINGS))
     disk = node.outside.disk
-    return stepped(fresh, CheckpointRead(disk.entries, disk.first_drivers) if disk else CheckpointRead())
+    if disk is None:
+        return stepped(fresh, CheckpointRead())
+    return stepped(fresh, CheckpointRead(disk.entries, disk.first_drivers, owed=disk.owed))
 
 
 # --- the daemon ---------------------------------------------------------------------------------------------
@@ -268,10 +278,7 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
             node = _with(node, functions=tuple(after.values()))
             if act.target is Target.VFIO:
                 node = _with(node, disturbed=False)
-            bound = tuple(
-                BoundFunction(f.address, f.driver, f.iommu_group, None, vfio=f.vfio_bound)
-                for f in (after[first.address] for first in act.functions)
-            )
+            bound = tuple(as_bound(after[first.address]) for first in act.functions)
             return stepped(node, ActDone(act.number, bound))
 
 
@@ -279,10 +286,11 @@ def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
     """The first act fails. One that the kernel refuses may leave a device without a driver."""
 
     def happens(node: Node) -> Node:
-        act = _acts(node)[0]
+        act, before = _acts(node)[0], node.outside.functions
         if isinstance(act, DeviceAct) and fault is ActFault.REFUSED:
-            node = _with(node, functions=tuple(_unbound(f, act) for f in node.outside.functions))
-        return stepped(node, ActFailed(act.number, "it failed", fault))
+            node = _with(node, functions=tuple(_unbound(f, act) for f in before))
+        moved = tuple(as_bound(f) for f in node.outside.functions if f not in before)
+        return stepped(node, ActFailed(act.number, "it failed", fault, moved=moved))
 
     return happens
 
@@ -492,7 +500,7 @@ def canonical(node: Node) -> object:
     """What makes two nodes the same for all that can follow: numbers by their order, times from now."""
     state, claims, o = node.state, node.state.claims, node.outside
     of_host = {*numbers_of(state), *(e.since for e in claims.entries.values())}
-    of_host |= {r.since for r in claims.returned.values()}
+    of_host |= {r.since for r in claims.returned.values()} | {*claims.settled.values()}
     ranks = ranked(of_host)
     return (
         (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
@@ -502,6 +510,8 @@ def canonical(node: Node) -> object:
         frozenset(claims.first_drivers.items()),
         (claims.acted, frozenset(claims.reserved.items())),
         frozenset((a, r.claim, ranks[r.since]) for a, r in claims.returned.items()),
+        frozenset((a, ranks[n]) for a, n in claims.settled.items()),
+        frozenset((a, o.gpu, bool(o.act), o.retry_at - node.at) for a, o in claims.owed.items()),
     )
 
 
@@ -509,4 +519,4 @@ def _disk(outside: Outside) -> object:
     if outside.disk is None:
         return None
     entries = tuple((e.name.uid, e.state, e.gpus, frozenset(e.bound.items())) for e in outside.disk.entries)
-    return entries, outside.disk.first_drivers
+    return entries, outside.disk.first_drivers, outside.disk.owed

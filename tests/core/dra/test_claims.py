@@ -34,6 +34,18 @@ def test_a_gpu_on_its_host_driver_is_bound_prepared_and_returned() -> None:
     assert core.claim_state(name("one")) is ClaimState.ABSENT
 
 
+def test_kubelets_ledger_is_read_as_soon_as_a_claim_has_ended() -> None:
+    """It lists the claim still: who has the GPU now is not to be known only after the interval."""
+    core = core_with(PRE_BOUND, one=(A,))
+    core.prepare(name("one"))
+    core.held_back = {"ledger"}
+    core.unprepare(name("one"))
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    asked = core.state.kubelet.ledger
+    assert asked.outstanding is not None
+    assert asked.asked_at == core.at
+
+
 def test_a_pre_bound_gpu_stays_on_vfio() -> None:
     core = core_with(PRE_BOUND, one=(A,))
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)

@@ -8,6 +8,7 @@ from gpuactors import limits
 from gpuactors.core.dra.claim import ActFault, Prepared, Target
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import ActFailed, CallAbandoned, ClaimUnreadable, LedgerRead
+from gpuactors.core.model import ClaimedDevice, Pod
 from tests.core.builders import NO_FILE
 from tests.core.dra.claim_core import ClaimCore, name
 from tests.core.dra.test_claims import ON_HOST, A, core_with
@@ -54,6 +55,18 @@ def test_a_claim_that_kubelet_lists_is_not_asked_for() -> None:
     core.pass_time(1000.0)
     assert core.wanted.reads == ()
     assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
+def test_a_claim_of_that_name_that_kubelet_lists_for_another_driver_is_not_this_one() -> None:
+    """It was deleted, and made anew with a device of another driver: kubelet has ours for no pod."""
+    core = prepared()
+    core.claims.clear()
+    core.api.clear()
+    pod = Pod("default", "next", "")
+    core.strangers = (ClaimedDevice("other.example", "node", "nic-0", str(name("one")), pod),)
+    core.pass_time(limits.LEDGER_QUIET_S + 2 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    assert core.driver(A) == "nvidia"
 
 
 def test_a_claim_that_was_replaced_by_another_one_of_its_name_is_released() -> None:

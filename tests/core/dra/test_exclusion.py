@@ -11,8 +11,10 @@ from gpuactors.core.dra.cdi import ClaimDevice
 from gpuactors.core.dra.claim import Prepared, Target, Unprepared
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Granted, Refused
-from gpuactors.core.model import ClaimedDevice, Holder
-from tests.core.builders import audio, gpu
+from gpuactors.core.events import Event, LedgerRead
+from gpuactors.core.kube_events import PodsOf, kube_events
+from gpuactors.core.model import ClaimedDevice, DeviceId, Holder, LedgerEntry, LedgerFile, Pod, RunningKubelet
+from tests.core.builders import H100, audio, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
 
@@ -110,6 +112,71 @@ def test_after_35_s_the_error_names_the_pod_that_has_the_gpu() -> None:
     assert "allocated to pod default/vm-1" in core.refusal(prepare)
 
 
+WAITS = (
+    "; it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
+)
+
+
+def told(core: ClaimCore, claim: str) -> str:
+    """The event for the pods of a claim."""
+    (event,) = [e for e in kube_events(core.state) if e.about == PodsOf(name(claim))]
+    return event.message
+
+
+def test_event_and_refusal_name_the_pod_that_has_the_gpu_for_weeks_by_which_resource_and_what_to_do() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    core.allocate(A)
+    core.ledger[A] = "vm-1"
+    prepare = core.prepare(name("one"))
+    core.pass_time(limits.LEDGER_S)
+    why = f"{A}: allocated to pod default/vm-1 as {H100}{WAITS}"
+    assert told(core, "one") == f"claim default/one: {why}"
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert core.refusal(prepare).endswith(f": {why}; kubelet asks again")
+
+
+def test_event_and_refusal_name_the_pod_of_another_claim() -> None:
+    core = core_with(ON_HOST, old=(A,), new=(A,))
+    core.prepare(name("old"))
+    core.listed(name("old"), A)
+    new = core.prepare(name("new"))
+    core.pass_time(limits.LEDGER_S)
+    why = f"{A}: it belongs to the claim default/old of pod default/old{WAITS}"
+    assert told(core, "new") == f"claim default/new: {why}"
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert core.refusal(new).endswith(f": {why}; kubelet asks again")
+
+
+def test_of_a_companion_the_pod_has_the_event_names_it() -> None:
+    core = core_with(gpu(A, 1), gpu("0000:01:00.1", 1), one=(A,))
+    core.allocate("0000:01:00.1")
+    core.ledger["0000:01:00.1"] = "vm-1"
+    core.prepare(name("one"))
+    core.pass_time(limits.LEDGER_S)
+    assert f"{A}: 0000:01:00.1 is allocated to pod default/vm-1 as {H100}; " in told(core, "one")
+
+
+class LonelyKubelet(ClaimCore):
+    """Of a node without pods, for hours: List is empty, and its file still names the pod that was the last."""
+
+    def ledger_event(self, read: int) -> Event:
+        old = RunningKubelet("kubelet-of-a-node-without-pods", limits.LEDGER_SETTLE_S)
+        ended = LedgerEntry(H100, DeviceId(A), Pod("", "", "uid-of-an-ended-pod"))
+        names_end = "vm-1" if self.state.claims.entries else None
+        return LedgerRead(read, old, (), (), names_end, file=LedgerFile((ended,)))
+
+
+def test_a_claim_waits_for_no_pod_that_only_kubelets_file_still_names() -> None:
+    """Seen with `--device-plugin off`: 36 s, which is a refusal and a minute's wait."""
+    core = LonelyKubelet(ON_HOST)
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.pass_time(600)
+    token = core.prepare(name("one"))
+    assert "pod with UID uid-of-an-ended-pod" in core.state.claims.entries[name("one").uid].problem
+    core.pass_time(limits.LEDGER_CALLED_S + 2 * limits.LEDGER_SETTLING_S)
+    assert isinstance(core.answer(token), Prepared)
+
+
 def test_prepare_first_allocate_is_refused_with_the_claims_name() -> None:
     core = core_with(PRE_BOUND, one=(A,))
     core.prepare(name("one"))
@@ -181,6 +248,20 @@ def test_claims_of_devices_in_one_iommu_group_exclude_each_other() -> None:
     assert isinstance(core.answer(two), Prepared)
     core.unprepare(name("two"))
     assert (core.driver(A), core.driver(B)) == ("nvidia", "nvidia")
+
+
+def test_a_claim_owns_its_iommu_group_also_where_it_has_one_function_of_it_only() -> None:
+    """What is on a driver that leaves a group viable stays as it is; the group opens once nevertheless."""
+    core = core_with(gpu(A, 1, driver="pci-stub"), gpu(B, 1, driver="pci-stub"), one=(A,), two=(B,))
+    core.held_back = {"device"}
+    core.prepare(name("one"))
+    entry = core.entry(name("one"))
+    assert entry is not None
+    assert [f.address for one in entry.gpus for f in one.functions] == [A]
+    two = core.prepare(name("two"))
+    assert core.claim_state(name("two")) is ClaimState.WAITING
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert "belongs to the claim default/one" in core.refusal(two)
 
 
 def test_a_pod_with_another_device_of_the_group_is_in_the_way() -> None:

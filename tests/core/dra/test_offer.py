@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpuactors.core.dra.claim import DraHealth
 from gpuactors.core.dra.offered import OfferedGpu
 from gpuactors.core.dra.slices import Blocked, BlockKind
+from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Level, Log
 from gpuactors.core.events import AllocateAsked
-from gpuactors.core.model import DeviceId, PciFunction, Token
+from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Token
 from gpuactors.core.selector import Selector
 from tests.core.builders import H100, SETTINGS, audio, gpu
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
@@ -134,6 +137,36 @@ def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() ->
     assert core.wanted.health == ()
     assert core.wanted.offer is not None
     assert core.wanted.offer.devices == ()
+
+
+@pytest.mark.parametrize("driver", [None, "nvidia"])
+def test_a_claimed_gpu_that_loses_its_vfio_driver_under_its_holder_is_unhealthy(driver: str | None) -> None:
+    """An unplug waits for the process that has the device open: the function is there for as long, without a driver."""
+    core = ClaimCore(gpu(A, group=1, driver="nvidia"), gpu(B, group=2))
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.prepare(name("one"))
+    assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY, DraHealth.HEALTHY]
+    core.changed(gpu(A, group=1, driver=driver))
+    assert [h.health for h in core.wanted.health] == [DraHealth.UNHEALTHY, DraHealth.HEALTHY]
+    assert core.wanted.health[0].message.startswith(f"bound to {driver or 'no driver'}")
+    core.changed(gpu(A, group=1))
+    assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY, DraHealth.HEALTHY]
+
+
+def test_a_claimed_gpu_is_healthy_while_it_is_bound_and_until_that_was_inspected() -> None:
+    core = ClaimCore(gpu(A, group=1, driver="nvidia"))
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.held_back = {"device"}
+    core.prepare(name("one"))
+    assert core.claim_state(name("one")) is ClaimState.BINDING
+    assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY]
+    core.held_back = {"inspection"}
+    core.feed_answers()
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+    assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY]
+    core.functions[PciAddress(A)] = gpu(A, group=1, driver=None)
+    core.release("inspection")
+    assert [h.health for h in core.wanted.health] == [DraHealth.UNHEALTHY]
 
 
 def test_that_a_claim_has_it_is_no_warning_of_the_device_plugin() -> None:

@@ -45,7 +45,7 @@ def names(found: Pool) -> list[str]:
 
 
 def test_a_device_has_the_attributes_of_the_contract() -> None:
-    (device,) = pool(offered()).devices
+    (device,) = pool(replace(offered(), memory_bytes=1 << 38)).devices
     assert device.name == "gpu-0000-23-00-0"
     assert device.attributes == {
         "resource.kubernetes.io/pciBusID": Attribute("string", "0000:23:00.0"),
@@ -57,8 +57,10 @@ def test_a_device_has_the_attributes_of_the_contract() -> None:
         "productName": Attribute("string", "GH100 [H100 SXM5 80GB]"),
         "iommuGroup": Attribute("int", 51),
         "iommuFDEnabled": Attribute("bool", True),
+        "uuid": Attribute("string", "c527652b-b5ed-5dca-91cd-a2bbcb5e3422"),
     }
-    assert len(device.attributes) <= limits.SLICE_ATTRIBUTES_MAX
+    assert device.capacity == {"addressableMemory": "256Gi"}
+    assert len({**device.attributes, **device.capacity}) <= limits.SLICE_ATTRIBUTES_MAX
 
 
 def test_a_device_class_for_gpus_selects_no_nvswitch() -> None:
@@ -70,8 +72,9 @@ def test_what_is_not_known_of_a_device_is_no_attribute_of_it() -> None:
     bare = replace(offered(), model=None, numa_node=None, pcie_root=None, iommu_group=None, vendor="")
     (device,) = pool(bare).devices
     assert set(device.attributes) == {
-        "resource.kubernetes.io/pciBusID", "type", "deviceID", "iommuFDEnabled",
+        "resource.kubernetes.io/pciBusID", "type", "deviceID", "iommuFDEnabled", "uuid",
     }  # fmt: skip
+    assert device.capacity == {}
 
 
 def test_numa_node_0_is_an_attribute() -> None:

@@ -31,7 +31,7 @@ def test_of_two_identical_gpus_one_is_prebound_and_the_other_is_not() -> None:
     found = {a: decide(a, known[a], operator=NOBODY, hints=hints, function=function(a, "x")) for a in known}
     assert [found[A].is_prebound, found[B].is_prebound] == [True, False]
     assert "the kernel command line names 10de:2330 as well" in found[A].sentence
-    assert found[B].sentence == "it was first seen on nvidia in this boot"
+    assert found[B].sentence == "it was found on nvidia"
 
 
 def test_a_retry_after_our_own_bind_does_not_change_the_first_driver() -> None:
@@ -44,7 +44,7 @@ def test_a_retry_after_our_own_bind_does_not_change_the_first_driver() -> None:
 def test_a_gpu_that_had_no_driver_when_our_act_began_is_given_back_without_one() -> None:
     known = noted({}, [function(A, None)])
     assert noted(known, [function(A, "vfio-pci")], acted={A})[A] == FirstDriver(A, None)
-    assert by_first(None).sentence == "it was first seen without a driver in this boot"
+    assert by_first(None).sentence == "it was found without a driver"
 
 
 def test_a_gpu_that_a_boot_script_binds_before_any_act_of_ours_is_prebound() -> None:
@@ -59,9 +59,29 @@ def test_a_gpu_that_gets_its_host_driver_late_had_that_one_first() -> None:
     assert noted(known, [function(A, "nvidia")])[A].driver == "nvidia"
 
 
-def test_a_prebound_gpu_that_the_operator_binds_to_the_host_driver_stays_prebound() -> None:
+def test_a_prebound_gpu_that_the_operator_binds_to_the_host_driver_is_returned_to_that_one() -> None:
     known = noted({}, [function(A, "vfio-pci")])
-    assert noted(known, [function(A, "nvidia")]) is known
+    later = noted(known, [function(A, "nvidia")])
+    assert not decide(A, later[A], operator=NOBODY).is_prebound
+
+
+def test_a_function_between_two_drivers_is_found_on_the_one_before() -> None:
+    for driver in ("nvidia", "vfio-pci"):
+        known = noted({}, [function(A, driver)])
+        assert noted(known, [function(A, None)]) is known
+
+
+def test_a_function_that_was_plugged_in_anew_is_found_anew() -> None:
+    known = noted({}, [replace(function(A, "nvidia"), presence=7)])
+    again = [replace(function(A, "vfio-pci"), presence=9)]
+    assert noted(known, again, acted={A})[A] == FirstDriver(A, "vfio-pci", vfio=True, presence=9)
+    assert noted(known, [replace(function(A, "vfio-pci"), presence=7)], acted={A}) is known
+
+
+def test_a_presence_that_an_older_daemon_has_not_noted_is_added() -> None:
+    known = {A: FirstDriver(A, "nvidia")}
+    later = noted(known, [replace(function(A, "vfio-pci"), presence=7)], acted={A})
+    assert later[A] == FirstDriver(A, "nvidia", presence=7)
 
 
 def test_a_variant_driver_counts_as_vfio() -> None:
@@ -72,7 +92,7 @@ def test_with_the_checkpoint_lost_a_gpu_on_vfio_counts_as_prebound() -> None:
     # The new daemon notes what it sees; that we bound it ourselves nobody knows any more.
     assert by_first("vfio-pci").is_prebound
     assert decide(A, None, operator=NOBODY) == PreBound(
-        True, Rule.UNKNOWN, "its first driver in this boot is not known, so it is left on the one it has"
+        True, Rule.UNKNOWN, "which driver it was found on is not known, so it is left on the one it has"
     )
 
 

@@ -9,14 +9,16 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.dra.claim import FirstDriver, Prepared, Target, Unprepared
 from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
+from gpuactors.core.dra.outputs import ClaimsWanted
 from gpuactors.core.dra.prebound import OperatorsList
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Granted
+from gpuactors.core.effects import Elsewhere, Granted
 from gpuactors.core.events import (
     CheckpointRead,
     CheckpointRefused,
     HandOverRequested,
     PredecessorGone,
+    ShutdownRequested,
     SuccessorLost,
 )
 from gpuactors.core.model import PciAddress
@@ -119,6 +121,21 @@ def test_a_release_goes_on_after_a_restart() -> None:
     assert core.driver(A) == "nvidia"
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
     assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+
+
+def test_a_release_after_a_restart_waits_until_kubelet_has_been_asked_who_has_the_gpu() -> None:
+    """The daemon was away: a pod may have got it by the device plugin meanwhile."""
+    core = core_with(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.held_back = {"device"}
+    core.unprepare(name("one"))
+    core.ledger[A] = "vm-1"
+    core = core.restarted("ledger")
+    assert core.claim_state(name("one")) is ClaimState.RELEASING
+    assert (core.wanted.devices, core.acts) == ({}, [])
+    core.release("ledger")
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    assert core.driver(A) == "vfio-pci"
 
 
 def test_a_claim_that_waits_is_not_on_disk() -> None:
@@ -292,6 +309,64 @@ def test_calls_that_wait_are_refused_at_a_hand_over() -> None:
     core.feed(HandOverRequested())
     assert "handing over" in core.refusal(unprepare)
     assert "handing over" in core.refusal(prepare)
+
+
+SIDE_BY_SIDE = replace(CLAIM_SETTINGS, side_by_side=True)
+
+
+def side_by_side(*functions: object, **claims: tuple[str, ...]) -> ClaimCore:
+    """A daemon whose successor has sockets beside its own."""
+    core = core_with(*functions, **claims)
+    core.state = replace(core.state, claims=replace(core.state.claims, settings=SIDE_BY_SIDE))
+    return core
+
+
+def test_calls_that_wait_are_passed_on_at_a_hand_over_to_a_successor_beside_us() -> None:
+    core = side_by_side(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    core.held_back = {"device", "read"}
+    unprepare, prepare = core.unprepare(name("one")), core.prepare(name("two"))
+    core.feed(HandOverRequested())
+    assert core.answer(unprepare) == core.answer(prepare) == Elsewhere()
+    assert not core.wanted.devices
+
+
+def test_after_a_hand_over_calls_are_passed_on_until_kubelet_knows_the_successor() -> None:
+    """The sockets stay that long, and the health stream says the same as the successor's."""
+    core = side_by_side(ON_HOST, one=(A,))
+    core.prepare(name("one"))
+    health = core.wanted.health
+    core.feed(HandOverRequested())
+    wanted = core.wanted
+    assert (wanted.is_serving, wanted.health) == (True, health)
+    assert health
+    assert core.answer(core.prepare(name("one"))) == Elsewhere()
+    core.pass_time(limits.RELAY_S)
+    assert core.wanted == ClaimsWanted(drain_s=limits.CLAIM_CALL_S)
+    assert core.answer(core.prepare(name("one"))) == Elsewhere(), (
+        "in the hands of a socket that is being closed"
+    )
+
+
+def test_a_daemon_that_is_told_to_stop_after_a_hand_over_passes_calls_on_to_the_end() -> None:
+    core = side_by_side(ON_HOST, one=(A,))
+    core.feed(HandOverRequested())
+    core.feed(ShutdownRequested())
+    assert core.wanted.is_serving
+    assert core.answer(core.prepare(name("one"))) == Elsewhere()
+
+
+def test_a_daemon_that_serves_again_soon_keeps_its_sockets_and_answers_by_itself() -> None:
+    core = side_by_side(ON_HOST, one=(A,))
+    core.feed(HandOverRequested())
+    core.held_back = {"load"}
+    core.feed(SuccessorLost())
+    assert core.wanted.is_serving
+    core.feed(PredecessorGone("none"))
+    assert core.wanted.is_serving
+    assert core.answer(core.prepare(name("one"))) == Elsewhere(), "it is held until the checkpoint is read"
+    core.release("load")
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
 
 
 def test_a_daemon_whose_successor_was_lost_reads_the_checkpoint_again() -> None:

@@ -22,6 +22,9 @@ HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in
 drivers/pci/pci-stub.c and drivers/pci/pcie/portdrv.c; before Linux 6.0 vfio_dev_viable in drivers/vfio/vfio.c)."""
 
+OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTION, Cause.VIRTUAL_FUNCTIONS})
+"""The causes of `not_whole`: it is not given away, and who has it keeps it."""
+
 SWITCH_ON: Final = (
     "switch the IOMMU on in the firmware and on the kernel command line (intel_iommu=on or amd_iommu=on)"
 )
@@ -68,6 +71,8 @@ def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Bl
         return Blocker(Cause.UNREADABLE, function.fault)
     if is_unbinding(function, use):
         return unbinding(function, ownership)
+    if (blocker := not_whole(function)) is not None:
+        return blocker
     if not function.vfio_bound:
         return not_offered(function)
     if (blocker := without_group(function)) is not None:
@@ -84,6 +89,23 @@ def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Bl
         return Blocker(
             Cause.USE_UNREADABLE,
             f"whether IOMMU group {function.iommu_group} is in use cannot be determined: {use.unseen}",
+        )
+    return None
+
+
+def not_whole(function: PciFunction) -> Blocker | None:
+    """Why it is no whole GPU, whatever driver it is on; None if it is one. A pod that has it keeps it all the same."""
+    if function.physical is not None:
+        return Blocker(
+            Cause.VIRTUAL_FUNCTION,
+            f"a virtual function of {function.physical}, which is no whole GPU: virtual functions are not given away; "
+            f"to give {function.physical} away, write 0 to its sriov_numvfs",
+        )
+    if function.has_virtual_functions:
+        return Blocker(
+            Cause.VIRTUAL_FUNCTIONS,
+            "its virtual functions are active, so that it is no whole GPU, and they would go with its driver: write 0 "
+            "to its sriov_numvfs when nobody uses them",
         )
     return None
 

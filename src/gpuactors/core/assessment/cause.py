@@ -36,6 +36,8 @@ class Cause(StrEnum):
     NODE_MISSING = "NodeMissing"
     USE_UNREADABLE = "UseUnreadable"
     FABRIC_OF_HOST = "FabricOfHost"
+    VIRTUAL_FUNCTION = "VirtualFunction"
+    VIRTUAL_FUNCTIONS = "VirtualFunctions"
     # --- that it is not what it was
     GONE = "Gone"
     REPLACED_BY_ANOTHER = "ReplacedByAnother"
@@ -67,7 +69,6 @@ class Cause(StrEnum):
     WRITE_HANGS = "WriteHangs"
     WRITE_REFUSED = "WriteRefused"
     DRIVER_NOT_LOADED = "DriverNotLoaded"
-    VIRTUAL_FUNCTIONS = "VirtualFunctions"
     # --- of compute domains only
     DOMAIN_NOT_FOUND = "DomainNotFound"
     DOMAIN_NOT_READY = "DomainNotReady"
@@ -181,6 +182,16 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         UNHEALTHY,
         "It is on its host's driver, in an NVLink fabric whose NVSwitches the host runs. It is given to no claim.",
         "Bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow.",
+    ),
+    Cause.VIRTUAL_FUNCTION: Meaning(
+        UNHEALTHY,
+        "It is an SR-IOV virtual function: a part of a GPU, which is not given away as a whole one.",
+        "Nothing, if that is meant. To give the whole GPU away, write 0 to sriov_numvfs of its physical function.",
+    ),
+    Cause.VIRTUAL_FUNCTIONS: Meaning(
+        UNHEALTHY,
+        "SR-IOV virtual functions of it are active: it is not whole, and they would go with its driver.",
+        "Write 0 to its sriov_numvfs when nobody uses them.",
     ),
     Cause.GONE: Meaning(
         UNHEALTHY,
@@ -309,11 +320,6 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         CALL,
         "The driver that the GPU is to be bound to is not loaded.",
         "Load it with modprobe, and at boot by /etc/modules-load.d.",
-    ),
-    Cause.VIRTUAL_FUNCTIONS: Meaning(
-        CALL,
-        "Virtual functions of the GPU are active, and would go with its driver.",
-        "Write 0 to its sriov_numvfs when nobody uses them.",
     ),
     Cause.DOMAIN_NOT_FOUND: Meaning(
         CALL,

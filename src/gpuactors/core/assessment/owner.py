@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.model import ClaimedDevice, DeviceId, Pod, ResourceName
@@ -11,6 +13,17 @@ from gpuactors.core.quote import first_of, quoted_id, quoted_name
 
 Named = tuple[ResourceName, DeviceId]
 """A device as kubelet's ledger names it."""
+
+_NVIDIAS: Final = re.compile(
+    r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+|/[0-9]+/[0-9]+)?"
+)
+
+
+def gpu_uuid(device: DeviceId | str) -> str | None:
+    """The UUID in an ID of NVIDIA's device plugin for containers: `GPU-…`, of a shared GPU `GPU-…::2`, of a part of one
+    by the older naming `MIG-GPU-…/1/0`. None for any other ID: the newer `MIG-…` does not say of which GPU it is."""
+    match = _NVIDIAS.fullmatch(device)
+    return match[1] if match is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +37,11 @@ class Given:
     """The ID, or the name of the claim."""
     to: Pod | ClaimedDevice | None
     """None: allocated by our answer, and not in kubelet's ledger yet."""
+
+    @property
+    def is_by_hosts_driver(self) -> bool:
+        """A container has it by NVIDIA's device plugin, so by its host's driver."""
+        return self.resource is not None and gpu_uuid(self.device) is not None
 
     @property
     def cause(self) -> Cause:

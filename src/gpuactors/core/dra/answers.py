@@ -14,7 +14,7 @@ from gpuactors.core.dra.claim import Prepared, PreparedDevice, Unprepared
 from gpuactors.core.dra.entries import ClaimCall, Claims, Entry
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.dra.transitions import refusal
-from gpuactors.core.effects import Effect, Field, Level, Log, Refused, Reply
+from gpuactors.core.effects import Effect, Elsewhere, Field, Level, Log, Refused, Reply
 from gpuactors.core.model import Token
 from gpuactors.core.quote import quoted, quoted_id
 
@@ -30,6 +30,8 @@ def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepar
     if entry is not None and entry.broken:
         return refusal(Cause.SET_ASIDE, entry.broken)
     if entry is not None and not entry.acts:
+        if entry.state is ClaimState.TAKEN_OVER:
+            return Prepared(entry.given)
         if entry.state is ClaimState.PREPARED:
             return _refusal(entry.why) if entry.why is not None else prepared(claims, entry)
         if entry.state is ClaimState.STOPPED and entry.name.uid not in claims.reads and entry.why is not None:
@@ -50,6 +52,7 @@ _LATE: Final = {
     ClaimState.COMMITTING: Cause.CHECKPOINT_UNWRITTEN,
     ClaimState.PREPARED: Cause.FILES_UNWRITTEN,
     ClaimState.VERIFYING: Cause.INSPECTION_LATE,
+    ClaimState.TAKEN_OVER: Cause.FILES_UNWRITTEN,
     ClaimState.STOPPED: Cause.API_SERVER_FAILED,
     ClaimState.RELEASING: Cause.WRITE_HANGS,
     ClaimState.CLEARING: Cause.FILES_UNWRITTEN,
@@ -77,7 +80,9 @@ def prepared(claims: Claims, entry: Entry) -> Prepared:
     assert claims.settings is not None
     assert entry.claim is not None
     results = entry.claim.results or ()
-    ids = cdi.cdi_ids(claims.settings.driver, entry.name.uid, results)
+    ids = list(cdi.cdi_ids(claims.settings.driver, entry.name.uid, results))
+    if entry.domain is not None and entry.domain.cdi_ids:
+        ids[0] += entry.domain.cdi_ids
     return Prepared(
         tuple(
             PreparedDevice((r.base_request,), r.pool, r.device, of_result, r.share_id)
@@ -87,28 +92,28 @@ def prepared(claims: Claims, entry: Entry) -> Prepared:
 
 
 def answered(
-    claims: Claims, answers: Mapping[Token, Prepared | Unprepared | Refused]
+    claims: Claims, answers: Mapping[Token, Prepared | Unprepared | Refused | Elsewhere]
 ) -> tuple[Claims, list[Effect]]:
     if not answers:
         return claims, []
     effects: list[Effect] = []
     for token, answer in answers.items():
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refused | Elsewhere):
             call = claims.calls[token]
             entry = claims.entries.get(call.uid)
-            effects += refused(token, call.uid, str(entry.name) if entry is not None else "", answer)
+            effects += declined(token, call.uid, str(entry.name) if entry is not None else "", answer)
         else:
             effects.append(Reply(token, answer))
     return replace(claims, calls={t: c for t, c in claims.calls.items() if t not in answers}), effects
 
 
-def refused(token: Token, uid: str, claim: str, answer: Refused) -> list[Effect]:
-    """The reply to one call about a claim, and its line in the log. `claim`: its name; empty if that is not known."""
-    fields: dict[str, Field] = {
-        "uid": quoted_id(uid),
-        "causes": tuple(map(str, answer.causes)),
-        "reason": answer.reason,
-    }
+def declined(token: Token, uid: str, claim: str, answer: Refused | Elsewhere) -> list[Effect]:
+    """The reply to one call about a claim that is not done here, and its line in the log. `claim`: its name; empty if
+    that is not known."""
+    fields: dict[str, Field] = {"uid": quoted_id(uid)}
     if claim:
         fields["claim"] = quoted(claim)
+    if isinstance(answer, Elsewhere):
+        return [Reply(token, answer), Log(Level.INFO, "claim.passed_on", fields)]
+    fields |= {"causes": tuple(map(str, answer.causes)), "reason": answer.reason}
     return [Reply(token, answer), Log(Level.WARNING, "claim.refused", fields)]

@@ -37,8 +37,13 @@ class ClaimName:
     name: str
     uid: ClaimUid
 
+    @property
+    def is_known(self) -> bool:
+        """Its namespace and name are known: NVIDIA's driver keeps only the UID of a claim that it has prepared."""
+        return bool(self.name)
+
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.namespace}/{self.name}" if self.is_known else f"(UID {self.uid})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class OpaqueConfig:
     requests: tuple[str, ...]
     """The requests it is for; empty: all. `main` covers `main/sub`."""
     parameters: Json
+    problem: str = ""
+    """How the parameters are no JSON that can be decoded, as a part of a sentence; they are None then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +115,24 @@ class Target(StrEnum):
     VFIO = "vfio"
     """Any vfio driver. A function that is on one stays as it is."""
     FIRST_DRIVER = "first-driver"
-    """The first driver that was seen in this boot, before any act of ours."""
+    """The driver that it was found on, before any act of ours on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDriver:
-    """The first driver that a function was seen with in this boot, before any act of ours; None: without a driver."""
+    """The driver that a function was found on before any act of ours on it; None: without a driver. It belongs to the
+    function's presence: one that was unplugged and plugged in again is found anew."""
 
     address: PciAddress
     driver: str | None
     vfio: bool = False
     """It is a vfio driver (`PciFunction.vfio_bound`): the function is pre-bound."""
+    presence: int = 0
+    """As `PciFunction.presence`."""
+    was_bound: bool = False
+    """An act of ours has brought it to vfio and has come to its end: a `driver_override` is somebody else's now."""
+    persistence: bool = False
+    """As `BoundFunction.persistence`: nvidia-persistenced is to have it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +146,10 @@ class BoundFunction:
     """`vfio3`: its node is `/dev/vfio/devices/vfio3`; None where the kernel makes none, or no `/dev/iommu`."""
     vfio: bool = False
     """The driver is a vfio driver, by name or because the kernel made `vfio-dev/` below the function."""
+    presence: int = 0
+    """As `PciFunction.presence`."""
+    persistence: bool = False
+    """nvidia-persistenced had it open, and has let it go for the act."""
 
 
 class ActFault(StrEnum):

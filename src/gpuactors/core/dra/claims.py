@@ -14,7 +14,8 @@ from typing import Final
 from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
-from gpuactors.core.dra.answers import answered, refused
+from gpuactors.core.dra import takeover
+from gpuactors.core.dra.answers import answered, declined
 from gpuactors.core.dra.claim import (
     ActFault,
     Claim,
@@ -39,7 +40,7 @@ from gpuactors.core.dra.transitions import (
     refusal,
     with_read,
 )
-from gpuactors.core.effects import Effect, Field, Level, Log, Refused
+from gpuactors.core.effects import Effect, Elsewhere, Field, Level, Log, Refused
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -111,6 +112,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             domain=stored.domain,
             bound=stored.bound,
         )
+        entry = replace(entry, given=stored.given, unplaced=stored.unplaced)
         if stored.claim is not None:
             entry = driver.with_claim(entry, stored.claim)
         if stored.claim is None and stored.state is not ClaimState.RELEASING:
@@ -143,8 +145,8 @@ def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointR
 
 def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at: float) -> Stepped:
     """Kubelet wants a claim prepared. A repeated call joins what is under way."""
-    if (answer := _refused_at_once(driver, state, event.claim)) is not None:
-        return state, refused(event.token, event.claim.uid, str(event.claim), answer)
+    if (answer := _answered_at_once(driver, state, event.claim)) is not None:
+        return state, declined(event.token, event.claim.uid, str(event.claim), answer)
     claims = _with_call(
         driver.claims(state), event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
     )
@@ -160,8 +162,8 @@ def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at
 
 def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
     """Kubelet wants nothing to be left of a claim. It ends the prepares of this claim that came before it."""
-    if (answer := _refused_at_once(driver, state, event.claim)) is not None:
-        return state, refused(event.token, event.claim.uid, str(event.claim), answer)
+    if (answer := _answered_at_once(driver, state, event.claim)) is not None:
+        return state, declined(event.token, event.claim.uid, str(event.claim), answer)
     over = refusal(Cause.UNPREPARED, "it was unprepared while it was being prepared")
     claims = driver.claims(state)
     waiting = {t: c for t, c in claims.calls.items() if c.uid == event.claim.uid and c.prepares}
@@ -169,7 +171,7 @@ def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked
     claims = _with_call(claims, event.token, ClaimCall(event.claim.uid, False, at + limits.CLAIM_ANSWER_S))
     claims = moved(driver, claims, _entry_of(claims, event.claim), On.UNPREPARE)
     return driver.with_claims(state, claims), [
-        line for token in waiting for line in refused(token, event.claim.uid, str(event.claim), over)
+        line for token in waiting for line in declined(token, event.claim.uid, str(event.claim), over)
     ]
 
 
@@ -181,19 +183,28 @@ def abandoned(driver: ClaimDriver, state: NodeState, token: Token) -> NodeState:
     return driver.with_claims(state, replace(driver.claims(state), calls=calls))
 
 
-def handed_over(driver: ClaimDriver, state: NodeState) -> Stepped:
-    """Refuses every call that still waits: kubelet asks the successor."""
-    over = refusal(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again")
-    claims, replies = answered(driver.claims(state), dict.fromkeys(driver.claims(state).calls, over))
+def handed_over(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
+    """A successor has the claims from now on. Every call that still waits is passed on to it, and those that come until
+    kubelet knows it; or they are refused, where there can be no socket of its beside ours."""
+    claims = driver.claims(state)
+    over: Refused | Elsewhere = refusal(
+        Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"
+    )
+    if claims.settings is not None and claims.settings.side_by_side:
+        over, claims = Elsewhere(), replace(claims, relays_until=at + limits.RELAY_S)
+    claims, replies = answered(claims, dict.fromkeys(claims.calls, over))
     return driver.with_claims(state, claims), replies
 
 
-def _refused_at_once(driver: ClaimDriver, state: NodeState, claim: ClaimName) -> Refused | None:
-    if driver.claims(state).settings is None:
+def _answered_at_once(driver: ClaimDriver, state: NodeState, claim: ClaimName) -> Refused | Elsewhere | None:
+    settings, role = driver.claims(state).settings, state.daemon.role
+    if settings is None:
         return refusal(Cause.CLAIMS_UNSERVED, "this daemon serves no claims (--dra off)")
+    if settings.side_by_side and (role is not Role.SERVING or not driver.claims(state).loaded):
+        return Elsewhere()
     if driver.claims(state).unserved:
         return refusal(Cause.CLAIMS_UNSERVED, driver.claims(state).unserved)
-    if state.daemon.stopping or state.daemon.role is not Role.SERVING:
+    if state.daemon.stopping or role is not Role.SERVING:
         return refusal(Cause.NOT_SERVING, "gpuactors is stopping: ask again")
     if not driver.claims(state).loaded:
         return refusal(Cause.CHECKPOINT_LATE, "the checkpoint of the claims is being read: ask again")
@@ -208,6 +219,8 @@ def _refused_at_once(driver: ClaimDriver, state: NodeState, claim: ClaimName) ->
 
 def _entry_of(claims: Claims, name: ClaimName) -> Entry:
     known = claims.entries.get(name.uid)
+    if known is not None and not known.name.is_known:
+        return replace(known, name=name)
     return known if known is not None else Entry(name, ClaimState.ABSENT, order=claims.last + 1)
 
 
@@ -313,21 +326,25 @@ def checkpoint_unwritten(driver: ClaimDriver, state: NodeState, event: Checkpoin
     return driver.with_claims(state, replace(driver.claims(state), unwritten=event.reason)), [line]
 
 
-def act_done(driver: ClaimDriver, state: NodeState, event: ActDone) -> NodeState:
+def act_done(driver: ClaimDriver, state: NodeState, event: ActDone, at: float) -> Stepped:
     """An act reached its goal."""
     entry = _of_act(driver.claims(state), event.number)
-    if entry is None:  # another one has been requested since
-        return state
-    return act_over(driver, driver.acted(state, entry, event), entry, event.number, event.bound)
+    if entry is None:  # another one has been requested since, or it is no claim's
+        return driver.other_act_over(state, event, at)
+    state, lines = driver.hindered(state, entry, event, at)
+    return act_over(driver, driver.acted(state, entry, event), entry, event.number, event.bound), lines
 
 
 def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: float) -> Stepped:
     """An act did not reach its goal. The devices stay as they are."""
     entry = _of_act(driver.claims(state), event.number)
     if entry is None:
-        return state, []
+        return driver.other_act_over(state, event, at)
     if entry.state is ClaimState.RELEASING and event.fault is ActFault.GONE:
         return act_over(driver, state, entry, event.number, ()), []  # nothing is left to be returned
+    if entry.state is ClaimState.RELEASING and (owes := driver.owes(state, entry, event, at)) is not None:
+        return act_over(driver, owes[0], entry, event.number, ()), owes[1]
+    state, lines = driver.hindered(state, entry, event, at)
     delayed = entry.state is ClaimState.BINDING and event.fault in _PASSING
     by_itself = delayed or entry.state in _TRIED_AGAIN
     again_at = at + limits.CLAIM_RETRY_S if by_itself else math.inf
@@ -339,8 +356,10 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
     )
     why = Obstacle(_FAULTS[event.fault], event.reason)
     stopped = replace(entry, acts={}, why=why, retry_at=again_at)
+    if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
+        stopped = replace(stopped, bound={**entry.bound, **{b.address: b for b in event.moved}})
     on = On.DELAYED if delayed else On.FAILED
-    return driver.with_claims(state, moved(driver, driver.claims(state), stopped, on)), [line]
+    return driver.with_claims(state, moved(driver, driver.claims(state), stopped, on)), [*lines, line]
 
 
 def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:
@@ -385,9 +404,12 @@ def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> NodeState:
     if claims.settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
         return state
     listed = _listed(driver, state)
-    for entry in claims.entries.values():
-        if entry.state not in _COLLECTED:
+    for known in claims.entries.values():
+        if known.state not in _COLLECTED:
             continue
+        entry = takeover.named(claims, state, known)
+        if entry is not known:
+            claims = with_entry(claims, entry)
         is_listed = str(entry.name) in listed
         if is_listed and (entry.missing or entry.collect_at < math.inf):
             claims = with_entry(claims, replace(entry, missing=0, collect_at=math.inf))

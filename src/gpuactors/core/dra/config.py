@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpuactors.core.dra.claim import Claim, Json, OpaqueConfig
-from gpuactors.core.quote import quoted_id, quoted_name
+from gpuactors.core.quote import quoted, quoted_id, quoted_name
 
 API_VERSION: Final = "resource.nvidia.com/v1beta1"
 KIND: Final = "VfioDeviceConfig"
@@ -61,7 +61,7 @@ def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:
     """
     decoded_configs: list[tuple[OpaqueConfig, VfioConfig]] = []
     for number, config in enumerate(_in_order(claim.configs), start=1):
-        decoded_config = decoded(config.parameters)
+        decoded_config = undecodable(config) or decoded(config.parameters)
         if isinstance(decoded_config, ConfigFault):
             source = "the device class" if config.from_class else "the claim"
             return ConfigFault(f"configuration {number} ({source}'s): {decoded_config}")
@@ -73,6 +73,11 @@ def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:
             if covers(config.requests, result.request):
                 found[result.request] = value
     return found
+
+
+def undecodable(config: OpaqueConfig) -> ConfigFault | None:
+    """The fault of parameters that could not be decoded."""
+    return ConfigFault(f"the parameters cannot be read: {quoted(config.problem)}") if config.problem else None
 
 
 def _in_order(configs: Iterable[OpaqueConfig]) -> list[OpaqueConfig]:

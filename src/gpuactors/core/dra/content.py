@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from gpuactors.core.dra.cdi import DeviceEdits, device_file
 from gpuactors.core.dra.claim import Claim
-from gpuactors.core.dra.files import ClaimContents
+from gpuactors.core.dra.files import ClaimContents, PlacedFile
 from gpuactors.core.dra.metadata import PCI_BUS_ID, Attribute, metadata_files
 from gpuactors.core.identity import claimed_address
 
 
 def contents_of(
-    driver: str, claim: Claim, devices: tuple[DeviceEdits, ...], directories: tuple[str, ...] = ()
+    driver: str,
+    claim: Claim,
+    devices: tuple[DeviceEdits, ...],
+    directories: tuple[str, ...] = (),
+    placed: tuple[PlacedFile, ...] = (),
 ) -> ClaimContents:
     """The contents of a claim's files. `devices` has one for each of its results. Raises `ValueError` if a name from
     outside is no part of a path."""
@@ -20,6 +24,7 @@ def contents_of(
         device_file(driver, claim.name, devices),
         metadata_files(driver, claim, attributes),
         directories,
+        placed,
     )
 
 

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
     from gpuactors.core.dra.entries import Claims, Entry, StoredEntry
     from gpuactors.core.dra.exclusion import InTheWay
+    from gpuactors.core.dra.files import PlacedFile
     from gpuactors.core.dra.slices import AnyOffer
-    from gpuactors.core.events import ActDone, CheckpointRead
+    from gpuactors.core.effects import Effect
+    from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
     from gpuactors.core.state import NodeState
+
+    Stepped = tuple[NodeState, list[Effect]]
 
 
 class ClaimDriver(Protocol):
@@ -64,14 +68,30 @@ class ClaimDriver(Protocol):
     def binding(self, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
 
-    def lacking(self, state: NodeState, entry: Entry) -> Obstacle | None:
-        """What the act AWAITED still waits for; None if for nothing more."""
+    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        """What the act AWAITED still waits for, or why it waits for nothing; None if for nothing more."""
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices are returned, without those that somebody else has."""
 
     def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
         """`state` after an act of this entry: what is to be looked at again."""
+
+    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+        """What an act of a claim, as it ended, says of its device for whoever asks for that later."""
+
+    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+        """What follows where an act of a claim that ends failed, and this does not hold its release: what is left is
+        done later. None: it is tried again."""
+
+    def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
+        """What follows from the end of an act that is no claim's, or not any more."""
+
+    def due(self, state: NodeState, at: float) -> Stepped:
+        """What is due beside the claims."""
+
+    def deadline(self, state: NodeState) -> float:
+        """When that is; infinite if never."""
 
     def astray(self, state: NodeState, entry: Entry) -> str | None:
         """Which device of a prepared claim is not where its files say, as a sentence; empty if all are. None: that has
@@ -85,3 +105,6 @@ class ClaimDriver(Protocol):
 
     def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:
         """Directories of the host that belong to the claim's files: there before these, and gone after them."""
+
+    def placed(self, state: NodeState, entry: Entry) -> tuple[PlacedFile, ...]:
+        """Files in those directories, there before the claim's containers start."""

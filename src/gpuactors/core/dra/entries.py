@@ -12,7 +12,14 @@ from typing import Final
 
 from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.domains.model import ClaimedDomain, DomainConfig
-from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver
+from gpuactors.core.dra.claim import (
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimUid,
+    FirstDriver,
+    PreparedDevice,
+)
 from gpuactors.core.dra.prebound import KernelId, OperatorsList
 from gpuactors.core.dra.slices import Publication
 from gpuactors.core.dra.table import ClaimState
@@ -71,6 +78,10 @@ class Entry:
     """What a compute domain's claim is for, decoded once (`ClaimDriver.with_claim`); None before it has been read."""
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
     """What its devices are bound to, as last seen by an act."""
+    given: tuple[PreparedDevice, ...] = ()
+    """What NVIDIA's driver has answered to the prepare of a claim that was taken over from it."""
+    unplaced: tuple[str, ...] = ()
+    """The names of the devices that such a claim has, and of which nobody says where they are."""
     why: Obstacle | None = None
     """Why it is not further: the last act or read that failed, or whom it waits for."""
     broken: str = ""
@@ -98,11 +109,40 @@ class StoredEntry:
 
     name: ClaimName
     state: ClaimState
-    """RESERVED, PREPARED or RELEASING."""
+    """RESERVED, PREPARED, TAKEN_OVER or RELEASING."""
     claim: Claim | None
     gpus: tuple[ClaimedGpu, ...]
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
     domain: ClaimedDomain | None = None
+    given: tuple[PreparedDevice, ...] = ()
+    """As `Entry.given`."""
+    unplaced: tuple[str, ...] = ()
+    """As `Entry.unplaced`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwedReturn:
+    """A device of a claim that has ended, which is on vfio by an act of ours: its first driver was not loaded."""
+
+    gpu: ClaimedGpu
+    claim: ClaimName
+    reason: str = ""
+    """Why it has not been returned yet, as a sentence; empty if that is not known."""
+    act: int = 0
+    """The number of the act that returns it; 0 while none is under way."""
+    retry_at: float = 0.0
+    """When that is tried next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whether a claim could bind a device that is on its host's driver."""
+
+    number: int = 0
+    """Of the look that is outstanding; 0 while none is."""
+    due_at: float = 0.0
+    found: Obstacle | None = None
+    """Why none could, by the last look or by an act of a claim; None if one could, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +167,8 @@ class ClaimSettings:
     """The ids that the kernel command line gives to vfio-pci."""
     nvswitch_allowed: bool = False
     """A GPU may be taken from its host's driver although the host runs NVSwitches."""
+    side_by_side: bool = False
+    """The driver's sockets have names of this instance alone, so that its successor's are there beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +207,14 @@ class Claims:
     first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
     """As `prebound.noted`, of the functions that are there."""
     acted: frozenset[PciAddress] = frozenset()
-    """The functions for which an intent of ours stands or stood in this boot."""
+    """The functions whose present driver may be of our making (`returns.py`)."""
+    settled: Mapping[PciAddress, int] = field(default_factory=dict)
+    """Functions that an act has brought to a driver, with the last number that had been issued then: only later
+    inspections say where they are."""
+    owed: Mapping[PciAddress, OwedReturn] = field(default_factory=dict)
+    """The returns that are owed, by the device's address."""
+    looks: Mapping[PciAddress, Look] = field(default_factory=dict)
+    """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
     publication: Publication | None = None
     """What is published of our devices; None before the first word of it."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
@@ -175,6 +224,10 @@ class Claims:
     """Devices that claims gave back, until an inspection has seen them on their driver."""
     admin: frozenset[AdminAccess] = frozenset()
     """Claims with admin access to a device: kubelet lists them like its owner."""
+    relays_until: float = -math.inf
+    """They have been handed over, and until then the sockets stay, though a successor has the answers."""
+    ended: frozenset[tuple[str, str]] = frozenset()
+    """As `ClaimedDevice.name`, the claims that were unprepared: kubelet lists them until it has heard the answer."""
 
     @property
     def is_known(self) -> bool:

@@ -7,21 +7,27 @@ which `index.py` makes an owner for the device plugin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpuactors.core.assessment.assessments import assessments_of
-from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS
+from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import observed_use
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.assessment.status import Obstacle
+from gpuactors.core.dra.strangers import strangers
 from gpuactors.core.dra.table import ENDED, OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.index import index_of
 from gpuactors.core.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.quote import first_of, quoted, quoted_id, quoted_name
+
+_WAITS: Final = (
+    "it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
+)
+"""What to do about another owner, who may run for weeks."""
 
 if TYPE_CHECKING:
     from gpuactors.core.assessment.owner import Given
@@ -81,6 +87,8 @@ def not_given(state: NodeState, names: Iterable[str]) -> Obstacle | None:
         if function.iommu_group is None or function.without_iommu:
             cause = Cause.NO_IOMMU_MODE if function.without_iommu else Cause.NO_IOMMU_GROUP
             return Obstacle(cause, f"{address} is in no IOMMU group of the hardware: switch the IOMMU on")
+        if (part := not_whole(function)) is not None:
+            return Obstacle(part.cause, f"{address}: {part.message}")
     return None
 
 
@@ -118,6 +126,8 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     if missing := not_given(state, allocated_devices(entry.claim)):
         return InTheWay(missing, is_final=True)
     names = exclusive_devices(entry.claim)
+    if names and (nowhere := _by_unplaced(state, entry)):
+        return InTheWay(nowhere, is_owner=True)
     addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
     for address in addresses:
         functions = with_companions(state, address)
@@ -137,6 +147,26 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     return None
 
 
+def _by_unplaced(state: NodeState, entry: Entry) -> Obstacle | None:
+    """Somebody has a GPU by a name that says nothing of where it is: it may be each of them."""
+    for other in state.claims.entries.values():
+        if other.state in OWNING and other.unplaced:
+            return Obstacle(
+                Cause.CLAIMED_ELSEWHERE,
+                f"the claim {other.name} has {', '.join(other.unplaced)} by NVIDIA's driver, and nothing says which "
+                "GPU that is: delete its pod",
+            )
+    for stranger in strangers(state.claims, state):
+        if stranger.claim == str(entry.name):  # kubelet has one claim of a name
+            continue
+        return Obstacle(
+            Cause.CLAIMED_ELSEWHERE,
+            f"kubelet lists {quoted_id(stranger.device)} for the claim {quoted(stranger.claim)}, which gpuactors has "
+            "not prepared, and nothing says which GPU that is: delete its pod",
+        )
+    return None
+
+
 def _of(address: PciAddress, why: Obstacle) -> Obstacle:
     return Obstacle(why.cause, f"{address}: {why.message}")
 
@@ -144,7 +174,9 @@ def _of(address: PciAddress, why: Obstacle) -> Obstacle:
 def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Obstacle | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
     functions = with_companions(state, address)
-    return _by_another_claim(state, entry, address, functions) or _by_ledger(state, entry, address, functions)
+    return _by_another_claim(state, entry, address, functions) or _by_ledger(
+        state, entry, address, functions, ends=True
+    )
 
 
 def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> Obstacle | None:
@@ -179,10 +211,40 @@ def _by_another_claim(
             owned = {f.address for f in gpu.functions}
             numbers = {f.iommu_group for a in owned if (f := index.functions.get(a)) is not None}
             if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):
-                doing = "is being released from" if other.state is ClaimState.RELEASING else "belongs to"
                 why = f" ({other.problem})" if other.problem else ""
-                return Obstacle(_taken(address, gpu.address), f"it {doing} the claim {other.name}{why}")
+                if other.state is ClaimState.RELEASING:
+                    message = f"it {doing(other)} the claim {other.name}{why}"
+                else:
+                    pods = _pods(state, other, gpu.address)
+                    message = f"it {doing(other)} the claim {other.name}{pods}{why}; {_WAITS}"
+                return Obstacle(_taken(address, gpu.address), message)
+    return _by_owed_return(state, wanted, address)
+
+
+def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], address: PciAddress) -> Obstacle | None:
+    for owed in state.claims.owed.values():
+        if owed.act and any(f.address in wanted for f in owed.gpu.functions):
+            doing = f"it is being returned from the claim {owed.claim}"
+            return Obstacle(_taken(address, owed.gpu.address), doing)
     return None
+
+
+def doing(other: Entry) -> str:
+    """What a device has to do with a claim that has it."""
+    match other.state:
+        case ClaimState.RELEASING:
+            return "is being released from"
+        case ClaimState.TAKEN_OVER:
+            return "belongs, by NVIDIA's driver, to"
+        case _:
+            return "belongs to"
+
+
+def _pods(state: NodeState, entry: Entry, address: PciAddress) -> str:
+    """The pods for which kubelet lists a claim, as a part of a sentence; empty if it lists it for none yet."""
+    claims = state.kubelet.ledger.claims.get(address, ())
+    pods = sorted({str(c.pod) for c in claims if c.claim == str(entry.name) and c.pod is not None})
+    return f" of pod {', '.join(first_of(pods))}" if pods else ""
 
 
 def _taken(address: PciAddress, owned: PciAddress) -> Cause:
@@ -191,15 +253,22 @@ def _taken(address: PciAddress, owned: PciAddress) -> Cause:
 
 
 def _by_ledger(
-    state: NodeState, entry: Entry, address: PciAddress, functions: Iterable[PciFunction]
+    state: NodeState,
+    entry: Entry,
+    address: PciAddress,
+    functions: Iterable[PciFunction],
+    *,
+    ends: bool = False,
 ) -> Obstacle | None:
+    """`ends`: the claim gives the device back to its host's driver, which is what a container's GPU needs."""
     owners = index_of(state).owners
     for function in functions:
         owner = owners.get(function.address)
         for given in owner.entries if owner is not None else ():
-            if not _is_own(state, entry, given):
-                of_claim = f"{function.address} is {given.message}"
-                message = of_claim if given.resource is None else given.message
+            if not (_is_own(state, entry, given) or (ends and given.is_by_hosts_driver)):
+                of_companion = f"{function.address} is " if function.address != address else ""
+                resource = f" as {quoted_name(given.resource)}" if given.resource is not None else ""
+                message = f"{of_companion}{given.message}{resource}; {_WAITS}"
                 return Obstacle(_taken(address, function.address), message)
     return None
 

@@ -11,6 +11,14 @@ from gpuactors.core.dra.metadata import MetadataFile
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedFile:
+    """A file in a directory that a container has mounted."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimContents:
     """What the files of a claim are to say."""
 
@@ -20,6 +28,8 @@ class ClaimContents:
     metadata: tuple[MetadataFile, ...]
     directories: tuple[str, ...] = ()
     """Of the host, that a container is to have mounted: made before the files."""
+    placed: tuple[PlacedFile, ...] = ()
+    """Files in those, there before the container starts."""
 
 
 @dataclass(frozen=True, slots=True)

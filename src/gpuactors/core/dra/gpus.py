@@ -6,6 +6,7 @@ Answers the questions of `driver.py`, each from the module that decides it: `con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Final, final
 from gpuactors.core import inspections, schedule
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
-from gpuactors.core.dra import config, exclusion, placement, prebound
+from gpuactors.core.dra import config, exclusion, fitness, placement, prebound, returns
 from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import BoundFunction, Claim, ClaimsOf, DeviceHealth
+from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, ClaimsOf, DeviceHealth
 from gpuactors.core.dra.config import VfioConfig
 from gpuactors.core.dra.entries import (
     FILES,
@@ -35,8 +36,9 @@ from gpuactors.core.dra.exclusion import (
     not_given,
     with_companions,
 )
-from gpuactors.core.dra.reservation import claimed_gpu, is_returned, with_reserved, with_whole_groups
+from gpuactors.core.dra.reservation import claimed_gpu, with_reserved, with_whole_groups
 from gpuactors.core.dra.table import OWNING, ClaimState
+from gpuactors.core.events import ActDone, ActFailed
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.index import index_of
 from gpuactors.core.model import PciAddress
@@ -44,8 +46,12 @@ from gpuactors.core.state import NodeState, with_inspections
 
 if TYPE_CHECKING:
     from gpuactors.core.dra.driver import ClaimDriver
+    from gpuactors.core.dra.files import PlacedFile
     from gpuactors.core.dra.slices import AnyOffer
-    from gpuactors.core.events import ActDone, CheckpointRead
+    from gpuactors.core.effects import Effect
+    from gpuactors.core.events import CheckpointRead
+
+    Stepped = tuple[NodeState, list[Effect]]
 
 
 @final
@@ -69,18 +75,24 @@ class Gpus:
         settings = claims.settings
         assert settings is not None
         known = {f.address: f for f in event.first_drivers}
-        claims = replace(claims, first_drivers=known, acted=frozenset(known))
+        owed = {o.gpu.address: o for o in event.owed}
+        having = [gpu for e in event.entries for gpu in e.gpus] + [o.gpu for o in event.owed]
+        # An older daemon, which noted no presence, kept those as well that it had returned.
+        acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
+        acted &= known.keys()
+        unseen = dict.fromkeys(acted, returns.UNSEEN)
+        claims = replace(claims, first_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
         return claims, [
             replace(stored, gpus=tuple(_with_operators_word(settings, gpu) for gpu in stored.gpus))
             for stored in event.entries
         ]
 
     def followed(self, before: NodeState, state: NodeState) -> NodeState:
-        if index_of(before).functions is not index_of(state).functions or (
-            before.claims.first_drivers is not state.claims.first_drivers
-        ):
-            state = self.with_claims(state, _first_drivers_noted(state))
-        return self.with_claims(state, with_reserved(_seen_again(state)))
+        if returns.UNSEEN in state.claims.settled.values():
+            state = _looked_at_once(state)
+        state = self.with_claims(state, returns.followed(before, state))
+        state = self.with_claims(state, with_reserved(_seen_again(state)))
+        return self.with_claims(state, fitness.followed(before, state))
 
     def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
         found = config.chosen(claim)
@@ -104,13 +116,15 @@ class Gpus:
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
         """Their first drivers are in the same checkpoint."""
         gpus = with_whole_groups(claimed_gpu(state, address) for address in _own_addresses(entry.claim))
-        acted = state.claims.acted | {f.address for gpu in gpus for f in gpu.functions}
-        return self.with_claims(state, replace(state.claims, acted=acted)), replace(entry, gpus=gpus)
+        functions = {f.address for gpu in gpus for f in gpu.functions}
+        claims = returns.without_owed(state.claims, functions)
+        claims = replace(claims, acted=claims.acted | functions)
+        return self.with_claims(state, claims), replace(entry, gpus=gpus)
 
     def binding(self, entry: Entry) -> Sequence[str]:
         return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
 
-    def lacking(self, state: NodeState, entry: Entry) -> Obstacle | None:  # their acts are all a worker's
+    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:  # their acts are all a worker's
         return None
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
@@ -120,21 +134,74 @@ class Gpus:
             *(
                 str(g.address)
                 for g in one_of_each_group(entry.gpus)
-                if is_returned(g) and not has_another_owner(state, entry, g.address)
+                if returns.is_to_be_returned(state.claims, g)
+                and not has_another_owner(state, entry, g.address)
             ),
         ]
 
     def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
-        """What an act has bound is inspected. A device that was returned was last seen on vfio, and belongs to nobody
-        any more: it is not offered before that inspection."""
-        changed = sorted(b.address for b in event.bound)
-        claims, since = state.claims, state.host.inspections.last
-        if entry.state is ClaimState.RELEASING and changed:
-            given = [g.address for g in entry.gpus if g.address in changed]
-            returned = dict.fromkeys(given, Returned(entry.name, since))
-            claims = replace(claims, returned={**claims.returned, **returned})
-        wanted = inspections.ask_inspections(state.host.inspections, changed)
-        return with_inspections(self.with_claims(state, claims), wanted)
+        """What an act has bound is inspected. A device that was returned was last seen on vfio, or in the use of its
+        virtual machine, and belongs to nobody any more: it is not offered before both were looked at."""
+        is_over = entry.state is ClaimState.RELEASING
+        return _looked_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
+
+    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+        lines: list[Effect] = []
+        if entry.state is not ClaimState.BINDING:
+            return state, lines
+        if isinstance(event, ActFailed) and event.moved:
+            state = self.with_claims(state, returns.half_done(state, event.moved))
+        for address in (g.address for g in entry.gpus if entry.acts.get(g.address) == event.number):
+            claims, said = fitness.looked(state.claims, address, event, at)
+            state, lines = self.with_claims(state, claims), lines + said
+        return state, lines
+
+    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+        if event.fault is not ActFault.NO_DRIVER:
+            return None
+        claims = returns.owed_by(state.claims, entry, event.number, event.reason, at)
+        new = [owed for address, owed in claims.owed.items() if address not in state.claims.owed]
+        lines: list[Effect] = [returns.log_owed(owed, owed.reason) for owed in new]
+        return self.with_claims(state, claims), lines
+
+    def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
+        claims = state.claims
+        if (looked := fitness.of_look(claims, event.number)) is not None:
+            claims, lines = fitness.looked(claims, looked, event, at)
+            return self.with_claims(state, claims), lines
+        if (address := returns.of_act(claims, event.number)) is None:
+            return state, []
+        owed = claims.owed[address]
+        if isinstance(event, ActDone):
+            state = _looked_again(state, owed.claim, (owed.gpu,), event, returned=True)
+            return self.with_claims(state, returns.over(state.claims, address)), [returns.log_done(owed)]
+        if event.fault is ActFault.GONE:
+            return self.with_claims(state, returns.over(claims, address)), []
+        claims = returns.put_off(claims, address, at, event.reason)
+        return self.with_claims(state, claims), [
+            returns.log_owed(owed, event.reason, known=event.reason == owed.reason)
+        ]
+
+    def due(self, state: NodeState, at: float) -> Stepped:
+        """A return that is owed is tried when all is on disk and nobody has the device."""
+        for address, owed in state.claims.owed.items():
+            if owed.retry_at > at:
+                continue
+            claims = state.claims
+            stub = Entry(owed.claim, ClaimState.TOMBSTONE, 0)
+            if (
+                not (claims.loaded and state.host.scanned and state.kubelet.ledger.tried)
+                or claims.checkpoint > claims.durable
+                or has_another_owner(state, stub, address) is not None
+            ):
+                state = self.with_claims(state, returns.put_off(claims, address, at))
+            else:
+                state = self.with_claims(state, returns.begun(claims, address))
+        return self.with_claims(state, fitness.due(state.claims, at)), []
+
+    def deadline(self, state: NodeState) -> float:
+        returned_at = min((owed.retry_at for owed in state.claims.owed.values()), default=math.inf)
+        return min(returned_at, fitness.deadline(state.claims))
 
     def astray(self, state: NodeState, entry: Entry) -> str | None:
         return placement.astray(state, entry) if placement.is_seen(state, entry) else None
@@ -161,6 +228,11 @@ class Gpus:
     def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:  # theirs are kubelet's
         return ()
 
+    def placed(
+        self, state: NodeState, entry: Entry
+    ) -> tuple[PlacedFile, ...]:  # no container writes to theirs
+        return ()
+
 
 GPUS: Final[ClaimDriver] = Gpus()
 
@@ -180,21 +252,50 @@ def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu
     return replace(gpu, functions=functions, stays=decided.sentence)
 
 
-def _first_drivers_noted(state: NodeState) -> Claims:
-    claims, functions = state.claims, index_of(state).functions
-    found = prebound.noted(claims.first_drivers, functions.values(), claims.acted)
-    return replace(claims, first_drivers=found) if found is not claims.first_drivers else claims
+def _looked_at_once(state: NodeState) -> NodeState:
+    """`state` with fresh inspections of what the checkpoint names: another daemon may have acted on it since the last
+    ones."""
+    claims, facts, since = state.claims, state.host.facts, state.host.inspections.last
+    settled = {a: since if n == returns.UNSEEN else n for a, n in claims.settled.items() if a in facts}
+    wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
+    return with_inspections(replace(state, claims=replace(claims, settled=settled)), wanted)
+
+
+def _looked_again(
+    state: NodeState, claim: ClaimName, gpus: Iterable[ClaimedGpu], event: ActDone, *, returned: bool
+) -> NodeState:
+    """`state` after an act: its functions are inspected again, and `gpus` are not offered before; nor before their
+    groups are polled, if these were in use when they last were."""
+    used = {g.address: group for g in gpus if (group := _group_in_use(state, g.address)) is not None}
+    changed = sorted({*(b.address for b in event.bound), *used})
+    claims, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
+    given = {g.address: Returned(claim, since) for g in gpus if g.address in changed}
+    claims = replace(claims, returned={**claims.returned, **given}) if given else claims
+    state = schedule.ask_poll(state, frozenset(used.values())) if used else state
+    wanted = inspections.ask_inspections(state.host.inspections, changed)
+    return with_inspections(replace(state, claims=claims), wanted)
 
 
 def _seen_again(state: NodeState) -> Claims:
-    """The claims without the returned devices that an inspection has seen since."""
-    claims, facts = state.claims, state.host.facts
+    """The claims without the returned devices that an inspection has seen since, and a poll where they were in use."""
+    claims, facts, uses = state.claims, state.host.facts, state.host.polls.groups
     unseen = {
         a: r
         for a, r in claims.returned.items()
-        if (fact := facts.get(a)) is not None and fact.inspection <= r.since
+        if (fact := facts.get(a)) is not None
+        and (
+            fact.inspection <= r.since
+            or ((group := _group_in_use(state, a)) is not None and uses[group].poll <= r.since)
+        )
     }
     return replace(claims, returned=unseen) if len(unseen) < len(claims.returned) else claims
+
+
+def _group_in_use(state: NodeState, address: PciAddress) -> int | None:
+    """The IOMMU group of a function, if it was in use when it was last polled."""
+    function, index = index_of(state).functions.get(address), index_of(state)
+    group = function.iommu_group if function is not None else None
+    return group if group in index.in_use and group in index.polled else None
 
 
 def _looked(

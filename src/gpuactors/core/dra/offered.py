@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from uuid import NAMESPACE_DNS, uuid5
 
 from gpuactors import limits
 from gpuactors.core.dra.slices import Attribute, Blocked
@@ -37,8 +38,10 @@ class OfferedGpu:
     iommu_group: int | None
     iommufd: bool
     """The node has iommufd, so that a virtual machine may open it by its cdev once it is on vfio."""
-    uuid: str | None = None
+    memory_bytes: int = 0
     is_nvswitch: bool = False
+    part_of: PciAddress | None = None
+    """The physical function whose virtual function it is."""
     blocked: Blocked | None = None
     claimed: bool = False
 
@@ -50,6 +53,8 @@ class OfferedGpu:
     @property
     def unfit(self) -> str:
         """Why no slice can have it."""
+        if self.part_of is not None and not self.claimed:
+            return f"{self.address} is a virtual function of {self.part_of}, which is no whole GPU"
         if _PCI_BUS_ID.fullmatch(self.address):
             return ""
         return (
@@ -66,7 +71,8 @@ class OfferedGpu:
             f"{STANDARD}numaNode": self.numa_node,
             # A DeviceClass selects GPUs by it.
             "type": "nvswitch" if self.is_nvswitch else "vfio",
-            "uuid": self.uuid,
+            # As NVIDIA's driver makes it for a device of this type: it is not the GPU's own, which vfio does not show.
+            "uuid": None if self.is_nvswitch else str(uuid5(NAMESPACE_DNS, self.address)),
             "vendorID": f"0x{self.vendor}" if self.vendor else None,
             "deviceID": f"0x{self.device}" if self.device else None,
             "productName": self.model,
@@ -74,6 +80,20 @@ class OfferedGpu:
             "iommuFDEnabled": self.iommufd,
         }
         return {name: attribute(value) for name, value in found.items() if value is not None}
+
+    @property
+    def capacity(self) -> dict[str, str]:
+        """As NVIDIA's driver: the memory behind the BARs, which is more than the GPU's own, if it is known."""
+        return {"addressableMemory": quantity(self.memory_bytes)} if self.memory_bytes else {}
+
+
+def quantity(size_bytes: int) -> str:
+    """Bytes as Kubernetes writes them: `128Gi` (k8s.io/apimachinery, resource.Quantity of BinarySI)."""
+    for suffix in ("", "Ki", "Mi", "Gi", "Ti", "Pi"):
+        if size_bytes % 1024 or not size_bytes:
+            return f"{size_bytes}{suffix}"
+        size_bytes //= 1024
+    return f"{size_bytes}Ei"
 
 
 def attribute(value: str | int | bool) -> Attribute:

@@ -5,14 +5,18 @@ Standing orders with numbers: each actor does the newest number of each kind onc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuactors import limits
 from gpuactors.core.dra.cdi import DeviceEdits
 from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver, Target
 from gpuactors.core.dra.driver import ClaimDriver
-from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, StoredEntry, load_of
+from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, OwedReturn, StoredEntry, load_of
+from gpuactors.core.dra.files import PlacedFile
 from gpuactors.core.dra.gpus import GPUS
+from gpuactors.core.dra.returns import as_returned, ours
 from gpuactors.core.dra.slices import AnyOffer
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.model import PciAddress, Role
@@ -38,6 +42,13 @@ class DeviceAct:
 
 
 @dataclass(frozen=True, slots=True)
+class LookWanted:
+    """Whether a claim could bind a device now."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class FilesAct:
     """The CDI and metadata files of a claim."""
 
@@ -49,6 +60,8 @@ class FilesAct:
     """One for each result of the claim, in their order."""
     directories: tuple[str, ...] = ()
     """Directories of the host that are to be there before the files, and to be removed after them."""
+    placed: tuple[PlacedFile, ...] = ()
+    """Files that are to be in those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,9 @@ class CheckpointWanted:
     entries: tuple[StoredEntry, ...]
     """Those that own devices, in the order of their arrival."""
     first_drivers: tuple[FirstDriver, ...]
-    """Of the functions for which an intent of ours stands or stood in this boot."""
+    """Of the functions whose present driver may be of our making."""
+    owed: tuple[OwedReturn, ...] = ()
+    """The returns that are owed, by address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +84,13 @@ class ClaimsWanted:
     load: int = 0
     """How often the checkpoint is to have been read by now: again when a predecessor has handed over. 0: not at all."""
     is_serving: bool = False
-    """Kubelet may send claims to this daemon."""
+    """Kubelet may send claims to this daemon: it has the answers, or passes the calls on to its successor."""
+    drain_s: float = limits.DRAIN_S
+    """When that ends, calls in flight may take so long."""
     reads: tuple[ReadWanted, ...] = ()
     checkpoint: CheckpointWanted | None = None
     devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
+    looks: Mapping[PciAddress, LookWanted] = field(default_factory=dict)
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
     offer: AnyOffer | None = None
     """What the ResourceSlices are to say; None while it is not known."""
@@ -87,11 +105,17 @@ def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
     """The orders that stand for the claims of one driver. A daemon that has handed over gives none: its successor has
     read the checkpoint."""
     claims, role = driver.claims(state), state.daemon.role
-    if claims.settings is None or role is Role.HANDED_OVER:
+    if claims.settings is None:
         return NO_CLAIMS_WANTED
+    relays = claims.relays_until > -math.inf
+    if role is Role.HANDED_OVER:
+        drain_s = limits.CLAIM_CALL_S if claims.settings.side_by_side else limits.DRAIN_S
+        # Kubelet reads the health of both, and takes the last list that came: they are to be the same.
+        health = driver.offered(state)[1] if relays else ()
+        return ClaimsWanted(is_serving=relays, drain_s=drain_s, health=health)
     load = load_of(role)
     if not claims.loaded or claims.unserved or role is not Role.SERVING:
-        return ClaimsWanted(load)
+        return ClaimsWanted(load, is_serving=relays)
     offer, health = driver.offered(state)
     acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]
     return ClaimsWanted(
@@ -99,7 +123,9 @@ def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
         is_serving=not state.daemon.stopping,
         reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
         checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
-        devices={g.address: _device_act(e, g) for e in acting for g in e.gpus if g.address in e.acts},
+        devices=_owed_acts(claims)
+        | {g.address: _device_act(claims, e, g) for e in acting for g in e.gpus if g.address in e.acts},
+        looks={a: LookWanted(k.number) for a, k in claims.looks.items() if k.number},
         files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
         offer=offer,
         health=health,
@@ -111,6 +137,7 @@ def _checkpoint(claims: Claims) -> CheckpointWanted:
         claims.checkpoint,
         tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING),
         tuple(f for a, f in sorted(claims.first_drivers.items()) if a in claims.acted),
+        tuple(o for _, o in sorted(claims.owed.items())),
     )
 
 
@@ -118,17 +145,35 @@ def _on_disk(entry: Entry) -> StoredEntry:
     match entry.state:
         case ClaimState.RELEASING:
             state = ClaimState.RELEASING
+        case ClaimState.TAKEN_OVER:
+            state = ClaimState.TAKEN_OVER
         case ClaimState.COMMITTING | ClaimState.PREPARED | ClaimState.VERIFYING:
             state = ClaimState.PREPARED
         case _:
             state = ClaimState.RESERVED
-    return StoredEntry(entry.name, state, entry.claim, entry.gpus, entry.bound, entry.domain)
+    return StoredEntry(
+        entry.name,
+        state,
+        entry.claim,
+        entry.gpus,
+        entry.bound,
+        entry.domain,
+        given=entry.given,
+        unplaced=entry.unplaced,
+    )
 
 
-def _device_act(entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
+def _owed_acts(claims: Claims) -> dict[PciAddress, DeviceAct]:
+    return {
+        a: DeviceAct(o.act, Target.FIRST_DRIVER, o.gpu.functions) for a, o in claims.owed.items() if o.act
+    }
+
+
+def _device_act(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.address]
     if entry.state is ClaimState.RELEASING:
-        return DeviceAct(number, Target.FIRST_DRIVER, gpu.functions)
+        functions = ours(claims, gpu).functions
+        return DeviceAct(number, Target.FIRST_DRIVER, tuple(as_returned(entry, f) for f in functions))
     return DeviceAct(number, Target.VFIO, gpu.functions)
 
 
@@ -137,4 +182,5 @@ def _files_act(driver: ClaimDriver, state: NodeState, entry: Entry) -> FilesAct:
     if entry.state in (ClaimState.RELEASING, ClaimState.CLEARING):
         return FilesAct(number, entry.name, None, (), directories)
     assert entry.claim is not None, "files are written for an allocated claim"
-    return FilesAct(number, entry.name, entry.claim, driver.devices(state, entry, entry.claim), directories)
+    devices, placed = driver.devices(state, entry, entry.claim), driver.placed(state, entry)
+    return FilesAct(number, entry.name, entry.claim, devices, directories, placed)

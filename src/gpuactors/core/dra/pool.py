@@ -81,7 +81,7 @@ def _split(devices: Sequence[SliceDevice]) -> tuple[tuple[SliceDevice, ...], ...
 
 
 def _device(offered: OfferedDevice, driver: str, *, tainted: bool) -> SliceDevice:
-    device = SliceDevice(offered.name, offered.attributes)
+    device = SliceDevice(offered.name, offered.attributes, capacity=offered.capacity)
     if offered.blocked is None or not tainted:
         return device
     taint = Taint(f"{driver}/{offered.blocked.kind}", _label_value(offered.blocked.cause))

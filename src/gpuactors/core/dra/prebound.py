@@ -1,26 +1,28 @@
-"""Whether a GPU is pre-bound: was on a vfio driver before any act of ours, so that it stays on it for ever.
+"""Whether a GPU is pre-bound: is on a vfio driver, and no claim of ours has put it there, so that it stays on it.
 
-Decided per PCI address: of four identical GPUs two may be pre-bound, so ids cannot decide. A mistake in one direction
-costs a GPU that the host's driver does not get back; in the other one it pulls a GPU to the host's driver under its
-users (NVIDIA issues 1089, 1090, 1099). So in doubt a GPU counts as pre-bound.
+What we did not do ourselves is somebody's decision: a GPU that a boot script, an administrator or another program has
+bound counts as found where it is, also when a claim has had it before. Decided per PCI address: of four identical GPUs
+two may be pre-bound, so ids cannot decide. A mistake in one direction costs a GPU that the host's driver does not get
+back; in the other one it pulls a GPU to the host's driver under its users (NVIDIA issues 1089, 1090, 1099). So in doubt
+a GPU counts as pre-bound.
 
-The kernel command line (`vfio-pci.ids=`) only adds its word to the sentence of a GPU that was first seen on vfio:
-without it such a GPU is pre-bound as well (bound by a boot script, or our checkpoint is lost).
+The kernel command line (`vfio-pci.ids=`) only adds its word to the sentence of a GPU that was found on vfio: without it
+such a GPU is pre-bound as well (bound by a boot script, or our checkpoint is lost).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from gpuactors.core.dra.claim import FirstDriver
+from gpuactors.core.dra.claim import BoundFunction, FirstDriver
 from gpuactors.core.model import PciAddress, PciFunction
 from gpuactors.core.quote import quoted_id
 
-# --- the first drivers of this boot -----------------------------------------------------------------------------------
+# --- the drivers that functions are found on --------------------------------------------------------------------------
 
 
 def noted(
@@ -29,22 +31,27 @@ def noted(
     acted: Collection[PciAddress] = (),
 ) -> Mapping[PciAddress, FirstDriver]:
     """`known` with what an inspection of `functions` adds; the same object if that is nothing. `acted` are the
-    addresses for which an intent of ours stands or stood in this boot: theirs never change.
+    addresses whose present driver may be of our making: theirs do not change.
 
-    Two observations after the first one count, both before any act of ours: a function that had no driver gets one, and
-    one that gets a vfio driver (a boot script, the operator by hand) is pre-bound from then on.
+    A driver that somebody else has bound counts from then on. Without a driver a function is on its way from one to the
+    next, so what it was found on counts on.
     """
     found: dict[PciAddress, FirstDriver] = {}
     for function in functions:
-        seen = FirstDriver(function.address, function.driver, vfio=function.vfio_bound)
-        before = known.get(function.address)
-        if before is None or (
-            function.address not in acted
-            and seen != before
-            and (before.driver is None or (seen.vfio and not before.vfio))
-        ):
-            found[function.address] = seen
+        address = function.address
+        seen = FirstDriver(address, function.driver, function.vfio_bound, function.presence)
+        before = known.get(address)
+        by_others = address not in acted and seen.driver is not None
+        if before is None or is_another(before, function) or (by_others and seen != before):
+            found[address] = seen
+        elif not before.presence and seen.presence:  # an older daemon has not noted it
+            found[address] = replace(before, presence=seen.presence)
     return {**known, **found} if found else known
+
+
+def is_another(noted: FirstDriver | BoundFunction, now: PciFunction) -> bool:
+    """The function was unplugged since, and one was plugged in at its address. False where that is not known."""
+    return bool(noted.presence and now.presence) and noted.presence != now.presence
 
 
 # --- the decision -----------------------------------------------------------------------------------------------------
@@ -56,7 +63,7 @@ class Rule(StrEnum):
     OPERATOR = "operator"
     """`--prebound` names the address, or says `all`."""
     FIRST_DRIVER = "first-driver"
-    """The first driver of this boot, before any act of ours."""
+    """The driver that it was found on, before any act of ours on it."""
     UNKNOWN = "unknown"
     """Its first driver is not known, so nothing is done to it."""
 
@@ -96,7 +103,7 @@ def decide(
         return PreBound(True, Rule.OPERATOR, f"--prebound {named} says so")
     if first is None:
         return PreBound(
-            True, Rule.UNKNOWN, "its first driver in this boot is not known, so it is left on the one it has"
+            True, Rule.UNKNOWN, "which driver it was found on is not known, so it is left on the one it has"
         )
     if first.vfio:
         hint = next((h for h in hints if function is not None and h.matches(function)), None)
@@ -104,10 +111,10 @@ def decide(
         return PreBound(
             True,
             Rule.FIRST_DRIVER,
-            f"it was first seen on {quoted_id(first.driver or '')} in this boot, before any act of ours{named}",
+            f"it was found on {quoted_id(first.driver or '')}, and no claim had put it there{named}",
         )
     had = f"on {quoted_id(first.driver)}" if first.driver is not None else "without a driver"
-    return PreBound(False, Rule.FIRST_DRIVER, f"it was first seen {had} in this boot")
+    return PreBound(False, Rule.FIRST_DRIVER, f"it was found {had}")
 
 
 # --- the kernel command line ------------------------------------------------------------------------------------------

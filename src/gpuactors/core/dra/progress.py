@@ -11,6 +11,7 @@ from gpuactors import limits
 from gpuactors.core import schedule
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
+from gpuactors.core.dra import takeover
 from gpuactors.core.dra.answers import answer_of, answered
 from gpuactors.core.dra.claim import BoundFunction
 from gpuactors.core.dra.driver import ClaimDriver
@@ -74,8 +75,13 @@ def _all_answered(driver: ClaimDriver, state: NodeState, at: float) -> Stepped |
 def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
     """What is tried again, asked, or forgotten at this time."""
     effects: list[Effect] = []
+    if driver.claims(state).relays_until <= at:
+        state = driver.with_claims(state, replace(driver.claims(state), relays_until=-math.inf))
     for known in driver.claims(state).entries.values():
-        if known.collect_at <= at:
+        if known.collect_at <= at and not known.name.is_known:
+            state, lines = takeover.unlisted(driver, state, known, at)
+            effects += lines
+        elif known.collect_at <= at:
             asked = with_entry(driver.claims(state), replace(known, collect_at=math.inf))
             state = driver.with_claims(state, with_read(asked, known.name.uid))
     for waiting in driver.claims(state).entries.values():
@@ -96,15 +102,19 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
             case _:
                 state = driver.with_claims(state, with_entry(driver.claims(state), entry))
         effects += lines
-    return state, effects
+    state, lines = driver.due(state, at)
+    return state, effects + lines
 
 
-def deadline(claims: Claims) -> float:
+def deadline(driver: ClaimDriver, state: NodeState) -> float:
     """When `due` or an answer is next due; infinite if never."""
+    claims = driver.claims(state)
     return min(
+        driver.deadline(state),
         min((e.retry_at for e in claims.entries.values()), default=math.inf),
         min((e.collect_at for e in claims.entries.values()), default=math.inf),
         min((c.deadline for c in claims.calls.values()), default=math.inf),
+        claims.relays_until if claims.relays_until > -math.inf else math.inf,
     )
 
 
@@ -159,11 +169,15 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
 
 def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
     """The act that others carry out is done when nothing lacks any more; None if it waits on. What lacks is the error
-    if the wait lasts too long."""
-    why = driver.lacking(state, entry)
-    if why is None:
+    if the wait lasts too long, and at once where waiting is of no use."""
+    lacking = driver.lacking(state, entry)
+    if lacking is None:
         state, entry = driver.reserved(state, entry)
         return act_over(driver, state, entry, entry.acts[AWAITED], ()), []
+    why = lacking.why
+    if lacking.is_final:
+        stopped = replace(entry, acts={}, why=why)
+        return driver.with_claims(state, moved(driver, driver.claims(state), stopped, On.FAILED)), []
     if why == entry.why:
         return None
     after = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
@@ -244,7 +258,10 @@ def act_over(
 ) -> NodeState:
     """`state` after one act of an entry reached its goal: the next transition follows the last one."""
     left = {key: n for key, n in entry.acts.items() if n != number}
-    known = {**entry.bound, **{b.address: b for b in bound}}
+    # An act that found it on vfio says nothing of the one that took it from nvidia-persistenced.
+    had = {a for a, b in entry.bound.items() if b.persistence}
+    found = {b.address: replace(b, persistence=b.persistence or b.address in had) for b in bound}
+    known = {**entry.bound, **found}
     entry = replace(entry, acts=left, bound=known)
     claims = driver.claims(state)
     return driver.with_claims(

@@ -58,14 +58,8 @@ def _first_driver(
     known: Mapping[PciAddress, FirstDriver], function: PciFunction, *, stays: bool
 ) -> FirstDriver:
     """What an act is to return it to. One that is pre-bound by the operator's word counts as first seen on vfio."""
-    present = FirstDriver(function.address, function.driver, vfio=function.vfio_bound)
+    present = FirstDriver(function.address, function.driver, function.vfio_bound, function.presence)
     return replace(known.get(function.address, present), vfio=stays)
-
-
-def is_returned(gpu: ClaimedGpu) -> bool:
-    """Any of its functions is returned to its first driver when the claim ends: also a companion of a pre-bound GPU
-    that was not on vfio."""
-    return not all(f.vfio for f in gpu.functions)
 
 
 def with_reserved(claims: Claims) -> Claims:
@@ -73,20 +67,32 @@ def with_reserved(claims: Claims) -> Claims:
     if (settings := claims.settings) is None:
         return claims
     owning = [entry for entry in claims.entries.values() if entry.state in OWNING]
-    owners = {a: r.claim for a, r in claims.returned.items()}
-    owners |= {gpu.address: entry.name for entry in owning for gpu in entry.gpus}
+    owners = {a: (device_name(a), r.claim) for a, r in claims.returned.items()}
+    owners |= {a: (device_name(a), o.claim) for a, o in claims.owed.items() if o.act}
+    owners |= {gpu.address: (_device_name(entry, gpu), entry.name) for entry in owning for gpu in entry.gpus}
     reserved = {
-        a: ClaimedDevice(settings.driver, settings.pool, device_name(a), str(name), None)
-        for a, name in owners.items()
+        a: ClaimedDevice(settings.driver, settings.pool, device, str(name), None)
+        for a, (device, name) in owners.items()
     }
     admin = frozenset(
         ((settings.driver, str(entry.name)), address)
         for entry in owning
         for address in _with_admin_access(entry)
     ) | _still_listed(claims)
-    if reserved == claims.reserved and admin == claims.admin:
+    ended = frozenset(
+        (settings.driver, str(e.name)) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE
+    ) - {(settings.driver, str(e.name)) for e in owning}
+    if reserved == claims.reserved and (admin, ended) == (claims.admin, claims.ended):
         return claims
-    return replace(claims, reserved=claims.reserved if reserved == claims.reserved else reserved, admin=admin)
+    same = reserved == claims.reserved
+    return replace(claims, reserved=claims.reserved if same else reserved, admin=admin, ended=ended)
+
+
+def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:
+    """By which the scheduler knows that it is given away: another one than ours where NVIDIA's driver had it."""
+    own = device_name(gpu.address)
+    theirs = [device.device for device in entry.given]
+    return own if not theirs or own in theirs else theirs[0]
 
 
 def _still_listed(claims: Claims) -> frozenset[AdminAccess]:

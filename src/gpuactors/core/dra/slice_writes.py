@@ -11,7 +11,7 @@ the server has made of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpuactors.core.dra.pool import Pool
@@ -76,7 +76,8 @@ def writes(
     generation = max((s.spec.generation for s in kept.values()), default=0)
     wanted = _specs(pool, generation)
     changed = [i for i, spec in enumerate(wanted) if not _is(kept.get(i), spec, owner, answers)]
-    if not kept or len(changed) > 1:
+    mine = {s.name for s in kept.values()}
+    if not kept or len(changed) + _too_many(pool, stored, mine, generation) > 1:
         # Higher than any there was: a slice that is deleted may still be in the scheduler's cache.
         seen = max([generation_seen, *(s.spec.generation for s in stored)])
         wanted = _specs(pool, seen + 1)
@@ -87,9 +88,16 @@ def writes(
         spec = _with_times(wanted[index], times)
         found.append(Update(kept[index], spec) if index in kept else Create(index, spec))
     # The last ones, so that there is always a slice.
-    mine = {s.name for s in kept.values()}
     found += [Delete(s) for s in sorted(stored, key=lambda s: s.name) if s.name not in mine]
     return tuple(found)
+
+
+def _too_many(pool: Pool, stored: Collection[StoredSlice], mine: Set[str], generation: int) -> int:
+    """The slices of this generation that are to be deleted: the scheduler ignores the whole pool as long as there is
+    one more than the others say, and a delete may fail."""
+    return sum(
+        s.name not in mine and s.spec.pool == pool.node and s.spec.generation >= generation for s in stored
+    )
 
 
 def _kept(pool: Pool, stored: Collection[StoredSlice]) -> dict[int, StoredSlice]:

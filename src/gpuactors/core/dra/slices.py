@@ -52,6 +52,11 @@ class OfferedDevice(Protocol):
         ...
 
     @property
+    def capacity(self) -> Mapping[str, str]:
+        """Quantities, as the server writes them; they count with the attributes."""
+        ...
+
+    @property
     def unfit(self) -> str:
         """Why no slice can have it, as a sentence; empty if one can."""
         ...
@@ -119,6 +124,8 @@ class SliceDevice:
     name: str
     attributes: Mapping[str, Attribute]
     taints: tuple[Taint, ...] = ()
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    """Quantities."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class ClaimState(StrEnum):
     VERIFYING = "Verifying"
     """It was prepared, and a prepare came again: whether its devices are still on vfio, and its files there, is being
     looked at."""
+    TAKEN_OVER = "TakenOver"
+    """NVIDIA's DRA driver has prepared it, and its pod may run. What it has is its own; nothing of it was done here."""
     STOPPED = "Stopped"
     """An act failed, or the checkpoint was lost. The devices stay as they are and its own, until a prepare or an
     unprepare comes."""
@@ -153,6 +155,10 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, On], Transition]] = {
     (_S.VERIFYING, _E.REFUSED): (_S.PREPARED, _R.NOTHING),
     (_S.VERIFYING, _E.ABANDONED): (_S.PREPARED, _R.NOTHING),
     (_S.VERIFYING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
+    (_S.TAKEN_OVER, _E.RESTORED): (_S.TAKEN_OVER, _R.NOTHING),
+    # It is answered as the driver that prepared it did: nothing under its pod is touched.
+    (_S.TAKEN_OVER, _E.PREPARE): (_S.TAKEN_OVER, _R.NOTHING),
+    (_S.TAKEN_OVER, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.STOPPED, _E.PREPARE): (_S.BINDING, _R.BIND),
     # The checkpoint was lost, and with it what the claim asks for: it was read again from the API server.
     (_S.STOPPED, _E.FETCHED): (_S.BINDING, _R.BIND),
@@ -185,6 +191,7 @@ OWNING: Final = frozenset(
         _S.COMMITTING,
         _S.PREPARED,
         _S.VERIFYING,
+        _S.TAKEN_OVER,
         _S.STOPPED,
         _S.RELEASING,
     }

@@ -151,7 +151,7 @@ def test_of_one_device_only_its_claims_are_shown(journal: Path) -> None:
     ):
         assert words in told, words
     assert re.search(r"answer  call \d+: unprepared", told)
-    of_daemon = "NodeUnprepareResources of claim nvidia-dra-driver-gpu/daemon"
+    of_daemon = "NodeUnprepareResources of claim dra-driver-nvidia-gpu/daemon"
     assert of_daemon not in told
     told = "\n".join(replayed(journal, device="daemon-0"))
     assert of_daemon in told

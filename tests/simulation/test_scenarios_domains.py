@@ -60,7 +60,7 @@ def test_the_label_the_devices_and_the_calls_are_tables() -> None:
     assert "default/training training Ready" in lines
     assert "channel-0 offered job-2-channel (Prepared)" in lines
     assert "daemon-0 offered training-daemon-1 (Prepared)" in lines
-    assert [line.split()[2:4] for line in lines if line.endswith("ms done")] == [
+    assert [line.split()[2:4] for line in lines if line.endswith("s done")] == [
         ["prepare", "job-1-channel"],
         ["prepare", "training-daemon-1"],
         ["prepare", "job-2-channel"],
@@ -82,6 +82,7 @@ def test_a_claim_that_waits_says_what_it_lacks() -> None:
 def test_a_label_that_goes_with_the_old_claim_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA issue 641: the claim that waits does not hold it."""
     monkeypatch.setattr(label, "_KEEPS", label._NEEDS)
+    monkeypatch.setattr(label, "_lingering", lambda domains, _of, patch, _at: (domains, patch))
     unmet = fails_at(monkeypatch, COMPUTE_DOMAIN, 5)
     assert "it was: absent, then training, then absent" in unmet
 

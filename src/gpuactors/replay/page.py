@@ -346,6 +346,8 @@ def _claim_mark(at: float, call: ClaimCall, entry: Entry, answer: effects.Answer
     match answer:
         case effects.Refused(status, reason):
             return Mark(at, "refused", f"{what} of claim {entry.name} refused, {status}: {reason}")
+        case effects.Elsewhere():
+            return Mark(at, "granted", f"{what} of claim {entry.name} passed on to the successor")
         case _:
             return Mark(at, "granted", f"{what} of claim {entry.name} done")
 

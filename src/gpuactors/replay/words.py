@@ -187,6 +187,8 @@ def effect_words(effect: effects.Effect) -> str:
                     return f"answer  call {token}: unprepared"
                 case effects.Refused(status, reason):
                     return f"answer  call {token}: refused, {status}: {reason}"
+                case effects.Elsewhere():
+                    return f"answer  call {token}: the successor's"
                 case _:
                     assert_never(answer)
         case _:

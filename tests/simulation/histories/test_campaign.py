@@ -244,9 +244,9 @@ def test_a_known_fault_is_counted_and_no_failure(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_campaign_plays_the_same_histories_again() -> None:
-    plan = Plan(seed=11, histories=13, workers=2, claims_every=3, domains_every=4)
+    plan = Plan(seed=11, histories=15, workers=2, claims_every=3, domains_every=4, administrators_every=8)
     first, second = run_campaign(plan), run_campaign(plan)
-    assert [first.covered[of].histories for of in Serves] == [7, 4, 2]
+    assert [first.covered[of].histories for of in Serves] == [6, 4, 3, 2]
     assert first.covered == second.covered
     assert first.failures == []
     assert history_seed(11, 0) != history_seed(11, 1) != history_seed(12, 1)
@@ -258,6 +258,20 @@ def test_the_histories_without_compute_domains_are_the_same_beside_those_with_th
     played = list(islice(beside, 12))
     assert [n for of, n in played if of is Serves.DOMAINS] == [1, 3, 5]
     assert [turn for turn in played if turn[0] is not Serves.DOMAINS] == list(islice(alone, 9))
+
+
+def test_the_histories_without_a_second_administrator_are_the_same_beside_those_with_one() -> None:
+    plan = Plan(seed=1, workers=2, claims_every=3, domains_every=4)
+    beside = campaign._numbered(replace(plan, administrators_every=4), 1)
+    played = list(islice(beside, 16))
+    assert [n for of, n in played if of is Serves.ADMINISTRATORS] == [1, 3, 5, 7]
+    others = [turn for turn in played if turn[0] is not Serves.ADMINISTRATORS]
+    for of in (Serves.DOMAINS, Serves.CLAIMS, Serves.PLUGIN):
+        same = [turn for turn in others if turn[0] is of]
+        assert same == list(
+            islice((turn for turn in campaign._numbered(plan, 1) if turn[0] is of), len(same))
+        )
+        assert same
 
 
 def test_the_command_says_what_was_played_and_covered(capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +297,7 @@ def test_the_pairs_of_all_kinds_of_nodes_are_wanted(
         if of is not lacking:
             coverage.adjacent.update(of.pairs)
     assert result.covered[lacking].adjacent_share == 0.0
-    plan = Plan(1, claims_every=4, domains_every=8)
+    plan = Plan(1, claims_every=4, domains_every=8, administrators_every=8)
     assert command._report(result, plan, min_pairs=95, show_table=False) == 1
     wanted = sum(len(of.pairs) for of in Serves)
     share = 100 * (wanted - len(lacking.pairs)) / wanted

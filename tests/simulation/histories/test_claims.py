@@ -11,7 +11,7 @@ import pytest
 
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
-from gpuactors.core.dra import claims, exclusion, gpus, reservation, slice_writes
+from gpuactors.core.dra import claims, exclusion, gpus, reservation, returns, slice_writes
 from gpuactors.core.dra.entries import ClaimedGpu
 from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState
@@ -120,7 +120,7 @@ def _rebinds_prebound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The card stays where the claim has put it."""
-    monkeypatch.setattr(gpus, "is_returned", lambda _gpu: False)
+    monkeypatch.setattr(returns, "is_to_be_returned", lambda *_: False)
 
 
 def _keeps_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +143,8 @@ def _collects_live_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA: a claim that the API server does not have is rolled back, whatever kubelet lists and whoever has its card
     open."""
 
-    async def look_at_nobody(*_: object, **__: object) -> None:
-        return
+    async def look_at_nobody(*_: object, **__: object) -> frozenset[PciAddress]:
+        return frozenset()
 
     monkeypatch.setattr(claims, "_listed", lambda *_: set())
     monkeypatch.setattr(SysfsBinder, "_refuse_users", look_at_nobody)

@@ -117,11 +117,18 @@ def _removes_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
         return label.Held(owning=of.owning) if ClaimState.RELEASING in states else of
 
     monkeypatch.setattr(label, "held", of_nobody)
+    _takes_no_time(monkeypatch)
 
 
 def _forgets_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA 641: the old claim's end removes the label under the new one, which waits."""
     monkeypatch.setattr(label, "_KEEPS", label._NEEDS)
+    _takes_no_time(monkeypatch)
+
+
+def _takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The label goes at once, as upstream's."""
+    monkeypatch.setattr(label, "_lingering", lambda domains, _of, patch, _at: (domains, patch))
 
 
 def _sees_prepared_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +193,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 @pytest.mark.parametrize(
     ("plant", "script", "check"),
     [
-        (_holds_no_label, f"{COMES}+11", "claims do not settle"),
+        (_holds_no_label, f"{COMES}+11", domain_check.LIVE),
         (_removes_with_each, BOTH_CHANNELS, domain_check.LIVE),
         (_forgets_who_waits, SUCCESSION, domain_check.FOLLOWER),
         (_sees_prepared_only, IN_PROGRESS, "two owners"),

@@ -268,6 +268,32 @@ def test_a_refused_pod_needs_a_cause(
     assert failed_for_nothing("any message of kubelet", refused, happened) is for_nothing
 
 
+CRASHED = "0000:01:00.0: internal error: PlannedCrashError('{} crashes as planned'); please report it"
+
+
+@pytest.mark.parametrize(
+    ("crashed", "happened", "for_nothing"),
+    [
+        ("sysfs_inspector", ["the inspector crashes"], False),
+        ("busy_poller", ["the poller crashes"], False),
+        ("pod_resources", ["the reader of the ledger crashes"], False),
+        ("sysfs_inspector", ["unplug", "kubelet stops"], True),
+        ("sysfs_inspector", ["the poller crashes"], True),
+    ],
+)
+def test_a_planned_crash_is_a_cause_of_the_refusal_that_names_it(
+    crashed: str, happened: list[str], for_nothing: bool
+) -> None:
+    reason = CRASHED.format(crashed)
+    refused = Refused(Refusal.FAILED_PRECONDITION, reason, (Cause.SET_ASIDE,))
+    assert failed_for_nothing("any message of kubelet", refused, happened) is for_nothing
+
+
+def test_a_crash_excuses_no_refusal_that_does_not_name_it() -> None:
+    refused = Refused(Refusal.FAILED_PRECONDITION, "internal error: KeyError(1)", (Cause.UNREADABLE,))
+    assert failed_for_nothing("any message of kubelet", refused, ["the inspector crashes"])
+
+
 @pytest.mark.parametrize(
     ("message", "happened", "for_nothing"),
     [
@@ -286,7 +312,7 @@ def test_a_pod_that_no_daemon_refused_needs_a_cause(
 def test_every_cause_is_a_kind_of_event() -> None:
     assert {kind for kinds in refusals._EVENTS.values() for kind in kinds} <= KINDS.keys()
     assert {kind for _, kinds in refusals._KUBELETS for kind in kinds} <= KINDS.keys()
-    assert {refusals._OLDER, *refusals.UNREAD} <= KINDS.keys()
+    assert {refusals._OLDER, *refusals.UNREAD, *refusals._CRASHES.values()} <= KINDS.keys()
 
 
 def test_a_loop_in_which_no_time_passes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

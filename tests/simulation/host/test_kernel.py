@@ -247,3 +247,105 @@ async def test_a_real_write_that_hangs_blocks_the_next_act_until_it_returns(
     assert fault is None
     assert drivers(node) == ["vfio-pci", "vfio-pci"]
     assert sum(path.endswith("nvidia/unbind") for path, _ in watcher.written) == 1
+
+
+def test_virtual_functions_come_and_go_with_a_write_and_with_the_driver(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    address, path = "0000:41:00.0", "sys/bus/pci/devices/0000:41:00.0/sriov_numvfs"
+    node.kernel.plug(PciSpec(address, "10de", "2330", "030200", 71, driver="nvidia", total_vfs=2))
+    with pytest.raises(OSError, match="range") as caught:
+        node.write(path, "3\n")
+    assert caught.value.errno == errno.ERANGE
+    node.uevents.clear()
+    node.write(path, "2\n")
+    one, two = node.tree.virtual_functions(address)
+    of_one = [("add", one), ("change", one), ("bind", one)]
+    of_two = [("add", two), ("change", two), ("bind", two)]
+    assert [(u.action, u.devpath.rpartition("/")[2]) for u in node.uevents] == [
+        *of_one, *of_two, ("change", address),
+    ]  # fmt: skip
+    with pytest.raises(OSError, match="busy") as caught:
+        node.write(path, "1\n")
+    assert caught.value.errno == errno.EBUSY
+    node.uevents.clear()
+    node.write(path, "0\n")
+    assert {u.devpath.rpartition("/")[2] for u in node.uevents} == {one, two}, (
+        "the physical function has no uevent"
+    )
+    assert node.tree.virtual_functions(address) == ()
+    node.write(path, "1\n")
+    node.write(f"{DRIVERS}/nvidia/unbind", address)
+    assert not {one, two} & node.tree.functions.keys()
+    with pytest.raises(OSError, match="No such") as caught:
+        node.write(path, "1\n")
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_vfio_takes_no_function_with_virtual_ones(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    address = "0000:41:00.0"
+    node.kernel.plug(PciSpec(address, "10de", "2330", "030200", 71, total_vfs=2))
+    node.tree.virtualize(address, 1)
+    node.override("vfio-pci\n", address)
+    with pytest.raises(OSError, match="busy"):
+        node.write(f"{DRIVERS}/vfio-pci/bind", address)
+
+
+# --- modules and ids --------------------------------------------------------------------------------------
+
+
+def test_a_module_takes_what_is_without_a_driver_and_matches_and_leaves_all_without_one(node: Node) -> None:
+    node.kernel.rmmod("nvidia")
+    assert node.tree.driver_of(GPU) is None
+    assert node.tree.driver_of(AUDIO) == "snd_hda_intel"
+    assert node.uevents[-1].action == "unbind"
+    assert not (node.tree.root / DRIVERS / "nvidia").exists()
+    assert "nvidia" not in node.kernel.drivers
+    node.kernel.modprobe("nvidia", frozenset({"10de:2330"}))
+    assert node.tree.driver_of(GPU) == "nvidia"
+    node.kernel.rmmod("nvidia")
+    node.override("vfio-pci\n")
+    node.kernel.modprobe("nvidia", frozenset({"10de:2330"}))
+    assert node.tree.driver_of(GPU) is None, "the override names another one"
+
+
+def test_a_module_in_use_is_not_unloaded(node: Node) -> None:
+    node.kernel.use(GPU, 99)
+    with pytest.raises(OSError, match=r".") as caught:
+        node.kernel.rmmod("nvidia")
+    assert caught.value.errno == errno.EBUSY
+    node.kernel.end(99)
+    node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    node.override("vfio-pci\n")
+    node.write(f"{DRIVERS}/vfio-pci/bind", f"{GPU}\n")
+    node.write(f"{DRIVERS}/snd_hda_intel/unbind", f"{AUDIO}\n")
+    node.tree.open_group(51, 77)
+    with pytest.raises(OSError, match=r".") as caught:
+        node.kernel.rmmod("vfio-pci")
+    assert caught.value.errno == errno.EBUSY
+    assert node.tree.driver_of(GPU) == "vfio-pci"
+
+
+def test_an_id_that_is_written_to_a_driver_is_taken_until_the_module_goes(node: Node) -> None:
+    node.write(f"{DRIVERS}/vfio-pci/new_id", "10de 2330\n")
+    assert node.tree.driver_of(GPU) == "nvidia", "what has a driver keeps it"
+    node.write(f"{DRIVERS}/nvidia/unbind", f"{GPU}\n")
+    node.write(f"{DRIVERS}/vfio-pci/bind", f"{GPU}\n")
+    assert node.tree.driver_of(GPU) == "vfio-pci"
+    node.write(f"{DRIVERS}/vfio-pci/unbind", f"{GPU}\n")
+    node.write(f"{DRIVERS}/vfio-pci/new_id", "10de 2330\n")
+    assert node.tree.driver_of(GPU) == "vfio-pci"
+    node.kernel.rmmod("vfio-pci")
+    node.kernel.modprobe("vfio-pci")
+    assert node.tree.driver_of(GPU) is None
+
+
+def test_a_module_takes_the_virtual_functions_of_its_gpus_with_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    address = "0000:31:00.0"
+    node.kernel.plug(PciSpec(address, "10de", "2330", "030200", 60, driver="nvidia", total_vfs=2))
+    node.write(f"sys/bus/pci/devices/{address}/sriov_numvfs", "2\n")
+    assert len(node.tree.functions) == 5
+    node.kernel.rmmod("nvidia")
+    assert sorted(node.tree.functions) == [GPU, AUDIO, address]
+    assert node.tree.driver_of(address) is None

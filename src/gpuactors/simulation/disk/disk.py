@@ -106,6 +106,13 @@ class FakeDisk:
         self._files.pop(path, None)
         self._durable.pop(path, None)
 
+    def lose_directory(self, path: str) -> None:
+        """A directory is gone, durably, with all that is in it, without an operation."""
+        for name in [n for n in self._files.keys() | self._durable.keys() if n.startswith(f"{path}/")]:
+            self.lose(name)
+        for directories in (self._directories, self._durable_directories):
+            directories -= {d for d in directories if d == path or d.startswith(f"{path}/")}
+
     def inode(self, path: str) -> int:
         """What stays the same as long as a file is not replaced by another one."""
         return id(self._files[path])

@@ -28,6 +28,10 @@ three times as long."""
 DOMAINS_EVERY: Final = 8
 """The same of nodes with compute domains, whose pairs are fewer."""
 
+ADMINISTRATORS_EVERY: Final = 0
+"""The same of nodes with claims that a second administrator touches. None by default, until a long campaign of them has
+found nothing more."""
+
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
 
@@ -45,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.histories is not None,
         options.claims_every,
         options.domains_every,
+        options.administrators_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -86,6 +91,14 @@ def _parser() -> argparse.ArgumentParser:
         default=DOMAINS_EVERY,
         metavar="N",
         help=f"one node in so many has compute domains; 0: none (default: {DOMAINS_EVERY})",
+    )
+    parser.add_argument(
+        "--administrators-every",
+        type=int,
+        default=ADMINISTRATORS_EVERY,
+        metavar="N",
+        help="one node in so many has claims and a second administrator; 0: none "
+        f"(default: {ADMINISTRATORS_EVERY})",
     )
     parser.add_argument(
         "--table",

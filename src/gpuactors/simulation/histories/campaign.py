@@ -80,11 +80,18 @@ class Plan:
     """One node in so many has claims; 0: none."""
     domains_every: int = 0
     """The same of compute domains."""
+    administrators_every: int = 0
+    """The same of claims and a second administrator."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
         """The kinds of nodes that there are."""
-        every = {Serves.PLUGIN: 1, Serves.CLAIMS: self.claims_every, Serves.DOMAINS: self.domains_every}
+        every = {
+            Serves.PLUGIN: 1,
+            Serves.CLAIMS: self.claims_every,
+            Serves.DOMAINS: self.domains_every,
+            Serves.ADMINISTRATORS: self.administrators_every,
+        }
         return tuple(of for of, number in every.items() if number)
 
 
@@ -107,13 +114,16 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
-    """A worker's histories. Those with compute domains have numbers of their own, so that without them the others are
-    the same ones."""
+    """A worker's histories. Those with compute domains, and those with a second administrator, have numbers of their
+    own, so that without them the others are the same ones."""
     turns, numbers = itertools.count(1), itertools.count()
-    others = itertools.count()
+    others, theirs = itertools.count(), itertools.count()
     for turn in turns:
         if plan.domains_every and turn % plan.domains_every == 0:
             yield Serves.DOMAINS, part + plan.workers * next(others)
+            continue
+        if plan.administrators_every and turn % plan.administrators_every == plan.administrators_every - 1:
+            yield Serves.ADMINISTRATORS, part + plan.workers * next(theirs)
             continue
         nth = next(numbers)
         has_claims = plan.claims_every > 0 and nth % plan.claims_every == 0

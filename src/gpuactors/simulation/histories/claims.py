@@ -8,6 +8,7 @@ A node of a history has it if the seed says so (`CLAIMS`). The rules are those o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from gpuactors.acts.apart import inline
@@ -17,6 +18,7 @@ from gpuactors.core.model import PciAddress
 from gpuactors.dra import DraOutside
 from gpuactors.host.root import HostRoot
 from gpuactors.ports import ClaimsKubelet
+from gpuactors.simulation.histories.administrator import ADMINISTERED, LOADS_LATE, Administrator
 from gpuactors.simulation.histories.dra_node import NAMESPACE, NODE, DraNode
 from gpuactors.simulation.host.kernel import NVIDIA, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
@@ -39,14 +41,28 @@ class ClaimsNode(DraNode):
         super().__init__(DRIVER, seed)
         self._tree = tree
         self.kernel = FakeKernel(tree, deliver=deliver)
-        self.writes = MemoryWrites(self.kernel)
         self.home: dict[str, str | None] = {}
         """The driver that the boot gives to each function."""
+        self.administrator = (
+            Administrator(self.kernel, self.home, loads_late=seed & LOADS_LATE != 0)
+            if seed & ADMINISTERED
+            else None
+        )
+        """The second one; None if nobody but the daemon touches drivers and files."""
+        self.writes = self._open_writes()
         self.forgotten: set[str] = set()
         """Functions that a daemon had written to before the checkpoint was lost in this boot: their first driver and
         override are not known any more."""
+        self.forgotten_claims: set[str] = set()
+        """The UIDs of claims that were there when the checkpoint was lost in this boot: only their files, and kubelet,
+        say that they are prepared."""
         self.users: dict[str, int] = {}
         """The process that uses a card by its host driver, by address."""
+
+    def _open_writes(self) -> MemoryWrites:
+        if self.administrator is None:
+            return MemoryWrites(self.kernel)
+        return MemoryWrites(self.kernel, on_write=self.administrator.written)
 
     def plug(self, spec: PciSpec) -> None:
         """A function that is there from the boot on."""
@@ -99,8 +115,11 @@ class ClaimsNode(DraNode):
         super().power_cut()
         self.kernel.power_off()
         self.users.clear()
-        self.writes = MemoryWrites(self.kernel)
+        self.writes = self._open_writes()
+        if self.administrator is not None:
+            self.administrator.reboot()
         self.forgotten.clear()
+        self.forgotten_claims.clear()
 
     def lose_checkpoint(self) -> None:
         """As `DraNode.lose_checkpoint`."""
@@ -113,6 +132,7 @@ class ClaimsNode(DraNode):
         self._forget()
 
     def _forget(self) -> None:
+        self.forgotten_claims |= self.given.keys()
         written = self.writes.written
         self.forgotten.update(a for a in self.home if any(a in path or a in text for path, text in written))
 
@@ -131,4 +151,5 @@ class ClaimsNode(DraNode):
         """All that a daemon reaches for claims."""
         root = HostRoot(str(self._tree.root))
         binder = SysfsBinder(root, self.writes, MemoryPersistence(self.kernel), inline)
-        return self.dra_outside(self.network.client(daemon), kubelet, binder)
+        outside = self.dra_outside(self.network.client(daemon), kubelet, binder)
+        return outside if self.administrator is None else replace(outside, touched=self.touched)

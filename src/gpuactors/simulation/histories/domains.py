@@ -175,9 +175,14 @@ class DomainsNode(DraNode):
         namespace = domain_objects.NAMESPACE
         return DomainsOutside(
             settings=DomainSettings(
-                DomainMode.ON, NODE, namespace, channels=self.channels, directory=directory
+                DomainMode.ON,
+                NODE,
+                (namespace,),
+                channels=self.channels,
+                directory=directory,
+                side_by_side=True,
             ),
             claims=self.dra_outside(client, kubelet, None),
-            domains=KubeDomains(client, namespace),
+            domains=KubeDomains(client),
             imex=InlineImex(HostRoot(self._root)),
         )

@@ -7,14 +7,16 @@ It outlives the daemons, and the disk and the API server outlive a reboot. What 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, final
 
 from gpuactors.acts.apart import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import FILE_NAME, CheckpointFile
 from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.theirs import TheirClaims
+from gpuactors.concurrency.latest import Latest
 from gpuactors.core.dra.entries import ClaimSettings
 from gpuactors.dra import DraOutside
 from gpuactors.kube.claims import KubeClaims
@@ -34,6 +36,23 @@ CDI_DIR: Final = "/var/run/cdi"
 NAMESPACE: Final = "default"
 
 
+@final
+class Touched:
+    """Implements `ports.TouchedFiles`, for every daemon of the node."""
+
+    def __init__(self) -> None:
+        self._times = Latest(0)
+
+    def touch(self) -> None:
+        """Somebody has written or removed a file in the directory, or the directory."""
+        self._times.set(self._times.value + 1)
+
+    async def touches(self) -> AsyncGenerator[None, None]:
+        """As `TouchedFiles.touches`."""
+        async for _ in self._times.subscribe():
+            yield
+
+
 class DraNode(ABC):
     """The parts of one node that the claims of one driver need."""
 
@@ -50,6 +69,8 @@ class DraNode(ABC):
         self.network = MemoryApiServer(self.api)
         self.given: dict[str, tuple[str, ...]] = {}
         """The devices of every claim of a pod that was ever allocated, by UID."""
+        self.touched = Touched()
+        """Where a daemon hears that somebody has touched CDI files."""
         self.wipes = 0
         """How often kubelet has deleted slices."""
 
@@ -135,10 +156,11 @@ class DraNode(ABC):
         self, client: ApiClient, kubelet: ClaimsKubelet, binder: DriverBinder | None
     ) -> DraOutside:
         """All that a daemon reaches for claims of this driver."""
-        checkpoint = CheckpointFile(self.disk, self.plugin_dir, self.boot_id)
+        theirs = TheirClaims(self.disk, driver=self.driver, cdi_dir=CDI_DIR, places=None)
+        checkpoint = CheckpointFile(self.disk, self.plugin_dir, self.boot_id, theirs)
         files = ClaimFiles(self.disk, driver=self.driver, cdi_dir=CDI_DIR, plugin_dir=self.plugin_dir)
         return DraOutside(
-            settings=ClaimSettings(self.driver, NODE),
+            settings=ClaimSettings(self.driver, NODE, side_by_side=True),
             store=StoredCheckpoint(checkpoint, inline),
             files=StoredFiles(files, inline),
             touched=None,

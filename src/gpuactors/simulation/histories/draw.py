@@ -127,7 +127,9 @@ def _kinds(world: World) -> dict[str, Kind]:
     """What is drawn from."""
     if world.domains is not None:
         return Serves.DOMAINS.kinds
-    return (Serves.PLUGIN if world.claims is None else Serves.CLAIMS).kinds
+    if world.claims is None:
+        return Serves.PLUGIN.kinds
+    return (Serves.CLAIMS if world.claims.administrator is None else Serves.ADMINISTRATORS).kinds
 
 
 def _slot_for(world: World, rng: random.Random, kind: str, cards: Sequence[int] = range(CARDS)) -> int | None:

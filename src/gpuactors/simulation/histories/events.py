@@ -6,7 +6,9 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from gpuactors.simulation.histories import domain_events
+from gpuactors.simulation.histories import administrator_events, domain_events
+from gpuactors.simulation.histories.administrator import ADMINISTERED
+from gpuactors.simulation.histories.administrator_events import ADMINISTRATOR_KINDS
 from gpuactors.simulation.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
 from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.daemon_events import DAEMON_KINDS
@@ -31,6 +33,7 @@ KINDS: Final[dict[str, Kind]] = {
         *DAEMON_KINDS,
         *CLAIM_KINDS,
         *DOMAIN_KINDS,
+        *ADMINISTRATOR_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -45,9 +48,14 @@ OF_CLAIMS: Final[frozenset[str]] = frozenset(kind.name for kind in CLAIM_KINDS)
 OF_DOMAINS: Final[frozenset[str]] = frozenset(kind.name for kind in DOMAIN_KINDS)
 """Only on a node with compute domains (`--domains-every`)."""
 
+OF_ADMINISTRATORS: Final[frozenset[str]] = frozenset(kind.name for kind in ADMINISTRATOR_KINDS)
+"""Only on a node with claims and a second administrator (`--administrators-every`)."""
+
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
-    for kind in that_can_happen(k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS)
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS
+    )
 }
 """What campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
 
@@ -69,6 +77,16 @@ DRAWN_WITH_DOMAINS: Final[dict[str, Kind]] = {
 }
 """The same on a node with compute domains."""
 
+DRAWN_WITH_ADMINISTRATORS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*administrator_events.BESIDE, *OF_ADMINISTRATORS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with claims of GPUs and a second administrator."""
+
 Pair = tuple[str, str]
 
 
@@ -80,6 +98,7 @@ def pairs_of(kinds: dict[str, Kind]) -> frozenset[Pair]:
 PAIRS: Final = pairs_of(DRAWN)
 PAIRS_WITH_CLAIMS: Final = pairs_of(DRAWN_WITH_CLAIMS)
 PAIRS_WITH_DOMAINS: Final = pairs_of(DRAWN_WITH_DOMAINS)
+PAIRS_WITH_ADMINISTRATORS: Final = pairs_of(DRAWN_WITH_ADMINISTRATORS)
 
 
 class Serves(StrEnum):
@@ -88,11 +107,17 @@ class Serves(StrEnum):
     PLUGIN = "without claims"
     CLAIMS = "with claims"
     DOMAINS = "with compute domains"
+    ADMINISTRATORS = "with claims and a second administrator"
 
     @property
     def bit(self) -> int:
         """What of a seed says so."""
-        return {Serves.PLUGIN: 0, Serves.CLAIMS: CLAIMS, Serves.DOMAINS: DOMAINS}[self]
+        return {
+            Serves.PLUGIN: 0,
+            Serves.CLAIMS: CLAIMS,
+            Serves.DOMAINS: DOMAINS,
+            Serves.ADMINISTRATORS: CLAIMS | ADMINISTERED,
+        }[self]
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -101,6 +126,7 @@ class Serves(StrEnum):
             Serves.PLUGIN: DRAWN,
             Serves.CLAIMS: DRAWN_WITH_CLAIMS,
             Serves.DOMAINS: DRAWN_WITH_DOMAINS,
+            Serves.ADMINISTRATORS: DRAWN_WITH_ADMINISTRATORS,
         }[self]
 
     @property
@@ -110,12 +136,14 @@ class Serves(StrEnum):
             Serves.PLUGIN: PAIRS,
             Serves.CLAIMS: PAIRS_WITH_CLAIMS,
             Serves.DOMAINS: PAIRS_WITH_DOMAINS,
+            Serves.ADMINISTRATORS: PAIRS_WITH_ADMINISTRATORS,
         }[self]
 
 
 def serves(seed: int) -> Serves:
     """By the seed of a history."""
-    return next((kind for kind in (Serves.CLAIMS, Serves.DOMAINS) if seed & kind.bit), Serves.PLUGIN)
+    kinds = (Serves.ADMINISTRATORS, Serves.CLAIMS, Serves.DOMAINS)
+    return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 
 
 def check_names(script: Script) -> Script:

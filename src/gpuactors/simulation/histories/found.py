@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from gpuactors.simulation.histories.administrator import ADMINISTERED
 from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.domains import DOMAINS
 from gpuactors.simulation.histories.play import Failure
@@ -363,9 +364,51 @@ FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
             "a claim is deleted at the API server; kubelet stops; a successor starts; "
             "somebody removes the label of the node+0.3; the clock jumps+70",
         ),
+        "a call is held for a successor that dies, and the API server is away": (
+            1074967788,
+            "a successor starts; a daemon crashes@293; a pod with a channel comes; the slices are deleted+0.001; "
+            "the API server goes away",
+        ),
     }.items()
 }
 """The same on nodes with compute domains."""
+
+
+FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
+    name: (ADMINISTERED | CLAIMS | seed, parse_script(script))
+    for name, (seed, script) in {
+        "a card that is bound to vfio-pci after a claim stays there after the next one": (
+            0,
+            "a pod with a claim comes@3+30; a pod with a claim ends+30; "
+            "an administrator binds a card to vfio-pci@3+5; a pod with a claim comes@3+30; a pod with a claim ends+30",
+        ),
+        "it stays there as well if its host driver is not loaded any more": (
+            0,
+            "a pod with a claim comes@3+30; a pod with a claim ends+30; "
+            "an administrator binds a card to vfio-pci@3+5; an administrator unloads nvidia; "
+            "a pod with a claim comes@3+30; a pod with a claim ends+30",
+        ),
+        "a card that went to vfio-pci and back is returned to its host driver": (
+            0,
+            "an administrator binds a card to vfio-pci@3+5; an administrator binds a card to its host driver@3+5; "
+            "a pod with a claim comes@3+30; a pod with a claim ends+30",
+        ),
+        "a card of vfio-pci goes to the driver that is loaded first": (
+            0,
+            "an administrator unloads nvidia+3; an administrator unloads vfio-pci+3; an administrator loads nvidia+3",
+        ),
+        "a pre-bound card that is given to its host driver is returned to it": (
+            107,
+            "an administrator binds a card to its host driver@2; a pod and a claim race for a card@2",
+        ),
+        "a return waits for the driver that is unloaded under the claim": (
+            0,
+            "a pod with a claim comes@3+30; an administrator unloads nvidia+3; a pod with a claim ends+70; "
+            "an administrator loads nvidia+70",
+        ),
+    }.items()
+}
+"""On nodes with claims and a second administrator."""
 
 
 @dataclass(frozen=True, slots=True)

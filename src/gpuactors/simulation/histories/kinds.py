@@ -39,6 +39,8 @@ class Flag(StrEnum):
     DOMAINS_ARE_NOT_READY = "the daemons of compute domains are not ready"
     IMEX_IS_MISSING = "the host has no IMEX"
     FILE_IS_DAMAGED = "kubelet's ledger file is damaged"
+    NVIDIA_IS_UNLOADED = "NVIDIA's driver is not loaded"
+    VFIO_IS_UNLOADED = "vfio-pci is not loaded"
 
 
 AT_FIRST: Final = dict.fromkeys(Flag, False) | {Flag.KUBELET_RUNS: True, Flag.ONE_SERVES: True}

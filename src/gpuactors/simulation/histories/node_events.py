@@ -100,6 +100,8 @@ NODE_KINDS: Final = (
             Flag.UEVENTS_ARE_LATE: False,
             Flag.MODE_IS_SET: False,
             Flag.ATTRIBUTES_ARE_BROKEN: False,
+            Flag.NVIDIA_IS_UNLOADED: False,
+            Flag.VFIO_IS_UNLOADED: False,
         },
     ),
     Kind("the next daemon selects other cards", always, _select),

@@ -14,6 +14,8 @@ from typing import Final
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.effects import Refused
 from gpuactors.core.model import Pod
+from gpuactors.simulation.faults import Fault, PlannedCrashError
+from gpuactors.simulation.histories.administrator import UNBINDS
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN
 from gpuactors.simulation.histories.world import OLDER_POD
 
@@ -68,6 +70,7 @@ _OTHERS: Final = (
 )
 
 _CHANGED: Final = (
+    *UNBINDS,
     "unbind",
     "unbind slowly",
     "unplug",
@@ -120,6 +123,14 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
 }
 """The events that can lead to a refusal with that cause. No event can lead to a cause that is not here."""
 
+_CRASHES: Final[Mapping[Fault, str]] = {
+    Fault.INSPECTOR_CRASHES: "the inspector crashes",
+    Fault.POLLER_CRASHES: "the poller crashes",
+    Fault.LEDGER_CRASHES: "the reader of the ledger crashes",
+}
+"""An actor's unexpected exception ends its request, and the Allocate that waits for it is refused with that exception.
+These are the actors an Allocate waits for. The event excuses only a refusal that names its exception."""
+
 _KUBELETS: Final = (
     (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
     (r"Device or resource busy", (*SECOND_PLUGIN, "the node reboots")),
@@ -148,6 +159,7 @@ def failed_for_nothing(message: str, refused: Refused | None, happened: Containe
     """
     if refused is not None:
         kinds = {kind for cause in refused.causes for kind in _EVENTS.get(cause, ())}
+        kinds |= {kind for fault, kind in _CRASHES.items() if str(PlannedCrashError(fault)) in refused.reason}
         return not (any(kind in happened for kind in kinds) or _is_unknowable(refused, happened))
     kinds = {kind for pattern, events in _KUBELETS if re.search(pattern, message) for kind in events}
     return not any(kind in happened for kind in kinds)

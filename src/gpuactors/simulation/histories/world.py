@@ -12,7 +12,6 @@ resources that it has served, which the next one reads. What there is for claims
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from gpuactors import app
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.presence import function_at
+from gpuactors.core.dra.table import ENDED
 from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
 from gpuactors.core.selector import Selector, parse_selector
 from gpuactors.core.state import NodeState
@@ -40,6 +40,7 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
 from gpuactors.ports import ClaimsKubelet, Step
 from gpuactors.simulation.faults import Fault, Faults
+from gpuactors.simulation.histories.administrator import VIRTUAL_FUNCTIONS
 from gpuactors.simulation.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from gpuactors.simulation.histories.domains import DOMAINS, DomainsNode
 from gpuactors.simulation.histories.dra_node import DraNode
@@ -156,7 +157,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     kernel has cdevs (if the third bit is set), or else sends no uevent of an unbind that waits (if the fourth one is),
     and whether PreStartContainer is required (not in one of 16). With the bit CLAIMS the daemon serves claims as well:
     there are two cards more, which the boot has put on their host's driver, each with a companion; and in one of four
-    the API server drops taints. With the bit DOMAINS it has compute domains instead.
+    the API server drops taints. With the bit ADMINISTERED beside it the node has a second administrator. With the bit
+    DOMAINS it has compute domains instead.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -322,6 +324,9 @@ class World:
         run."""
         if isinstance(node, ClaimsNode):
             self.claims = node
+            if node.administrator is not None:
+                node.administrator.claims_of = self.claims_about
+                node.administrator.on_change = self.disturbed.add
             self._plug_claimed(node, prebound_companion=prebound_companion)
         elif isinstance(node, DomainsNode):
             self.domains = node
@@ -330,11 +335,13 @@ class World:
         self.nursery.start_soon(self._collect_claims, node)
 
     def _plug_claimed(self, claims: ClaimsNode, *, prebound_companion: bool) -> None:
-        for slot in range(5):
+        # Fewer cards where an administrator is: he is to meet the claims.
+        first, virtual = (0, 0) if claims.administrator is None else (2, VIRTUAL_FUNCTIONS)
+        for slot in range(first, 5):
             driver, companion = (
                 ("vfio-pci", prebound_companion and slot == 2) if slot < 3 else ("nvidia", True)
             )
-            claims.plug(self.card(slot, MODEL, driver))
+            claims.plug(replace(self.card(slot, MODEL, driver), total_vfs=virtual))
             if companion:
                 audio = PciSpec(
                     self.address(slot, 1), "10de", "22ba", "040300", self.group(slot), driver=COMPANION_DRIVER
@@ -464,6 +471,23 @@ class World:
             return set()
         known = self.kubelet.view.dra.claims
         return self.claims.allocated() | {card for info in known for card in self.claims.given[info.uid]}
+
+    def claims_about(self, address: str) -> set[str]:
+        """The UIDs of the claims that kubelet, a daemon or the checkpoint is about, and that have the card of this
+        function, or may be getting it."""
+        node = self.claims
+        if node is None:
+            return set()
+        known = {info.uid for info in self.kubelet.view.dra.claims}
+        known |= {
+            uid
+            for state in states_of(self.daemons)
+            for uid, entry in state.claims.entries.items()
+            if entry.state not in ENDED
+        }
+        content = node.disk.files.get(node.checkpoint, b"")
+        known |= {uid for uid in node.given if uid.encode() in content}
+        return {uid for uid in known & node.given.keys() if f"{address[:-1]}0" in node.given[uid]}
 
     # --- names ----------------------------------------------------------------------------------------------
 
@@ -706,7 +730,7 @@ class World:
         """All that a daemon reaches."""
         host = HostRoot(str(self._root))
         hanging = Latest(frozenset[Owner]())
-        names = PciIds(self._other_pci_ids() if daemon.options.renamed else Path(os.devnull))
+        names = PciIds(self._pci_ids(renamed=daemon.options.renamed))
         reader = InlineReader(SysfsReader(host, daemon.options.selectors, names))
         use = InlineUse(host, self.holders, open_node=self._probe)
         return app.Outside(
@@ -748,9 +772,9 @@ class World:
     def _stepped(self, daemon: str, step: Step) -> None:
         self.on_step(daemon, step)
 
-    def _other_pci_ids(self) -> Path:
-        path = self._root / "other.pci.ids"
-        path.write_text(OTHER_PCI_IDS, encoding="utf-8")
+    def _pci_ids(self, *, renamed: bool) -> Path:
+        path = self._root / ("other.pci.ids" if renamed else "no.pci.ids")
+        path.write_text(OTHER_PCI_IDS if renamed else "", encoding="utf-8")
         return path
 
     def _probe(self, path: str) -> None:

@@ -1,4 +1,5 @@
-"""What a write to sysfs does on a fake node: `driver_override`, a driver's `bind` and `unbind`, `drivers_probe`.
+"""What a write to sysfs does on a fake node: `driver_override`, a driver's `bind`, `unbind` and `new_id`,
+`drivers_probe`; and what a module that is loaded or unloaded does.
 
 It plays the kernel's part of binding over a `HostTree`: which driver takes which function, what is refused with which
 error (drivers/base/bus.c, bind_store and unbind_store; drivers/pci/pci-driver.c, pci_match_device), and when the writer
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
+from uuid import NAMESPACE_OID, uuid5
 
 from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
@@ -32,6 +36,11 @@ DRIVERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """The drivers that are loaded, with the ids (`vendor:device`) that each takes by itself."""
 
 _NO_OVERRIDE: Final = "(null)\n"
+
+
+def uuid_of(address: str) -> str:
+    """The UUID of the GPU at this address, as NVIDIA's driver and device plugin write it."""
+    return f"GPU-{uuid5(NAMESPACE_OID, address)}"
 
 
 class SleepsError(Exception):
@@ -93,8 +102,42 @@ class FakeKernel:
         self._ids[driver] = ids
         directory = self._driver_dir(driver)
         directory.mkdir(parents=True, exist_ok=True)
-        for name in ("bind", "unbind"):
+        for name in ("bind", "unbind", "new_id"):
             (directory / name).write_text("")
+
+    @property
+    def drivers(self) -> frozenset[str]:
+        """Those that are loaded."""
+        return frozenset(self._ids)
+
+    def modprobe(self, driver: str, ids: frozenset[str] = frozenset()) -> None:
+        """A driver's module is loaded, and takes every function that is without a driver and matches
+        (drivers/base/dd.c, driver_attach)."""
+        self.load(driver, ids)
+        self._attach(driver)
+
+    def rmmod(self, driver: str) -> None:
+        """A driver's module is unloaded: its functions are without one, and ids that were written to it are forgotten.
+        Raises `OSError` (EBUSY) while a process has one of them open, or waits for one."""
+        path = str(self._driver_dir(driver))
+        mine = [a for a in self.tree.functions if self.tree.driver_of(a) == driver]
+        if any(self._users.get(a) or self.tree.is_open(a) for a in mine) or any(map(self.sleeps, mine)):
+            raise _error(errno.EBUSY, path)
+        for address in [a for a in mine if self.tree.virtual_functions(a)]:
+            self._deliver(self.tree.virtualize(address, 0))
+        for address in [a for a in mine if a in self.tree.functions]:
+            self._unmade(address)
+            self._deliver(self.tree.unbind(address))
+        del self._ids[driver]
+        shutil.rmtree(path)
+        self._show_all()
+
+    def _attach(self, driver: str) -> None:
+        for address in sorted(self.tree.functions):
+            if self.tree.driver_of(address) is None and self._matches(driver, address):
+                with suppress(OSError, SleepsError):
+                    self._bind(str(self._driver_dir(driver) / "bind"), driver, address)
+        self._show_all()
 
     def plug(self, spec: PciSpec) -> tuple[Uevent, ...]:
         """A function appears; its driver is what `spec` says, or who takes its id."""
@@ -124,6 +167,11 @@ class FakeKernel:
         self._deliver(self.tree.kill(pid))
         for users in self._users.values():
             users.discard(pid)
+        self._wake()
+
+    def wake(self) -> None:
+        """What waited for a holder that has let go by itself goes on (`HostTree.wake`)."""
+        self._deliver(self.tree.wake())
         self._wake()
 
     def _wake(self) -> None:
@@ -215,10 +263,15 @@ class FakeKernel:
             case ["sys", *_, address, "driver_override"] if address in self.tree.functions:
                 self._check_lock(address)
                 self._overrides[address] = text.rstrip("\n")
+            case ["sys", *_, address, "sriov_numvfs"] if address in self.tree.functions:
+                self._virtualize(path, address, int(text))
             case ["sys", "bus", "pci", "drivers", driver, "unbind"] if driver in self._ids:
                 self._unbind(path, driver, text.strip())
             case ["sys", "bus", "pci", "drivers", driver, "bind"] if driver in self._ids:
                 self._bind(path, driver, text.strip())
+            case ["sys", "bus", "pci", "drivers", driver, "new_id"] if driver in self._ids:
+                self._ids[driver] |= {":".join(text.split()[:2])}
+                self._attach(driver)
             case ["sys", "bus", "pci", "drivers_probe"]:
                 self._probe(path, text.strip())
             case _:
@@ -257,9 +310,25 @@ class FakeKernel:
             self._asleep[address] = go_on
             raise SleepsError(address)
         self._unmade(address)
+        if self.tree.virtual_functions(address):  # a driver disables them as it goes
+            self._deliver(self.tree.virtualize(address, 0))
         self._deliver(self.tree.unbind(address))
         if self.tree.is_waiting(address):
             raise SleepsError(address)
+
+    def _virtualize(self, path: str, address: str, count: int) -> None:
+        """sriov_numvfs_store: by NVIDIA's driver here, which takes the virtual functions as well."""
+        self._check_lock(address)
+        before = len(self.tree.virtual_functions(address))
+        if count > self.tree.functions[address].total_vfs:
+            raise _error(errno.ERANGE, path)
+        if count == before:
+            return
+        if self.tree.driver_of(address) != NVIDIA:
+            raise _error(errno.ENOENT, path)
+        if count and before:
+            raise _error(errno.EBUSY, path)
+        self._deliver(self.tree.virtualize(address, count, NVIDIA if count else None))
 
     def _bind(self, path: str, driver: str, address: str) -> None:
         if address not in self.tree.functions:
@@ -272,6 +341,8 @@ class FakeKernel:
         group = self.tree.functions[address].group
         if driver in VFIO_DRIVERS and group is None:
             raise _error(errno.EINVAL, path)
+        if driver in VFIO_DRIVERS and self.tree.virtual_functions(address):
+            raise _error(errno.EBUSY, path)  # drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_register_device
         if driver not in VFIO_DRIVERS and group is not None and self.tree.has_user(group):
             # No driver of the host beside user space in one group (drivers/iommu/iommu.c,
             # iommu_device_use_default_domain).
@@ -327,10 +398,12 @@ class FakeKernel:
             return
         used = set(self._minors.values())
         minor = self._minors[address] = next(n for n in range(len(used) + 1) if n not in used)
-        (self.tree.root / f"dev/nvidia{minor}").write_text("")
+        self.tree.make_node(f"nvidia{minor}")
         directory = self.tree.root / f"proc/driver/nvidia/gpus/{address}"
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "information").write_text(f"Model: \t\t H100\nDevice Minor: \t {minor}\n")
+        (directory / "information").write_text(
+            f"Model: \t\t H100\nGPU UUID: \t {uuid_of(address)}\nDevice Minor: \t {minor}\n"
+        )
 
     def _unmade(self, address: str) -> None:
         minor = self._minors.pop(address, None)

@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 __all__ = ["Tenants"]
 
@@ -35,7 +35,6 @@ class _Process:
     """The descriptor of each other file, by its path."""
 
 
-@final
 class Tenants:
     """The processes of one node."""
 

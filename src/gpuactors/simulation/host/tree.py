@@ -12,9 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
@@ -58,6 +58,8 @@ class PciSpec:
     """The driver that knows its id and takes it at once when it is plugged in."""
     bridges: tuple[str, ...] = ()
     """Addresses of the bridges between the root and the function, outermost first."""
+    total_vfs: int = 0
+    """How many virtual functions it can have; 0 of a function without SR-IOV."""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,8 @@ class _Plugged:
     """N of `vfio-dev/vfioN`."""
     waiting: Iterator[Uevent] | None = None
     """The rest of an unbind or unplug that waits for the holder of the device."""
+    virtual: tuple[str, ...] = ()
+    """The addresses of its virtual functions."""
 
     @property
     def devpath(self) -> str:
@@ -93,15 +97,26 @@ class HostTree:
     closes the device, in `close_group` or `kill`, which return its uevents.
     """
 
-    def __init__(self, root: Path, *, cdev: bool = False, waits_silently: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        cdev: bool = False,
+        waits_silently: bool = False,
+        tenants: Tenants | None = None,
+        make_node: Callable[[str], None] | None = None,
+    ) -> None:
+        """`tenants` are other processes than those that are made here. `make_node` makes the device node at a real
+        path; by default it is a plain file."""
         self.root = root
         self.cdev = cdev
         self.waits_silently = waits_silently
+        self._make_node_at = make_node or _plain_file
         self._functions: dict[str, _Plugged] = {}
         self._members: dict[int, set[str]] = {}
         self._vfio_numbers: set[int] = set()
         self._seqnum = 1000
-        self._tenants = Tenants(root)
+        self._tenants = Tenants(root) if tenants is None else tenants
         self._probed: list[str] = []
         for directory in (
             "sys/bus/pci/devices",
@@ -113,10 +128,10 @@ class HostTree:
             "dev/vfio",
         ):
             (root / directory).mkdir(parents=True, exist_ok=True)
-        self._node("vfio/vfio")
+        self.make_node("vfio/vfio")
         if cdev:
             (root / "dev/vfio/devices").mkdir(exist_ok=True)
-            self._node("iommu")
+            self.make_node("iommu")
 
     # --- what is there --------------------------------------------------------------------------------------
 
@@ -194,6 +209,50 @@ class HostTree:
         else:
             yield from self._remove(plugged)
 
+    def virtualize(self, address: str, count: int, driver: str | None = None) -> tuple[Uevent, ...]:
+        """A function gets so many virtual functions, 0: it loses them (`sriov_numvfs`). `driver` takes them at once."""
+        return tuple(self.virtualize_steps(address, count, driver))
+
+    def virtualize_steps(self, address: str, count: int, driver: str | None = None) -> Iterator[Uevent]:
+        """`virtualize`, uevent by uevent: drivers/pci/iov.c, sriov_enable and sriov_disable. A virtual function is
+        added before the links say that it is one; when they go no uevent names the physical function. Each is in an
+        IOMMU group of its own. Raises `ValueError` for more than it can have, or if it has some."""
+        plugged = self._find(address)
+        if count > plugged.spec.total_vfs:
+            raise ValueError(f"{address} can have {plugged.spec.total_vfs} virtual functions")
+        if count and plugged.virtual:
+            raise ValueError(f"{address} has {len(plugged.virtual)} virtual functions; write 0 first")
+        if count:
+            yield from self._virtualize(plugged, count, driver)
+        for number, virtual in enumerate(plugged.virtual if not count else ()):
+            plugged.virtual = plugged.virtual[1:]
+            self.remove_attribute(address, f"virtfn{number}")
+            self.remove_attribute(virtual, "physfn")
+            yield from self.unplug_steps(virtual)
+        self.set_attribute(address, "sriov_numvfs", f"{count}\n".encode())
+
+    def _virtualize(self, plugged: _Plugged, count: int, driver: str | None) -> Iterator[Uevent]:
+        physical, spec = plugged.spec.address, plugged.spec
+        head, _, tail = physical.rpartition(":")
+        slot, _, function = tail.partition(".")
+        first = int(slot, 16) * 8 + int(function) + 4
+        for number in range(count):
+            virtual = f"{head}:{(first + number) // 8:02x}.{(first + number) % 8}"
+            group = None if spec.group is None else max(self._members, default=0) + 1
+            of_virtual = replace(spec, address=virtual, group=group, driver=None, total_vfs=0)
+            yield from self.plug_steps(of_virtual)
+            os.symlink(f"../{virtual}", self.device_dir(physical) / f"virtfn{number}")
+            os.symlink(f"../{physical}", self.device_dir(virtual) / "physfn")
+            plugged.virtual = (*plugged.virtual, virtual)
+            yield self._pci_uevent("change", self._functions[virtual])
+            if driver is not None:
+                yield from self.bind_steps(virtual, driver)
+        yield self._pci_uevent("change", plugged)
+
+    def virtual_functions(self, address: str) -> tuple[str, ...]:
+        """The addresses of a function's virtual functions."""
+        return self._functions[address].virtual
+
     def bind_steps(self, address: str, driver: str) -> Iterator[Uevent]:
         """`bind`, uevent by uevent."""
         plugged = self._find(address)
@@ -267,6 +326,19 @@ class HostTree:
         uevents = [u for group in self._tenants.groups_of(pid) for u in self._close_group(group, pid)]
         self._tenants.kill(pid)
         return tuple(uevents)
+
+    def wake(self) -> tuple[Uevent, ...]:
+        """What waited for a holder that has let go meanwhile goes on. For tenants that are processes of their own."""
+        uevents: list[Uevent] = []
+        for plugged in list(self._functions.values()):
+            if plugged.waiting is not None and not self._is_open(plugged):
+                rest, plugged.waiting = plugged.waiting, None
+                uevents.extend(rest)
+        return tuple(uevents)
+
+    def is_open(self, address: str) -> bool:
+        """A tenant has the function's device open. Raises `KeyError` if it is not plugged."""
+        return self._is_open(self._functions[address])
 
     def open_file(self, path: str, pid: int, command: str, pod_uid: str | None = None) -> None:
         """A process opens a node of a host driver (its path on the host). It is started if it is not there."""
@@ -379,7 +451,7 @@ class HostTree:
 
     def restore_node(self, node: str) -> None:
         """A removed device node is there again."""
-        self._node(node.removeprefix("/dev/"))
+        self.make_node(node.removeprefix("/dev/"))
 
     # --- functions ------------------------------------------------------------------------------------------
 
@@ -409,6 +481,9 @@ class HostTree:
             ("power/runtime_status", "active\n"),
         ):
             _write(f"{directory}/{name}", content)
+        if spec.total_vfs:
+            _write(f"{directory}/sriov_totalvfs", f"{spec.total_vfs}\n")
+            _write(f"{directory}/sriov_numvfs", "0\n")
         os.symlink(f"{up}bus/pci", f"{directory}/subsystem")
         os.symlink(f"../../..{plugged.devpath}", f"{self.root}/sys/bus/pci/devices/{spec.address}")
 
@@ -512,7 +587,7 @@ class HostTree:
             os.makedirs(directory)
             _write(f"{directory}/dev", f"{_GROUP_MAJOR}:{group}\n")
             os.symlink(f"../../devices/virtual/vfio/{group}", f"{self.root}/sys/class/vfio/{group}")
-            self._node(f"vfio/{group}")
+            self.make_node(f"vfio/{group}")
             yield self._group_uevent("add", group)
         directory = f"{self.root}/sys{plugged.devpath}/vfio-dev/vfio{number}"
         os.makedirs(directory)
@@ -521,7 +596,7 @@ class HostTree:
         )
         if self.cdev:
             _write(f"{directory}/dev", f"{_CDEV_MAJOR}:{number}\n")
-            self._node(f"vfio/devices/vfio{number}")
+            self.make_node(f"vfio/devices/vfio{number}")
         yield self._vfio_dev_uevent("add", plugged, number)
 
     def _drop_vfio_device(self, plugged: _Plugged, number: int) -> Iterator[Uevent]:
@@ -598,9 +673,10 @@ class HostTree:
 
     # --- files ----------------------------------------------------------------------------------------------
 
-    def _node(self, name: str) -> None:
+    def make_node(self, name: str) -> None:
+        """The node of a device appears below `/dev`."""
         path = f"{self.root}/dev/{name}"
-        _write(path, "")
+        self._make_node_at(path)
         os.chmod(path, _MODES.get(name, 0o600))
 
     def _clear(self, path: Path) -> None:
@@ -608,6 +684,10 @@ class HostTree:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _plain_file(path: str) -> None:
+    _write(path, "")
 
 
 def _write(path: str, content: str) -> None:

@@ -24,13 +24,18 @@ from pathlib import Path
 from typing import Final
 
 from tests.mutations.acts import ACTS
+from tests.mutations.bindings import BINDINGS
 from tests.mutations.doctor import DOCTOR
 from tests.mutations.domain_edges import DOMAIN_EDGES
 from tests.mutations.domain_views import DOMAIN_VIEWS
 from tests.mutations.domains import DOMAINS
+from tests.mutations.dra_core import DRA_CORE
 from tests.mutations.dra_plugin import DRA_PLUGIN
+from tests.mutations.edges import EDGES
 from tests.mutations.events import EVENTS
+from tests.mutations.failures import FAILURES
 from tests.mutations.mutations import MUTATIONS, Mutation
+from tests.mutations.takeover import TAKEOVER
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -46,7 +51,21 @@ FEW: Final = "3"
 MANY: Final = "5"
 """Events in an order: a quick run first, and what CI does last."""
 
-ALL: Final = (*MUTATIONS, *ACTS, *DOCTOR, *DOMAIN_EDGES, *DOMAIN_VIEWS, *DOMAINS, *DRA_PLUGIN, *EVENTS)
+ALL: Final = (
+    *MUTATIONS,
+    *ACTS,
+    *BINDINGS,
+    *DOCTOR,
+    *DOMAIN_EDGES,
+    *DOMAIN_VIEWS,
+    *DOMAINS,
+    *DRA_CORE,
+    *DRA_PLUGIN,
+    *EDGES,
+    *TAKEOVER,
+    *EVENTS,
+    *FAILURES,
+)
 
 COPIED: Final = ("src", "tests", "protos", "pyproject.toml")
 """What the program and the tests that bugs name are made of. A test that reads more of the tree fails in the copy."""

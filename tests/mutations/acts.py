@@ -52,9 +52,31 @@ ACTS: Final = (
         ),
     ),
     Mutation(
+        "what a writing process that was killed has left stays",
+        "acts/writes.py",
+        "                    if process.poll() and act.left:\n",
+        "                    if process.poll() == 0 and act.left:\n",
+        tests=(f"{WRITES}::test_after_a_kill_another_process_has_the_last_word",),
+    ),
+    Mutation(
+        "what an administrator wrote after a kill is replaced",
+        "acts/writes.py",
+        "                    if (await act.read(path)).strip() == killed.written[path].strip():\n",
+        "                    if await act.read(path):\n",
+        tests=(f"{WRITES}::test_what_somebody_has_written_after_the_kill_stays",),
+    ),
+    Mutation(
+        "a GPU whose files cannot be read counts as gone",
+        "acts/driver.py",
+        "        except OSError as error:  # it may well be there\n            raise ActError(\n"
+        "                ActFault.REFUSED,",
+        "        except OSError as error:\n            raise ActError(\n                ActFault.GONE,",
+        tests=(f"{DRIVER}::test_a_gpu_whose_files_cannot_be_read_is_not_gone",),
+    ),
+    Mutation(
         "driver_override is left behind",
         "acts/driver.py",
-        '            await writes.at_the_end(override, "\\n")\n',
+        '            await writes.at_the_end(override, f"{theirs}\\n")\n',
         "            pass\n",
         tests=(f"{DRIVER}::test_a_gpu_and_its_companions_go_to_vfio_and_its_bridge_and_other_groups_stay",),
     ),
@@ -126,9 +148,8 @@ ACTS: Final = (
     Mutation(
         "nvidia-persistenced gets only the first GPU back",
         "acts/driver.py",
-        "            if move.driver == _NVIDIA:\n                await self._persist(move.function.address, on=True)\n",
-        "            if move.driver == _NVIDIA:\n                await self._persist(move.function.address, on=True)\n"
-        "                break\n",
+        "                    self._let_go_of.discard(address)\n",
+        "                    self._let_go_of.clear()\n",
         tests=(f"{DRIVER}::test_nvidia_persistenced_lets_go_before_and_takes_each_gpu_again_after",),
     ),
     Mutation(
@@ -184,8 +205,8 @@ ACTS: Final = (
     Mutation(
         "the second start after a corrupt checkpoint takes it for none",
         "acts/checkpoint.py",
-        "        if aside := self._corrupt_ones():\n",
-        "        if False and (aside := self._corrupt_ones()):\n",
+        "        if aside := self._corrupt_ones(_CORRUPT) or self._corrupt_ones(_OLD_CORRUPT):\n",
+        "        if False and (aside := self._corrupt_ones(_CORRUPT)):\n",
         tests=(f"{CHECKPOINT}::test_a_corrupt_one_is_set_aside_and_said_and_never_taken_for_an_empty_one",),
     ),
     Mutation(
@@ -230,6 +251,15 @@ ACTS: Final = (
         '    return os.path.join(directory, f".{name}.new")\n',
         '    return os.path.join(directory, f"{name}.new.json")\n',
         tests=(f"{FILES}::test_a_temporary_file_is_none_that_a_cdi_reader_takes",),
+    ),
+    Mutation(
+        "the devices of a claim that ends go after what is mounted",
+        "acts/files.py",
+        "            unlink_if_there(self._disk, self._devices_path(uid))\n"
+        "            unlink_if_there(self._disk, self._mounts_path(uid))\n",
+        "            unlink_if_there(self._disk, self._mounts_path(uid))\n"
+        "            unlink_if_there(self._disk, self._devices_path(uid))\n",
+        tests=(f"{FILES}::test_what_a_container_would_be_started_with_goes_first",),
     ),
     Mutation(
         "a removal that a killed daemon did not sync is undone by a power cut",
@@ -293,15 +323,15 @@ ACTS: Final = (
     Mutation(
         "our own bind makes a GPU pre-bound",
         "core/dra/prebound.py",
-        "            function.address not in acted\n            and seen",
-        "            True\n            and seen",
+        "        by_others = address not in acted and seen",
+        "        by_others = seen",
         tests=(f"{PREBOUND}::test_a_retry_after_our_own_bind_does_not_change_the_first_driver",),
     ),
     Mutation(
         "a GPU of which nothing is known is returned",
         "core/dra/prebound.py",
-        '            True, Rule.UNKNOWN, "its first driver',
-        '            False, Rule.UNKNOWN, "its first driver',
+        '            True, Rule.UNKNOWN, "which driver',
+        '            False, Rule.UNKNOWN, "which driver',
         tests=(f"{PREBOUND}::test_with_the_checkpoint_lost_a_gpu_on_vfio_counts_as_prebound",),
     ),
     Mutation(
@@ -310,5 +340,20 @@ ACTS: Final = (
         "            and self.device in (_ANY, device)\n",
         "",
         tests=(f"{PREBOUND}::test_a_hint_compares_vendor_and_device_and_class",),
+    ),
+    # --- which write has not returned --------------------------------------------------------------------------------
+    Mutation(
+        "a writing process does not say what it writes",
+        "acts/writer_process.py",
+        "                    note(lock, request)\n",
+        "                    pass\n",
+        tests=(WRITES,),
+    ),
+    Mutation(
+        "a write that has returned is said to be under way",
+        "acts/writer_process.py",
+        '            note(lock, "")\n',
+        "",
+        tests=(WRITES,),
     ),
 )

@@ -13,6 +13,7 @@ DOMAINS: Final = "tests/kube/test_domains.py"
 IMEX: Final = "tests/host/test_imex.py"
 KEEPER: Final = "tests/actors/test_label_keeper.py"
 READER: Final = "tests/actors/test_domain_reader.py"
+CLIQUE: Final = "tests/host/test_clique.py"
 IMEX_CTL: Final = "tests/host/test_imex_ctl.py"
 
 DOMAIN_EDGES: Final = (
@@ -98,16 +99,16 @@ DOMAIN_EDGES: Final = (
     ),
     Mutation(
         "a cluster of zeros is a fabric",
-        "host/imex.py",
-        '        return "" if found[1] == _NO_CLUSTER else value\n',
-        "        return value\n",
-        tests=(f"{IMEX}::test_a_node_without_fabric_has_no_clique",),
+        "core/domains/clique.py",
+        '"" if found[1] == _NO_CLUSTER else text',
+        "text",
+        tests=(f"{IMEX}::test_a_cluster_of_zeros_is_no_fabric",),
     ),
     Mutation(
         "whatever a file says is a clique",
-        "host/imex.py",
-        "_CLIQUE.fullmatch(value)",
-        "re.match('(.*)', value)",
+        "core/domains/clique.py",
+        "_CLIQUE.fullmatch(text)",
+        "re.match('(.*)', text)",
         tests=(f"{IMEX}::test_a_clique_that_is_none_is_named_and_never_taken",),
     ),
     Mutation(
@@ -120,23 +121,37 @@ DOMAIN_EDGES: Final = (
     Mutation(
         "NOT_READY is READY, as it has the word in it",
         "host/imex_ctl.py",
-        "child.returncode == 0 and said == _READY",
-        "child.returncode == 0 and _READY in said",
+        "answer.status == 0 and answer.said == _READY",
+        "answer.status == 0 and _READY in answer.said",
         tests=(f"{IMEX_CTL}::test_any_other_answer_is_told_as_it_is",),
     ),
     Mutation(
         "a tool that says READY and fails has said READY",
         "host/imex_ctl.py",
-        "child.returncode == 0 and said == _READY",
-        "said == _READY",
+        "answer.status == 0 and answer.said == _READY",
+        "answer.said == _READY",
         tests=(f"{IMEX_CTL}::test_any_other_answer_is_told_as_it_is",),
     ),
     Mutation(
         "what a tool has started outlives it",
-        "host/imex_ctl.py",
+        "host/asked.py",
         "os.killpg(child.pid, signal.SIGKILL)",
         "child.kill()",
         tests=(f"{IMEX_CTL}::test_a_tool_that_does_not_end_is_killed_with_what_it_has_started",),
+    ),
+    Mutation(
+        "NVML that cannot be asked means that there is no fabric",
+        "core/domains/clique.py",
+        "        if one.clique_id is not None:\n",
+        "        if one.clique_id is not None or not one.is_last:\n",
+        tests=(f"{CLIQUE}::test_where_nobody_knows_each_is_named_and_what_to_do",),
+    ),
+    Mutation(
+        "one GPU's fabric counts for all",
+        "core/domains/clique.py",
+        "    if len(found) > 1:\n",
+        "    if len(found) > 99:\n",
+        tests=(f"{CLIQUE}::test_all_gpus_must_agree",),
     ),
     # --- actors -----------------------------------------------------------------------------------------------------
     Mutation(

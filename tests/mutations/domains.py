@@ -10,6 +10,7 @@ from tests.mutations.mutations import Mutation
 LABEL: Final = "tests/core/domains/test_label.py"
 PREPARE: Final = "tests/core/domains/test_prepare.py"
 UNPREPARE: Final = "tests/core/domains/test_unprepare.py"
+READINESS: Final = "tests/core/domains/test_readiness.py"
 ORDERS: Final = "tests/core/domains/test_interleavings.py"
 
 DOMAINS: Final = (
@@ -38,7 +39,7 @@ DOMAINS: Final = (
     Mutation(
         "a label goes before the end of its claim is on disk",
         "core/domains/label.py",
-        "    return patch.change is LabelChange.REMOVE and domains.claims.checkpoint > domains.claims.durable\n",
+        "    return domains.claims.checkpoint > domains.claims.durable\n",
         "    return False\n",
         tests=(f"{LABEL}::test_it_goes_only_when_the_end_of_the_last_claim_is_on_disk",),
     ),
@@ -134,9 +135,53 @@ DOMAINS: Final = (
     Mutation(
         "any node's readiness is ours",
         "core/domains/state.py",
-        "        return (self.domain is not None and node in self.domain.ready_nodes) or (\n",
-        "        return (self.domain is not None and bool(self.domain.ready_nodes)) or (\n",
+        "            return node in self.clique.ready_nodes\n",
+        "            return bool(self.clique.ready_nodes)\n",
         tests=(f"{PREPARE}::test_readiness_of_another_node_is_none_of_this_one",),
+    ),
+    Mutation(
+        "the label goes with the last claim",
+        "core/domains/label.py",
+        "patch if label.lingers_until <= at else None",
+        "patch",
+        tests=(f"{LABEL}::test_it_stays_for_the_claim_that_gets_the_channel_next_and_no_longer_than_that",),
+    ),
+    Mutation(
+        "a domain that is being deleted gets its label back",
+        "core/domains/label.py",
+        "    return view.domain is not None and not view.domain.is_deleted\n",
+        "    return view.domain is not None\n",
+        tests=(f"{LABEL}::test_a_domain_that_is_being_deleted_gets_no_label_back",),
+    ),
+    Mutation(
+        "a domain that was read before its label went is still there",
+        "core/domains/label.py",
+        "    if view is None or view.number <= domains.label.absent:\n",
+        "    if view is None:\n",
+        tests=(f"{LABEL}::test_it_is_not_put_back_before_the_domain_has_been_read_again",),
+    ),
+    Mutation(
+        "a status outranks the clique",
+        "core/domains/state.py",
+        "        if self.clique is not None:\n",
+        "        if self.clique is not None and self.clique.ready_nodes:\n",
+        tests=(f"{READINESS}::test_a_clique_without_the_node_outranks_a_status_that_says_ready",),
+    ),
+    Mutation(
+        "the daemon of the label before counts",
+        "core/domains/exclusion.py",
+        "entry.name.uid not in label_now.before",
+        "True",
+        tests=(f"{READINESS}::test_a_daemon_that_was_there_before_the_label_does_not_count",),
+    ),
+    Mutation(
+        "a claim of a deleted domain waits its 35 s",
+        "core/domains/driver.py",
+        "is_final=why.cause is Cause.DOMAIN_NOT_FOUND",
+        "is_final=False",
+        tests=(
+            f"{READINESS}::test_a_claim_that_waits_for_the_daemon_of_a_deleted_domain_is_refused_at_once",
+        ),
     ),
     # --- who may have a channel, and what is refused ------------------------------------------------------------------
     Mutation(

@@ -10,7 +10,11 @@ from tests.mutations.mutations import Mutation
 PREPARE: Final = "tests/kubelet/dra/test_prepare.py"
 REGISTRATION: Final = "tests/kubelet/dra/test_registration.py"
 HEALTH: Final = "tests/kubelet/dra/test_health.py"
+OFFER: Final = "tests/core/dra/test_offer.py"
 DRIVERS: Final = "tests/simulation/kubelet/dra/test_drivers.py"
+RESTART: Final = "tests/core/dra/test_restart.py"
+RELAY: Final = "tests/actors/test_relay.py"
+SUCCESSOR: Final = "tests/kubelet/dra/test_successor.py"
 
 DRA_PLUGIN: Final = (
     Mutation(
@@ -98,5 +102,41 @@ DRA_PLUGIN: Final = (
         "async def _lists(health: HealthReader) -> AsyncGenerator[Sequence[DeviceHealth], None]:\n"
         "    health = _SHARED.setdefault(health._latest, health)\n",
         tests=(HEALTH,),
+    ),
+    Mutation(
+        "a claimed GPU that has lost its driver is healthy",
+        "core/dra/offer.py",
+        "OF_A_PART if is_placed else _BOUND_BY_CLAIMS",
+        "_BOUND_BY_CLAIMS",
+        tests=(OFFER,),
+    ),
+    Mutation(
+        "a claimed GPU is unhealthy until its bind was inspected",
+        "core/dra/offer.py",
+        " or r.outstanding is None\n",
+        " or r.outstanding is None or True\n",
+        tests=(OFFER,),
+    ),
+    # --- a hand-over --------------------------------------------------------------------------------------------------
+    Mutation(
+        "a daemon that has handed over takes its sockets away at once",
+        "core/dra/claims.py",
+        "        over, claims = Elsewhere(), replace(claims, relays_until=at + limits.RELAY_S)\n",
+        "        over = Elsewhere()\n",
+        tests=(RESTART,),
+    ),
+    Mutation(
+        "a call that is passed on is given up where the successor is not there yet",
+        "actors/relay.py",
+        "            if (passed_on := await theirs(claim)) is not None:\n",
+        "            if passed_on := await theirs(claim) or Refused.__new__(Refused):\n",
+        tests=(RELAY,),
+    ),
+    Mutation(
+        "two daemons that have handed over ask each other",
+        "kubelet/dra/successor.py",
+        "p for p, at in made_at.items() if at > own_at",
+        "p for p, at in made_at.items() if p != own",
+        tests=(SUCCESSOR,),
     ),
 )

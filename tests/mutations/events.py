@@ -82,9 +82,23 @@ EVENTS: Final = (
     Mutation(
         "a refused event is tried again at once",
         "actors/event_poster.py",
-        "        again_s = limits.EVENT_AGAIN_S if is_refused else wait_s\n",
+        "        again_s = limits.EVENT_AGAIN_S if self._is_lasting(event, error) else wait_s\n",
         "        again_s = 0.0\n",
         tests=(f"{POSTER}::test_a_server_that_refuses_is_logged_once_and_asked_rarely",),
+    ),
+    Mutation(
+        "an overloaded server has refused the event",
+        "actors/event_poster.py",
+        " or error.code >= 500 or error.code == 429:\n",
+        " or error.code >= 500:\n",
+        tests=(f"{POSTER}::test_a_server_that_asks_for_patience_gets_the_event_after_it",),
+    ),
+    Mutation(
+        "the first 403 of a server that has just started counts as its last word",
+        "actors/event_poster.py",
+        "        return tries >= limits.EVENT_FORBIDDEN_TRIES\n",
+        "        return True\n",
+        tests=(f"{POSTER}::test_a_server_that_has_not_read_its_roles_yet_gets_the_event_when_it_has",),
     ),
     Mutation(
         "only the first pod of a claim is told",
@@ -108,6 +122,13 @@ EVENTS: Final = (
         tests=(f"{API}::test_the_pods_of_a_claim_are_those_it_is_reserved_for",),
     ),
     Mutation(
+        "a daemon that serves again does not write what it had written",
+        "actors/feature_keeper.py",
+        "            written, renew_at = None, math.inf  # the serving daemon writes it\n",
+        "            renew_at = math.inf  # the serving daemon writes it\n",
+        tests=(f"{KEEPER}::test_a_daemon_that_serves_again_writes_what_it_had_written_before",),
+    ),
+    Mutation(
         "the feature file expires under a daemon that runs",
         "actors/feature_keeper.py",
         "        elif wanted != written or trio.current_time() >= renew_at:\n",
@@ -117,9 +138,16 @@ EVENTS: Final = (
     Mutation(
         "NFD reads half of a file",
         "observe/nfd.py",
-        '            with open(self._new, "w", encoding="ascii") as file:\n',
-        '            with open(self._path, "w", encoding="ascii") as file, open(self._new, "w"):\n',
+        'replace_plain(self._path, text.encode("ascii"), _MODE)',
+        'Path(self._path).write_bytes(text.encode("ascii"))',
         tests=(f"{FILE}::test_the_file_is_replaced_and_never_written_into",),
+    ),
+    Mutation(
+        "the event of a claim that waits does not say by which resource its pod has the GPU",
+        "core/dra/exclusion.py",
+        'message = f"{of_companion}{given.message}{resource}; {_WAITS}"',
+        'message = f"{of_companion}{given.message}; {_WAITS}"',
+        tests=("tests/core/dra/test_exclusion.py",),
     ),
 )
 """Those that `just mutations` plants."""

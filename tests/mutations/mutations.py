@@ -15,6 +15,9 @@ PREPARE: Final = "tests/core/dra/test_prepare.py"
 FORCED: Final = "tests/core/dra/test_force_deletion.py"
 YOUNG: Final = "tests/core/test_young_kubelet.py"
 
+VIRTUAL: Final = "tests/core/test_virtual_functions.py"
+CONTAINER: Final = "tests/core/dra/test_gpu_of_a_container.py"
+CHANGES: Final = "tests/core/dra/test_slice_changes.py"
 POOL: Final = "tests/core/dra/test_pool.py"
 WRITES: Final = "tests/core/dra/test_slice_writes.py"
 PUBLISHER: Final = "tests/actors/test_slice_publisher.py"
@@ -249,6 +252,20 @@ MUTATIONS: Final = (
         tests=("tests/core/test_ledger_asked.py",),
     ),
     Mutation(
+        "the answer that changes a list for others leaves with the list",
+        "kubelet/device_plugin.py",
+        "            await trio.sleep(limits.LIST_HANDLED_S)\n",
+        "            pass\n",
+        tests=("tests/kubelet/test_device_plugin.py",),
+    ),
+    Mutation(
+        "a grant names the lists of its own resource alone",
+        "core/calls.py",
+        "        others = tuple(sorted(r for r, found in changed.items() if _is_others(r, found, own)))\n",
+        "        others = tuple(r for r, f in changed.items() if r == call.resource and _is_others(r, f, own))\n",
+        tests=("tests/core/test_calls.py",),
+    ),
+    Mutation(
         "the answer to Allocate leaves before the list",
         "kubelet/device_plugin.py",
         "        await self._sent.wait(self._device_lists.version)\n",
@@ -409,7 +426,7 @@ MUTATIONS: Final = (
     Mutation(
         "the file counts for some seconds only, whether kubelet knows its pods or not",
         "core/young_kubelet.py",
-        "    if young.settled_at < math.inf or not (young.listed or _are_from_api(event.names_end)):\n",
+        "    if young.settled_at < math.inf or not knows:\n",
         "    if young.settled_at < math.inf:\n",
         tests=(f"{FOUND}[kubelet restarts while the API server is away]", YOUNG),
     ),
@@ -473,8 +490,8 @@ MUTATIONS: Final = (
     Mutation(
         "a function that moves to another IOMMU group stays a member of the one before as well",
         "core/index.py",
-        "    moved = [f for a in changed for f in (index.functions.get(a), functions.get(a)) if f is not None]\n",
-        "    moved = [f for a in changed for f in (functions.get(a),) if f is not None]\n",
+        "        if was is not None and was.iommu_group is not None:\n",
+        "        if was is not None and was.iommu_group is not None and now is None:\n",
         tests=(INDEX,),
     ),
     Mutation(
@@ -639,8 +656,15 @@ MUTATIONS: Final = (
     Mutation(
         "two slices of a pool are changed within one generation",
         "core/dra/slice_writes.py",
-        "    if not kept or len(changed) > 1:\n",
+        "    if not kept or len(changed) + _too_many(pool, stored, mine, generation) > 1:\n",
         "    if not kept:\n",
+        tests=(WRITES,),
+    ),
+    Mutation(
+        "a slice that is too many counts until it is deleted",
+        "core/dra/slice_writes.py",
+        "    if not kept or len(changed) + _too_many(pool, stored, mine, generation) > 1:\n",
+        "    if not kept or len(changed) > 1:\n",
         tests=(WRITES,),
     ),
     Mutation(
@@ -710,15 +734,15 @@ MUTATIONS: Final = (
     Mutation(
         "only prepared claims count as owners",
         "core/dra/table.py",
-        "        _S.RESERVED,\n        _S.BINDING,\n        _S.WRITING,\n        _S.COMMITTING,\n        _S.PREPARED,\n        _S.VERIFYING,\n        _S.STOPPED,\n        _S.RELEASING,\n    }",  # noqa: E501
+        "        _S.RESERVED,\n        _S.BINDING,\n        _S.WRITING,\n        _S.COMMITTING,\n        _S.PREPARED,\n        _S.VERIFYING,\n        _S.TAKEN_OVER,\n        _S.STOPPED,\n        _S.RELEASING,\n    }",  # noqa: E501
         "        _S.PREPARED,\n    }",
         tests=(EXCLUSION, PREPARE),
     ),
     Mutation(
         "a release touches a GPU that a pod or another driver's claim has",
         "core/dra/gpus.py",
-        "                if is_returned(g) and not has_another_owner(state, entry, g.address)\n",
-        "                if is_returned(g)\n",
+        " and not has_another_owner(state, entry, g.address)\n",
+        "\n",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -731,8 +755,8 @@ MUTATIONS: Final = (
     Mutation(
         "a GPU that was returned is offered as it was last seen",
         "core/dra/gpus.py",
-        "        if entry.state is ClaimState.RELEASING and changed:\n",
-        "        if False:\n",
+        "    given = {g.address: Returned(claim, since) for g in gpus if g.address in changed}\n",
+        "    given: dict[PciAddress, Returned] = {}\n",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -752,8 +776,8 @@ MUTATIONS: Final = (
     Mutation(
         "admin access that kubelet lists is an owner",
         "core/index.py",
-        "        listed = [c for c in claims.get(address, ()) if (c.name, address) not in admin]\n",
-        "        listed = [*claims.get(address, ())]\n",
+        " if (c.name, address) not in admin and c.name not in ended\n",
+        " if c.name not in ended\n",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -779,9 +803,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "the first driver is noted anew after our own bind",
-        "core/dra/gpus.py",
-        "    found = prebound.noted(claims.first_drivers, functions.values(), claims.acted)\n",
-        "    found = prebound.noted(claims.first_drivers, functions.values())\n",
+        "core/dra/returns.py",
+        "(f for a, f in functions.items() if a not in settled), acted)\n",
+        "(f for a, f in functions.items() if a not in settled))\n",
         tests=("tests/core/dra/test_restart.py", PREPARE),
     ),
     Mutation(
@@ -846,5 +870,78 @@ MUTATIONS: Final = (
         "    return next((e for e in claims.entries.values() if number in e.acts.values()), None)\n",
         "    return next((e for e in claims.entries.values() if e.acts), None)\n",
         tests=(PREPARE,),
+    ),
+    # --- SR-IOV -----------------------------------------------------------------------------------------------------
+    Mutation(
+        "a GPU whose virtual functions appear under its pod is refused to its container",
+        "core/calls.py",
+        "        blockers = [b for b in blockers if b.cause not in OF_A_PART]\n",
+        "        pass\n",
+        tests=(VIRTUAL,),
+    ),
+    Mutation(
+        "a physical function is inspected only when a uevent names it",
+        "core/inspections.py",
+        "frozenset((event.address, *_without_uevent(state, event.address)))",
+        "frozenset((event.address,))",
+        tests=(VIRTUAL,),
+    ),
+    Mutation(
+        "a virtual function on its host's driver is offered to claims",
+        "core/assessment/blockers.py",
+        "    if (blocker := not_whole(function)) is not None:\n",
+        "    if function.vfio_bound and (blocker := not_whole(function)) is not None:\n",
+        tests=(VIRTUAL,),
+    ),
+    # --- GPUs of containers -----------------------------------------------------------------------------------------
+    Mutation(
+        "a GPU that NVIDIA's device plugin gave to a container is nobody's",
+        "core/index.py",
+        " or gpu_uuid(n[1]) is not None)",
+        ")",
+        tests=(CONTAINER,),
+    ),
+    Mutation(
+        "a claim keeps the GPU for which a container of NVIDIA's plugin waits",
+        "core/dra/exclusion.py",
+        " or (ends and given.is_by_hosts_driver)):",
+        "):",
+        tests=(CONTAINER,),
+    ),
+    Mutation(
+        "a GPU's UUID is forgotten when it moves to vfio",
+        "core/inspections.py",
+        "function = replace(function, gpu_uuid=known.gpu_uuid)",
+        "pass",
+        tests=(CONTAINER,),
+    ),
+    Mutation(
+        "a kubelet that asks for a claim is not known to know its pods",
+        "core/step.py",
+        "ledger.called(state, at), event, at)",
+        "state, event, at)",
+        tests=(EXCLUSION,),
+    ),
+    # --- writes of slices -------------------------------------------------------------------------------------------
+    Mutation(
+        "a claim that kubelet still lists withdraws its GPU after it has ended",
+        "core/index.py",
+        " not in admin and c.name not in ended\n",
+        " not in admin\n",
+        tests=(CHANGES,),
+    ),
+    Mutation(
+        "the last use that was seen of a claim's GPU outlives the claim",
+        "core/dra/gpus.py",
+        "        if (fact := facts.get(a)) is not None\n        and (\n",
+        "        if (fact := facts.get(a)) is not None\n        and fact.inspection <= r.since and (\n",
+        tests=(CHANGES,),
+    ),
+    Mutation(
+        "each change of an offer is written at once",
+        "actors/slice_publisher.py",
+        "if self._written is not None and settled_at > now:",
+        "if self._written is None and settled_at > now:",
+        tests=(PUBLISHER,),
     ),
 )

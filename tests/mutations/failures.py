@@ -1,0 +1,67 @@
+"""Bugs to plant where a failure is to end: with its own request, claim or function."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+EVERY_CALL: Final = "tests/simulation/test_every_call_fails.py"
+BUGS: Final = f"{EVERY_CALL}::test_every_call_of_an_actor_fails_once_by_a_bug"
+EIO: Final = f"{EVERY_CALL}::test_every_call_of_an_adaptor_fails_once[EIO]"
+READER: Final = "tests/host/test_reader.py"
+APP: Final = "tests/test_app.py"
+
+FAILURES: Final = (
+    Mutation(
+        "a bug in one request ends its actor",
+        "actors/raises_only.py",
+        "    except Exception as exc:\n",
+        "    except ZeroDivisionError as exc:\n",
+        tests=(BUGS,),
+    ),
+    Mutation(
+        "a bug in one HTTP request ends the server",
+        "http/serve.py",
+        "    except Exception as exc:  # ends the request",
+        "    except ZeroDivisionError as exc:  # ends the request",
+        tests=("tests/http/test_serve.py::test_a_bug_costs_the_request_that_meets_it",),
+    ),
+    Mutation(
+        "any actor that fails for ever ends the process",
+        "app.py",
+        "    max_failures=None,\n",
+        "    max_failures=limits.RESTART_MAX_FAILURES,\n",
+        tests=(f"{APP}::test_an_actor_that_fails_for_ever_takes_no_daemon_with_it",),
+    ),
+    Mutation(
+        "sriov_numvfs that cannot be read is a bug",
+        "acts/driver.py",
+        "        try:\n            with suppress(FileNotFoundError):\n"
+        "                count = (await writes.read(path)).strip()\n        except OSError as error:\n",
+        "        try:\n            with suppress(FileNotFoundError):\n"
+        "                count = (await writes.read(path)).strip()\n        except ZeroDivisionError as error:\n",
+        tests=("tests/acts/test_driver.py::test_whatever_the_writing_process_answers_is_the_acts_error",),
+    ),
+    Mutation(
+        "an error of inotify's ends the watch of kubelet's directory",
+        "kubelet/sockets.py",
+        "            except OSError:  # what was missed is read",
+        "            except ZeroDivisionError:  # what was missed is read",
+        tests=(EIO,),
+    ),
+    Mutation(
+        "a scan waits for a function that never answers",
+        "host/reader.py",
+        "                if scan.read == read and scan.at is not None and not scan.over.is_set():\n",
+        "                if scan.read == read and scan.at is None and not scan.over.is_set():\n",
+        tests=(f"{READER}::test_a_function_that_never_answers_costs_a_scan_that_function_only",),
+    ),
+    Mutation(
+        "a companion that never answers is left out of its group",
+        "host/sysfs.py",
+        '            iommu_group=self._iommu_group(name, f"{directory}/iommu_group", []),\n            numa_node=None,',
+        "            iommu_group=None,\n            numa_node=None,",
+        tests=(f"{READER}::test_a_companion_that_never_answers_is_in_its_group_all_the_same",),
+    ),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import yaml
 from tests.deploy.tools import KUBECTL
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DEPLOY: Final = ROOT / "deploy"
+DEPLOY: Final = Path(os.environ.get("TEST_DEPLOY") or ROOT / "deploy")
+"""The manifests; a copy where a bug was planted in them."""
 RENDER_TIMEOUT_S: Final = 60
 
 Manifest = dict[str, Any]

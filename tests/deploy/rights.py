@@ -82,7 +82,7 @@ async def _domain_found(at: Cluster) -> None:
 
 
 async def _clique_read(at: Cluster) -> None:
-    await at.domains.read_clique(DomainUid(UID), "c.1")
+    await at.domains.read_clique(DomainUid(UID), "c.1", NAMESPACE)
 
 
 async def _domains_watched(at: Cluster) -> None:
@@ -148,14 +148,12 @@ async def used_by(methods: Collection[Method]) -> set[tuple[str, Right]]:
 
 def right_of(method: str, target: str) -> tuple[str, Right]:
     """As the API server derives it (apiserver/pkg/endpoints/request, RequestInfoFactory). Claims are of any namespace,
-    so only that of the driver counts as one."""
+    and cliques of that of NVIDIA's driver, whichever it is: no namespace counts."""
     url = urlsplit(target)
     _, prefix, *parts = url.path.split("/")
     group = parts.pop(0) if prefix == "apis" else ""
     _version, *parts = parts
-    namespace = ""
     if parts[0] == "namespaces":
-        namespace = parts[1] if parts[1] == NAMESPACE else ""
         parts = parts[2:]
     resource, *name = parts
     match method:
@@ -167,7 +165,7 @@ def right_of(method: str, target: str) -> tuple[str, Right]:
             verb = "delete" if name else "deletecollection"
         case _:
             verb = {"POST": "create", "PUT": "update", "PATCH": "patch"}[method]
-    return namespace, (group, resource, verb)
+    return "", (group, resource, verb)
 
 
 def rights_of(roles: Iterable[Manifest]) -> list[tuple[str, Right]]:

@@ -227,7 +227,7 @@ def test_another_name_and_namespace_are_followed_everywhere() -> None:
     names = {(one["kind"], one["metadata"]["name"]) for one in other}
     assert not names & normal(template(LEVELS["compute-domains"])).keys()
     for one in other:
-        assert one["metadata"].get("namespace", "elsewhere") in {"elsewhere", "nvidia-dra-driver-gpu"}
+        assert one["metadata"].get("namespace", "elsewhere") == "elsewhere"
         for subject in one.get("subjects", ()):
             assert (subject["name"], subject["namespace"]) == ("gpu-b", "elsewhere")
     daemon_set = of_kind(other, "DaemonSet")
@@ -261,7 +261,6 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
         "/etc/cdi",
         "/srv/gpuactors",
     } <= paths
-    assert {of_kind(objects, kind)["metadata"]["namespace"] for kind in ("Role", "RoleBinding")} == {"nvidia"}
 
 
 def test_a_setting_of_the_daemon_reaches_it_as_it_was_written() -> None:
@@ -324,6 +323,22 @@ def test_a_cluster_that_does_not_know_recursive_read_only_gets_mounts_without_it
     for version, known in (("1.29", False), ("1.30", True)):
         objects = template(options=("--kube-version", version))
         assert ("recursiveReadOnly" in json.dumps(objects)) is known
+
+
+def test_the_network_policy_admits_the_port_of_the_probes_from_prometheus_and_nobody_else() -> None:
+    objects = template({"networkPolicy": {"namespaces": ["prometheus"]}, "nameOverride": "gpu-b"})
+    policy, daemon_set = of_kind(objects, "NetworkPolicy")["spec"], of_kind(objects, "DaemonSet")["spec"]
+    assert policy["podSelector"] == daemon_set["selector"]
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    (port,), (peer,) = rule["ports"], rule["from"]
+    (container,) = daemon_set["template"]["spec"]["containers"]
+    assert port["port"] in {named["name"] for named in container["ports"]}
+    (expression,) = peer["namespaceSelector"]["matchExpressions"]
+    assert (expression["key"], expression["values"]) == ("kubernetes.io/metadata.name", ["prometheus"])
+    nobody = template({"networkPolicy": {"namespaces": []}})
+    assert of_kind(nobody, "NetworkPolicy")["spec"]["ingress"] == []
+    assert "NetworkPolicy" not in {one["kind"] for one in template({"networkPolicy": {"enabled": False}})}
 
 
 # --- wrong values -----------------------------------------------------------------------------------------

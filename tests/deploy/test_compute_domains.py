@@ -98,7 +98,7 @@ def written() -> Iterator[tuple[Kind, Object]]:
     server = FakeApiServer()
     uid = server.add_domain("team-a", "training")["metadata"]["uid"]
     yield DOMAINS, server.set_domain_nodes("team-a", "training", {"node-1": "Ready", "node-2": "NotReady"})
-    yield CLIQUES, server.set_clique("nvidia-dra-driver-gpu", uid, "c.1", {"node-1": "Ready"})
+    yield CLIQUES, server.set_clique("dra-driver-nvidia-gpu", uid, "c.1", {"node-1": "Ready"})
     (example,) = of_kind("ComputeDomain")
     yield DOMAINS, example
 
@@ -141,7 +141,7 @@ def selects(expression: str, device: OfferedDevice) -> bool:
 
 def test_the_classes_are_nvidias_by_name_and_select_the_devices_that_they_mean() -> None:
     domains = Domains(
-        DomainSettings(DomainMode.ON, "node-1", "nvidia-dra-driver-gpu", channels=2),
+        DomainSettings(DomainMode.ON, "node-1", ("dra-driver-nvidia-gpu",), channels=2),
         replace(NO_CLAIMS, settings=ClaimSettings(DRIVER, "node-1"), loaded=True),
         imex=ImexView(1, ImexFacts(channel_major=236)),
     )

@@ -15,7 +15,6 @@ from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, 
 from gpuactors.kubelet.dra.plugin import socket_paths
 from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, normal, of_kind, render, seen_at
 from tests.deploy.rights import MADE_BY, OF_CLAIMS, OF_EVENTS, UID, rights_of, used_by
-from tests.kube.cluster import NAMESPACE
 
 HOST: Final = HostRoot("/host")
 KUBELET: Final = "/var/lib/kubelet"
@@ -50,8 +49,6 @@ def test_it_is_dra_and_what_is_added_here(
     assert sorted(one["kind"] for one in added) == [
         "ClusterRole",
         "ClusterRoleBinding",
-        "Role",
-        "RoleBinding",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
     ]
@@ -78,7 +75,7 @@ def test_compute_domains_are_on_with_what_the_overlay_is_made_for(overlaid: list
     }
     assert (value["compute_domains"], value["dra"]) == ("on", "on")
     assert value["domains_driver"] == DRIVER
-    assert value["domains_namespace"] == NAMESPACE
+    assert value["domains_namespace"] is None
     assert (value["host_root"], value["imex_clique"]) == (HOST.prefix, GPU_FEATURES)
 
 
@@ -87,7 +84,7 @@ def test_the_drivers_directory_is_written_at_the_hosts_own_place(overlaid: list[
     for path in (
         sockets.api,
         sockets.registration,
-        f"{os.path.dirname(sockets.api)}/checkpoint.json",
+        f"{os.path.dirname(sockets.api)}/gpuactors-checkpoint.json",
         # Mounted into the daemon of a domain, by the path on the host.
         f"{os.path.dirname(sockets.api)}/domains/{UID}",
     ):
@@ -142,20 +139,17 @@ async def test_the_roles_have_exactly_the_verbs_that_the_client_uses_beyond_clai
     assert sorted(granted) == sorted(used)
 
 
-def test_cliques_are_read_in_the_drivers_namespace_alone(added: list[Manifest]) -> None:
-    role, binding = of_kind(added, "Role"), of_kind(added, "RoleBinding")
-    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == NAMESPACE
-
-
 def test_the_roles_are_given_to_the_pods_account_alone(
     overlaid: list[Manifest], added: list[Manifest]
 ) -> None:
     account = of_kind(overlaid, "ServiceAccount")["metadata"]
     subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
-    for kind in ("Role", "ClusterRole"):
-        role, binding = of_kind(added, kind), of_kind(added, f"{kind}Binding")
-        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, role["metadata"]["name"])
-        assert binding["subjects"] == [subject]
+    role, binding = of_kind(added, "ClusterRole"), of_kind(added, "ClusterRoleBinding")
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (
+        "ClusterRole",
+        role["metadata"]["name"],
+    )
+    assert binding["subjects"] == [subject]
 
 
 def test_the_policy_leaves_the_pods_account_one_label_of_its_node(

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 from trio.testing import MockClock
 
+from gpuactors import limits
 from gpuactors.dra import INSTANCE_VARIABLE
 from gpuactors.host.root import (
     DRIVERS_PROBE,
@@ -64,6 +65,8 @@ def test_it_is_holders_proc_and_what_is_added_here(overlaid: list[Manifest]) -> 
     rest = copy.deepcopy([manifest for manifest in overlaid if manifest["kind"] not in added])
     pod = of_kind(rest, "DaemonSet")["spec"]["template"]["spec"]
     pod["automountServiceAccountToken"] = False
+    assert pod["terminationGracePeriodSeconds"] > limits.STOP_HANDED_OVER_S
+    pod["terminationGracePeriodSeconds"] = 15
     (container,) = pod["containers"]
     plain = render(DEPLOY / "overlays" / "holders-proc")
     known = of_kind(plain, "DaemonSet")["spec"]["template"]["spec"]
@@ -108,7 +111,7 @@ def test_what_is_written_can_be_written_at_the_hosts_own_place(
     for path in (
         sockets.api,
         sockets.registration,
-        f"{plugin}/checkpoint.json",
+        f"{plugin}/gpuactors-checkpoint.json",
         f"{plugin}/acts/iommu-group-51.lock",
         # The container runtime mounts it, by its path on the host.
         f"{plugin}/metadata/{UID}/gpu.json",

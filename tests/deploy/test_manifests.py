@@ -59,7 +59,12 @@ def configuration(container: Manifest) -> dict[str, dict[str, object]]:
 
 
 def test_the_base_is_these_objects_in_one_namespace(base: list[Manifest]) -> None:
-    assert sorted(manifest["kind"] for manifest in base) == ["DaemonSet", "Namespace", "ServiceAccount"]
+    assert sorted(manifest["kind"] for manifest in base) == [
+        "DaemonSet",
+        "Namespace",
+        "NetworkPolicy",
+        "ServiceAccount",
+    ]
     for manifest in base:
         if manifest["kind"] != "Namespace":
             assert manifest["metadata"]["namespace"] == of_kind(base, "Namespace")["metadata"]["name"]

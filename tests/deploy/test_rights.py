@@ -17,7 +17,7 @@ def test_a_right_is_what_the_api_server_derives_from_a_request() -> None:
         ("GET", "/api/v1/nodes/node-1", "", ("", "nodes", "get")),
         ("PATCH", "/api/v1/nodes/node-1", "", ("", "nodes", "patch")),
         ("GET", "/api/v1/nodes?watch=true&fieldSelector=metadata.name%3Dx", "", ("", "nodes", "watch")),
-        ("GET", driver, NAMESPACE, (*cliques, "get")),
+        ("GET", driver, "", (*cliques, "get")),
         ("DELETE", "/apis/resource.k8s.io/v1/resourceslices", "", (*slices, "deletecollection")),
     ):
         assert right_of(method, target) == (namespace, right)

@@ -20,6 +20,7 @@ from gpuactors.acts.apart import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.theirs import TheirClaims
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.dra.claim import (
     ClaimName,
@@ -34,6 +35,7 @@ from gpuactors.core.model import DeviceList, ResourceName, Settings
 from gpuactors.core.selector import parse_selector
 from gpuactors.dra import DraOutside
 from gpuactors.host.pci_ids import PciIds
+from gpuactors.host.places import Places
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
@@ -58,6 +60,7 @@ from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
 from gpuactors.simulation.memory.kube import MemoryApiServer
+from tests.support.successors import FakeSuccessor
 
 DRIVER: Final = "gpu.nvidia.com"
 NODE: Final = "node-1"
@@ -105,7 +108,7 @@ class ClaimsWorld:
         """The same as the boot gives it."""
         return {spec.address: spec.driver for spec in self._specs}
 
-    def left_over(self, *, but: Collection[str] = ("checkpoint.json", ".made")) -> list[str]:
+    def left_over(self, *, but: Collection[str] = ("gpuactors-checkpoint.json", ".made")) -> list[str]:
         """The files that are there, without the checkpoint."""
         return [path for path in self.disk.files if Path(path).name not in but]
 
@@ -183,9 +186,13 @@ class ClaimsWorld:
         """The outside of the driver's claims, without what binds devices."""
         driver, directory = self.driver, plugin_dir(self.driver)
         files = ClaimFiles(self.disk, driver=driver, cdi_dir=CDI_DIR, plugin_dir=directory)
+        theirs = TheirClaims(
+            self.disk, driver=driver, cdi_dir=CDI_DIR, places=Places(HostRoot(str(self.tree.root)))
+        )
+        checkpoint = CheckpointFile(self.disk, directory, f"boot-{self._boots}", theirs)
         return DraOutside(
             settings=ClaimSettings(driver, NODE),
-            store=StoredCheckpoint(CheckpointFile(self.disk, directory, f"boot-{self._boots}"), inline),
+            store=StoredCheckpoint(checkpoint, inline),
             files=StoredFiles(files, inline),
             touched=None,
             binder=None,
@@ -223,6 +230,7 @@ class _Kubelet:
         return ()
 
     def __init__(self) -> None:
+        self.successor = FakeSuccessor()
         self._caller: ClaimCaller | None = None
         self._served = trio.Event()
 
@@ -255,7 +263,7 @@ class _Endpoint:
     async def mend(self) -> None:
         raise AssertionError("nothing is lost")
 
-    async def withdraw(self) -> None:
+    async def withdraw(self, grace_s: float) -> None:
         await trio.lowlevel.checkpoint()
 
     async def drain(self, grace_s: float) -> None:

@@ -59,9 +59,9 @@ class DomainsWorld(ClaimsWorld):
         """The outside of a daemon that serves claims of compute domains only."""
         claims = self.claims_of(client, kubelet)
         domains = DomainsOutside(
-            settings=DomainSettings(DomainMode.ON, NODE, NAMESPACE, directory=DIRECTORY),
+            settings=DomainSettings(DomainMode.ON, NODE, (NAMESPACE,), directory=DIRECTORY),
             claims=replace(claims, node=_CountedNode(claims.node, self.disk)),
-            domains=KubeDomains(client, NAMESPACE),
+            domains=KubeDomains(client),
             imex=_InlineImex(ImexFiles(HostRoot(str(self.tree.root)))),
         )
         return replace(outside, domains=domains)

@@ -4,6 +4,7 @@ source."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def write(tmp_path: Path) -> Write:
 
 # Per key: the value in a file (as TOML and YAML), as text in the environment, and as the flag that wins over
 # both.
+CLIQUE = "c0ffee00-0000-4000-8000-000000000001.7"
+
 SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("host_root", '"/file"', "/file", "/env", "/flag", Path("/flag")),
     ("kubelet_dir", '"/file"', "/file", "/env", Path("/flag"), Path("/flag")),
@@ -75,6 +78,8 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("domains_namespace", '"file"', "file", "variable", "flag", "flag"),
     ("imex_channels", "2", "2", "3", 4, 4),
     ("imex_ctl", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
+    ("imex_management", '"none"', "none", "a.example/b=c", "auto", "auto"),
+    ("clique", '"none"', "none", CLIQUE, "none", "none"),
     ("imex_clique", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("http_address", '":9400"', '":9400"', "unix:/env", "off", "off"),
     ("events", '"on"', "on", "off", "on", "on"),
@@ -383,10 +388,61 @@ def test_a_file_that_is_not_text_or_not_there_is_refused_with_its_name(tmp_path:
         load({"config": latin}, {})
     with pytest.raises(ConfigError, match=r"none\.toml' \(GPUACTORS_CONFIG\): No such file"):
         load({}, {"GPUACTORS_CONFIG": str(tmp_path / "none.toml")})
-    with pytest.raises(ConfigError, match=r"\(--config\): Is a directory"):
+    with pytest.raises(ConfigError, match=r"\(--config\): it is a directory, and a regular file"):
         load({"config": tmp_path}, {})
-    with pytest.raises(ConfigError, match="has more than"):
+    with pytest.raises(ConfigError, match="it is a device, and a regular file"):
         load({"config": "/dev/zero"}, {})
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_as_the_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "c.yaml")
+    with pytest.raises(
+        ConfigError, match=r"cannot read the .*c\.yaml' \(--config\): it is a FIFO, and a regular"
+    ):
+        resolve({"config": str(tmp_path / "c.yaml")}, {})
+
+
+@pytest.mark.parametrize("depth", [60, 300, 5000])
+@pytest.mark.parametrize("key", ["select", "log_level", "unknown"])
+def test_a_deep_value_in_yaml_is_one_sentence(write: Write, key: str, depth: int) -> None:
+    path = write("c.yaml", f"{key}: {'[' * depth}{']' * depth}")
+    with pytest.raises(ConfigError) as caught:
+        resolve({"config": path}, {})
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_value_in_yaml_that_has_itself_in_it_is_one_sentence(write: Write) -> None:
+    for value in ("&a [*a]", "&a {b: *a}"):
+        with pytest.raises(ConfigError, match=r"select is .*, but must be one or more selectors"):
+            resolve({"config": write("c.yaml", f"select: {value}")}, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "resync_interval_s: 0x" + "f" * 6000,
+            "resync_interval_s is a number of 24,000 bits .*, but must be",
+        ),
+        ("select: [0x" + "f" * 6000 + "]", r"select is \[a number of 24,000 bits\] .*, but must be"),
+        ("journal: !!bool x", "a value is not what its tag"),
+        ("node_name: !!timestamp 1", "a value is not what its tag"),
+        ("a: [", "^[^\\n]*$"),
+    ],
+)
+def test_a_value_of_yaml_that_python_trips_over_is_one_sentence(write: Write, line: str, said: str) -> None:
+    """The first four were tracebacks."""
+    with pytest.raises(ConfigError, match=said):
+        resolve({"config": write("c.yaml", line)}, {})
+
+
+@pytest.mark.parametrize("key", ["select", "resource_name", "prebound", "http_address", "driver_name"])
+@pytest.mark.parametrize("text", ["x", "=", ",", "!", "vendor=", ":"])
+def test_a_value_of_100_kb_is_not_shown_whole(key: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve({key: text * 100_000}, {})
+    assert len(str(caught.value)) < 2000
 
 
 def test_aliases_in_yaml_cannot_make_an_endless_message(write: Write) -> None:

@@ -159,6 +159,7 @@ WORDS_OF_OTHERS: Final = frozenset(
         "PreStartContainer", "UnexpectedAdmissionError", "RuntimeDefault",
     }
     | {"ComputeDomainChannelConfig", "ComputeDomainDaemonConfig", "DeviceFileMinor", "LegacyOnly", "PreferIommuFD"}
+    | {"ImexChannelCount"}
     | {"DeviceStatus", "NotReady", "CheckpointRead", "PodResources"}
 )  # fmt: skip
 """Kubernetes' and NVIDIA's, and of our own those of the architecture and the states of a domain."""

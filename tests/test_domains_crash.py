@@ -16,14 +16,15 @@ import pytest
 import trio
 import trio.testing
 
+from gpuactors import limits
 from gpuactors.core.dra.claim import ClaimName
 from gpuactors.ports import ClaimCaller
 from gpuactors.simulation.disk.disk import StoppedError
 from tests.claims_world import prepared, unprepared
 from tests.domains_world import DomainsWorld
 
-SETTLING_S: Final = 1.0
-"""Of the mock clock. The label goes after the end of its last claim is on disk, which no answer waits for."""
+SETTLING_S: Final = limits.LABEL_LINGERS_S + 1.0
+"""Of the mock clock. The label goes some time after the end of its last claim is on disk; no answer waits for that."""
 
 Call = Callable[[ClaimCaller, ClaimName], Awaitable[object]]
 Claims = Callable[[DomainsWorld], tuple[ClaimName, ...]]

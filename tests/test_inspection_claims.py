@@ -93,7 +93,8 @@ def test_the_table_has_the_claims_and_the_slices(core: ClaimCore) -> None:
         f"  default/one  Prepared for 3 min  {HOST}",
         f"  default/pre  Prepared for 3 min  {BOUND}",
         f"  default/two  Waiting for 3 s  {HOST}  (1 call of kubelet waits)",
-        f"    {HOST}: it belongs to the claim default/one",
+        f"    {HOST}: it belongs to the claim default/one; it is free when its pod has ended: wait, or",
+        "      delete one of the two pods, so that it is scheduled anew",
     ]
     assert slices.splitlines()[:2] == [
         "ResourceSlices: 1, generation 3, as offered",
@@ -119,7 +120,7 @@ def test_a_gpu_on_its_hosts_driver_is_offered_to_claims(core: ClaimCore) -> None
             HOST,
             (
                 "Claim             default/one, UID uid-one: Prepared for 3 min",
-                "At a claim's end  it is returned to nvidia: it was first seen on nvidia in this boot",
+                "At a claim's end  it is returned to nvidia: it was found on nvidia",
                 "First driver      nvidia",
                 "                  snd_hda_intel (0000:01:00.1)",
             ),
@@ -127,8 +128,8 @@ def test_a_gpu_on_its_hosts_driver_is_offered_to_claims(core: ClaimCore) -> None
         (
             BOUND,
             (
-                "At a claim's end  it stays on its vfio driver: it was first seen on vfio-pci in this boot, before",
-                "                  any act of ours",
+                "At a claim's end  it stays on its vfio driver: it was found on vfio-pci, and no claim had put it",
+                "                  there",
                 "First driver      vfio-pci",
             ),
         ),
@@ -136,7 +137,7 @@ def test_a_gpu_on_its_hosts_driver_is_offered_to_claims(core: ClaimCore) -> None
             FREE,
             (
                 "Claim             none; it is offered to claims",
-                "At a claim's end  it is returned to nvidia: it was first seen on nvidia in this boot",
+                "At a claim's end  it is returned to nvidia: it was found on nvidia",
             ),
         ),
         (NAMED, (f"At a claim's end  it stays on its vfio driver: --prebound {NAMED} says so",)),
@@ -196,10 +197,11 @@ def test_a_claim_is_explained_by_its_name_or_uid(core: ClaimCore) -> None:
         "",
         "UID            uid-two",
         "Since          2026-11-22T15:59:57Z, 3 s ago",
-        f"Problem        {HOST}: it belongs to the claim default/one",
+        f"Problem        {HOST}: it belongs to the claim default/one; it is free when its pod has",
+        "               ended: wait, or delete one of the two pods, so that it is scheduled anew",
         "Waiting calls  1",
         f"Device         {HOST}, GH100 [H100 SXM5 80GB], on vfio-pci",
-        "                 it is returned to nvidia: it was first seen on nvidia in this boot",
+        "                 it is returned to nvidia: it was found on nvidia",
         "Node           gpu-17",
         "Seen by        the running daemon (process 7, version 1.2.3)",
     ]

@@ -84,7 +84,7 @@ def test_the_table_has_the_domains_with_their_claims() -> None:
         "  IMEX: clique cluster.1",
         f"  Label: {RED}",
         f"  default/red, UID {RED}  Ready",
-        "    nvidia-dra-driver-gpu/daemon  Prepared for 3 min  daemon-0",
+        "    dra-driver-nvidia-gpu/daemon  Prepared for 3 min  daemon-0",
         "    default/one  Prepared for 3 s  channel-0",
         f"  default/blue, UID {BLUE}  NotReady",
         "    channel-0: it belongs to the claim default/one",
@@ -100,7 +100,7 @@ def test_what_is_missing_is_said_once_and_in_the_words_of_the_refusal() -> None:
     assert section(core)[3:] == [
         f"  default/red, UID {RED}  NotReady",
         f"    {reason}",
-        "    nvidia-dra-driver-gpu/daemon  Prepared for 3 min  daemon-0",
+        "    dra-driver-nvidia-gpu/daemon  Prepared for 3 min  daemon-0",
         "    default/one  Binding for 3 s  channel-0  (1 call of kubelet waits)",
     ]
     assert explained(core, "default/red")[1] == f"NotReady: {reason}"
@@ -113,12 +113,13 @@ def test_a_claim_that_has_ended_is_of_no_domain_any_more() -> None:
     core = core_with()
     core.prepare(ONE)
     core.unprepare(ONE)
+    core.lingered()
     assert section(core)[2:] == [
         "  Label: absent",
         f"  default/red, UID {RED}  Unused",
-        "    nvidia-dra-driver-gpu/daemon  Prepared for 3 min  daemon-0",
+        "    dra-driver-nvidia-gpu/daemon  Prepared for 3 min  daemon-0",
         "  claims without a domain: not read yet, or ended",
-        "    default/one  Unprepared for 0 s",
+        "    default/one  Unprepared for 5 s",
     ]
 
 
@@ -207,7 +208,7 @@ def test_a_domain_is_explained_by_its_name_or_uid() -> None:
         f"UID        {RED}",
         "Since      2026-11-22T15:59:57Z, for 3 s",
         "Label      resource.nvidia.com/computeDomain names it",
-        "Daemon     nvidia-dra-driver-gpu/daemon, Prepared for 3 min, daemon-0",
+        "Daemon     dra-driver-nvidia-gpu/daemon, Prepared for 3 min, daemon-0",
         "Readiness  the API server says Ready for this node, as last read",
         "Last read  3 s ago",
         "Claim      default/one, Prepared for 3 s, channel-0",
@@ -296,7 +297,7 @@ def test_a_name_that_is_not_known_and_what_is() -> None:
     core.prepare(ONE)
     with pytest.raises(
         UnknownAddressError,
-        match="knows nvidia-dra-driver-gpu/daemon, default/one, the ComputeDomain default/red",
+        match="knows dra-driver-nvidia-gpu/daemon, default/one, the ComputeDomain default/red",
     ):
         find_named(by_daemon(core), "default/none")
     with pytest.raises(UnknownAddressError, match=f"knows no claim {BLUE}"):

@@ -18,6 +18,9 @@ from tests.support.kubelet_grpcio import EmptyAnswer, EndpointStopped, KubeletSt
 PRE_START_RETRY_S: Final = (0.3, 11.7, 15.0)
 """Waits between kubelet's attempts to start a container: seen. The last one repeats."""
 
+PRE_START_S: Final = 30.0
+"""Kubelet's deadline of PreStartContainer. Allocate and GetPreferredAllocation have none."""
+
 
 class UnexpectedAdmissionError(Exception):
     """Kubelet does not admit the pod, for good. The text is what the pod's status says."""
@@ -32,21 +35,35 @@ def admit(kubelet: KubeletStandIn, pod: str, resource: str, size: int) -> tuple[
     Raises UnexpectedAdmissionError. Waits for ever where PreStartContainer is refused for ever.
     """
     with kubelet.admission:
-        devices = _choose(kubelet, resource, size)
+        kubelet.begin_pod(pod)
         try:
-            kubelet.allocate(resource, devices, pod=pod)
-        except EndpointStopped:
-            raise UnexpectedAdmissionError(f"endpoint {resource} has been stopped") from None
-        except EmptyAnswer as error:
-            raise UnexpectedAdmissionError(str(error)) from None
-        except grpc.RpcError as error:
-            raise UnexpectedAdmissionError(go_text(error)) from None
+            devices = _give(kubelet, pod, resource, size)
+        except UnexpectedAdmissionError:
+            kubelet.fail_pod(pod)
+            raise
     _start(kubelet, resource, devices)
+    return devices
+
+
+def _give(kubelet: KubeletStandIn, pod: str, resource: str, size: int) -> tuple[str, ...]:
+    devices = _choose(kubelet, resource, size)
+    if not devices:
+        return ()
+    try:
+        kubelet.allocate(resource, devices, pod=pod, timeout_s=None)
+    except EndpointStopped:
+        raise UnexpectedAdmissionError(f"endpoint {resource} has been stopped") from None
+    except EmptyAnswer as error:
+        raise UnexpectedAdmissionError(str(error)) from None
+    except grpc.RpcError as error:
+        raise UnexpectedAdmissionError(go_text(error)) from None
     return devices
 
 
 def _choose(kubelet: KubeletStandIn, resource: str, size: int) -> tuple[str, ...]:
     healthy = kubelet.healthy().get(resource)
+    if healthy is None and not kubelet.taken(resource):
+        return ()  # no plugin's: kubelet admits the pod without it
     if healthy is None:
         raise UnexpectedAdmissionError(f"cannot allocate unregistered device {resource}")
     if not healthy:
@@ -64,22 +81,24 @@ def _choose(kubelet: KubeletStandIn, resource: str, size: int) -> tuple[str, ...
     except EndpointStopped:
         raise UnexpectedAdmissionError(f"endpoint {resource} has been stopped") from None
     except grpc.RpcError as error:
-        raise UnexpectedAdmissionError(go_text(error)) from None
+        raise UnexpectedAdmissionError(
+            f"device plugin GetPreferredAllocation rpc failed with err: {go_text(error)}"
+        ) from None
     return tuple([*wanted, *(available - wanted)][:size])
 
 
 def _preferred(kubelet: KubeletStandIn, resource: str, available: set[str], size: int) -> tuple[str, ...]:
     if not kubelet.options(resource).get_preferred_allocation_available:
         return ()
-    return kubelet.preferred(resource, available, (), size)
+    return kubelet.preferred(resource, available, (), size, timeout_s=None)
 
 
 def _start(kubelet: KubeletStandIn, resource: str, devices: tuple[str, ...]) -> None:
-    if not kubelet.options(resource).pre_start_required:
+    if not devices or not kubelet.options(resource).pre_start_required:
         return
     for wait_s in itertools.chain(PRE_START_RETRY_S, itertools.repeat(PRE_START_RETRY_S[-1])):
         try:
-            kubelet.prestart(resource, devices)
+            kubelet.prestart(resource, devices, timeout_s=PRE_START_S)
             return
         except (grpc.RpcError, EndpointStopped):
             time.sleep(wait_s)

@@ -51,8 +51,9 @@ class DomainObjects:
         return str(made["metadata"]["uid"])
 
     def set_nodes(self, name: str, nodes: Mapping[str, str], namespace: str = "default") -> None:
-        """What NVIDIA's controller says of the domain's nodes: name and status."""
-        self._api.do(self._api.server.set_domain_nodes, namespace, name, nodes)
+        """What NVIDIA's daemons say in their clique, and its controller of the domain's nodes: name and status."""
+        made = self._api.do(self._api.server.set_domain_nodes, namespace, name, nodes)
+        self._api.do(self._api.server.set_clique, NAMESPACE, made["metadata"]["uid"], CLIQUE, nodes)
 
     def channel(self, name: str, domain: str, **config: str) -> str:
         """A claim for a channel, allocated to our node; its UID."""

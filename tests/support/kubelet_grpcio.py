@@ -230,6 +230,18 @@ class KubeletStandIn:
         nodes = self._state.numa_nodes.get(resource, {})
         return {device: nodes.get(device, ()) for device in ids}
 
+    def begin_pod(self, pod: str) -> None:
+        """A pod comes to the node: List names it, without a device."""
+        self._pods.begin(pod)
+
+    def fail_pod(self, pod: str) -> None:
+        """A pod is not admitted: it leaves List, and Get still knows it."""
+        self._pods.fail_pod(pod)
+
+    def uid(self, pod: str) -> str:
+        """The UID under which the ledger has a pod. Raises KeyError if there is no such pod."""
+        return self._pods.uid(pod)
+
     def taken(self, resource: str) -> set[str]:
         """What kubelet's ledger has given to pods."""
         return self._pods.taken(resource)
@@ -307,9 +319,10 @@ class KubeletStandIn:
         ids: Collection[str],
         *,
         pod: str | None = None,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float | None = CALL_TIMEOUT_S,
     ) -> Allocated:
-        """Allocate for one container; with a pod's name, the ledger has it when it is answered.
+        """Allocate for one container; with a pod's name, the ledger has it when it is answered. Kubelet has no
+        deadline, as with None.
 
         Raises grpc.RpcError, EndpointStopped where nobody is connected, EmptyAnswer, ValueError where another pod has a
         device.
@@ -320,7 +333,7 @@ class KubeletStandIn:
         with self._call(resource, ids) as client:
             answer = client.methods["Allocate"](request, timeout=timeout_s)
         if not answer.container_responses:
-            raise EmptyAnswer("no containers return in allocation response")
+            raise EmptyAnswer("no containers return in allocation response ")  # and what was answered
         container = answer.container_responses[0]
         if pod is not None:
             with self._changed:
@@ -390,7 +403,7 @@ class KubeletStandIn:
 
     def preferred(
         self, resource: str, available: Collection[str], must: Collection[str], n: int,
-        *, timeout_s: float = CALL_TIMEOUT_S,
+        *, timeout_s: float | None = CALL_TIMEOUT_S,
     ) -> tuple[str, ...]:  # fmt: skip
         """GetPreferredAllocation for one container: the plugin's answer, not intersected. Raises as `allocate`."""
         container = message("ContainerPreferredAllocationRequest")(
@@ -478,7 +491,7 @@ class KubeletStandIn:
             client = self._new_client(number, request.resource_name, endpoint)
             if failure is not None:
                 raise _RegisterFailed(*failure)
-            options = self._connect(client)
+            options = self._connect(client, context.time_remaining())
             while self._holds(client.resource) and context.is_active():
                 time.sleep(HOLD_POLL_S)
             if not context.is_active():
@@ -509,7 +522,8 @@ class KubeletStandIn:
             self._state.clients[resource] = client
         return client
 
-    def _connect(self, client: _Client) -> PluginOptions:
+    def _connect(self, client: _Client, left_s: float | None) -> PluginOptions:
+        """`left_s` is what is left of the caller's deadline."""
         try:
             grpc.channel_ready_future(client.channel).result(timeout=self._dial_timeout_s)
         except grpc.FutureTimeoutError:
@@ -519,8 +533,11 @@ class KubeletStandIn:
         except ValueError:  # grpcio's word for a channel that was closed meanwhile
             raise _RegisterFailed(grpc.StatusCode.UNAVAILABLE, "the client connection is closing") from None
         try:
-            # Kubelet has no deadline of its own here; ours only keeps a broken test from hanging.
-            answer = client.methods["GetDevicePluginOptions"](message("Empty")(), timeout=CALL_TIMEOUT_S)
+            # Kubelet has no deadline of its own here, but passes on that of Register; ours only keeps a broken test
+            # from hanging.
+            answer = client.methods["GetDevicePluginOptions"](
+                message("Empty")(), timeout=min(CALL_TIMEOUT_S, CALL_TIMEOUT_S if left_s is None else left_s)
+            )
         except ValueError:
             raise _RegisterFailed(
                 grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {CLOSING}"

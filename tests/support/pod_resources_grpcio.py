@@ -1,6 +1,7 @@
 """Kubelet's ledger for the grpcio stand-in: PodResources (v1) as it was seen to answer, and the file beside it.
 
-Seen on kubelet 1.36: a pod is listed as soon as its Allocate is answered; a normal deletion leaves List 0.1 s after the
+Seen on kubelet 1.35.3 and 1.36: a pod is listed while it is admitted, and with its devices as soon as its Allocate is
+answered; a normal deletion leaves List 0.1 s after the
 container's process ended, a forced one at once; what an ended pod has stays in kubelet's ledger until List or an
 allocation asks, and in the file until the next frame or allocation after that; a kubelet that has just started lists
 no pod before it hears from the API server which it has. Must not import gpuactors, and must not be kinder than kubelet.
@@ -33,6 +34,9 @@ QUERIES_PER_S: Final = 100.0
 
 BURST: Final = 10.0
 
+FILE_MODE: Final = 0o600
+"""Only root reads the file."""
+
 NAMESPACE: Final = "default"
 CONTAINER: Final = "compute"
 WITHOUT_TOPOLOGY: Final = -1
@@ -57,6 +61,8 @@ class _Pod:
     uid: str
     gone_at: float | None = None
     """On time.monotonic()."""
+    failed: bool = False
+    """It was not admitted: kubelet does not count it as active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +83,8 @@ class _Given:
 
 @final
 class PodLedger:
-    """Which pod has which devices. `List` and `GetAllocatableResources` are the gRPC methods. All methods may be called
-    from any thread."""
+    """Which pod has which devices. `List`, `Get` and `GetAllocatableResources` are the gRPC methods. All methods may be
+    called from any thread."""
 
     def __init__(self, file: Path, *, healthy: Callable[[], Healthy] = dict, synced: bool = False) -> None:
         """`healthy`: kubelet's own list. `synced`: the file is on the disk before it has its name, as kubelet has it
@@ -162,6 +168,23 @@ class PodLedger:
 
     # --- pods ---------------------------------------------------------------------------------------------
 
+    def begin(self, pod: str) -> None:
+        """A pod comes to the node; one of that name that has failed is replaced."""
+        with self._lock:
+            found = self._pods.get(pod)
+            if found is None or found.failed:
+                self._pods[pod] = _Pod(str(uuid.uuid4()))
+
+    def fail_pod(self, pod: str) -> None:
+        """The pod is not admitted. Raises KeyError if there is no such pod."""
+        with self._lock:
+            self._pods[pod].failed = True
+
+    def uid(self, pod: str) -> str:
+        """Raises KeyError if there is no such pod."""
+        with self._lock:
+            return self._pods[pod].uid
+
     def end(self, pod: str) -> None:
         """The pod's process has ended. Raises KeyError if there is no such pod."""
         with self._lock:
@@ -204,13 +227,26 @@ class PodLedger:
             self._collect()
             pods = [*self._besides]
             if self._hears_at <= time.monotonic():
-                pods += [self._listed(name, pod) for name, pod in self._pods.items()]
+                pods += [self._listed(name, pod) for name, pod in self._pods.items() if not pod.failed]
                 pods += [
                     PROTO.message("PodResources")(name=name, namespace="kube-system") for name in DAEMON_PODS
                 ]
         if failure is not None:
             context.abort(*failure)
         return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)
+
+    def Get(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """One pod that kubelet has heard of, ended or not."""
+        self._count(context)
+        with self._lock:
+            pod = self._pods.get(request.pod_name) if self._hears_at <= time.monotonic() else None
+            found = None if pod is None else self._listed(request.pod_name, pod)
+        if found is None or request.pod_namespace != NAMESPACE:
+            context.abort(
+                grpc.StatusCode.UNKNOWN,
+                f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
+            )
+        return PROTO.message("GetPodResourcesResponse")(pod_resources=found)
 
     def GetAllocatableResources(self, request: Any, context: grpc.ServicerContext) -> Any:
         """One message per healthy device and NUMA node, and none for a resource that has no healthy one."""
@@ -254,7 +290,7 @@ class PodLedger:
         now = time.monotonic()
         self._pods = {n: p for n, p in self._pods.items() if p.gone_at is None or now < p.gone_at}
         if self._hears_at <= now:
-            active = {pod.uid for pod in self._pods.values()}
+            active = {pod.uid for pod in self._pods.values() if not pod.failed}
             self._given = {key: entry for key, entry in self._given.items() if key[0] in active}
 
     # --- the file -----------------------------------------------------------------------------------------
@@ -291,6 +327,7 @@ class PodLedger:
                 if self._synced:
                     file.flush()
                     os.fsync(file.fileno())
+            draft.chmod(FILE_MODE)
             draft.rename(self._file)
 
 

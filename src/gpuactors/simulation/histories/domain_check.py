@@ -154,7 +154,8 @@ class DomainRules:
         return shares or made[uid].domain != made[other].domain
 
     def unsettled(self) -> list[str]:
-        """As `Rules.unsettled`: the label is there exactly while a claim of its domain has a channel."""
+        """As `Rules.unsettled`: the label is there exactly while a claim of its domain has a channel. The label of a
+        domain that was deleted is not put back."""
         infos = [i for i in self._world.kubelet.view.dra.claims if i.uid in self._node.made]
         unknown = self._unknown()
         owners = {self._node.made[i.uid].domain for i in infos if i.prepared and i.uid not in unknown}
@@ -165,7 +166,7 @@ class DomainRules:
             }
         waiting = {self._node.made[info.uid].domain for info in infos}
         label = self._node.label
-        if owners and label not in owners:
+        if owners and label not in owners and (label is not None or owners & self._node.live_domains):
             return [f"the label is {label}, and claims of {sorted(owners)} have channels"]
         if not owners and label is not None and label not in waiting:
             return [f"the label is {label}, and no claim has a channel"]

@@ -79,6 +79,12 @@ class DomainsNode(DraNode):
         found = self.api.store.objects(DOMAIN_OBJECTS)
         return {o["metadata"]["name"]: o["metadata"]["uid"] for o in found}
 
+    @property
+    def live_domains(self) -> set[str]:
+        """The UIDs of those that are not being deleted."""
+        found = self.api.store.objects(DOMAIN_OBJECTS)
+        return {o["metadata"]["uid"] for o in found if "deletionTimestamp" not in o["metadata"]}
+
     def make_domain(self, name: str) -> None:
         """A user makes a ComputeDomain."""
         self.api.add_domain(NAMESPACE, name)

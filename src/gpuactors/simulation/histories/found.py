@@ -364,6 +364,13 @@ FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
             "a claim is deleted at the API server; kubelet stops; a successor starts; "
             "somebody removes the label of the node+0.3; the clock jumps+70",
         ),
+        "the checkpoint is lost under a claim whose domain is deleted when the label is gone": (
+            12119138763,
+            "a pod with a channel comes@123; the clock jumps@466+3; a daemon crashes@505+0.05; "
+            "an answer of the API server is lost@23; the checkpoint is lost@294; "
+            "somebody removes the label of the node@345; the API server answers with a conflict@569+70; "
+            "a compute domain is deleted@556+0.3",
+        ),
         "a call is held for a successor that dies, and the API server is away": (
             1074967788,
             "a successor starts; a daemon crashes@293; a pod with a channel comes; the slices are deleted+0.001; "

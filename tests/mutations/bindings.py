@@ -17,8 +17,8 @@ BINDINGS: Final = (
     Mutation(
         "a GPU that a claim has returned counts as ours for ever",
         "core/dra/returns.py",
-        "    acted = claims.acted - addresses if returned else claims.acted | addresses\n",
-        "    acted = claims.acted | addresses\n",
+        "acted=claims.acted - frozenset(met))\n",
+        "acted=claims.acted | frozenset(met))\n",
         tests=(f"{ADMINISTRATOR}::test_it_stays_as_well_where_the_daemon_ended_right_after_the_return",),
     ),
     Mutation(

@@ -15,6 +15,7 @@ from gpuactors import limits
 from gpuactors.core.domains import exclusion, label
 from gpuactors.core.domains.state import Domains, Label
 from gpuactors.core.dra import answers, claims
+from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Effect
 from tests.core import orders
@@ -148,6 +149,15 @@ def _the_daemon_of_the_label_before_counts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(label, "_daemons", lambda _: frozenset())
 
 
+def _a_daemon_whose_claim_is_not_read_yet_is_of_the_next_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemons = label._daemons
+
+    def of_read_claims(domains: Domains) -> frozenset[ClaimUid]:
+        return frozenset(u for u in daemons(domains) if domains.claims.entries[u].config is not None)
+
+    monkeypatch.setattr(label, "_daemons", of_read_claims)
+
+
 def _a_deleted_domain_gets_its_label_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever NVIDIA's controller takes it away."""
     monkeypatch.setattr(label, "_is_addable", lambda *_: True)
@@ -194,6 +204,13 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int, *tuple[str, ...
     _a_lost_label_stays_lost: (HELD, 1),
     _a_stale_label_stays: (GOES, 1),
     _the_daemon_of_the_label_before_counts: (GOES, 2, "one is to be prepared"),
+    _a_daemon_whose_claim_is_not_read_yet_is_of_the_next_label: (
+        HELD,
+        1,
+        "the checkpoint is lost",
+        "the label is read",
+        "somebody removes the label",
+    ),
     _a_deleted_domain_gets_its_label_back: (
         HELD,
         2,

@@ -333,11 +333,12 @@ def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Dom
 
 
 def _daemons(domains: Domains) -> frozenset[ClaimUid]:
-    """The claims of daemons that have the daemon device, or wait for it."""
+    """The claims of daemons that have the daemon device, or wait for it. One that was found by its files, and has not
+    been read yet, may be one."""
     return frozenset(
         entry.name.uid
         for entry in domains.claims.entries.values()
-        if entry.state in _KEEPS and entry.config is not None and entry.config.kind is DeviceKind.DAEMON
+        if entry.state in _KEEPS and (entry.config is None or entry.config.kind is DeviceKind.DAEMON)
     )
 
 

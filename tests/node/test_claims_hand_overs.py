@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -34,25 +35,23 @@ def test_no_call_is_refused_in_rolling_updates_under_a_stream_of_pods(claims: Cl
     claims.offered(*gpus)
     claims.template("one", request())
     before, over, took = len(refusals()), threading.Event(), list[float]()
-    lanes = [threading.Thread(target=stream, args=(claims, lane, over, took)) for lane in range(len(GPUS))]
-    for lane in lanes:
-        lane.start()
     made = 0
-    try:
-        for number in range(HAND_OVERS):
-            claims.node.update((OTHER_IMAGE, IMAGE)[number % 2])
-            made += 1
-    finally:
-        over.set()
-        for lane in lanes:
-            lane.join(timeout=patient(150.0))
-        calls = [c.ended - c.began for c in kubelet_calls() if c.ended is not None]
-        claims.node.said(
-            f"{made} hand-overs, {len(took)} pods, {len(refusals()) - before} refused; a pod took at most "
-            f"{max(took, default=0):.1f} s, a prepare at most {max(calls, default=0):.2f} s"
-        )
+    with ThreadPoolExecutor(len(GPUS)) as threads:
+        lanes = [threads.submit(stream, claims, lane, over, took) for lane in range(len(GPUS))]
+        try:
+            for number in range(HAND_OVERS):
+                claims.node.update((OTHER_IMAGE, IMAGE)[number % 2])
+                made += 1
+        finally:
+            over.set()
+    calls = [c.ended - c.began for c in kubelet_calls() if c.ended is not None]
+    claims.node.said(
+        f"{made} hand-overs, {len(took)} pods, {len(refusals()) - before} refused; a pod took at most "
+        f"{max(took, default=0):.1f} s, a prepare at most {max(calls, default=0):.2f} s"
+    )
+    for lane in lanes:
+        lane.result()
     assert refusals()[before:] == []
-    assert took
     assert max(took) < SECOND_TRY_S
     claims.nothing_is_left(gpus)
 

@@ -127,7 +127,7 @@ class Machine:
     memory_mib: int = 1024
     cpus: int = 2
     boot_timeout_s: float = 90.0
-    scenario_timeout_s: float = 120.0
+    scenario_timeout_s: float = 300.0
     disk_mib: int = 0
     power_cuts: int = 0
     image: bool = False

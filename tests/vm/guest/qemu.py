@@ -24,7 +24,7 @@ PROGRAM: Final = starter(Path("/run/qemu"))
 MEMORY_MIB: Final = 64
 """Mapped for DMA as a whole while the group is open already."""
 
-START_TIMEOUT_S: Final = patient(60.0)
+START_TIMEOUT_S: Final = patient(120.0)
 """From the start to the open device: 3 s, of which QEMU's own loading is the most."""
 
 STOP_TIMEOUT_S: Final = patient(10.0)

@@ -35,7 +35,7 @@ MACHINE: Final = Machine(
         for port in PORTS
         for number in range(2)
     ),
-    scenario_timeout_s=180.0,
+    scenario_timeout_s=420.0,
 )
 
 RESOURCE: Final = "pci-1234/11e8"

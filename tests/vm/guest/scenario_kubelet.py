@@ -33,7 +33,7 @@ MACHINE: Final = Machine(
         PciFunction("nic1", "e1000e", "rp3", properties=("romfile=",)),
         PciFunction("nic2", "e1000e", "rp4", properties=("romfile=",)),
     ),
-    scenario_timeout_s=240.0,
+    scenario_timeout_s=420.0,
 )
 
 EDU: Final = "pci-1234/11e8"

@@ -27,7 +27,7 @@ from tests.vm.machine import Machine, PciFunction
 MACHINE: Final = Machine(
     ports=("rp1", "rp2"),
     functions=(PciFunction("edu1", "edu", "rp1"), PciFunction("edu2", "edu", "rp2")),
-    scenario_timeout_s=180.0,
+    scenario_timeout_s=420.0,
 )
 
 GROUP_OPENS: Final = 9600

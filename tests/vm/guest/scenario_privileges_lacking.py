@@ -25,7 +25,7 @@ MACHINE: Final = Machine(
     ports=("rp1", "rp2"),
     functions=(PciFunction("edu1", "edu", "rp1"), PciFunction("edu2", "edu", "rp2")),
     memory_mib=1536,
-    scenario_timeout_s=300.0,
+    scenario_timeout_s=600.0,
 )
 
 RESOURCE: Final = "pci-1234/11e8"

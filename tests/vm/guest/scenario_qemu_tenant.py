@@ -43,7 +43,7 @@ MACHINE: Final = Machine(
     ports=("rp1", "rp2"),
     functions=(PciFunction("edu1", "edu", "rp1"), PciFunction("edu2", "edu", "rp2")),
     memory_mib=1536,
-    scenario_timeout_s=180.0,
+    scenario_timeout_s=420.0,
 )
 
 WAITING_S: Final = 1.0

@@ -32,7 +32,7 @@ from tests.vm.machine import Machine, PciFunction
 MACHINE: Final = Machine(
     ports=("rp1", "rp2", "rp3", "rp4"),
     functions=tuple(PciFunction(f"edu{number}", "edu", f"rp{number}") for number in (1, 2, 3, 4)),
-    scenario_timeout_s=300.0,
+    scenario_timeout_s=600.0,
 )
 
 RESOURCE: Final = "pci-1234/11e8"
@@ -64,9 +64,10 @@ STORM_WITHIN_S: Final = patient(60.0)
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a bind or unbind to kubelet's device lists while there is no storm."""
 
-KNOWN_WITHIN_S: Final = 2 * limits.INSPECTION_DEADLINE_S + SLACK_S
+KNOWN_WITHIN_S: Final = 8 * limits.INSPECTION_DEADLINE_S + SLACK_S
 """From a change at the storm's end, whose uevent is the last one in the queue or was dropped, to kubelet's device
-lists. A inspection or a scan that is outstanding may be too early for it; another one follows."""
+lists. An inspection or a scan that is outstanding may be too early for it; another one follows. Seen: 10 s on two quiet
+cores with another guest, three daemons having 10,000 uevents to read. Nothing else finds it: the resync is hourly."""
 
 SETTLED_WITHIN_S: Final = KNOWN_WITHIN_S + limits.CALL_SETTLE_S
 """From the last Allocate, during which no list shrinks, to the right device lists."""

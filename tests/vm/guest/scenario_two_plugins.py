@@ -27,7 +27,7 @@ PORTS: Final = ("rp1", "rp2")
 MACHINE: Final = Machine(
     ports=PORTS,
     functions=tuple(PciFunction(f"edu-{port}", "edu", port) for port in PORTS),
-    scenario_timeout_s=240.0,
+    scenario_timeout_s=420.0,
 )
 
 RESOURCE: Final = "pci-1234/11e8"

@@ -72,6 +72,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("kubeconfig", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("cdi_dir", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("prebound", '["all"]', "[all]", "0000:23:00.0;all", ("all",), ("all",)),
+    ("load_modules", '"on"', "on", "off", "on", "on"),
     ("nvswitch", '"allow"', "allow", "refuse", "allow", "allow"),
     ("compute_domains", '"on"', "on", "host-managed", "off", "off"),
     ("domains_driver", '"a.example"', "a.example", "b.example", "c.example", "c.example"),

@@ -35,6 +35,7 @@ from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import MOUNTED, ClaimFiles
+from gpuactors.acts.modprobe import Modprobe
 from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.theirs import TheirClaims
@@ -110,7 +111,10 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
 
     def binder(lock: StateLock) -> DriverBinder:
         acts = os.path.join(plugin_dir(config, settings.driver), "acts")
-        return SysfsBinder(root, ProcessWrites(acts, taken=lock.taken), Persistenced(root), _in_a_thread)
+        modprobe = Modprobe(root, _in_a_thread) if config.load_modules == "on" else None
+        return SysfsBinder(
+            root, ProcessWrites(acts, taken=lock.taken), Persistenced(root), _in_a_thread, modprobe
+        )
 
     return of_driver(config, settings, client_of(config), hanging, binder)
 

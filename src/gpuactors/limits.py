@@ -644,6 +644,16 @@ IMEX_CTL_S: Final = 5.0
 NVML_S: Final = 5.0
 """5 s. One answer of NVML for all GPUs of the host's driver: below a second, as long as the driver is well."""
 
+MODPROBE_S: Final = 20.0
+"""20 s. One modprobe of a vfio driver: a tenth of a second, or seconds where the disk is busy. Below ACT_DEADLINE_S."""
+
+MODPROBE_AGAIN_S: Final = 600.0
+"""10 min. A driver that could not be loaded is tried again after this time, unless somebody has loaded it by then.
+Until then its GPUs are not offered."""
+
+MODPROBE_PATH_MAX_BYTES: Final = 256
+"""Of /proc/sys/kernel/modprobe, which the kernel keeps in as many (KMOD_PATH_LEN)."""
+
 CDI_SPECS_MAX: Final = 4096
 """Files of the CDI directory that are looked at for a device of somebody else's."""
 

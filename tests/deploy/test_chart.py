@@ -97,6 +97,7 @@ OTHERS: Final[dict[str, Values]] = {
     "k0s": K0S,
     "openshift": OPENSHIFT,
     "openshift-dra": {**LEVELS["dra"], **OPENSHIFT},
+    "load-modules": {"dra": {"enabled": True, "loadModules": True}},
     "events": {"events": {"enabled": True}},
     "node-features": {"nodeFeatures": {"enabled": True}},
     "compute-domains-host-managed": {

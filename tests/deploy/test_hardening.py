@@ -14,6 +14,7 @@ from tests.deploy.manifests import DEPLOY, Manifest, of_kind, render
 from tests.deploy.rights import rights_of
 
 READERS_OF_PROCESSES: Final = ("DAC_READ_SEARCH", "SYS_PTRACE")
+LOADERS_OF_MODULES: Final = ("SYS_CHROOT", "SYS_MODULE")
 
 SOCKETS: Final = frozenset({"/var/lib/kubelet/device-plugins", "/var/lib/gpuactors"})
 CLAIMS: Final = SOCKETS | {
@@ -38,9 +39,15 @@ class Privilege:
     """Mounts that are not read-only."""
 
     processes: bool = False
+    modules: bool = False
     token: bool = False
     rights: int = 0
     """How many pairs of a resource and a verb."""
+
+    @property
+    def capabilities(self) -> list[str]:
+        read, load = READERS_OF_PROCESSES, LOADERS_OF_MODULES
+        return sorted((read if self.processes else ()) + (load if self.modules else ()))
 
     @property
     def se_linux(self) -> str:
@@ -64,6 +71,14 @@ ALLOWED: Final = {
     "overlays/node-features": Privilege({"nodeFeatures": {"enabled": True}}, SOCKETS | {FEATURES}),
     "overlays/holders-proc": Privilege({"holders": "proc"}, processes=True),
     "overlays/dra": Privilege(_DRA, CLAIMS, processes=True, token=True, rights=7),
+    "overlays/load-modules": Privilege(
+        {"dra": {"enabled": True, "loadModules": True}},
+        CLAIMS,
+        processes=True,
+        modules=True,
+        token=True,
+        rights=7,
+    ),
     "overlays/openshift-dra": Privilege({**_DRA, **_OPENSHIFT}, CLAIMS, processes=True, token=True, rights=7),
     "overlays/compute-domains": Privilege(_DOMAINS, DOMAINS, processes=True, token=True, rights=12),
     "overlays/compute-domains-host-managed": Privilege(
@@ -110,11 +125,10 @@ def test_every_overlay_has_its_privilege_named_here() -> None:
 
 
 def test_the_container_can_gain_nothing(rendered: Rendered) -> None:
-    added = READERS_OF_PROCESSES if rendered.allowed.processes else ()
     rights = dict(rendered.container["securityContext"])
     capabilities = rights.pop("capabilities")
     assert capabilities["drop"] == ["ALL"]
-    assert sorted(capabilities.get("add", ())) == sorted(added)
+    assert sorted(capabilities.get("add", ())) == rendered.allowed.capabilities
     assert rights == {
         "privileged": False,
         "allowPrivilegeEscalation": False,
@@ -208,7 +222,7 @@ def test_openshift_is_asked_to_allow_what_the_pod_has_and_nothing_else(rendered:
         "allowPrivilegedContainer": rights["privileged"],
         "defaultAllowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": rights["readOnlyRootFilesystem"],
-        **({"allowedCapabilities": [*READERS_OF_PROCESSES]} if rendered.allowed.processes else {}),
+        **({"allowedCapabilities": added} if (added := rendered.allowed.capabilities) else {}),
     }
     assert found["requiredDropCapabilities"] == rights["capabilities"]["drop"]
     assert found["runAsUser"] == {"type": "MustRunAs", "uid": pod["securityContext"]["runAsUser"]}

@@ -17,10 +17,11 @@ from tests.deploy.test_hardening import ALLOWED
 
 UNIT: Final = DEPLOY / "systemd" / "gpuactors.service"
 DRA: Final = DEPLOY / "systemd" / "dra.conf"
+MODULES: Final = DEPLOY / "systemd" / "load-modules.conf"
 
 ANALYZE_TIMEOUT_S: Final = 60
 
-EXPOSURE: Final = {UNIT: 25, DRA: 35}
+EXPOSURE: Final = {UNIT: 25, DRA: 35, MODULES: 45}
 """The most that `systemd-analyze security` may say, times ten; 100 is a service without any confinement."""
 
 
@@ -43,10 +44,11 @@ def installed(tmp_path: Path) -> Path:
     return unit
 
 
-def with_claims(installed: Path) -> None:
+def add(installed: Path, *drop_ins: Path) -> None:
     directory = installed.with_name(f"{installed.name}.d")
     directory.mkdir()
-    shutil.copy(DRA, directory)
+    for file in drop_ins:
+        shutil.copy(file, directory)
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,13 +65,14 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("claims", [False, True], ids=["alone", "with claims"])
-def test_systemd_takes_every_line_and_calls_it_confined(installed: Path, claims: bool) -> None:
-    if claims:
-        with_claims(installed)
+@pytest.mark.parametrize(
+    "drop_ins", [(), (DRA,), (DRA, MODULES)], ids=["alone", "with claims", "with modules"]
+)
+def test_systemd_takes_every_line_and_calls_it_confined(installed: Path, drop_ins: tuple[Path, ...]) -> None:
+    add(installed, *drop_ins)
     verified = analyze("verify", "--man=no", "--recursive-errors=no", str(installed))
     assert (verified.returncode, verified.stderr) == (0, "")
-    most = EXPOSURE[DRA if claims else UNIT]
+    most = EXPOSURE[drop_ins[-1] if drop_ins else UNIT]
     rated = analyze("security", "--offline=true", f"--threshold={most}", str(installed))
     assert rated.returncode == 0, rated.stdout
 
@@ -95,6 +98,11 @@ def test_the_capabilities_are_those_of_the_pods() -> None:
     assert base["CapabilityBoundingSet"] == [""]
     assert capabilities("base") == []
     assert sorted(dra["CapabilityBoundingSet"][0].split()) == capabilities("overlays/dra")
+    # Where the host's file system is the daemon's, nobody changes it for modprobe.
+    modules = settings(DRA, MODULES)["CapabilityBoundingSet"]
+    assert sorted(" ".join(modules).split()) == [
+        name for name in capabilities("overlays/load-modules") if name != "CAP_SYS_CHROOT"
+    ]
     assert base["NoNewPrivileges"] == ["yes"]
     assert "NoNewPrivileges" not in dra
 
@@ -120,8 +128,8 @@ def test_what_can_be_written_is_what_the_pods_write() -> None:
 
 
 def test_each_variable_is_a_settings() -> None:
-    named = set(re.findall(r"GPUACTORS_([A-Z_]+)=", DRA.read_text()))
-    assert {name.lower() for name in named} == {"dra", "holders", "kubeconfig", "node_name"}
+    named = set(re.findall(r"GPUACTORS_([A-Z_]+)=", DRA.read_text() + MODULES.read_text()))
+    assert {name.lower() for name in named} == {"dra", "holders", "kubeconfig", "node_name", "load_modules"}
     assert {name.lower() for name in named} <= DECLARATIONS.keys()
 
 

@@ -184,6 +184,18 @@ def test_what_is_wrong_is_found_and_says_what_to_do(seed: Seed) -> None:
         assert found.is_failed == any(f.level is FAIL for f in wrong(found))
 
 
+def test_a_driver_that_a_claim_has_loaded_is_none_of_the_administrators_work() -> None:
+    with open_patient() as patient:
+        not_loaded_for_claims(patient)
+        patient.flags["load_modules"] = "on"
+        found = patient.examined(pre=True)
+        assert [f for f in wrong(found) if f.check is Check.VFIO_PCI] == []
+        patient.put("/proc/sys/kernel/osrelease", f"{RELEASE}\n")
+        patient.put(f"/lib/modules/{RELEASE}/modules.dep", "kernel/drivers/vfio/vfio.ko:\n")
+        found = patient.examined(pre=True)
+        assert [f.level for f in wrong(found) if f.check is Check.VFIO_PCI] == [FAIL]
+
+
 @pytest.mark.parametrize("cdev", [False, True])
 def test_a_healthy_host_has_nothing_to_be_done(cdev: bool) -> None:
     with open_patient(cdev=cdev) as patient:

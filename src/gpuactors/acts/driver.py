@@ -23,6 +23,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.acts.apart import Apart
+from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
 from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, Target
@@ -80,13 +81,16 @@ class SysfsBinder:
         open_writes: OpenWrites,
         persistence: Persistence,
         apart: Apart,
+        modprobe: Modprobe | None = None,
         *,
         deadline_s: float = limits.ACT_DEADLINE_S,
     ) -> None:
+        """`modprobe`: None where no driver is loaded."""
         self._root = root
         self._open_writes = open_writes
         self._persistence = persistence
         self._apart = apart
+        self._modprobe = modprobe
         self._deadline_s = deadline_s
         self._groups = GroupReader(root)
         self._let_go_of: set[PciAddress] = set()
@@ -245,22 +249,38 @@ class SysfsBinder:
         return _Plan(tuple(moves), tuple(leftovers))
 
     def _vfio_driver(self, function: GroupFunction) -> str:
+        """Its name on the PCI bus, or the module's where it is only loaded before the bind. Raises `ActError`."""
         wanted = modules.vfio_driver(self._root, function.modalias)
-        driver = self._loaded(function, wanted)
-        assert driver is not None
-        return driver
+        found = modules.loaded(self._root, wanted)
+        if found is not None:
+            return found
+        if self._modprobe is None:
+            raise _not_loaded(function.address, wanted)
+        if why := self._modprobe.why_not(wanted):
+            raise _not_loaded(function.address, wanted, why)
+        return wanted
 
     def _loaded(self, function: GroupFunction, driver: str | None) -> str | None:
         if driver is None:
             return None
         found = modules.loaded(self._root, driver)
         if found is None:
-            raise ActError(
-                ActFault.NO_DRIVER,
-                f"{function.address} is to be bound to {quoted_id(driver)}, which is not loaded: run `modprobe "
-                f"{quoted_id(driver)}` on the host, and have it loaded at boot (/etc/modules-load.d)",
-            )
+            raise _not_loaded(function.address, driver)
         return found
+
+    async def _with_driver(self, move: _Move) -> _Move:
+        """The move with its vfio driver loaded. Raises `ActError`, `HostShortError`."""
+        driver, modprobe = move.driver, self._modprobe
+        if not move.by_override or driver is None or modprobe is None:
+            return move
+        if await self._apart(lambda: modules.loaded(self._root, driver)) is not None:
+            return move
+        try:
+            found = await modprobe.load(driver)
+        except ModprobeError as error:
+            raise _not_loaded(move.function.address, driver, str(error)) from None
+        _log.info("module.loaded", device=move.function.address, driver=found)
+        return replace(move, driver=found)
 
     # --- may it be done -----------------------------------------------------------------------------------------------
 
@@ -327,7 +347,8 @@ class SysfsBinder:
             return
         try:
             await self._may_move(writes, group, plan, noted)
-            for move in plan.moves:
+            moves = [await self._with_driver(move) for move in plan.moves]
+            for move in moves:
                 await self._move(writes, group, move, noted)
         finally:
             with trio.CancelScope(shield=True):
@@ -505,6 +526,13 @@ def _remedy(address: PciAddress, error: OSError | None, now: BoundFunction | Non
             f"nobody has received yet, which no list of open files shows; {again}"
         )
     return again
+
+
+def _not_loaded(address: PciAddress, driver: str, why: str = "") -> ActError:
+    """`why`: why it could not be loaded, and what to do."""
+    name = quoted_id(driver)
+    remedy = why or f"run `modprobe {name}` on the host, and have it loaded at boot (/etc/modules-load.d)"
+    return ActError(ActFault.NO_DRIVER, f"{address} is to be bound to {name}, which is not loaded: {remedy}")
 
 
 def _virtual_functions(address: PciAddress, path: str) -> ActError:

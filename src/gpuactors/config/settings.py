@@ -375,6 +375,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             check=_checked_prebound,
         ),
     ] = ()
+    load_modules: Annotated[
+        OnOff,
+        Described(
+            "Whether the vfio driver of a claim's GPU is loaded, by the host's modprobe, where it is not. `off`: a GPU "
+            "whose driver is not loaded is not offered.",
+            yaml_off=True,
+            yaml_on=True,
+        ),
+    ] = "off"
     nvswitch: Annotated[
         Nvswitch,
         Described(

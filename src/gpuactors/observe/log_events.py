@@ -393,6 +393,9 @@ _CLAIMS: Final[Mapping[str, LogEvent]] = {
         "The ResourceSlices cannot be written; they are tried again.",
         "See the reason: the API server, its address, or the rights of deploy/overlays/dra.",
     ),
+    "module.loaded": LogEvent(
+        (INFO,), ("device", "driver"), "The vfio driver of a claim's GPU was loaded (`--load-modules on`)."
+    ),
     "persistence.set": LogEvent(
         (INFO,), ("device", "on"), "nvidia-persistenced let go of a GPU for a claim, or took it again."
     ),

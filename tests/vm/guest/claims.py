@@ -46,13 +46,16 @@ FUNCTIONS: Final = (
     PciFunction("alone", GPU_DRIVER, ALONE),
     PciFunction("twin", GPU_DRIVER, TWIN),
 )
+BY_IDS_PARAMETER: Final = "ids=10de:2330"
+"""Of vfio-pci: by which an operator's boot has it take that GPU."""
+
 MODULES: Final = (*VFIO_MODULES, GPU_DRIVER, COMPANION_DRIVER)
 
 CLAIMS_MACHINE: Final = Machine(
     ports=PORTS,
     functions=FUNCTIONS,
     modules=MODULES,
-    vfio_pci_parameters=("ids=10de:2330",),
+    vfio_pci_parameters=(BY_IDS_PARAMETER,),
     # One to two minutes on a quiet machine, of which half a minute is Python's start: the daemon in its pod, the API
     # server, kubelet's gRPC and the tenant.
     scenario_timeout_s=420.0,
@@ -294,7 +297,15 @@ class Cluster:
 
 def claims_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
     """deploy/overlays/dra, but in the node's network and with a kubeconfig: the API server is on loopback."""
-    pod = dra_pod(kubelet_dir, state_dir)
+    return _in_the_nodes_network(dra_pod(kubelet_dir, state_dir))
+
+
+def load_modules_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
+    """The same of deploy/overlays/load-modules."""
+    return _in_the_nodes_network(dra_pod(kubelet_dir, state_dir, loads_modules=True))
+
+
+def _in_the_nodes_network(pod: Pod) -> Pod:
     credentials = PodMount(str(CREDENTIALS), str(CREDENTIALS), read_only=True, recursive_read_only=False)
     return replace(pod, host_network=True, mounts=(*pod.mounts, credentials))
 

@@ -39,7 +39,7 @@ READ_ONLY: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 
 NODES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 
-CAPABILITIES: Final = {"DAC_READ_SEARCH": 2, "SYS_PTRACE": 19}
+CAPABILITIES: Final = {"DAC_READ_SEARCH": 2, "SYS_MODULE": 16, "SYS_CHROOT": 18, "SYS_PTRACE": 19}
 """linux/capability.h: those that deploy/ adds anywhere."""
 
 _MOUNT_SETATTR: Final = 442  # x86-64; glibc has it from 2.36 on

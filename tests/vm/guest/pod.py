@@ -24,6 +24,7 @@ CHECKOUT: Final = Path(__file__).resolve().parents[3]
 BASE: Final = CHECKOUT / "deploy" / "base" / "daemonset.yaml"
 HOLDERS_PROC: Final = CHECKOUT / "deploy" / "overlays" / "holders-proc" / "holders.yaml"
 DRA: Final = CHECKOUT / "deploy" / "overlays" / "dra" / "dra.yaml"
+LOAD_MODULES: Final = CHECKOUT / "deploy" / "overlays" / "load-modules" / "load-modules.yaml"
 
 KUBELET_DIR: Final = "/var/lib/kubelet"
 STATE_DIR: Final = "/var/lib/gpuactors"
@@ -106,10 +107,13 @@ def holders_proc_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
     return pod_of(_merged(_manifest(BASE), _manifest(HOLDERS_PROC)), kubelet_dir, state_dir)
 
 
-def dra_pod(kubelet_dir: Path, state_dir: Path) -> Pod:
-    """deploy/overlays/dra: on top of holders-proc."""
-    holders = _merged(_manifest(BASE), _manifest(HOLDERS_PROC))
-    return pod_of(_merged(holders, _manifest(DRA)), kubelet_dir, state_dir)
+def dra_pod(kubelet_dir: Path, state_dir: Path, *, loads_modules: bool = False) -> Pod:
+    """deploy/overlays/dra: on top of holders-proc. Or load-modules, on top of that."""
+    patches = (HOLDERS_PROC, DRA, *([LOAD_MODULES] if loads_modules else []))
+    spec = _manifest(BASE)
+    for patch in patches:
+        spec = _merged(spec, _manifest(patch))
+    return pod_of(spec, kubelet_dir, state_dir)
 
 
 def privileged_pod(kubelet_dir: Path, state_dir: Path) -> Pod:

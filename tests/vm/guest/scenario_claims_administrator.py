@@ -1,7 +1,8 @@
 """Claims beside an administrator: what he binds stays where he put it, and a module that is not loaded holds no claim.
 
 A GPU is bound to vfio-pci by hand between two claims, and back; it loses its driver and gets it again by the kernel's
-own probe; the host's driver is unloaded while a claim has the GPU, and loaded again later. What the daemon takes for
+own probe; the host's driver is unloaded while a claim has the GPU, and loaded again later. The vfio driver is unloaded,
+and loaded by the daemon (`--load-modules on`, in the pod of deploy/overlays/load-modules). What the daemon takes for
 facts is looked at beside that: the number of a function's directory, and its interrupts.
 """
 
@@ -12,11 +13,20 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from gpuactors import limits
 from tests.support.patience import patient
-from tests.vm.guest.claims import CLAIMS_MACHINE, GPU_DRIVER, Cluster, Gpus, override_of
+from tests.vm.guest.claims import (
+    BY_IDS_PARAMETER,
+    CLAIMS_MACHINE,
+    GPU_DRIVER,
+    Cluster,
+    Gpus,
+    load_modules_pod,
+    override_of,
+)
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node
 from tests.vm.guest.runner import Guest, eventually
@@ -26,6 +36,9 @@ from tests.vm.provision import cached_kernel
 MACHINE: Final = replace(CLAIMS_MACHINE, scenario_timeout_s=600.0)
 
 BUSYBOX: Final = "/run/busybox"
+
+MODPROBE: Final = Path("/run/modprobe")
+"""What the guest's kernel takes for it: the guest has busybox's insmod, and its modules are elsewhere."""
 
 RETURNED_WITHIN_S: Final = limits.RETURN_RETRY_S + patient(15.0)
 """From the driver that is there to the GPU that is on it."""
@@ -59,13 +72,14 @@ def run(guest: Guest) -> None:
     with ExitStack() as stack:
         stack.enter_context(Node.with_kubelet(guest))
         cluster = stack.enter_context(Cluster.running(guest, KUBELET_DIR))
-        daemon = stack.enter_context(cluster.start("daemon"))
+        daemon = stack.enter_context(cluster.start("daemon", pod=load_modules_pod))
         plugin = stack.enter_context(cluster.plugin(daemon))
         scene = _Scene(guest, cluster, gpus, daemon, plugin)
         cluster.wait_offered(gpus)
         _module_not_loaded(scene)
         _without_a_driver(scene)
         _bound_by_hand(scene)
+        _vfio_driver_not_loaded(scene)
         with guest.step("SIGTERM: 0"):
             assert daemon.terminate() == 0
         assert gpus.at_rest, gpus.drivers
@@ -151,6 +165,23 @@ def _module_not_loaded(scene: _Scene) -> None:
         eventually("the other one", lambda: scene.gpus.gpu.driver == GPU_DRIVER, timeout_s=SLACK_S)
 
 
+def _vfio_driver_not_loaded(scene: _Scene) -> None:
+    function, module = scene.gpus.alone, _module(scene.guest, "vfio-pci")
+    with scene.guest.step("vfio-pci is unloaded: the host's modprobe loads it for the next claim"):
+        MODPROBE.write_text(
+            f'#!{BUSYBOX} sh\n[ "$*" = "-- vfio-pci" ] && exec {BUSYBOX} insmod {module} {BY_IDS_PARAMETER}\n',
+            encoding="utf-8",
+        )
+        MODPROBE.chmod(0o700)
+        Path("/proc/sys/kernel/modprobe").write_text(f"{MODPROBE}\n", encoding="ascii")
+        subprocess.run([BUSYBOX, "rmmod", "vfio_pci"], check=True)
+        assert not Path("/sys/bus/pci/drivers/vfio-pci").exists()
+        scene.claimed_and_released("eighth", function)
+        _check_on(function, GPU_DRIVER)
+        (said,) = scene.daemon.said("module.loaded")
+        assert (said["device"], said["driver"]) == (function.address, "vfio-pci"), said
+
+
 def _check_on(function: Function, driver: str | None) -> None:
     assert function.driver == driver, function.driver
 
@@ -174,5 +205,10 @@ def _unload() -> None:
 
 def _load(guest: Guest) -> None:
     """The host's driver is there again: the module as it was fetched on the host."""
-    (found,) = cached_kernel(guest.kernel).modules.glob(f"kernel/**/{GPU_DRIVER}.ko")
-    subprocess.run([BUSYBOX, "insmod", str(found)], check=True)
+    subprocess.run([BUSYBOX, "insmod", _module(guest, GPU_DRIVER)], check=True)
+
+
+def _module(guest: Guest, name: str) -> str:
+    """Its file, as it was fetched on the host."""
+    (found,) = cached_kernel(guest.kernel).modules.glob(f"kernel/**/{name}.ko")
+    return str(found)

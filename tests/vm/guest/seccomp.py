@@ -38,6 +38,8 @@ GRANTED_WITH: Final = {
         "pidfd_getfd",
     ),
     "DAC_READ_SEARCH": ("name_to_handle_at", "open_by_handle_at"),
+    "SYS_CHROOT": ("chroot",),
+    "SYS_MODULE": ("init_module", "finit_module", "delete_module", "query_module"),
 }
 """What the profiles let through for whoever has the capability."""
 

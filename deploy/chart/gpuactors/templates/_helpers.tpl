@@ -76,6 +76,9 @@ recursiveReadOnly: IfPossible
 
 {{/* What no schema can say. */}}
 {{- define "gpuactors.check" -}}
+{{- if and .Values.dra.loadModules (not (include "gpuactors.binds" .)) }}
+{{- fail "dra.loadModules needs dra.enabled, and not dra.allPrebound: a driver is loaded only where one is bound" }}
+{{- end }}
 {{- if and .Values.computeDomains.enabled (not .Values.dra.enabled) }}
 {{- fail "computeDomains.enabled needs dra.enabled: set it as well, as both share the API server's rights and kubelet's registration" }}
 {{- end }}

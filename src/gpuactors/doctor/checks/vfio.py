@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gpuactors.config import Config
 from gpuactors.core.model import PciFunction
 from gpuactors.core.quote import first_of
 from gpuactors.doctor.facts import Facts, Unknown
@@ -25,7 +26,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     functions = () if isinstance(facts.devices, Unknown) else facts.devices.functions
     bound = [function for function in functions if function.vfio_bound]
-    yield _driver(facts.host, bound, by_claim=facts.config.dra == "on")
+    yield _driver(facts.host, bound, facts.config)
     if facts.host.disable_idle_d3 is not None:
         yield _idle_d3(facts.host.disable_idle_d3, facts.config.holders)
     if facts.host.container is not None or facts.host.group_nodes:
@@ -34,7 +35,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield _iommufd(facts.host, bound)
 
 
-def _driver(host: VfioHost, bound: list[PciFunction], *, by_claim: bool) -> Finding:
+def _driver(host: VfioHost, bound: list[PciFunction], config: Config) -> Finding:
     if host.loaded:
         return passed(Check.VFIO_PCI, "vfio-pci is loaded")
     if host.installed is False:
@@ -43,7 +44,11 @@ def _driver(host: VfioHost, bound: list[PciFunction], *, by_claim: bool) -> Find
             "the running kernel has no module vfio-pci",
             "Install the kernel's package of extra modules, or a kernel with CONFIG_VFIO_PCI.",
         )
-    if by_claim:
+    if config.dra == "on" and config.load_modules == "on":
+        return passed(
+            Check.VFIO_PCI, "vfio-pci is not loaded, and will be for the first claim (--load-modules on)"
+        )
+    if config.dra == "on":
         return failed(
             Check.VFIO_PCI, "vfio-pci is not loaded, and a claim binds GPUs to it", f"As root: {_LOAD}"
         )

@@ -10,13 +10,15 @@ import trio
 
 from gpuactors.actors import checkpoint_keeper
 from gpuactors.concurrency.latest import Latest
+from gpuactors.core.dra.cdi import device_name
 from gpuactors.core.dra.checkpoint import Checkpoint, Origin, Restored, Theirs
-from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid
+from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid, Json
 from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.dra.files import ClaimContents, FoundFiles
 from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.events import CheckpointRead, CheckpointWritten, Event
+from gpuactors.core.events import CheckpointRead, CheckpointRefused, CheckpointWritten, Event
+from gpuactors.ports import StateFileError
 
 PATIENCE_S = 3600.0
 UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
@@ -96,6 +98,36 @@ async def test_metadata_without_the_cdi_file_is_removed_where_the_checkpoint_is_
             assert (store.removed, read.entries) == ([LOST], ())
             assert UID in read.warning
             assert LOST not in read.warning
+            nursery.cancel_scope.cancel()
+
+
+@dataclass
+class NewerStore(Store):
+    """Whose checkpoint a newer daemon has written."""
+
+    async def read(self, *, owns: bool) -> Restored:
+        raise StateFileError("it is of version 9")
+
+
+async def test_a_checkpoint_that_may_not_be_used_comes_with_what_the_files_name(
+    autojump_clock: object,
+) -> None:
+    """Nothing is removed: half of a claim's files may be all that says that it has a GPU."""
+    metadata = {"metadata": {"namespace": "default", "name": "one", "uid": LOST}}
+    cdi: Json = {"devices": ({"name": device_name(LOST, "gpu-0000-23-00-0")},)}
+    store = NewerStore(files=(FoundFiles.of(LOST, True, ("gpu",), [cdi], [metadata]), *Store.files))
+    wanted = Latest(ClaimsWanted(load=2))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            refused = await inbox.receive()
+            assert isinstance(refused, CheckpointRefused)
+            assert refused.reason == "it is of version 9"
+            (entry,) = refused.entries
+            assert entry.name == ClaimName("default", "one", LOST)
+            assert [gpu.address for gpu in entry.gpus] == ["0000:23:00.0"]
+            assert store.removed == []
             nursery.cancel_scope.cancel()
 
 

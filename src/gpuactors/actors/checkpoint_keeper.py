@@ -1,10 +1,11 @@
 """The checkpoint keeper: reads the claims' checkpoint when it is wanted, and writes the newest contents.
 
-A number that is written stands for all before it. Where the checkpoint is lost, the CDI and metadata files say which
-devices belong to claims; files of no claim are removed, as a daemon that was killed may have left them. So are metadata
-files without the CDI file of the devices, which is written last, and gone after a reboot: no container can be started
-with what they are left of. Where the checkpoint is of another boot, no container runs that has mounted a directory of a
-claim: all these directories are removed, as nobody knows whose they are.
+A number that is written stands for all before it. Where the checkpoint is lost, or may not be used, the CDI and
+metadata files say which devices belong to claims. Files of no claim are removed, as a daemon that was killed may have
+left them, unless the checkpoint may not be used. So are metadata files without the CDI file of the devices, which is
+written last, and gone after a reboot: no container can be started with what they are left of. Where the checkpoint is
+of another boot, no container runs that has mounted a directory of a claim: all these directories are removed, as nobody
+knows whose they are.
 
 What NVIDIA's driver has prepared on this node is taken over with the file that it left, and its own files are left: so
 are all these directories, as it makes its own in the same place.
@@ -13,6 +14,7 @@ are all these directories, as it makes its own in the same place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -54,7 +56,7 @@ async def run(
                 with raises_only(StateFileError, "checkpoint_keeper"):
                     event, known = await _read(store, files, of, owns=now.load >= load_of(Role.SERVING))
             except StateFileError as exc:
-                await inbox.send(CheckpointRefused(str(exc), of))
+                await inbox.send(CheckpointRefused(str(exc), of, await _having(files, of)))
                 await _pause(wanted, now)
             else:
                 loaded = now.load
@@ -69,6 +71,15 @@ async def run(
             else:
                 written = contents.number
                 await inbox.send(CheckpointWritten(written, of))
+
+
+async def _having(files: ClaimFileStore, of: ClaimsOf) -> tuple[StoredEntry, ...]:
+    """The claims of GPUs by their files, where the checkpoint may not be used; none where they cannot be read."""
+    if of is not ClaimsOf.GPUS:
+        return ()
+    with suppress(StateFileError), raises_only(StateFileError, "checkpoint_keeper"):
+        return _rebuilt(await files.found(owns=False), of).entries
+    return ()
 
 
 async def _pause(wanted: LatestReader[ClaimsWanted], now: ClaimsWanted) -> None:

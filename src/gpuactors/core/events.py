@@ -379,6 +379,8 @@ class CheckpointRefused:
 
     reason: str
     of: ClaimsOf = ClaimsOf.GPUS
+    entries: tuple[StoredEntry, ...] = ()
+    """The claims whose files name GPUs: they have them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,18 @@ def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served()
     assert not core.wanted.is_serving
 
 
+def test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_used() -> None:
+    """Its files name it; kubelet's list may not, or not yet (issue 24)."""
+    core = ClaimCore(gpu(A, 1), gpu(B, 2), claim_settings=CLAIM_SETTINGS)
+    entries = rebuilt(A).entries
+    core.feed(CheckpointRefused("the checkpoint is of version 7: install that version", entries=entries))
+    assert "claim default/one" in core.refusal(core.allocate(A))
+    assert isinstance(core.allocation(core.allocate(B)), Granted)
+    assert core.acts == []
+    core.feed(CheckpointRead((), (), load=2))
+    assert isinstance(core.allocation(core.allocate(A)), Granted), "the checkpoint knows of no claim"
+
+
 # --- before the checkpoint is read ----------------------------------------------------------------------------------
 
 

@@ -134,10 +134,16 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
 
 
 def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointRefused) -> Stepped:
-    """No claim is served, and nothing is touched. Other claims' devices are known from kubelet's ledger only."""
+    """No claim is served, and nothing is touched. What claims have is known from their files, and kubelet's ledger."""
     level = Level.DEBUG if driver.claims(state).unserved == event.reason else Level.ERROR
-    claims = replace(driver.claims(state), loaded=True, unserved=event.reason)
-    return driver.with_claims(state, claims), [Log(level, "claims.unserved", {"reason": event.reason})]
+    why = Obstacle(Cause.CLAIMS_UNSERVED, event.reason)
+    entries = {
+        stored.name.uid: Entry(stored.name, ClaimState.STOPPED, order=order, gpus=stored.gpus, why=why)
+        for order, stored in enumerate(event.entries)
+    }
+    claims = replace(driver.claims(state), loaded=True, unserved=event.reason, entries=entries)
+    after = driver.followed(state, driver.with_claims(state, claims))
+    return after, [Log(level, "claims.unserved", {"reason": event.reason})]
 
 
 # --- calls ------------------------------------------------------------------------------------------------

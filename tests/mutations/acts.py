@@ -9,6 +9,7 @@ from typing import Final
 from tests.mutations.mutations import Mutation
 
 DRIVER: Final = "tests/acts/test_driver.py"
+MODPROBE: Final = "tests/acts/test_modprobe.py"
 WRITES: Final = "tests/acts/test_writes.py"
 CHECKPOINT: Final = "tests/acts/test_checkpoint.py"
 FILES: Final = "tests/acts/test_files.py"
@@ -355,5 +356,19 @@ ACTS: Final = (
         '            note(lock, "")\n',
         "",
         tests=(WRITES,),
+    ),
+    Mutation(
+        "a module that could not be loaded is tried again at once",
+        "acts/modprobe.py",
+        "        if self._now() < until:\n",
+        "        if self._now() > until + limits.MODPROBE_AGAIN_S:\n",
+        tests=(MODPROBE,),
+    ),
+    Mutation(
+        "what modprobe says of itself is believed",
+        "acts/modprobe.py",
+        "        if found is not None:\n            return found\n",
+        "        if found is not None or not why:\n            return driver\n",
+        tests=(MODPROBE,),
     ),
 )

@@ -63,4 +63,18 @@ DRA_CORE: Final = (
         "    return any(not f.vfio for f in gpu.functions)\n",
         tests=(ADMINISTRATOR,),
     ),
+    Mutation(
+        "what a failed act has moved is not ours",
+        "core/dra/gpus.py",
+        "        if isinstance(event, ActFailed) and event.moved:\n",
+        "        if isinstance(event, ActFailed) and not event.moved:\n",
+        tests=(ADMINISTRATOR,),
+    ),
+    Mutation(
+        "a GPU that was plugged in during its act is somebody else's at its return",
+        "core/dra/returns.py",
+        "presence=(a in met and met[a].presence) or f.presence",
+        "presence=f.presence",
+        tests=(ADMINISTRATOR,),
+    ),
 )

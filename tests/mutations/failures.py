@@ -28,6 +28,16 @@ FAILURES: Final = (
         tests=("tests/http/test_serve.py::test_a_bug_costs_the_request_that_meets_it",),
     ),
     Mutation(
+        "a checkpoint that may not be used leaves the claims' GPUs to others",
+        "core/dra/claims.py",
+        "loaded=True, unserved=event.reason, entries=entries)",
+        "loaded=True, unserved=event.reason)",
+        tests=(
+            "tests/core/dra/test_restart.py::"
+            "test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_used",
+        ),
+    ),
+    Mutation(
         "any actor that fails for ever ends the process",
         "app.py",
         "    max_failures=None,\n",

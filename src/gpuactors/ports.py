@@ -21,6 +21,7 @@ from gpuactors.core.dra.claim import (
     ClaimUid,
     DeviceHealth,
     FirstDriver,
+    LookFinding,
     Prepared,
     Target,
     Unprepared,
@@ -492,8 +493,9 @@ class DriverBinder(Protocol):
         """
         ...
 
-    async def look(self, device: PciAddress) -> None:
-        """Raises `ActError` if the GPU could not be brought to vfio now; does nothing to it."""
+    async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
+        """Whether these GPUs could be brought to vfio now, a finding for each; does nothing to them. One pass over all
+        processes; what stops the look at one GPU is its finding, and stops no other."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,12 @@ import trio.testing
 
 from gpuactors.acts.apart import inline
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, Target
+from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
 from gpuactors.core.model import PciAddress
+from gpuactors.host.group import Group, GroupReader
+from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import HostRoot
-from gpuactors.ports import ActError
+from gpuactors.ports import ActError, HostShortError
 from gpuactors.simulation.disk.disk import FakeDisk, StoppedError
 from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel, Planned
 from gpuactors.simulation.host.tree import HostTree, PciSpec
@@ -69,6 +71,17 @@ class Node:
                 return await self.binder.bring(device, target, firsts)
 
         return trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    def look(self, *devices: PciAddress) -> dict[PciAddress, ActFault | None]:
+        """What a look finds; it says a reason with each fault."""
+
+        async def go() -> tuple[LookFinding, ...]:
+            with trio.fail_after(600):
+                return await self.binder.look(devices)
+
+        found = trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+        assert all((f.fault is None) is (not f.reason) for f in found)
+        return {f.device: f.fault for f in found}
 
     def fails(self, target: Target = Target.VFIO, firsts: Collection[FirstDriver] = FIRSTS) -> ActError:
         with pytest.raises(ActError) as caught:
@@ -447,11 +460,7 @@ def test_what_a_killed_daemon_left_is_cleared_also_where_its_act_cannot_go_on(no
 
 def test_a_look_finds_what_a_bind_would_be_refused_for_and_writes_nothing(node: Node) -> None:
     def looked(device: PciAddress = GPU) -> ActFault | None:
-        try:
-            trio.run(node.binder.look, device, clock=trio.testing.MockClock(autojump_threshold=0))
-        except ActError as error:
-            return error.fault
-        return None
+        return node.look(device)[device]
 
     assert looked() is None
     node.kernel.use(GPU, 99)
@@ -472,6 +481,65 @@ def test_a_look_finds_what_a_bind_would_be_refused_for_and_writes_nothing(node: 
     assert looked() is None
     assert looked(PciAddress("0000:99:00.0")) is ActFault.GONE
     assert node.written == []
+
+
+def test_a_look_at_256_gpus_is_one_pass_over_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [PciAddress(f"0000:{i:02x}:00.0") for i in range(256)]
+    node = Node(
+        tmp_path, [PciSpec(a, "10de", "2330", "030200", i, driver="nvidia") for i, a in enumerate(gpus)]
+    )
+    for number, address in enumerate(gpus[:3]):
+        node.kernel.use(address, 90 + number)
+    passes = []
+    users = ProcReader.users
+
+    def counted(self: ProcReader, nodes: Mapping[NodeId, PciAddress]) -> Users:
+        passes.append(len(nodes))
+        return users(self, nodes)
+
+    monkeypatch.setattr(ProcReader, "users", counted)
+    found = node.look(*gpus)
+    assert len(passes) == 1
+    assert found == dict.fromkeys(gpus) | dict.fromkeys(gpus[:3], ActFault.IN_USE)
+
+
+def test_what_is_wrong_with_one_gpu_hides_no_other(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cannot be read, one is gone, one hangs; and a process that has one open has no other one."""
+    absent, hangs = PciAddress("0000:99:00.0"), PciAddress("0000:98:00.0")
+    read = GroupReader.read
+
+    def fails(self: GroupReader, device: PciAddress) -> Group | None:
+        if device == AUDIO:
+            raise OSError(errno.EIO, "no", "a file")
+        return read(self, device)
+
+    look = SysfsBinder._look
+
+    async def waits(self: SysfsBinder, device: PciAddress) -> Group:
+        if device == hangs:
+            await trio.sleep_forever()
+        return await look(self, device)
+
+    monkeypatch.setattr(GroupReader, "read", fails)
+    monkeypatch.setattr(SysfsBinder, "_look", waits)
+    node.kernel.use(OTHER, 99)
+    assert node.look(AUDIO, hangs, absent, OTHER, GPU) == {
+        AUDIO: ActFault.REFUSED,
+        hangs: ActFault.HANGS,
+        absent: ActFault.GONE,
+        OTHER: ActFault.IN_USE,
+        GPU: None,
+    }
+
+
+def test_a_pass_that_fails_is_the_finding_of_each_gpu(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Users:
+        raise HostShortError("no descriptors")
+
+    monkeypatch.setattr(ProcReader, "users", fails)
+    assert node.look(GPU, OTHER) == {GPU: ActFault.REFUSED, OTHER: ActFault.REFUSED}
 
 
 # --- what the kernel refuses --------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Host:
     async def look(self) -> None:
         root = HostRoot(str(self.tree.root))
         writes = MemoryWrites(self.kernel, before=lambda _: None)
-        await SysfsBinder(root, writes, MemoryPersistence(self.kernel), inline, self.modprobe).look(GPU)
+        await SysfsBinder(root, writes, MemoryPersistence(self.kernel), inline, self.modprobe).look([GPU])
 
 
 @pytest.fixture

@@ -98,8 +98,8 @@ ACTS: Final = (
     Mutation(
         "a GPU is taken from under its users",
         "acts/driver.py",
-        "        if named:\n",
-        "        if named and False:\n",
+        "    if named:\n",
+        "    if named and False:\n",
         tests=(
             f"{DRIVER}::test_a_gpu_that_a_container_uses_by_a_node_of_its_own_is_refused_with_the_process",
         ),
@@ -107,8 +107,8 @@ ACTS: Final = (
     Mutation(
         "a process that cannot be read is no user",
         "acts/driver.py",
-        "        if users.unseen:\n",
-        "        if users.unseen and False:\n",
+        "    if users.unseen:\n",
+        "    if users.unseen and False:\n",
         tests=(f"{DRIVER}::test_a_process_that_cannot_be_read_may_be_a_user",),
     ),
     Mutation(

@@ -119,9 +119,23 @@ BINDINGS: Final = (
     Mutation(
         "what a claim's act has met is forgotten with the claim",
         "core/dra/gpus.py",
-        "        if entry.state is not ClaimState.BINDING:\n            return state, lines\n",
-        "        return state, lines\n",
+        "        if entry.state is not ClaimState.BINDING:\n            return state, []\n",
+        "        return state, []\n",
         tests=(f"{FITNESS}::test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone",),
+    ),
+    Mutation(
+        "the answer of a look counts for a GPU that has changed since",
+        "core/dra/fitness.py",
+        " if finding.device in awaited]",
+        "]",
+        tests=(f"{FITNESS}::test_a_gpu_that_changes_during_a_look_is_looked_at_again_and_hides_no_other",),
+    ),
+    Mutation(
+        "a look is only at what is due at this moment",
+        "core/dra/fitness.py",
+        "    by = at + limits.UNFIT_LOOK_S\n",
+        "    by = at\n",
+        tests=(f"{FITNESS}::test_what_is_due_soon_is_looked_at_with_what_is_due",),
     ),
     Mutation(
         "a GPU that no claim could bind is offered",

@@ -27,6 +27,7 @@ from gpuactors.core.dra.claim import (
     ClaimsOf,
     ClaimUid,
     FirstDriver,
+    LookFinding,
     OpaqueConfig,
 )
 from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
@@ -141,6 +142,7 @@ EVENTS: tuple[events.Event, ...] = (
     events.CheckpointUnwritten(5, "disk full"),
     events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),)),
     events.ActFailed(7, "hangs", ActFault.HANGS),
+    events.GpusLooked(7, (LookFinding(GPU), LookFinding(GPU, ActFault.IN_USE, "open"))),
     events.FilesTouched(),
     events.SlicesPublished(
         Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"})

@@ -15,11 +15,12 @@ import trio
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import ActFault, Claim, ClaimsOf, ClaimUid
+from gpuactors.core.dra.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding
 from gpuactors.core.dra.content import contents_of
+from gpuactors.core.dra.entries import LookWanted
 from gpuactors.core.dra.files import ClaimContents
-from gpuactors.core.dra.outputs import ClaimsWanted, DeviceAct, FilesAct, LookWanted
-from gpuactors.core.events import ActDone, ActFailed, Event
+from gpuactors.core.dra.outputs import ClaimsWanted, DeviceAct, FilesAct
+from gpuactors.core.events import ActDone, ActFailed, Event, GpusLooked
 from gpuactors.core.model import PciAddress
 from gpuactors.ports import ActError, ClaimFileStore, DriverBinder, StateFileError
 
@@ -39,7 +40,7 @@ async def run(
     None where no claim binds a device."""
     devices: dict[PciAddress, _Lane] = {}
     claims: dict[ClaimUid, _Lane] = {}
-    looks: dict[PciAddress, _Lane] = {}
+    looks = _Lane()
     async with trio.open_nursery() as nursery:
         async for now in wanted:
             for address in now.devices:
@@ -48,24 +49,20 @@ async def run(
                     assert binder is not None, "an act on a device of a driver that binds none"
                     lane.is_busy = True
                     nursery.start_soon(_on_device, address, lane, wanted, binder, inbox, of)
-            for address in now.looks if binder is not None else ():
-                lane = looks.setdefault(address, _Lane())
-                if not lane.is_busy:
-                    assert binder is not None
-                    lane.is_busy = True
-                    nursery.start_soon(_look, address, lane, wanted, binder, inbox, of)
+            if now.look is not None and binder is not None and not looks.is_busy:
+                looks.is_busy = True
+                nursery.start_soon(_look, looks, wanted, binder, inbox)
             for uid in now.files:
                 lane = claims.setdefault(uid, _Lane())
                 if not lane.is_busy:
                     lane.is_busy = True
                     nursery.start_soon(_on_files, uid, lane, wanted, files, driver, inbox, of)
             _forget(devices, now.devices.keys())
-            _forget(looks, now.looks.keys())
             _forget(claims, now.files.keys())
 
 
 class _Lane:
-    """The acts on one device, or on one claim's files, or the looks at one device."""
+    """The acts on one device, or on one claim's files, or the looks."""
 
     def __init__(self) -> None:
         self.is_busy = False
@@ -97,22 +94,20 @@ async def _on_device(
 
 
 async def _look(
-    address: PciAddress,
     lane: _Lane,
     wanted: LatestReader[ClaimsWanted],
     binder: DriverBinder,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf,
 ) -> None:
     async def carry_out(look: LookWanted) -> Event:
         try:
             with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
-                await binder.look(address)
+                findings = await binder.look(look.devices)
         except ActError as exc:
-            return ActFailed(look.number, str(exc), exc.fault, of)
-        return ActDone(look.number, of=of)
+            findings = tuple(LookFinding(device, exc.fault, str(exc)) for device in look.devices)
+        return GpusLooked(look.number, findings)
 
-    await _all(lane, lambda: wanted.value.looks.get(address), carry_out, inbox)
+    await _all(lane, lambda: wanted.value.look, carry_out, inbox)
 
 
 async def _on_files(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,12 +26,12 @@ from gpuactors.acts.apart import Apart
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
-from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, Target
+from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
 from gpuactors.core.model import Holder, PciAddress
 from gpuactors.core.quote import quoted_id
 from gpuactors.host import modules
 from gpuactors.host.group import Group, GroupFunction, GroupReader
-from gpuactors.host.procfs import ProcReader
+from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import DRIVERS_PROBE, PCI_DEVICES, PCI_DRIVERS, PROC, HostRoot
 from gpuactors.ports import ActError, HostShortError
 
@@ -121,31 +121,78 @@ class SysfsBinder:
             "write hung: see the kernel's log; it is gone on with when it is asked for again",
         )
 
-    async def look(self, device: PciAddress) -> None:
+    async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
         """As `ports.DriverBinder.look`."""
-        with trio.move_on_after(self._deadline_s):
-            try:
-                await self._refuse_bind(await self._look(device))
-            except HostShortError as error:
-                raise ActError(ActFault.REFUSED, f"{device} cannot be looked at: {error}") from None
-            return
-        raise ActError(ActFault.HANGS, f"{device} could not be looked at within {self._deadline_s:g} s")
+        groups: dict[PciAddress, Group] = {}
+        nodes: dict[NodeId, PciAddress] = {}
+        users = Users({}, "")
 
-    async def _refuse_bind(self, group: Group) -> None:
-        """Raises `ActError` for what a later act on the group would refuse."""
-        functions = [f for f in group.functions if not (f.is_bridge or f.bound.vfio)]
+        async def is_bindable(device: PciAddress) -> None:
+            group = await self._refuse_bind(device)
+            if group is not None:
+                nodes.update(await self._apart(partial(self._groups.nodes, group)))
+                groups[device] = group
+
+        async def find_users(_: PciAddress) -> None:
+            nonlocal users
+            users = await self._apart(partial(ProcReader(self._root).users, nodes))
+
+        async def is_unused(device: PciAddress) -> None:
+            await self._refuse_used(groups[device], users)
+
+        findings = await self._each(devices, is_bindable)
+        if groups:
+            (found,) = (await self._each(list(groups)[:1], find_users)).values()
+            if found.reason:
+                findings |= {device: replace(found, device=device) for device in groups}
+            else:
+                findings |= await self._each(groups, is_unused)
+        return tuple(findings.values())
+
+    async def _each(
+        self, devices: Iterable[PciAddress], refuse: Callable[[PciAddress], Awaitable[None]]
+    ) -> dict[PciAddress, LookFinding]:
+        """What `refuse` raises for each of these devices, side by side."""
+        findings = {device: LookFinding(device) for device in devices}
+        limiter = trio.CapacityLimiter(limits.LOOKS_SIDE_BY_SIDE)
+
+        async def one(device: PciAddress) -> None:
+            fault, reason = ActFault.HANGS, f"it could not be looked at within {self._deadline_s:g} s"
+            async with limiter:
+                with trio.move_on_after(self._deadline_s):
+                    try:
+                        await refuse(device)
+                        return
+                    except ActError as error:
+                        fault, reason = error.fault, str(error)
+                    except (HostShortError, OSError) as error:
+                        fault, reason = ActFault.REFUSED, f"it could not be looked at: {error}"
+            findings[device] = LookFinding(device, fault, reason)
+
+        async with trio.open_nursery() as nursery:
+            for device in findings:
+                nursery.start_soon(one, device)
+        return findings
+
+    async def _refuse_bind(self, device: PciAddress) -> Group | None:
+        """The group of the device; None if there is nothing to bind in it. Raises `ActError` for what a later act on it
+        would refuse, whoever uses it."""
+        group = await self._look(device)
+        functions = _not_on_vfio(group)
         for function in functions:
             await self._apart(partial(self._vfio_driver, function))
             if function.has_virtual_functions:
                 path = self._real(PCI_DEVICES, function.address, "sriov_numvfs")
                 raise _virtual_functions(function.address, path)
-        if not functions:
-            return
-        gpus = [f.address for f in functions if f.bound.driver == _NVIDIA]
-        persisted = await self._refuse_users(group, but_persistenced=bool(gpus))
+        return group if functions else None
+
+    async def _refuse_used(self, group: Group, users: Users) -> None:
+        """Raises `ActError` if a later act on the group would refuse it for its users."""
+        gpus = [f.address for f in _not_on_vfio(group) if f.bound.driver == _NVIDIA]
+        persisted = _refuse_held(self._root, group, users, but_persistenced=bool(gpus))
         for address in gpus:
             if address not in persisted:
-                await self._refuse_started(address)
+                await self._refuse_started(address, step_s=limits.LOOK_SETTLE_STEP_S)
 
     async def _bring(
         self, device: PciAddress, target: Target, noted: Mapping[PciAddress, FirstDriver]
@@ -304,30 +351,19 @@ class SysfsBinder:
         """The functions that nvidia-persistenced has open. Raises `ActError` if another process has a device of the
         group open, or any where it is not excepted."""
         users = await self._apart(lambda: ProcReader(self._root).users(self._groups.nodes(group)))
-        named = [h for h in users.by_process if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]
-        if named:
-            raise ActError(
-                ActFault.IN_USE,
-                f"{_named(named)} has a device of IOMMU group {group.number} open, for which its driver would wait for "
-                "ever: end it, or wait until its pod has ended",
-            )
-        if users.unseen:
-            raise ActError(
-                ActFault.IN_USE,
-                f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
-                f"daemon the host's processes in {self._root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
-            )
-        return frozenset(address for of_one in users.by_process.values() for address in of_one)
+        return _refuse_held(self._root, group, users, but_persistenced=but_persistenced)
 
-    async def _refuse_started(self, address: PciAddress) -> None:
+    async def _refuse_started(
+        self, address: PciAddress, *, step_s: float = limits.BIND_SETTLE_STEP_S
+    ) -> None:
         """Raises `ActError` if NVIDIA's driver keeps the GPU started although no process has it open: an unbind would
         never end (open-gpu-kernel-modules issues 1119, 1374). It stops it a moment after the last user has closed
         it."""
-        for _ in range(_LOOKS):
+        for _ in range(round(limits.BIND_SETTLE_S / step_s)):
             function = await self._function(address)
             if function.bound.driver != _NVIDIA or not function.interrupts:
                 return
-            await trio.sleep(limits.BIND_SETTLE_STEP_S)
+            await trio.sleep(step_s)
         raise ActError(
             ActFault.IN_USE,
             f"{address} is kept started by its driver (it has {function.interrupts} interrupts in msi_irqs), though no "
@@ -533,6 +569,32 @@ def _not_loaded(address: PciAddress, driver: str, why: str = "") -> ActError:
     name = quoted_id(driver)
     remedy = why or f"run `modprobe {name}` on the host, and have it loaded at boot (/etc/modules-load.d)"
     return ActError(ActFault.NO_DRIVER, f"{address} is to be bound to {name}, which is not loaded: {remedy}")
+
+
+def _not_on_vfio(group: Group) -> list[GroupFunction]:
+    return [f for f in group.functions if not (f.is_bridge or f.bound.vfio)]
+
+
+def _refuse_held(
+    root: HostRoot, group: Group, users: Users, *, but_persistenced: bool
+) -> frozenset[PciAddress]:
+    """As `SysfsBinder._refuse_users`, of users of this group and others."""
+    own = {function.address for function in group.functions}
+    held = {h: addresses & own for h, addresses in users.by_process.items() if addresses & own}
+    named = [h for h in held if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]
+    if named:
+        raise ActError(
+            ActFault.IN_USE,
+            f"{_named(named)} has a device of IOMMU group {group.number} open, for which its driver would wait for "
+            "ever: end it, or wait until its pod has ended",
+        )
+    if users.unseen:
+        raise ActError(
+            ActFault.IN_USE,
+            f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
+            f"daemon the host's processes in {root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
+        )
+    return frozenset(address for of_one in held.values() for address in of_one)
 
 
 def _virtual_functions(address: PciAddress, path: str) -> ActError:

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
-from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, ClaimsOf, FirstDriver
+from gpuactors.core.dra.claim import (
+    ActFault,
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    FirstDriver,
+    LookFinding,
+)
 from gpuactors.core.dra.entries import OwedReturn, StoredEntry
 from gpuactors.core.dra.slices import Publication
 from gpuactors.core.model import (
@@ -423,6 +431,14 @@ class ActFailed:
     """The functions whose driver it has changed before it failed, as they are now."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpusLooked:
+    """The look with this number has come back, with a finding for each of its devices."""
+
+    number: int
+    findings: tuple[LookFinding, ...]
+
+
 # --- compute domains --------------------------------------------------------------------------------------
 
 
@@ -589,6 +605,7 @@ Event = (
     | KubeletEvent
     | CallEvent
     | ClaimEvent
+    | GpusLooked
     | DomainEvent
     | DaemonEvent
     | Ticked

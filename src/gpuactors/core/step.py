@@ -37,7 +37,7 @@ from gpuactors.core.domains import looks
 from gpuactors.core.domains import step as domains
 from gpuactors.core.domains.model import DomainSettings
 from gpuactors.core.domains.state import NO_DOMAINS, Domains
-from gpuactors.core.dra import claims, progress
+from gpuactors.core.dra import claims, fitness, progress
 from gpuactors.core.dra.answers import declined
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
 from gpuactors.core.dra.offer import offered
@@ -155,6 +155,9 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.SlicesPublished()
         ):
             after, effects = _claim(state, event, at)
+        case events.GpusLooked():
+            looked, effects = fitness.looked(state.claims, event, at)
+            after = replace(state, claims=looked)
         case (
             events.LabelRead()
             | events.LabelUnreadable()

@@ -110,6 +110,12 @@ def event_words(event: events.Event) -> str:
             return f"act {number} done" + (f": {drivers}" if drivers else "")
         case events.ActFailed(number, reason):
             return f"act {number} failed: {reason}"
+        case events.GpusLooked(number, findings):
+            unfit = (
+                ", ".join(f"{f.device}: {f.reason}" for f in findings if f.reason)
+                or "a claim could bind each"
+            )
+            return f"look {number} at {count(len(findings), 'GPU')}: {unfit}"
         case events.FilesTouched():
             return "the CDI files of claims were touched"
         case events.SlicesPublished(publication):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ActFault, Prepared
+from gpuactors.core.dra.claim import ActFault, LookFinding, Prepared
 from gpuactors.core.dra.slices import Blocked, BlockKind
-from gpuactors.core.events import ActDone, ActFailed
+from gpuactors.core.events import ActDone, ActFailed, GpusLooked
 from gpuactors.core.model import PciAddress
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, name, on_driver
@@ -15,6 +15,7 @@ from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
 
 ONE, TWO = name("one"), name("two")
 GPU = PciAddress(A)
+OTHER = gpu(B, 2, driver="nvidia")
 
 
 def core_of(function: object = ON_HOST) -> ClaimCore:
@@ -24,9 +25,16 @@ def core_of(function: object = ON_HOST) -> ClaimCore:
 
 
 def looked(core: ClaimCore, fault: ActFault | None = None, reason: str = "no") -> None:
-    """The look that is outstanding comes back."""
-    number = core.wanted.looks[GPU].number
-    core.feed(ActDone(number) if fault is None else ActFailed(number, reason, fault))
+    """The look that is outstanding comes back, with this finding for the first GPU."""
+    look = core.wanted.look
+    assert look is not None
+    faults = {} if fault is None else {GPU: (fault, reason)}
+    core.feed(GpusLooked(look.number, tuple(LookFinding(d, *faults.get(d, ())) for d in look.devices)))
+
+
+def looked_at(core: ClaimCore) -> list[str]:
+    """The GPUs of the look that is outstanding."""
+    return sorted(core.wanted.look.devices) if core.wanted.look is not None else []
 
 
 def blocked(core: ClaimCore) -> Blocked | None:
@@ -62,7 +70,7 @@ def test_a_gpu_that_no_claim_could_bind_is_not_offered_until_one_could(fault: Ac
 def test_it_is_looked_at_again_now_and_then_while_one_could() -> None:
     core = core_of()
     looked(core)
-    assert not core.wanted.looks
+    assert core.wanted.look is None
     core.pass_time(limits.FIT_LOOK_S)
     looked(core, ActFault.IN_USE)
     assert blocked(core) is not None
@@ -76,7 +84,7 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
     core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE))
-    assert not core.wanted.looks, "its claim tries it"
+    assert core.wanted.look is None, "its claim tries it"
     core.release("device")
     core.held_back = {"device"}
     core.unprepare(ONE)
@@ -94,17 +102,53 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     assert blocked(core) == Blocked(BlockKind.HELD, "InUseOnHost")
 
 
-def test_gpus_are_looked_at_one_after_the_other() -> None:
-    core = core_with(ON_HOST, gpu(B, 2, driver="nvidia"))
+def test_one_look_is_at_all_that_are_due() -> None:
+    core = core_with(*(gpu(f"0000:{i:02x}:00.0", i, driver="nvidia") for i in range(256)))
     core.pass_time(1)
-    seen = []
-    for _ in range(2):
-        ((address, look),) = core.wanted.looks.items()
-        seen.append(address)
-        core.feed(ActDone(look.number))
-        core.pass_time(1)
-    assert seen == [A, B]
-    assert not core.wanted.looks
+    assert len(looked_at(core)) == 256
+    core.pass_time(limits.FIT_LOOK_S)
+    looked(core)
+    assert core.wanted.look is None
+
+
+def test_what_is_due_soon_is_looked_at_with_what_is_due() -> None:
+    """Else GPUs that came one by one would be looked at one by one for ever."""
+    core = core_of()
+    looked(core)
+    core.pass_time(limits.UNFIT_LOOK_S - 1)
+    core.changed(OTHER)
+    core.pass_time(1)
+    assert looked_at(core) == [B]
+    looked(core)
+    core.pass_time(limits.FIT_LOOK_S - limits.UNFIT_LOOK_S)
+    assert looked_at(core) == [A, B]
+
+
+def test_a_gpu_that_changes_during_a_look_is_looked_at_again_and_hides_no_other() -> None:
+    core = core_with(ON_HOST, OTHER)
+    core.pass_time(1)
+    look = core.wanted.look
+    assert look is not None
+    core.changed(on_driver(OTHER, None))
+    assert looked_at(core) == [A]
+    in_use = (LookFinding(GPU, ActFault.IN_USE, "open"), LookFinding(PciAddress(B), ActFault.IN_USE, "open"))
+    core.feed(GpusLooked(look.number, in_use))
+    assert [line.fields["address"] for line in core.logged("device.unclaimable")] == [A]
+    core.pass_time(0.1)
+    assert B in looked_at(core)
+
+
+def test_no_look_is_waited_for_whose_gpus_have_all_changed() -> None:
+    core = core_of()
+    before = core.wanted.look
+    assert before is not None
+    core.changed(on_driver(ON_HOST, None))
+    core.pass_time(0.1)
+    assert looked_at(core) == [A]
+    core.feed(GpusLooked(before.number, (LookFinding(GPU, ActFault.IN_USE, "open"),)))
+    assert blocked(core) is None
+    looked(core, ActFault.NO_DRIVER)
+    assert blocked(core) is not None
 
 
 def test_a_fault_of_one_act_is_no_reason() -> None:
@@ -114,7 +158,7 @@ def test_a_fault_of_one_act_is_no_reason() -> None:
 
 
 def test_a_gpu_on_vfio_needs_no_look() -> None:
-    assert not core_of(PRE_BOUND).wanted.looks
+    assert core_of(PRE_BOUND).wanted.look is None
 
 
 def test_the_reason_goes_when_the_gpu_is_bound_to_vfio_by_hand() -> None:

@@ -173,6 +173,17 @@ class ActFault(StrEnum):
     """The kernel refused a write, or did not do it. The device stays where it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class LookFinding:
+    """Whether a claim could bind a GPU that is on its host's driver."""
+
+    device: PciAddress
+    fault: ActFault | None = None
+    """What an act on it would meet; None if it could be bound."""
+    reason: str = ""
+    """The same as a sentence; empty if it could be bound."""
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 

@@ -138,11 +138,19 @@ class OwedReturn:
 class Look:
     """Whether a claim could bind a device that is on its host's driver."""
 
-    number: int = 0
-    """Of the look that is outstanding; 0 while none is."""
     due_at: float = 0.0
+    """When it is looked at next. Past while the look is outstanding."""
     found: Obstacle | None = None
     """Why none could, by the last look or by an act of a claim; None if one could, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookWanted:
+    """One look at several devices: one pass over all processes."""
+
+    number: int
+    devices: tuple[PciAddress, ...]
+    """Those of which the answer counts: not one that has changed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +223,10 @@ class Claims:
     """The returns that are owed, by the device's address."""
     looks: Mapping[PciAddress, Look] = field(default_factory=dict)
     """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
+    look: LookWanted | None = None
+    """The look that is outstanding."""
+    look_at: float = math.inf
+    """When the next one is due; infinite while one is outstanding. The earliest of `looks`, kept as each step asks."""
     publication: Publication | None = None
     """What is published of our devices; None before the first word of it."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)

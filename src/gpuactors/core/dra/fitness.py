@@ -3,25 +3,28 @@
 A driver that is not loaded, a process of the host that has the GPU, virtual functions: what is found is a reason not to
 offer it, and goes away when a later look does not find it any more. A look does nothing to the GPU. One that a claim
 has is not looked at: its acts say what is in their way.
+
+One look is under way at a time, at all GPUs that are due: each is a pass over all processes. Of a GPU that changes
+meanwhile the answer does not count, and it is looked at again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
-from gpuactors.core.dra.claim import ActFault
-from gpuactors.core.dra.entries import Claims, Look
+from gpuactors.core.dra.claim import ActFault, LookFinding
+from gpuactors.core.dra.entries import Claims, Look, LookWanted
 from gpuactors.core.effects import Effect, Field, Level, Log
 from gpuactors.core.index import index_of
 
 if TYPE_CHECKING:
-    from gpuactors.core.events import ActDone, ActFailed
+    from gpuactors.core.events import GpusLooked
     from gpuactors.core.model import PciAddress
     from gpuactors.core.state import NodeState
 
@@ -38,65 +41,63 @@ _NEW: Final = Look()
 def followed(before: NodeState, state: NodeState) -> Claims:
     """The claims of `state` with the looks at what is there now; the same object if they are the same."""
     claims, devices, was = state.claims, index_of(state).devices, index_of(before).devices
-    if not claims.loaded or (was is devices and before.claims.loaded):
-        return claims
     is_new = not before.claims.loaded  # a look of before may never come back
+    if not claims.loaded or (was is devices and not is_new and before.claims.reserved is claims.reserved):
+        return claims
+    same = {a for a, device in devices.items() if not is_new and was.get(a) is device}
     looks = {
-        address: _again(claims.looks[address], now=is_new or devices[address] is not was.get(address))
-        if address in claims.looks
-        else _NEW
+        address: look if address in same else replace(look, due_at=0.0)
         for address, device in devices.items()
         if not device.function.vfio_bound or address in claims.reserved
         if device.function.iommu_group is not None
+        for look in (claims.looks.get(address, _NEW),)
     }
-    return replace(claims, looks=looks) if looks != claims.looks else claims
-
-
-def _again(look: Look, *, now: bool) -> Look:
-    return replace(look, number=0, due_at=0.0) if now else look
+    awaited = tuple(a for a in claims.look.devices if a in looks and a in same) if claims.look else ()
+    look = replace(claims.look, devices=awaited) if claims.look and awaited else None
+    return _planned(claims, looks if looks != claims.looks else claims.looks, look)
 
 
 def due(claims: Claims, at: float) -> Claims:
-    """The claims with the next look that is due. One after the other: each is a pass over all processes."""
-    if deadline(claims) > at:
+    """The claims with the next look, if it is due. What is due soon comes along, so that GPUs which came at different
+    times are soon looked at together."""
+    if claims.look_at > at:
         return claims
-    address = min(_waiting(claims), key=lambda a: claims.looks[a].due_at)
+    by = at + limits.UNFIT_LOOK_S
+    devices = tuple(a for a, look in claims.looks.items() if look.due_at <= by and a not in claims.reserved)
     number = claims.last + 1
-    begun = replace(claims.looks[address], number=number, due_at=math.inf)
-    return replace(claims, last=number, looks={**claims.looks, address: begun})
+    return _planned(replace(claims, last=number), claims.looks, LookWanted(number, devices))
 
 
-def deadline(claims: Claims) -> float:
-    """When a look is due; infinite if none is before the one that is outstanding has come back."""
-    if any(look.number for look in claims.looks.values()):
-        return math.inf
-    return min((claims.looks[a].due_at for a in _waiting(claims)), default=math.inf)
-
-
-def _waiting(claims: Claims) -> list[PciAddress]:
-    return [a for a in claims.looks if a not in claims.reserved]
-
-
-def of_look(claims: Claims, number: int) -> PciAddress | None:
-    """The device of a look; None if it is none."""
-    return next((a for a, k in claims.looks.items() if k.number == number), None)
-
-
-def looked(
-    claims: Claims, address: PciAddress, event: ActDone | ActFailed, at: float
-) -> tuple[Claims, list[Effect]]:
-    """The claims after a look at the device, or an act of a claim on it, and what the log says."""
-    before = claims.looks.get(address)
-    if before is None:
+def looked(claims: Claims, event: GpusLooked, at: float) -> tuple[Claims, list[Effect]]:
+    """The claims after a look has come back, and what the log says."""
+    look = claims.look
+    if look is None or event.number != look.number:
         return claims, []
-    found, reason = before.found, getattr(event, "reason", "")
-    if not reason:
-        found = None
-    elif (cause := _REASONS.get(getattr(event, "fault", None))) is not None:
-        found = Obstacle(cause, reason)
-    again_s = limits.UNFIT_LOOK_S if found is not None else limits.FIT_LOOK_S
-    look = Look(0, at + again_s, found)
-    return replace(claims, looks={**claims.looks, address: look}), _logged(address, before.found, found)
+    awaited = frozenset(look.devices)
+    findings = [finding for finding in event.findings if finding.device in awaited]
+    return with_findings(replace(claims, look=None), findings, at)
+
+
+def with_findings(claims: Claims, findings: Iterable[LookFinding], at: float) -> tuple[Claims, list[Effect]]:
+    """The claims after a look, or an act of a claim, has found this of devices, and what the log says."""
+    looks, lines = {**claims.looks}, list[Effect]()
+    for finding in findings:
+        if (before := looks.get(finding.device)) is None:
+            continue
+        found = before.found
+        if not finding.reason:
+            found = None
+        elif (cause := _REASONS.get(finding.fault)) is not None:
+            found = Obstacle(cause, finding.reason)
+        again_s = limits.UNFIT_LOOK_S if found is not None else limits.FIT_LOOK_S
+        looks[finding.device] = Look(at + again_s, found)
+        lines += _logged(finding.device, before.found, found)
+    return _planned(claims, looks, claims.look), lines
+
+
+def _planned(claims: Claims, looks: Mapping[PciAddress, Look], look: LookWanted | None) -> Claims:
+    waiting = (k.due_at for a, k in looks.items() if a not in claims.reserved) if look is None else ()
+    return replace(claims, looks=looks, look=look, look_at=min(waiting, default=math.inf))
 
 
 def _logged(address: PciAddress, before: Obstacle | None, found: Obstacle | None) -> list[Effect]:

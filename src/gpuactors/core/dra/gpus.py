@@ -16,7 +16,15 @@ from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra import config, exclusion, fitness, placement, prebound, returns
 from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import ActFault, BoundFunction, Claim, ClaimName, ClaimsOf, DeviceHealth
+from gpuactors.core.dra.claim import (
+    ActFault,
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    DeviceHealth,
+    LookFinding,
+)
 from gpuactors.core.dra.config import VfioConfig
 from gpuactors.core.dra.entries import (
     FILES,
@@ -146,15 +154,15 @@ class Gpus:
         return _looked_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
 
     def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
-        lines: list[Effect] = []
         if entry.state is not ClaimState.BINDING:
-            return state, lines
+            return state, []
         if isinstance(event, ActFailed) and event.moved:
             state = self.with_claims(state, returns.half_done(state, event.moved))
-        for address in (g.address for g in entry.gpus if entry.acts.get(g.address) == event.number):
-            claims, said = fitness.looked(state.claims, address, event, at)
-            state, lines = self.with_claims(state, claims), lines + said
-        return state, lines
+        fault, reason = (event.fault, event.reason) if isinstance(event, ActFailed) else (None, "")
+        devices = (g.address for g in entry.gpus if entry.acts.get(g.address) == event.number)
+        findings = [LookFinding(address, fault, reason) for address in devices]
+        claims, lines = fitness.with_findings(state.claims, findings, at)
+        return self.with_claims(state, claims), lines
 
     def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
         if event.fault is not ActFault.NO_DRIVER:
@@ -166,9 +174,6 @@ class Gpus:
 
     def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
         claims = state.claims
-        if (looked := fitness.of_look(claims, event.number)) is not None:
-            claims, lines = fitness.looked(claims, looked, event, at)
-            return self.with_claims(state, claims), lines
         if (address := returns.of_act(claims, event.number)) is None:
             return state, []
         owed = claims.owed[address]
@@ -201,7 +206,7 @@ class Gpus:
 
     def deadline(self, state: NodeState) -> float:
         returned_at = min((owed.retry_at for owed in state.claims.owed.values()), default=math.inf)
-        return min(returned_at, fitness.deadline(state.claims))
+        return min(returned_at, state.claims.look_at)
 
     def astray(self, state: NodeState, entry: Entry) -> str | None:
         return placement.astray(state, entry) if placement.is_seen(state, entry) else None

@@ -13,7 +13,16 @@ from gpuactors import limits
 from gpuactors.core.dra.cdi import DeviceEdits
 from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver, Target
 from gpuactors.core.dra.driver import ClaimDriver
-from gpuactors.core.dra.entries import FILES, ClaimedGpu, Claims, Entry, OwedReturn, StoredEntry, load_of
+from gpuactors.core.dra.entries import (
+    FILES,
+    ClaimedGpu,
+    Claims,
+    Entry,
+    LookWanted,
+    OwedReturn,
+    StoredEntry,
+    load_of,
+)
 from gpuactors.core.dra.files import PlacedFile
 from gpuactors.core.dra.gpus import GPUS
 from gpuactors.core.dra.returns import as_returned, ours
@@ -39,13 +48,6 @@ class DeviceAct:
     target: Target
     functions: tuple[FirstDriver, ...]
     """Those that are to be touched, sorted by address."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookWanted:
-    """Whether a claim could bind a device now."""
-
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class ClaimsWanted:
     reads: tuple[ReadWanted, ...] = ()
     checkpoint: CheckpointWanted | None = None
     devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
-    looks: Mapping[PciAddress, LookWanted] = field(default_factory=dict)
+    look: LookWanted | None = None
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
     offer: AnyOffer | None = None
     """What the ResourceSlices are to say; None while it is not known."""
@@ -125,7 +127,7 @@ def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
         checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
         devices=_owed_acts(claims)
         | {g.address: _device_act(claims, e, g) for e in acting for g in e.gpus if g.address in e.acts},
-        looks={a: LookWanted(k.number) for a, k in claims.looks.items() if k.number},
+        look=claims.look,
         files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
         offer=offer,
         health=health,

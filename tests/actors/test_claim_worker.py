@@ -1,0 +1,70 @@
+"""The claim worker's looks: one for a set of GPUs, and a finding for each whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import cast
+
+import pytest
+import trio
+import trio.testing
+
+from gpuactors.actors import claim_worker
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.dra.claim import ActFault, LookFinding
+from gpuactors.core.dra.entries import LookWanted
+from gpuactors.core.dra.outputs import NO_CLAIMS_WANTED, ClaimsWanted
+from gpuactors.core.events import Event, GpusLooked
+from gpuactors.core.model import PciAddress
+from gpuactors.ports import ActError, ClaimFileStore, DriverBinder
+
+GPUS = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
+
+
+class Binder:
+    """Looks when it is let, and raises what it is told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.looks: list[Collection[PciAddress]] = []
+        self.may_look = trio.Event()
+
+    async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
+        self.looks.append(devices)
+        await self.may_look.wait()
+        if self.error is not None:
+            raise self.error
+        return tuple(LookFinding(device) for device in devices)
+
+
+async def looked(binder: Binder, *numbers: int) -> list[Event]:
+    """The answers to the first of these looks and the last, when the others are wanted while the first is under way."""
+    wanted = Latest(NO_CLAIMS_WANTED)
+    inbox, events = trio.open_memory_channel[Event](2)
+    files = cast("ClaimFileStore", None)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            worker = cast("DriverBinder", binder)
+            nursery.start_soon(claim_worker.run, wanted.subscribe(), worker, files, "gpu.example", inbox)
+            for number in numbers:
+                wanted.set(ClaimsWanted(look=LookWanted(number, GPUS)))
+                await trio.testing.wait_all_tasks_blocked()
+            binder.may_look.set()
+            found = [await events.receive() for _ in {numbers[0], numbers[-1]}]
+            nursery.cancel_scope.cancel()
+    return found
+
+
+async def test_one_look_is_under_way_at_a_time_and_the_newest_follows() -> None:
+    binder = Binder()
+    fit = tuple(LookFinding(device) for device in GPUS)
+    assert await looked(binder, 1, 2, 3) == [GpusLooked(1, fit), GpusLooked(3, fit)]
+    assert binder.looks == [GPUS, GPUS]
+
+
+@pytest.mark.parametrize("error", [ActError(ActFault.REFUSED, "no"), ValueError("a bug")])
+async def test_a_look_that_fails_is_a_finding_for_each_gpu(error: Exception) -> None:
+    (event,) = await looked(Binder(error), 1)
+    assert isinstance(event, GpusLooked)
+    assert [(f.device, f.fault) for f in event.findings] == [(g, ActFault.REFUSED) for g in GPUS]
+    assert all(str(error) in f.reason for f in event.findings)

@@ -49,3 +49,22 @@ def test_a_link_at_the_path_is_replaced_and_its_target_is_left_alone(tmp_path: P
     found = (tmp_path / "x").lstat()
     assert (stat.S_ISREG(found.st_mode), found.st_mode & 0o777) == (True, 0o644)
     assert sorted(os.listdir(tmp_path)) == ["target", "x"]
+
+
+def test_what_a_killed_writer_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    left = tmp_path / f".x.{'0f' * 8}.new"
+    others = [
+        tmp_path / f".y.{'0f' * 8}.new",
+        tmp_path / ".x.0f.new",
+        tmp_path / f".x.{'0f' * 8}.new.bak",
+        tmp_path / f"x.{'0f' * 8}.new",
+    ]
+    for path in (left, *others):
+        path.write_text("half")
+        os.utime(path, (0, 0))
+    being_written, link = tmp_path / f".x.{'1f' * 8}.new", tmp_path / f".x.{'2f' * 8}.new"
+    being_written.write_text("another daemon's")
+    link.symlink_to("elsewhere")
+    os.utime(link, (0, 0), follow_symlinks=False)
+    replace_plain(tmp_path / "x", b"ours", 0o644)
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "x", being_written, link, *others])

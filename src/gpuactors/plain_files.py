@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+import time
 from contextlib import suppress
 from typing import Final
+
+_LEFT_S: Final = 60.0
+"""60 s. A temporary file of this age was left by a killed process: writing one takes milliseconds, and a few seconds on
+a disk that is busy."""
 
 
 class NotPlainError(OSError):
@@ -41,7 +47,8 @@ def read_plain(path: str | os.PathLike[str], bytes_max: int) -> bytes:
 
 def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, durable: bool = False) -> None:
     """Puts a new file in the place of what is at `path`, whole at any moment; a link there is replaced itself.
-    `durable`: its content is on the disk before. Raises `OSError`; the old one is there then."""
+    `durable`: its content is on the disk before. Raises `OSError`; the old one is there then. Removes what a process
+    that was killed meanwhile has left."""
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.{os.urandom(8).hex()}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -57,6 +64,18 @@ def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, du
         with suppress(OSError):
             os.unlink(new)
         raise
+    with suppress(OSError):
+        _remove_left(directory or ".", name)
+
+
+def _remove_left(directory: str, name: str) -> None:
+    """Another process, as a daemon that hands over, may be writing one at this moment: only old ones are removed."""
+    is_left = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.new").fullmatch
+    before = time.time() - _LEFT_S
+    for path in [os.path.join(directory, other) for other in os.listdir(directory) if is_left(other)]:
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) and found.st_mtime < before:
+            os.unlink(path)
 
 
 def _refuse(mode: int, path: str | os.PathLike[str]) -> None:

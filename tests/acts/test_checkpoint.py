@@ -336,10 +336,12 @@ def test_a_gpu_whose_address_nvidias_does_not_say_is_found_by_its_uuid_or_the_no
         ("sys/bus/pci/devices/0000:25:00.0/class", "0x030200\n"),
         ("sys/kernel/iommu_groups/51/devices/0000:23:00.0", ""),
         ("sys/kernel/iommu_groups/51/devices/0000:23:00.1", ""),
-        ("sys/bus/pci/devices/0000:25:00.0/vfio-dev/vfio3/dev", ""),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
+    vfio_devices = tmp_path / "sys/class/vfio-dev"
+    vfio_devices.mkdir(parents=True)
+    (vfio_devices / "vfio3").symlink_to("../../devices/pci0000:00/0000:25:00.0/vfio-dev/vfio3")
     of_uuid, by_group, by_cdev, nowhere = (UID.replace("0f", f"{n}f") for n in range(1, 5))
     disk = FakeDisk()
     disk.put(

@@ -11,7 +11,16 @@ from typing import Final, final
 
 from gpuactors.core.model import PciAddress, is_pci_address
 from gpuactors.host.nvidia import DRIVER, GpuUuids
-from gpuactors.host.root import CDEV_NODES, GROUP_NODES, IOMMU_GROUPS, NVIDIA_GPUS, PCI_DEVICES, HostRoot
+from gpuactors.host.root import (
+    CDEV_NODES,
+    GROUP_NODES,
+    IOMMU_GROUPS,
+    NVIDIA_GPUS,
+    PCI_DEVICES,
+    VFIO_DEVICES,
+    HostRoot,
+)
+from gpuactors.plain_files import read_plain
 
 _DISPLAY: Final = "0x03"
 """The first byte of the class of a GPU."""
@@ -35,9 +44,7 @@ class Places:
         """The GPUs that a container with this device node has, `/dev/vfio/51` or `/dev/vfio/devices/vfio3`."""
         directory, name = os.path.split(node)
         if directory == CDEV_NODES:
-            having = [
-                a for a in self._names(PCI_DEVICES) if name in self._names(f"{PCI_DEVICES}/{a}/vfio-dev")
-            ]
+            having = self._function_of(name)
         elif directory == GROUP_NODES and name.isdecimal():
             having = self._names(f"{IOMMU_GROUPS}/{name}/devices")
         else:
@@ -47,6 +54,13 @@ class Places:
     def _is_gpu(self, address: str) -> bool:
         return self._text(f"{PCI_DEVICES}/{address}/class").startswith(_DISPLAY)
 
+    def _function_of(self, cdev: str) -> list[str]:
+        try:
+            found = os.readlink(self._root.real(f"{VFIO_DEVICES}/{cdev}"))
+        except OSError:
+            return []
+        return found.split("/")[-3:-2]
+
     def _names(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(self._root.real(path)))
@@ -54,6 +68,6 @@ class Places:
             return []
 
     def _text(self, path: str) -> str:
-        with suppress(OSError), open(self._root.real(path), encoding="utf-8", errors="replace") as file:
-            return file.read(4096)
+        with suppress(OSError):
+            return read_plain(self._root.real(path), 4096).decode("ascii", "replace")
         return ""

@@ -13,6 +13,8 @@ PCI_DRIVERS: Final = "/sys/bus/pci/drivers"
 DRIVERS_PROBE: Final = "/sys/bus/pci/drivers_probe"
 IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
 IOMMUS: Final = "/sys/class/iommu"
+VFIO_DEVICES: Final = "/sys/class/vfio-dev"
+"""A link for each vfio device, to `<function>/vfio-dev/<name>`."""
 """One entry per IOMMU that the kernel drives: `dmar0`, `ivhd0`, `smmu3.0x…`."""
 
 PROC: Final = "/proc"

@@ -307,15 +307,17 @@ _LISTED: Final = resources_pb.ListPodResourcesResponse(
 )
 
 
-def _requests(message: type[betterproto2.Message], use: Callable[[Any], object]) -> Callable[[bytes], None]:
-    def decoded(content: bytes) -> None:
-        use(decode(content, message, fields_max=100_000))
+def _of_request(name: str, request: betterproto2.Message, use: Callable[[Any], object]) -> Decoder:
+    """Of a call by gRPC: what makes something of this request, and of others of its kind."""
 
-    return decoded
+    def decoded(content: bytes) -> None:
+        use(decode(content, type(request), fields_max=100_000))
+
+    return Decoder(name, (bytes(request),), decoded, (ValueError, GRPCError), of_bytes)
 
 
 def _kubelet() -> tuple[Decoder, ...]:
-    wire, ids = (ValueError, GRPCError), ["0000:23:00.0", "0000:24:00.0"]
+    ids = ["0000:23:00.0", "0000:24:00.0"]
     allocate = plugin_pb.AllocateRequest([plugin_pb.ContainerAllocateRequest(ids)])
     prefer = plugin_pb.PreferredAllocationRequest(
         [plugin_pb.ContainerPreferredAllocationRequest(ids, ids[:1], 1)]
@@ -325,34 +327,10 @@ def _kubelet() -> tuple[Decoder, ...]:
     return (
         Decoder("kubelet's file", (_kubelet_file(),), lambda b: checkpoint_contents(b, "/f"), (LedgerError,)),
         Decoder("PodResources", (bytes(_LISTED),), _listed, (ValueError,), of_bytes),
-        Decoder(
-            "Allocate",
-            (bytes(allocate),),
-            _requests(plugin_pb.AllocateRequest, translate.allocate_requests),
-            wire,
-            of_bytes,
-        ),
-        Decoder(
-            "GetPreferredAllocation",
-            (bytes(prefer),),
-            _requests(plugin_pb.PreferredAllocationRequest, translate.preference_requests),
-            wire,
-            of_bytes,
-        ),
-        Decoder(
-            "PreStartContainer",
-            (bytes(start),),
-            _requests(plugin_pb.PreStartContainerRequest, translate.pre_start_devices),
-            wire,
-            of_bytes,
-        ),
-        Decoder(
-            "NodePrepareResources",
-            (bytes(prepare),),
-            _requests(dra_pb.NodePrepareResourcesRequest, lambda found: found.claims),
-            wire,
-            of_bytes,
-        ),
+        _of_request("Allocate", allocate, translate.allocate_requests),
+        _of_request("GetPreferredAllocation", prefer, translate.preference_requests),
+        _of_request("PreStartContainer", start, translate.pre_start_devices),
+        _of_request("NodePrepareResources", prepare, lambda found: found.claims),
     )
 
 

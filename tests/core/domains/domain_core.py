@@ -207,11 +207,6 @@ class DomainCore(CallsCore):
         assert entry.domain is not None
         return entry.domain
 
-    def problem(self, claim: ClaimName) -> str:
-        entry = self.entry(claim)
-        assert entry is not None
-        return entry.problem
-
     @property
     def wanted(self) -> DomainsWanted:
         return domains_wanted(self.state)

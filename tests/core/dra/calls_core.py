@@ -65,6 +65,12 @@ class CallsCore(Core):
         entry = self.entry(claim)
         return ClaimState.ABSENT if entry is None else entry.state
 
+    def problem(self, claim: ClaimName) -> str:
+        """Why it is not further."""
+        entry = self.entry(claim)
+        assert entry is not None
+        return entry.problem
+
     def logged(self, line: str) -> list[Log]:
         return [e for e in self.effects if isinstance(e, Log) and e.name == line]
 

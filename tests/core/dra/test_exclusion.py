@@ -13,7 +13,16 @@ from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.effects import Granted, Refused
 from gpuactors.core.events import Event, LedgerRead
 from gpuactors.core.kube_events import PodsOf, kube_events
-from gpuactors.core.model import ClaimedDevice, DeviceId, Holder, LedgerEntry, LedgerFile, Pod, RunningKubelet
+from gpuactors.core.model import (
+    ClaimedDevice,
+    DeviceId,
+    Holder,
+    LedgerEntry,
+    LedgerFile,
+    Pod,
+    RunningKubelet,
+    Token,
+)
 from tests.core.builders import H100, audio, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
@@ -123,6 +132,13 @@ def told(core: ClaimCore, claim: str) -> str:
     return event.message
 
 
+def check_event_and_refusal(core: ClaimCore, claim: str, prepare: Token, why: str) -> None:
+    """Both say why a claim waits: the event at once, the refusal when kubelet waits no longer."""
+    assert told(core, claim) == f"claim default/{claim}: {why}"
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert core.refusal(prepare).endswith(f": {why}; kubelet asks again")
+
+
 def test_event_and_refusal_name_the_pod_that_has_the_gpu_for_weeks_by_which_resource_and_what_to_do() -> None:
     core = core_with(PRE_BOUND, one=(A,))
     core.allocate(A)
@@ -130,9 +146,7 @@ def test_event_and_refusal_name_the_pod_that_has_the_gpu_for_weeks_by_which_reso
     prepare = core.prepare(name("one"))
     core.pass_time(limits.LEDGER_S)
     why = f"{A}: allocated to pod default/vm-1 as {H100}{WAITS}"
-    assert told(core, "one") == f"claim default/one: {why}"
-    core.pass_time(limits.CLAIM_ANSWER_S)
-    assert core.refusal(prepare).endswith(f": {why}; kubelet asks again")
+    check_event_and_refusal(core, "one", prepare, why)
 
 
 def test_event_and_refusal_name_the_pod_of_another_claim() -> None:
@@ -142,9 +156,7 @@ def test_event_and_refusal_name_the_pod_of_another_claim() -> None:
     new = core.prepare(name("new"))
     core.pass_time(limits.LEDGER_S)
     why = f"{A}: it belongs to the claim default/old of pod default/old{WAITS}"
-    assert told(core, "new") == f"claim default/new: {why}"
-    core.pass_time(limits.CLAIM_ANSWER_S)
-    assert core.refusal(new).endswith(f": {why}; kubelet asks again")
+    check_event_and_refusal(core, "new", new, why)
 
 
 def test_of_a_companion_the_pod_has_the_event_names_it() -> None:

@@ -21,7 +21,7 @@ from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.outputs import CheckpointWanted
 from gpuactors.core.dra.slices import BlockKind
 from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod
+from gpuactors.core.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod, Token
 from tests.core.dra.claim_core import DRIVER, POOL, ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, A
 
@@ -56,13 +56,17 @@ def taken_over(*entries: StoredEntry, driver: str = "nvidia") -> ClaimCore:
     return core
 
 
-def test_its_gpu_is_given_to_no_other_claim_nor_by_the_device_plugin(core: ClaimCore) -> None:
+def prepared_in_vain(core: ClaimCore, why: str) -> Token:
+    """A prepare of the new claim, which waits for this reason."""
     token = core.prepare(NEW)
     core.pass_time(5)
     assert core.answer(token) is None
-    entry = core.entry(NEW)
-    assert entry is not None
-    assert "it belongs, by NVIDIA's driver, to the claim default/old" in entry.problem
+    assert why in core.problem(NEW)
+    return token
+
+
+def test_its_gpu_is_given_to_no_other_claim_nor_by_the_device_plugin(core: ClaimCore) -> None:
+    prepared_in_vain(core, "it belongs, by NVIDIA's driver, to the claim default/old")
     devices = {d.id: d.health for of in core.state.published.device_lists.values() for d in of}
     assert devices.get(DeviceId(A)) is not Health.HEALTHY
     assert core.acts == []
@@ -106,24 +110,14 @@ def test_a_restart_and_an_hour_change_nothing_while_kubelet_lists_it(core: Claim
 
 def test_of_a_gpu_whose_place_nobody_says_no_gpu_is_given_to_a_claim() -> None:
     core = taken_over(theirs(unplaced=("gpu-vfio-0",)))
-    token = core.prepare(NEW)
-    core.pass_time(5)
-    assert core.answer(token) is None
-    entry = core.entry(NEW)
-    assert entry is not None
-    assert "nothing says which GPU" in entry.problem
+    token = prepared_in_vain(core, "nothing says which GPU")
     core.unprepare(OLD)
     assert isinstance(core.answer(token), Prepared)
 
 
 def test_a_gpu_that_kubelet_lists_by_another_drivers_name_for_an_unknown_claim_is_not_given_away() -> None:
     core = taken_over()
-    token = core.prepare(NEW)
-    core.pass_time(5)
-    assert core.answer(token) is None
-    entry = core.entry(NEW)
-    assert entry is not None
-    assert "kubelet lists gpu-vfio-0 for the claim default/old" in entry.problem
+    token = prepared_in_vain(core, "kubelet lists gpu-vfio-0 for the claim default/old")
     core.strangers = ()
     core.pass_time(40)
     assert isinstance(core.answer(token), Prepared)

@@ -162,23 +162,18 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _merged(base: Any, patch: Any) -> Any:
-    """A strategic merge as far as our patches need it: mappings by key, lists of named things by name, other lists one
-    after the other. That kubectl comes to the same is checked by tests/deploy."""
+    """A strategic merge as far as our patches need it: mappings by key, lists of named things by name; another list
+    of the patch replaces the base's. That kubectl comes to the same is checked by tests/deploy."""
     if isinstance(base, dict) and isinstance(patch, dict):
         return {
             **base,
             **{key: _merged(base[key], new) if key in base else new for key, new in patch.items()},
         }
-    if isinstance(base, list) and isinstance(patch, list):
-        by_name = {item["name"]: item for item in patch if isinstance(item, dict)}
-        known = {item["name"] for item in base if isinstance(item, dict)}
-        merged = [
-            _merged(item, by_name[item["name"]])
-            if isinstance(item, dict) and item["name"] in by_name
-            else item
-            for item in base
-        ]
-        return merged + [item for item in patch if not (isinstance(item, dict) and item["name"] in known)]
+    if isinstance(base, list) and isinstance(patch, list) and all(isinstance(i, dict) for i in patch):
+        by_name = {item["name"]: item for item in patch}
+        known = {item["name"] for item in base}
+        merged = [_merged(item, by_name.get(item["name"], item)) for item in base]
+        return merged + [item for item in patch if item["name"] not in known]
     return patch
 
 

@@ -131,7 +131,7 @@ def test_requirements_are_exact_and_hashed_and_say_nothing_about_where_from() ->
     assert "uv.lock" not in files()
     requirements = [(name, text) for name, text in texts() if name.startswith("requirements/")]
     assert {name for name, _ in requirements} == {
-        f"requirements/{n}.txt" for n in ("build", "dev", "helm", "runtime")
+        f"requirements/{n}.txt" for n in ("build", "dev", "helm", "nvml", "runtime")
     }
     for name, text in requirements:
         assert "://" not in text, name
@@ -150,6 +150,7 @@ def test_the_requirements_have_all_that_the_project_depends_on() -> None:
         "runtime": project["project"]["dependencies"],
         "build": project["build-system"]["requires"],
         "helm": project["dependency-groups"]["helm"],
+        "nvml": project["project"]["dependencies"] + project["project"]["optional-dependencies"]["nvml"],
         "dev": project["project"]["dependencies"]
         + [entry for entry in project["dependency-groups"]["dev"] if isinstance(entry, str)],
     }.items():
@@ -159,6 +160,14 @@ def test_the_requirements_have_all_that_the_project_depends_on() -> None:
         for requirement in wanted:
             package = re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
             assert package in pinned, f"{package} is not in requirements/{name}.txt: run 'just lock'"
+
+
+def test_the_requirements_with_nvml_are_those_of_the_image_and_one_more() -> None:
+    """So an image with it is the same otherwise."""
+    with_nvml, plain = ((ROOT / f"requirements/{name}.txt").read_text() for name in ("nvml", "runtime"))
+    added = set(with_nvml.splitlines()) - set(plain.splitlines())
+    assert set(plain.splitlines()) <= set(with_nvml.splitlines())
+    assert [line.partition("==")[0] for line in added if "==" in line] == ["nvidia-ml-py"]
 
 
 @pytest.mark.parametrize("path", ["src/gpuactors/limits.py", "src/gpuactors/grpc_trio/limits.py"])

@@ -382,6 +382,10 @@ async def run_daemon(
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))
         for served in plugins_of_claims:
             served.start(actor)
+        if outside.dra is not None and (classes := outside.dra.classes) is not None:
+            from gpuactors import dra  # as in `_dra_of`
+
+            actor("class_reader", lambda: dra.read_classes(classes, cells.state.subscribe()))
         if journal is not None:
             actor("journal", journal.run)
         if http is not None:

@@ -5,6 +5,7 @@ claims cell -> checkpoint_keeper -> plugins/<driver>/gpuactors-checkpoint.json -
             -> claim_reader      -> API server                       -> inbox
             -> claim_worker      -> drivers, CDI and metadata files  -> inbox
 CDI files   -> cdi_watcher                                           -> inbox
+state cell  -> class_reader      -> API server, once                 -> log
 offer cell  -> slice_publisher   -> API server                       -> inbox
 health cell -> claims_plugin     -> kubelet                          -> inbox
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
 import trio
@@ -26,6 +27,7 @@ from gpuactors.actors import (
     claim_reader,
     claim_worker,
     claims_plugin,
+    class_reader,
     relay,
     slice_publisher,
 )
@@ -44,12 +46,15 @@ from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
 from gpuactors.core.dra.claim import ClaimsOf
+from gpuactors.core.dra.device_classes import REMEDY, DeviceClass, sentence_of
 from gpuactors.core.dra.entries import ClaimSettings
 from gpuactors.core.dra.outputs import ClaimsWanted
 from gpuactors.core.dra.prebound import OperatorsList, kernel_ids
 from gpuactors.core.dra.slices import Publication
 from gpuactors.core.events import Event, SlicesPublished
 from gpuactors.core.model import PciAddress
+from gpuactors.core.quote import quoted_name
+from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.boot import boot_id, command_line
 from gpuactors.host.places import Places
@@ -57,6 +62,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
+from gpuactors.kube.device_classes import KubeDeviceClasses
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
@@ -69,7 +75,7 @@ from gpuactors.ports import (
     PluginStatus,
     TouchedFiles,
 )
-from gpuactors.ports_kube import ClaimApi, NodeApi, SliceApi
+from gpuactors.ports_kube import ClaimApi, DeviceClassApi, NodeApi, SliceApi
 
 log = get_logger()
 
@@ -94,6 +100,8 @@ class DraOutside:
     node: NodeApi
     slices: SliceApi
     kubelet: ClaimsKubelet
+    classes: DeviceClassApi | None = None
+    """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
@@ -116,7 +124,9 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
             root, ProcessWrites(acts, taken=lock.taken), Persistenced(root), _in_a_thread, modprobe
         )
 
-    return of_driver(config, settings, client_of(config), hanging, binder)
+    client = client_of(config)
+    classes = KubeDeviceClasses(client) if config.device_plugin == "on" else None
+    return replace(of_driver(config, settings, client, hanging, binder), classes=classes)
 
 
 def of_driver(
@@ -264,6 +274,27 @@ class DraActors:
 
     async def _tell(self, publication: Publication) -> None:
         await self._inbox.send(SlicesPublished(publication, self._of))
+
+
+async def read_classes(classes: DeviceClassApi, state: LatestReader[NodeState]) -> None:
+    """The actor that says which DeviceClasses take a resource of the device plugin: runs for ever."""
+    await class_reader.run(
+        state,
+        class_reader.ClassPorts(
+            classes=classes,
+            on_contested=_contested,
+            on_problem=lambda reason: log.info("classes.unread", reason=reason),
+        ),
+    )
+
+
+def _contested(found: DeviceClass) -> None:
+    log.warning(
+        "resource.contested",
+        resource=quoted_name(found.extended_resource or ""),
+        device_class=quoted_name(found.name),
+        reason=f"{sentence_of(found)}; {REMEDY}",
+    )
 
 
 def _failed(name: str, exc: Exception) -> None:

@@ -431,6 +431,14 @@ EVENT_AGAIN_S: Final = 300.0
 EVENT_FORBIDDEN_TRIES: Final = 5
 """A 403 counts as the server's last word after so many in a row: one that has just started knows no role yet."""
 
+CLASSES_TRIES: Final = 7
+"""How often the DeviceClasses are asked for in all, at a daemon's start: with API_BACKOFF_S a minute, so that an API
+server that has just started has read its roles. An older role has no right to list them, and then nothing is lost."""
+
+CLASSES_TOLD_MAX: Final = 16
+"""DeviceClasses with a resource of ours that are named; a cluster has some ten classes, and whoever makes a thousand of
+that kind would fill the log."""
+
 EVENT_REPEAT_S: Final = 1800.0
 """A fact that lasts is told again so often: client-go's own interval for a series that goes on."""
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid
 from gpuactors.core.dra.claim import ClaimAnswer, ClaimName
+from gpuactors.core.dra.device_classes import DeviceClass
 from gpuactors.core.dra.slices import SliceSpec, StoredSlice
 from gpuactors.ports import PortError
 
@@ -163,6 +164,14 @@ class DomainApi(Protocol):
     def watch_domains(self) -> AbstractAsyncContextManager[AsyncIterator[DomainUid]]:
         """The UID of each ComputeDomain there is, then of each that was made, changed or deleted, for ever; all again
         where the watch cannot go on. The iteration raises `ApiError`."""
+        ...
+
+
+class DeviceClassApi(Protocol):
+    """The DeviceClasses of the cluster."""
+
+    async def list_classes(self) -> tuple[DeviceClass, ...]:
+        """All of them. Raises `ApiError`."""
         ...
 
 

@@ -11,7 +11,15 @@ import trio
 
 from gpuactors.core.domains.model import LABEL, DomainUid
 from gpuactors.core.dra.claim import ClaimName, ClaimUid
-from gpuactors.ports_kube import ClaimApi, DomainApi, EventApi, EventNote, NodeApi, SliceApi
+from gpuactors.ports_kube import (
+    ClaimApi,
+    DeviceClassApi,
+    DomainApi,
+    EventApi,
+    EventNote,
+    NodeApi,
+    SliceApi,
+)
 from tests.deploy.manifests import ROOT, Manifest
 from tests.kube.cluster import NAMESPACE, Cluster, cluster, spec
 
@@ -92,6 +100,10 @@ async def _domains_watched(at: Cluster) -> None:
                 pass
 
 
+async def _classes_listed(at: Cluster) -> None:
+    await at.classes.list_classes()
+
+
 MADE_BY: Final[dict[Method, Callable[[Cluster], Awaitable[None]]]] = {
     (ClaimApi, "read"): _claim_read,
     (ClaimApi, "reserved_for"): _claim_pods_read,
@@ -106,6 +118,7 @@ MADE_BY: Final[dict[Method, Callable[[Cluster], Awaitable[None]]]] = {
     (DomainApi, "find_domain"): _domain_found,
     (DomainApi, "read_clique"): _clique_read,
     (DomainApi, "watch_domains"): _domains_watched,
+    (DeviceClassApi, "list_classes"): _classes_listed,
 }
 """The requests of each method of the API's ports that an actor calls."""
 
@@ -114,6 +127,7 @@ OF_CLAIMS: Final = frozenset(
         (ClaimApi, "read"),
         (ClaimApi, "reserved_for"),
         (NodeApi, "read"),
+        (DeviceClassApi, "list_classes"),
         *((SliceApi, name) for name in ("follow", "create", "update", "delete")),
     }
 )
@@ -128,7 +142,7 @@ def called_by_actors() -> set[Method]:
     sources = "".join(p.read_text() for p in sorted((ROOT / "src/gpuactors/actors").glob("*.py")))
     return {
         (port, name)
-        for port in (ClaimApi, EventApi, NodeApi, SliceApi, DomainApi)
+        for port in (ClaimApi, DeviceClassApi, EventApi, NodeApi, SliceApi, DomainApi)
         for name in vars(port)
         if not name.startswith("_") and callable(getattr(port, name)) and re.search(rf"\.{name}\(", sources)
     }

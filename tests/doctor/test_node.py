@@ -30,6 +30,7 @@ from gpuactors.doctor.finding import Check, Level
 from gpuactors.doctor.settings import OWN, of_daemon
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports import LedgerContents
+from gpuactors.simulation.kube.status import CLASSES
 from tests.doctor.rig import GPU, SECOND, Patient, Seed, findings, open_patient, wrong
 from tests.process.daemon import DaemonProcess, eventually
 from tests.process.node import H100, HEALTHY
@@ -413,6 +414,52 @@ def test_a_healthy_node_with_claims_has_nothing_to_be_done() -> None:
         assert wrong(found) == []
         said = {f.check: f.message for f in findings(found)}
         assert said[Check.CLAIMS_SERVED] == "gpu.nvidia.com: 1 ResourceSlices, 0 claims"
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvidia"])
+def test_a_class_with_a_resource_of_the_device_plugin(driver: str) -> None:
+    """Also of a GPU that a claim would bind first: the device plugin lists it then."""
+    with for_claims() as (patient, api):
+        patient.node.plug(0x25, "20b5", driver=driver)
+        other = "nvidia.com/20b5"
+        api.do(api.server.add_class, "counted", "example.com/gpu")
+        found = patient.examined(pre=False)
+        assert Check.DEVICE_CLASSES not in {f.check for f in wrong(found)}
+        said = {f.check: f.message for f in findings(found)}
+        assert said[Check.DEVICE_CLASSES].startswith("none of 1 DeviceClasses")
+        api.do(api.server.add_class, "mine", H100)
+        api.do(api.server.add_class, "theirs", other)
+        told = [f for f in wrong(patient.examined(pre=False)) if f.check is Check.DEVICE_CLASSES]
+        only(
+            told,
+            seed(Check.DEVICE_CLASSES, WARN, f"mine has the extendedResourceName {H100}", "--resource-name"),
+            seed(
+                Check.DEVICE_CLASSES,
+                WARN,
+                f"theirs has the extendedResourceName {other}",
+                "--device-plugin off",
+            ),
+        )
+
+
+def test_classes_that_may_not_be_listed_are_not_known_and_the_right_is_named() -> None:
+    with for_claims() as (patient, api):
+        api.forbid(CLASSES)
+        found = wrong(patient.examined(pre=False))
+        only(
+            found,
+            seed(Check.DEVICE_CLASSES, WARN, "is not known: could not list", "`list` of deviceclasses"),
+            NO_DAEMON,
+        )
+
+
+@pytest.mark.parametrize("flags", [{"device_plugin": "off"}, {"dra": "off", "compute_domains": "on"}])
+def test_classes_are_not_looked_at_where_one_api_alone_offers_gpus(flags: dict[str, object]) -> None:
+    with for_claims(**flags) as (patient, api):
+        api.do(api.server.add_class, "mine", H100)
+        found = patient.examined(pre=False)
+        assert Check.DEVICE_CLASSES not in {f.check for f in findings(found)}
+        assert not [target for _, target in api.server.requests if "deviceclasses" in target]
 
 
 def test_an_api_server_that_is_away_or_does_not_know_the_node() -> None:

@@ -44,6 +44,7 @@ from gpuactors.kube import errors
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import from_kubeconfig
+from gpuactors.kube.device_classes import KubeDeviceClasses
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.events import KubeEvents
 from gpuactors.kube.nodes import KubeNode
@@ -217,6 +218,16 @@ _DOMAINS: Final = _json(
         ]
     }
 )
+_CLASSES: Final = _json(
+    {
+        "items": [
+            {
+                "metadata": {"name": "counted"},
+                "spec": {"extendedResourceName": "example.com/gpu", "selectors": []},
+            }
+        ]
+    }
+)
 _CLIQUE: Final = _json({"metadata": {"name": "c"}, "daemons": [{"nodeName": NODE, "status": "Ready"}]})
 
 
@@ -249,6 +260,12 @@ def _api_server() -> tuple[Decoder, ...]:
             "clique",
             (_CLIQUE,),
             lambda b: _at_once(KubeDomains(_client(b)).read_clique(DomainUid(UID), "c.1", "n")),
+            own,
+        ),
+        Decoder(
+            "device classes",
+            (_CLASSES,),
+            lambda b: _at_once(KubeDeviceClasses(_client(b)).list_classes()),
             own,
         ),
         Decoder("error body", _recorded("claim-missing", "forbidden-anonymous", "slice-put-stale"), _refused),

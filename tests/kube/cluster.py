@@ -15,6 +15,7 @@ from gpuactors.core.dra.slices import (
 )
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
+from gpuactors.kube.device_classes import KubeDeviceClasses
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.events import KubeEvents
 from gpuactors.kube.nodes import KubeNode
@@ -56,6 +57,10 @@ class Cluster:
     @property
     def domains(self) -> KubeDomains:
         return KubeDomains(self.client)
+
+    @property
+    def classes(self) -> KubeDeviceClasses:
+        return KubeDeviceClasses(self.client)
 
     @property
     def events(self) -> KubeEvents:

@@ -12,6 +12,20 @@ REPORT: Final = "tests/doctor/test_report.py"
 
 DOCTOR: Final = (
     Mutation(
+        "a DeviceClass with a resource of the device plugin is as any other one",
+        "core/dra/device_classes.py",
+        "if one.extended_resource in ours)",
+        "if one.name in ours)",
+        tests=(f"{NODE}::test_a_class_with_a_resource_of_the_device_plugin",),
+    ),
+    Mutation(
+        "DeviceClasses are looked at where the device plugin is off",
+        "doctor/facts.py",
+        'config.device_plugin == config.dra == "on"',
+        'config.dra == "on"',
+        tests=(f"{NODE}::test_classes_are_not_looked_at_where_one_api_alone_offers_gpus",),
+    ),
+    Mutation(
         "a read that hangs hangs the doctor",
         "doctor/gather.py",
         "    with trio.move_on_after(deadline_s):\n",

@@ -65,6 +65,21 @@ def test_a_pre_bound_gpu_from_slice_to_unprepare() -> None:
         daemon.wait_event("claim.unprepared", claim="default/one")
 
 
+def test_a_class_with_a_resource_of_the_device_plugin_is_said_once_at_the_start() -> None:
+    with claims_node(g23="vfio-pci") as (node, api, cdi):
+        api.do(api.server.add_class, "vfio.gpu.nvidia.com")
+        api.do(api.server.add_class, "counted", H100)
+        with daemon_of(node, cdi) as daemon:
+            line = daemon.wait_event("resource.contested", resource=H100, has=["--device-plugin off"])
+            assert (line["level"], line["device_class"]) == ("warning", "counted")
+            node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
+            node.wait_device_lists({H100: {address(0x23): HEALTHY, address(0x24): HEALTHY}})
+            assert [line["event"] for line in daemon.log].count("resource.contested") == 1
+        with daemon_of(node, cdi, "--device-plugin=off") as daemon:
+            eventually(lambda: "daemon.serving" in [line["event"] for line in daemon.log], "the daemon")
+        assert not {"resource.contested", "classes.unread"} & {line["event"] for line in daemon.log}
+
+
 def test_a_claim_outlives_the_daemon() -> None:
     gpu = address(0x23)
     with claims_node(g23="vfio-pci") as (node, api, cdi):

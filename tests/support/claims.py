@@ -14,8 +14,8 @@ import grpc
 import trio
 
 from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kube.status import CLAIMS
+from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest, FakeApiServer
+from gpuactors.simulation.kube.status import CLAIMS, Kind, forbidden
 from tests.support import dra_grpcio
 from tests.support.patience import patient
 
@@ -83,6 +83,17 @@ class Api:
             {"allocation": {"devices": {"results": results}}},
         )
         return str(made["metadata"]["uid"])
+
+    def forbid(self, kind: Kind) -> None:
+        """The daemon's role has no right to list objects of this kind: 403, as the server words it."""
+        answer, failure = self.server.answer, forbidden(kind, "list", "system:serviceaccount:test")
+
+        async def answering(request: ApiRequest) -> ApiAnswer:
+            if f"/{kind.plural}" in request.target:
+                return ApiAnswer(failure.code, json.dumps(failure.status).encode())
+            return await answer(request)
+
+        self.server.answer = answering  # type: ignore[method-assign]
 
     def slices(self, driver: str = DRIVER) -> int:
         """How many slices the driver has."""

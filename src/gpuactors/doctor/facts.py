@@ -9,6 +9,7 @@ from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import NodeView
 from gpuactors.core.domains.model import ImexFacts
+from gpuactors.core.dra.device_classes import DeviceClass
 from gpuactors.core.model import PciFunction, ResourceName
 from gpuactors.host.vfio import VfioHost
 from gpuactors.kubelet.look import PluginDirectory
@@ -109,6 +110,8 @@ class Facts:
     daemon: Known[Running] | NoDaemon | None
     claims: Known[Claims] | None = None
     api: Known[ApiServer] | None = None
+    classes: Known[tuple[DeviceClass, ...]] | None = None
+    """Read where both APIs are on, and the API server has answered the rest."""
     imex: Known[ImexFacts] | None = None
     state: Known[State] | None = None
 
@@ -116,6 +119,11 @@ class Facts:
 def offers_gpus(config: Config) -> bool:
     """By either API. Otherwise only compute domains are on, and the GPUs are the host's."""
     return config.device_plugin == "on" or config.dra == "on"
+
+
+def offers_by_both(config: Config) -> bool:
+    """GPUs are offered by both APIs."""
+    return config.device_plugin == config.dra == "on"
 
 
 def wants_claims(config: Config) -> bool:

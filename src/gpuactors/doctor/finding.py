@@ -65,6 +65,8 @@ class Check(StrEnum):
     """The API server answers, knows this node, and serves what claims need."""
     CLAIMS_SERVED = "ClaimsServed"
     """The daemon serves claims, and its ResourceSlices have every GPU."""
+    DEVICE_CLASSES = "DeviceClasses"
+    """No DeviceClass has a resource of the device plugin as its `extendedResourceName`, with both APIs on."""
     IMEX = "Imex"
     """The host has IMEX channels for compute domains."""
     PERMITTED_HOST_DEVICES = "PermittedHostDevices"

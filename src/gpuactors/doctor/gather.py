@@ -19,6 +19,7 @@ from gpuactors.config import Config, Resolved
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.unix import path_problem, socket_path
 from gpuactors.core.domains.model import DomainUid, ImexFacts
+from gpuactors.core.dra.device_classes import DeviceClass
 from gpuactors.core.inventory import is_selected, named
 from gpuactors.core.model import PciFunction, ResourceName
 from gpuactors.doctor import settings
@@ -33,6 +34,7 @@ from gpuactors.doctor.facts import (
     Place,
     State,
     Unknown,
+    offers_by_both,
     wants_claims,
 )
 from gpuactors.host import vfio
@@ -70,6 +72,8 @@ async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
         daemon, ledger = await _daemon(resolved.config, progress), await reading.ledger(resources)
     with_claims = wants_claims(judged.config) and not pre
     node = daemon.about.node if isinstance(daemon, Running) else node_of(judged.config)
+    api = await reading.api(node) if with_claims else None
+    with_classes = offers_by_both(judged.config) and isinstance(api, ApiServer)
     return Facts(
         pre=pre,
         config=judged.config,
@@ -83,7 +87,8 @@ async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
         ledger=ledger,
         daemon=daemon,
         claims=await reading.claims() if with_claims else None,
-        api=await reading.api(node) if with_claims else None,
+        api=api,
+        classes=await reading.classes() if with_classes else None,
         imex=await reading.imex() if judged.config.compute_domains != "off" else None,
         state=await reading.state() if not pre else None,
     )
@@ -214,6 +219,15 @@ class _Reading:
             return await _ask_api_server(self._config, node)
 
         return await _known("the API server", read, self._progress, limits.DOCTOR_API_S)
+
+    async def classes(self) -> Known[tuple[DeviceClass, ...]]:
+        from gpuactors.api_client import client_of  # as in `_ask_api_server`
+        from gpuactors.kube.device_classes import KubeDeviceClasses
+
+        async def read() -> tuple[DeviceClass, ...]:
+            return await KubeDeviceClasses(client_of(self._config)).list_classes()
+
+        return await _known("the DeviceClasses", read, self._progress, limits.DOCTOR_API_S)
 
     # --- the daemon's own ---------------------------------------------------------------------------------
 

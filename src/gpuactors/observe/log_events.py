@@ -45,6 +45,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "value": "the value of the node's label, the UID of a ComputeDomain",
     "domain": "the UID of a ComputeDomain",
     "driver": "the name of the DRA driver",
+    "device_class": "the name of the DeviceClass",
     "actor": "the name of the part of the daemon",
     "wait_s": "seconds until it is tried again",
     "after_s": "seconds after which it was given up",
@@ -241,6 +242,19 @@ _KUBELET: Final[Mapping[str, LogEvent]] = {
         (INFO,),
         ("resource",),
         "The last device of a resource is gone and no pod has one: its name is given up.",
+    ),
+    "resource.contested": LogEvent(
+        (WARNING,),
+        ("resource", "device_class", "reason"),
+        "At the start, once for each such class: a DeviceClass has a resource of the device plugin as its "
+        "`extendedResourceName`, so one GPU may be counted twice.",
+        "See [both APIs on one node](dra.md#both-apis-on-one-node); `gpuactors doctor` looks again.",
+    ),
+    "classes.unread": LogEvent(
+        (INFO,),
+        ("reason",),
+        "The API server does not say which DeviceClasses there are, so none is compared with our resources.",
+        "Grant `list` of deviceclasses, as deploy/overlays/dra does. Nothing else depends on it.",
     ),
     "device.changed": LogEvent(
         (INFO, WARNING),

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from gpuactors.control.claims_view import ClaimsView
 from gpuactors.control.client import Running
 from gpuactors.control.domains_view import DomainsView
+from gpuactors.core.dra.device_classes import REMEDY, contested, sentence_of
 from gpuactors.doctor.facts import Claims, Facts, Place, Unknown
-from gpuactors.doctor.finding import Check, Finding, failed, passed, warned
+from gpuactors.doctor.finding import Check, Finding, failed, passed, sentence, warned
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -29,6 +30,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             )
         case api:
             yield passed(Check.API_SERVER, f"{api.address} answers, and knows the node {facts.node}")
+    yield from _classes(facts)
     if isinstance(facts.daemon, Running):
         view = facts.daemon.view
         if facts.config.dra == "on":
@@ -67,6 +69,26 @@ def _writable(check: Check, place: Place, remedy: str) -> Finding:
     if not place.is_directory:
         return passed(check, f"{place.path} will be made")
     return passed(check, f"{place.path} is writable")
+
+
+def _classes(facts: Facts) -> Iterator[Finding]:
+    """A warning and no failure: a class with such a name may be meant for nodes without the device plugin."""
+    match facts.classes:
+        case None:
+            return
+        case Unknown(reason):
+            yield warned(
+                Check.DEVICE_CLASSES,
+                f"whether a DeviceClass has a resource of this node is not known: {reason}",
+                "See the reason. The daemon's account needs `list` of deviceclasses (resource.k8s.io), which the role "
+                "of deploy/overlays/dra grants.",
+            )
+        case classes:
+            found = contested(classes, facts.resources)
+            yield from (warned(Check.DEVICE_CLASSES, sentence_of(one), sentence(REMEDY)) for one in found)
+            if not found:
+                what = f"none of {len(classes)} DeviceClasses has a resource of this node's device plugin"
+                yield passed(Check.DEVICE_CLASSES, what)
 
 
 def _label(domains: DomainsView | None, node: str) -> Iterator[Finding]:

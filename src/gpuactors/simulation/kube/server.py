@@ -21,6 +21,7 @@ import trio
 from gpuactors.simulation.kube import patch, rules, schema, status
 from gpuactors.simulation.kube.status import (
     CLAIMS,
+    CLASSES,
     CLIQUES,
     DOMAINS,
     EVENTS,
@@ -50,6 +51,7 @@ _SELECTABLE: Final = {
     SLICES: {"metadata.name", "spec.driver", "spec.nodeName"},
     CLAIMS: {"metadata.name", "metadata.namespace"},
     NODES: {"metadata.name"},
+    CLASSES: {"metadata.name"},
     DOMAINS: {"metadata.name", "metadata.namespace"},
     CLIQUES: {"metadata.name", "metadata.namespace"},
     EVENTS: {"metadata.name", "metadata.namespace", "involvedObject.name", "involvedObject.uid", "reason"},
@@ -163,6 +165,11 @@ class FakeApiServer:
         """A node joins."""
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         return self.store.put(NODES, self.store.named(NODES, {"metadata": metadata, "spec": {}}))
+
+    def add_class(self, name: str, extended_resource: str | None = None) -> Object:
+        """An operator makes a DeviceClass, which pods may request as this extended resource."""
+        spec = {} if extended_resource is None else {"extendedResourceName": extended_resource}
+        return self.store.put(CLASSES, self.store.named(CLASSES, {"metadata": {"name": name}, "spec": spec}))
 
     def add_claim(self, claim: Object) -> Object:
         """Somebody, or the controller of a pod, makes a claim."""

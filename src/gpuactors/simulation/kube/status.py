@@ -84,7 +84,11 @@ EVENTS = Kind(
     ),
 )
 
-KINDS = (SLICES, CLAIMS, NODES, DOMAINS, CLIQUES, EVENTS)
+CLASSES = Kind(
+    "resource.k8s.io", "v1", "deviceclasses", "DeviceClass", counts_generations=True, fields=("spec",)
+)
+
+KINDS = (SLICES, CLAIMS, NODES, DOMAINS, CLIQUES, EVENTS, CLASSES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,56 @@
+"""The class reader: asks the API server once which DeviceClasses there are, and says which of them take a resource of
+our device plugin.
+
+Nothing depends on the answer, so it is asked CLASSES_TRIES times at most. Must not decide which classes those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from gpuactors import limits
+from gpuactors.actors.api_retry import backoff_s
+from gpuactors.actors.raises_only import raises_only
+from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.dra.device_classes import DeviceClass, contested, own_resources
+from gpuactors.core.state import NodeState
+from gpuactors.ports_kube import ApiError, DeviceClassApi
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPorts:
+    """What a reader needs."""
+
+    classes: DeviceClassApi
+    on_contested: Callable[[DeviceClass], None]
+    """Told each class that takes a resource of ours; must not raise, as the other one."""
+    on_problem: Callable[[str], None]
+    """Told why the classes are not known, once."""
+
+
+async def run(state: LatestReader[NodeState], ports: ClassPorts) -> None:
+    """Runs for ever, and does nothing after the answer."""
+    while own_resources(state.value) is None:
+        await state.receive()
+    classes = await _listed(ports)
+    for one in contested(classes, own_resources(state.value) or ()):
+        ports.on_contested(one)
+    await trio.sleep_forever()
+
+
+async def _listed(ports: ClassPorts) -> tuple[DeviceClass, ...]:
+    """The classes; none where the server does not say which."""
+    problem = ""
+    for failures in range(1, limits.CLASSES_TRIES + 1):
+        try:
+            with raises_only(ApiError, "class_reader"):
+                return await ports.classes.list_classes()
+        except ApiError as exc:
+            problem = str(exc)
+            if failures < limits.CLASSES_TRIES:
+                await trio.sleep(backoff_s(failures, exc))
+    ports.on_problem(problem)
+    return ()

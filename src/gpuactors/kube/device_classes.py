@@ -1,0 +1,41 @@
+"""The DeviceClasses of the cluster. Implements `ports_kube.DeviceClassApi`."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import msgspec
+
+from gpuactors.core.dra.device_classes import DeviceClass
+from gpuactors.kube import errors, objects
+from gpuactors.kube.client import ApiClient, Call
+
+_PATH: Final = f"/apis/{objects.API}/deviceclasses"
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    extended_resource_name: str | None = None
+
+
+class _DeviceClass(msgspec.Struct):
+    metadata: objects.Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+class _List(msgspec.Struct):
+    items: list[_DeviceClass]
+
+
+@final
+class KubeDeviceClasses:
+    """The classes, whosever devices they select."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    async def list_classes(self) -> tuple[DeviceClass, ...]:
+        """As `DeviceClassApi.list_classes`."""
+        call = Call("list the DeviceClasses", "GET", _PATH)
+        body = await self._client.ask(call)
+        found = errors.answered(call.what, self._client.server, body, _List).items
+        return tuple(DeviceClass(one.metadata.name, one.spec.extended_resource_name) for one in found)

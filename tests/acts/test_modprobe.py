@@ -162,8 +162,8 @@ async def test_a_driver_that_cannot_be_loaded_costs_its_claim_and_is_not_tried_a
     assert await made.look() == ""
     made.loads("vfio-pci")
     with trio.fail_after(patient(10.0)):
-        while not await made.loaded():
-            await trio.sleep(0.01)  # until the kernel has ended the one that was killed
+        while not await made.loaded():  # noqa: ASYNC110 - until the kernel has ended what was killed
+            await trio.sleep(0.01)
 
 
 async def test_one_that_an_administrator_has_loaded_meanwhile_is_bound_at_once(

@@ -70,23 +70,23 @@ ALLOWED: Final = {
     "overlays/events": Privilege({"events": {"enabled": True}}, token=True, rights=2),
     "overlays/node-features": Privilege({"nodeFeatures": {"enabled": True}}, SOCKETS | {FEATURES}),
     "overlays/holders-proc": Privilege({"holders": "proc"}, processes=True),
-    "overlays/dra": Privilege(_DRA, CLAIMS, processes=True, token=True, rights=7),
+    "overlays/dra": Privilege(_DRA, CLAIMS, processes=True, token=True, rights=8),
     "overlays/load-modules": Privilege(
         {"dra": {"enabled": True, "loadModules": True}},
         CLAIMS,
         processes=True,
         modules=True,
         token=True,
-        rights=7,
+        rights=8,
     ),
-    "overlays/openshift-dra": Privilege({**_DRA, **_OPENSHIFT}, CLAIMS, processes=True, token=True, rights=7),
-    "overlays/compute-domains": Privilege(_DOMAINS, DOMAINS, processes=True, token=True, rights=12),
+    "overlays/openshift-dra": Privilege({**_DRA, **_OPENSHIFT}, CLAIMS, processes=True, token=True, rights=8),
+    "overlays/compute-domains": Privilege(_DOMAINS, DOMAINS, processes=True, token=True, rights=13),
     "overlays/compute-domains-host-managed": Privilege(
         {**_DRA, "computeDomains": {"enabled": True, "hostManaged": True}},
         DOMAINS,
         processes=True,
         token=True,
-        rights=12,
+        rights=13,
     ),
 }
 

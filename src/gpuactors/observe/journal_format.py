@@ -33,11 +33,11 @@ from gpuactors.core.snapshot import Outputs
 from gpuactors.core.state import NodeState
 from gpuactors.ports import Step
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
 format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
 in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
-5 what stands in a claim's way has no cause."""
+5 what stands in a claim's way has no cause; in format 6 a look at what a claim could bind is of one GPU."""
 
 
 class FormatError(ValueError):

@@ -47,10 +47,10 @@ FAILURES: Final = (
     Mutation(
         "sriov_numvfs that cannot be read is a bug",
         "acts/driver.py",
-        "        try:\n            with suppress(FileNotFoundError):\n"
-        "                count = (await writes.read(path)).strip()\n        except OSError as error:\n",
-        "        try:\n            with suppress(FileNotFoundError):\n"
-        "                count = (await writes.read(path)).strip()\n        except ZeroDivisionError as error:\n",
+        "            except OSError as error:\n                raise ActError(\n"
+        "                    ActFault.REFUSED,\n",
+        "            except ZeroDivisionError as error:\n                raise ActError(\n"
+        "                    ActFault.REFUSED,\n",
         tests=("tests/acts/test_driver.py::test_whatever_the_writing_process_answers_is_the_acts_error",),
     ),
     Mutation(

@@ -332,18 +332,11 @@ class SysfsBinder:
     # --- may it be done -----------------------------------------------------------------------------------------------
 
     async def _refuse_virtual_functions(self, writes: Writes, function: GroupFunction) -> None:
-        """Raises `ActError`."""
+        """Raises `ActError`; `OSError` if it cannot be known."""
         path = self._real(PCI_DEVICES, function.address, "sriov_numvfs")
         count = ""
-        try:
-            with suppress(FileNotFoundError):
-                count = (await writes.read(path)).strip()
-        except OSError as error:
-            raise ActError(
-                ActFault.REFUSED,
-                f"whether {function.address} has active virtual functions cannot be known, as {path} cannot be read "
-                f"({error.strerror}): look for {function.address} in the kernel's log; nothing was written",
-            ) from None
+        with suppress(FileNotFoundError):
+            count = (await writes.read(path)).strip()
         if function.has_virtual_functions or count not in ("", "0"):
             raise _virtual_functions(function.address, path)
 
@@ -393,10 +386,10 @@ class SysfsBinder:
     async def _may_move(
         self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]
     ) -> None:
-        """Raises `ActError` where a function may not change its driver now."""
+        """Raises `ActError` where a function may not change its driver now, and as `_refuse_virtual_functions`."""
         try:
             await self._refuse_moves(writes, group, plan)
-        except ActError:
+        except (ActError, OSError):
             # A daemon may have been killed with its writing process, and have left what the move would replace.
             for first in (noted[move.function.address] for move in plan.moves):
                 if not (first.vfio or first.was_bound):

@@ -30,7 +30,7 @@ FAILURES: Final = (
     Mutation(
         "a checkpoint that may not be used leaves the claims' GPUs to others",
         "core/dra/claims.py",
-        "loaded=True, unserved=event.reason, entries=entries)",
+        "loaded=True, unserved=event.reason, entries={**found, **claims.entries})",
         "loaded=True, unserved=event.reason)",
         tests=(
             "tests/core/dra/test_restart.py::"

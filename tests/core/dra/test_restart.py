@@ -223,6 +223,16 @@ def test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_u
     assert isinstance(core.allocation(core.allocate(A)), Granted), "the checkpoint knows of no claim"
 
 
+def test_claims_that_were_known_stay_known_when_the_checkpoint_cannot_be_read_again() -> None:
+    """At a hand-over it is read twice, and a claim that is being prepared has no file yet."""
+    core = core_with(PRE_BOUND, gpu(B, 2), one=(B,), two=(A,))
+    core.held_back = {"files"}
+    core.prepare(name("two"))
+    core.feed(CheckpointRefused("cannot read it", entries=rebuilt(B).entries))
+    assert "claim default/two" in core.refusal(core.allocate(A))
+    assert "claim default/one" in core.refusal(core.allocate(B))
+
+
 # --- before the checkpoint is read ----------------------------------------------------------------------------------
 
 

@@ -135,13 +135,15 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
 
 def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointRefused) -> Stepped:
     """No claim is served, and nothing is touched. What claims have is known from their files, and kubelet's ledger."""
-    level = Level.DEBUG if driver.claims(state).unserved == event.reason else Level.ERROR
+    claims = driver.claims(state)
+    level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
     why = Obstacle(Cause.CLAIMS_UNSERVED, event.reason)
-    entries = {
-        stored.name.uid: Entry(stored.name, ClaimState.STOPPED, order=order, gpus=stored.gpus, why=why)
-        for order, stored in enumerate(event.entries)
+    found = {
+        stored.name.uid: Entry(stored.name, ClaimState.STOPPED, claims.last, gpus=stored.gpus, why=why)
+        for stored in event.entries
     }
-    claims = replace(driver.claims(state), loaded=True, unserved=event.reason, entries=entries)
+    # What was read from the checkpoint before is more than the files say.
+    claims = replace(claims, loaded=True, unserved=event.reason, entries={**found, **claims.entries})
     after = driver.followed(state, driver.with_claims(state, claims))
     return after, [Log(level, "claims.unserved", {"reason": event.reason})]
 

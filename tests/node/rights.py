@@ -31,7 +31,7 @@ IDLE: Final = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
 
 CLAIMS_OF: Final = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
 
-CAPABILITIES: Final = {"DAC_READ_SEARCH": 2, "SYS_PTRACE": 19}
+CAPABILITIES: Final = {"DAC_READ_SEARCH": 2, "SYS_MODULE": 16, "SYS_CHROOT": 18, "SYS_PTRACE": 19}
 """include/uapi/linux/capability.h"""
 
 TOKEN: Final = "/run/secrets/kubernetes.io/serviceaccount/token"

@@ -21,6 +21,7 @@ NO_UID: Final = "00000000-0000-0000-0000-000000000000"
 
 _SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
 _CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+_CLASSES: Final = "/apis/resource.k8s.io/v1/deviceclasses"
 _NODES: Final = "/api/v1/nodes"
 _NODE: Final = f"{_NODES}/{NODE}"
 _PODS: Final = "/api/v1/namespaces/default/pods"
@@ -34,6 +35,7 @@ LEFTOVERS: Final = (
     _OURS,
     f"{_SLICES}?fieldSelector=spec.driver%3Dother.example.com",
     *(f"{_CLAIMS}/{name}" for name in ("script-plain", "script-template", "script-first")),
+    f"{_CLASSES}/script-class",
     f"{_EVENTS}/script-vm.1",
     f"{_EVENTS}/script-node.1",
     f"{_EVENTS}/script_vm",
@@ -404,6 +406,23 @@ _OF_TEMPLATE: Final = {
     ],
 }  # fmt: skip
 
+_CLASS_OBJECT: Final = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "script-class"},
+    "spec": {"extendedResourceName": "example.com/script"},
+}
+
+_CLASS_STEPS: Final[tuple[Step, ...]] = (
+    Arrange(
+        name="class",
+        original=(Ask(name="class", method="POST", path=_CLASSES, body=_CLASS_OBJECT),),
+        fake=lambda server: server.add_class("script-class", "example.com/script"),
+    ),
+    Ask(name="classes-list", path=f"{_CLASSES}?fieldSelector=metadata.name%3Dscript-class"),
+    Ask(name="classes-list-none", path=f"{_CLASSES}?fieldSelector=metadata.name%3Dscript-none"),
+)
+
 _CLAIM_STEPS: Final[tuple[Step, ...]] = (
     Ask(name="claim-missing", path=f"{_CLAIMS}/nope"),
     Ask(
@@ -606,6 +625,7 @@ GATE_OFF: Final[tuple[Step, ...]] = (
     *_DELETE_STEPS,
     *_WATCH_STEPS,
     *_NODE_STEPS,
+    *_CLASS_STEPS,
     *_CLAIM_STEPS,
     *_EVENT_STEPS,
     *_DOMAIN_STEPS,

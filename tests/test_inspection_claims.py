@@ -10,9 +10,10 @@ import pytest
 from gpuactors.control.messages import node_view, status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, view_of
+from gpuactors.core.dra.claim import ActFault, LookFinding
 from gpuactors.core.dra.prebound import OperatorsList
 from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
-from gpuactors.core.events import CheckpointRefused, SlicesPublished, UeventsOpened
+from gpuactors.core.events import CheckpointRefused, GpusLooked, SlicesPublished, UeventsOpened
 from gpuactors.core.model import PciAddress
 from gpuactors.inspection import (
     Explained,
@@ -232,6 +233,24 @@ def test_after_its_end_a_claim_is_remembered_and_its_gpu_is_offered_again() -> N
     core.pass_time(5)
     assert "Unprepared: nothing of it is left" in claim_explained(core, "default/one")
     assert "none; it is offered to claims" in explained(core, HOST)
+
+
+def test_why_a_gpu_is_not_offered_to_claims_is_said() -> None:
+    """The slice has the taint; its reason is in no other place that an operator looks at."""
+    core = ClaimCore(gpu(FREE, group=3, driver="nvidia"))
+    core.pass_time(1)
+    look = core.wanted.look
+    assert look is not None
+    why = "nvidia-smi -pm 1 keeps it started; nvidia-smi -i 0000:03:00.0 -pm 0 ends that"
+    core.feed(GpusLooked(look.number, (LookFinding(PciAddress(FREE), ActFault.IN_USE, why),)))
+    assert why in " ".join(as_table(by_daemon(core)).split())
+    assert "held" in explained(core, FREE)
+    assert " ".join(why.split()) in " ".join(explained(core, FREE).split())
+    (device,) = json.loads(as_json(by_daemon(core)))["devices"]
+    assert (device["for_claims"]["offer"], device["for_claims"]["blocked"]) == ("held", why)
+    view = view_of(core.state, core.at)
+    sent = bytes(status_response(view, About("gpu-17"), pid=7, version="1.2.3"))
+    assert node_view(pb.StatusResponse.parse(sent)) == view
 
 
 def test_why_no_claim_is_served_is_said() -> None:

@@ -66,7 +66,9 @@ def reason(device: DeviceView, view: NodeView) -> str:
     if life.offer == OFFERED:
         return f"on {device.driver or 'no driver'}; a claim binds it to a vfio driver"
     claim = view.claims.of(life.claim_uid) if view.claims is not None else None
-    return f"claim {claim} has it ({claim.state})" if claim is not None else device.reason
+    if claim is not None:
+        return f"claim {claim} has it ({claim.state})"
+    return life.blocked or device.reason
 
 
 def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | None]]:
@@ -77,7 +79,7 @@ def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | No
     claim = view.claims.of(life.claim_uid) if view.claims is not None else None
     return [
         ("Claim", _claim_of(claim, life)),
-        *(("Claim", line) for line in folded(claim.problem if claim is not None else "")),
+        *(("Claim", line) for line in folded(claim.problem if claim is not None else life.blocked)),
         *(("At a claim's end", line) for line in folded(at_the_end(device, life))),
         *(
             ("First driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
@@ -124,6 +126,7 @@ def device_dict(device: DeviceView, view: NodeView) -> dict[str, Any] | None:
     return {
         "claim": brief(claim) if claim is not None else None,
         "offer": life.offer or None,
+        "blocked": life.blocked or None,
         "stays_on_vfio": life.stays,
         "rule": life.rule or None,
         "why": life.why,

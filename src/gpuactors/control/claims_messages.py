@@ -96,6 +96,7 @@ def device_of_claims_message(view: DeviceOfClaimsView) -> pb.DeviceOfClaims:
         why=view.why,
         first_drivers=[pb.Member(address=f.address, driver=f.driver) for f in view.first_drivers],
         offer=view.offer,
+        blocked=view.blocked,
     )
 
 
@@ -108,4 +109,5 @@ def device_of_claims_view(message: pb.DeviceOfClaims) -> DeviceOfClaimsView:
         why=message.why,
         first_drivers=tuple(FirstDriverView(f.address, f.driver) for f in message.first_drivers),
         offer=message.offer,
+        blocked=message.blocked,
     )

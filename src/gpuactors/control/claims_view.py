@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.dra.entries import Claims
+from gpuactors.core.dra.offer import why_blocked
 from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.report import ClaimReport, claim_reports, device_of_claims
 from gpuactors.core.dra.slices import Publication
@@ -107,6 +107,7 @@ class DeviceOfClaimsView:
     why: str
     first_drivers: tuple[FirstDriverView, ...]
     offer: str
+    blocked: str = ""
 
 
 def ago(then: float, at: float) -> float | None:
@@ -167,13 +168,12 @@ def _slices(published: Publication, reasons: Mapping[str, str]) -> SlicesView:
 
 
 def _reasons(state: NodeState) -> dict[str, str]:
-    """The reason of its health of each GPU that must not be given to a claim now."""
-    offer, assessments = state.offered.offer, assessments_of(state).of
-    devices = offer.devices if offer is not None else ()
+    """Why each GPU that must not be given to a claim now must not."""
+    devices = state.offered.offer.devices if state.offered.offer is not None else ()
     return {
-        device_name(device.address): found.status.message
+        device_name(device.address): why_blocked(state, device.address)
         for device in devices
-        if device.blocked is not None and (found := assessments.get(device.address)) is not None
+        if device.blocked is not None
     }
 
 
@@ -189,4 +189,5 @@ def device_of_claims_view(state: NodeState, address: PciAddress) -> DeviceOfClai
         why=found.why,
         first_drivers=tuple(FirstDriverView(f.address, f.driver) for f in found.first_drivers),
         offer=found.offer,
+        blocked=found.blocked,
     )

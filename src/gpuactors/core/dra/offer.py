@@ -170,6 +170,19 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
     )
 
 
+def why_blocked(state: NodeState, address: PciAddress) -> str:
+    """Why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
+    device, assessment = index_of(state).devices.get(address), assessments_of(state).of.get(address)
+    if device is None or assessment is None:
+        return ""
+    if assessment.ownership.cause in _HELD:
+        return assessment.ownership.message
+    if (fault := _fault(state, device, assessment)) is not None:
+        return fault.message
+    look = state.claims.looks.get(address)
+    return look.found.message if look is not None and look.found is not None else ""
+
+
 def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocked | None:
     if (cause := assessment.ownership.cause) in _HELD:
         # A pod that kubelet lists half a second later has it as it had it before: that is one change of the slice.

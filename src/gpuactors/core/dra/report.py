@@ -13,6 +13,7 @@ from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.dra import prebound
 from gpuactors.core.dra.claim import ClaimName, ClaimUid, FirstDriver
 from gpuactors.core.dra.exclusion import with_companions
+from gpuactors.core.dra.offer import why_blocked
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import PciAddress
@@ -103,6 +104,8 @@ class DeviceOfClaims:
     """Of this boot, before any act of ours: the device's own, then its companions', as far as they are known."""
     offer: str
     """`offered`, `claimed`, or why it must not be given to a claim now (`BlockKind`); empty while it is not known."""
+    blocked: str
+    """Why it must not be given to a claim now, as a sentence; empty if it may, or a claim has it."""
 
 
 def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | None:
@@ -134,6 +137,7 @@ def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | 
         why=why,
         first_drivers=tuple(sorted(firsts, key=lambda f: (f.address != address, f.address))),
         offer=_offer_of(state, address),
+        blocked=why_blocked(state, address) if entry is None else "",
     )
 
 

@@ -288,6 +288,11 @@ class DeviceOfClaims(betterproto2.Message):
     "offered", "claimed", "held", "unhealthy"; empty while it is not known
     """
 
+    blocked: "str" = betterproto2.field(7, betterproto2.TYPE_STRING)
+    """
+    why it must not be given to a claim now, as a sentence; empty if it may
+    """
+
 
 default_message_pool.register_message("v1", "DeviceOfClaims", DeviceOfClaims)
 

@@ -413,12 +413,14 @@ _CLASS_OBJECT: Final = {
     "spec": {"extendedResourceName": "example.com/script"},
 }
 
+_CLASS: Final = Arrange(
+    name="class",
+    original=(Ask(name="class", method="POST", path=_CLASSES, body=_CLASS_OBJECT),),
+    fake=lambda server: server.add_class("script-class", "example.com/script"),
+)
+
 _CLASS_STEPS: Final[tuple[Step, ...]] = (
-    Arrange(
-        name="class",
-        original=(Ask(name="class", method="POST", path=_CLASSES, body=_CLASS_OBJECT),),
-        fake=lambda server: server.add_class("script-class", "example.com/script"),
-    ),
+    _CLASS,
     Ask(name="classes-list", path=f"{_CLASSES}?fieldSelector=metadata.name%3Dscript-class"),
     Ask(name="classes-list-none", path=f"{_CLASSES}?fieldSelector=metadata.name%3Dscript-none"),
 )
@@ -639,6 +641,8 @@ _TAINTED_PATH: Final = f"{_SLICES}/{{gate-on-slice-create-tainted:metadata.name}
 
 GATE_ON: Final[tuple[Step, ...]] = (
     *_ARRANGED,
+    _CLASS,
+    Ask(name="gate-on-classes-list", path=f"{_CLASSES}?fieldSelector=metadata.name%3Dscript-class"),
     _refused("gate-on-slice-create-tainted-dry-run", _slice(_TAINTED)),
     Ask(name="gate-on-slice-create-tainted", method="POST", path=_SLICES, body=_slice(_TAINTED)),
     Ask(name="gate-on-slice-put-same", method="PUT", path=_TAINTED_PATH,
@@ -666,7 +670,7 @@ GATE_ON: Final[tuple[Step, ...]] = (
     _refused("gate-on-slice-create-17-taints",
              _slice([_device(1, taints=[_TAINT | {"key": f"a/b{index}"} for index in range(17)])])),
 )  # fmt: skip
-"""With the gate DRADeviceTaints: set B of the node."""
+"""With the gates DRADeviceTaints and DRAExtendedResource: set B of the node."""
 
 
 def played(script: tuple[Step, ...]) -> tuple[str, ...]:

@@ -64,10 +64,11 @@ class Fake:
 
 
 @asynccontextmanager
-async def fake(*, device_taints: bool) -> AsyncIterator[Fake]:
-    """The fake of this gate, as long as the context is open."""
+async def fake(*, gates: bool) -> AsyncIterator[Fake]:
+    """The fake with or without the gates of DRA, as long as the context is open."""
     server = FakeApiServer(
-        device_taints=device_taints,
+        device_taints=gates,
+        extended_resources=gates,
         tokens=frozenset({Client.ADMIN.name}),
         strangers={Client.STRANGER.name: f"system:serviceaccount:default:{_ACCOUNT[Client.STRANGER]}"},
     )

@@ -54,7 +54,7 @@ async def _play(script: tuple[Step, ...], gate: bool) -> tuple[Observations, Obs
     original = api_servers.Original()
     with trio.fail_after(patient(WITHIN_S)):
         await original.prepare(api_script.LEFTOVERS)
-        async with api_servers.fake(device_taints=gate) as fake, trio.open_nursery() as nursery:
+        async with api_servers.fake(gates=gate) as fake, trio.open_nursery() as nursery:
             players = Player(original), Player(fake)
             for player in players:
                 nursery.start_soon(player.play, script)
@@ -76,7 +76,7 @@ def gate_off() -> tuple[Observations, Observations]:
 
 @pytest.fixture(scope="module")
 def gate_on() -> tuple[Observations, Observations]:
-    """The same with DRADeviceTaints."""
+    """The same with the gates of DRA."""
     return _played(api_script.GATE_ON, gate=True)
 
 

@@ -140,14 +140,17 @@ class FakeApiServer:
         self,
         *,
         device_taints: bool = True,
+        extended_resources: bool = True,
         tokens: frozenset[str] | None = None,
         strangers: Mapping[str, str] | None = None,
         seed: int = 0,
     ) -> None:
-        """`device_taints`: the gate DRADeviceTaints. `tokens`: clients with these may do everything. `strangers`: the
-        user names of clients that may do nothing, by token. Without `tokens` every client may do everything."""
+        """`device_taints` and `extended_resources`: the gates DRADeviceTaints and DRAExtendedResource. `tokens`: clients
+        with these may do everything. `strangers`: the user names of clients that may do nothing, by token. Without
+        `tokens` every client may do everything."""
         self.store = Store(seed)
         self.device_taints = device_taints
+        self.extended_resources = extended_resources
         self.tokens = tokens
         self.strangers = strangers or {}
         self.requests: deque[tuple[str, str]] = deque(maxlen=_REQUESTS_MAX)
@@ -167,8 +170,10 @@ class FakeApiServer:
         return self.store.put(NODES, self.store.named(NODES, {"metadata": metadata, "spec": {}}))
 
     def add_class(self, name: str, extended_resource: str | None = None) -> Object:
-        """An operator makes a DeviceClass, which pods may request as this extended resource."""
-        spec = {} if extended_resource is None else {"extendedResourceName": extended_resource}
+        """An operator makes a DeviceClass, which pods may request as this extended resource. Without the gate the API
+        server drops its name."""
+        named = extended_resource is not None and self.extended_resources
+        spec = {"extendedResourceName": extended_resource} if named else {}
         return self.store.put(CLASSES, self.store.named(CLASSES, {"metadata": {"name": name}, "spec": spec}))
 
     def add_claim(self, claim: Object) -> Object:

@@ -15,7 +15,7 @@ import gpuactors
 from gpuactors.core.domains import config as domain_config
 from gpuactors.core.dra import config as gpu_config
 from gpuactors.core.dra.claim import Claim
-from gpuactors.decoding import DEPTH_MAX, UndecodableError, _depth, decode_json
+from gpuactors.decoding import DEPTH_MAX, UndecodableError, _depth, decode_json, without_deep
 from gpuactors.kube import errors, objects
 from gpuactors.kubelet.ledger import checkpoint_contents
 from gpuactors.ports import LedgerError
@@ -24,8 +24,8 @@ from gpuactors.ports_kube import ApiMalformed
 DRIVER, NODE = "gpu.nvidia.com", "node-1"
 PACKAGE = Path(gpuactors.__file__).parent
 
-OUTSIDE = ("kube", "kubelet")
-"""The packages whose JSON is somebody else's."""
+OUTSIDE = ("acts", "actors", "control", "host", "http", "kube", "kubelet")
+"""The packages that read files, sockets and programs."""
 
 
 def nested(levels: int, mix: bool = False) -> bytes:
@@ -45,7 +45,8 @@ def claim(driver: str, parameters: bytes) -> bytes:
 
 
 def read(body: bytes) -> Claim:
-    return objects.claim(errors.answered("read", "server", body, objects.ClaimObject), DRIVER, NODE)
+    found = errors.answered("read", "server", without_deep(body), objects.ClaimObject)
+    return objects.claim(found, DRIVER, NODE)
 
 
 @pytest.mark.parametrize("mix", [False, True])
@@ -78,23 +79,24 @@ def test_a_string_without_an_end_is_gone_through_once(end: bytes) -> None:
 
 def test_a_deep_configuration_for_us_is_a_fault_of_the_claim() -> None:
     """A prepare of it is refused, and its reason is the user's to know; it ended the daemon."""
-    found = read(claim(DRIVER, nested(400)))
-    fault = gpu_config.chosen(found)
-    assert isinstance(fault, gpu_config.ConfigFault)
-    assert "it nests deeper than 32 levels" in str(fault)
-    assert isinstance(domain_config.chosen(found), gpu_config.ConfigFault)
+    for levels in (400, 5_000):
+        found = read(claim(DRIVER, nested(levels)))
+        fault = gpu_config.chosen(found)
+        assert isinstance(fault, gpu_config.ConfigFault)
+        assert "it nests deeper than 32 levels" in str(fault)
+        assert isinstance(domain_config.chosen(found), gpu_config.ConfigFault)
 
 
 def test_the_parameters_of_other_drivers_are_not_decoded() -> None:
-    found = read(claim("other.example.com", nested(400)))
-    assert found.configs == ()
-    assert found.results is not None
+    for levels in (400, 5_000):
+        found = read(claim("other.example.com", nested(levels)))
+        assert found.configs == ()
+        assert found.results is not None
 
 
-def test_a_claim_that_nests_without_end_is_malformed() -> None:
-    for driver, levels in ((DRIVER, 700), ("other.example.com", 5_000)):
-        with pytest.raises(ApiMalformed, match=r"deeper than 512 levels\. Look at the object"):
-            read(claim(driver, nested(levels)))
+def test_an_object_that_nests_without_end_is_malformed() -> None:
+    with pytest.raises(ApiMalformed, match=r"deeper than 512 levels\. Look at the object"):
+        errors.answered("read", "server", b'{"metadata":' + nested(700) + b"}", objects.PartialObject)
 
 
 def test_an_error_that_nests_without_end_is_its_own_message() -> None:
@@ -121,6 +123,20 @@ def test_the_depth_is_that_of_the_value(value: Any) -> None:
 
     assert _depth(json.dumps(value).encode()) == deep(value)
     assert decode_json(json.dumps(value).encode(), object) == value
+
+
+@given(JSON, st.integers(1, 4))
+def test_what_nests_deeper_is_null_and_nothing_else_changes(value: Any, depth_max: int) -> None:
+    def cut(value: Any, depth: int = 1) -> Any:
+        if not isinstance(value, list | dict):
+            return value
+        if depth > depth_max:
+            return None
+        if isinstance(value, list):
+            return [cut(inner, depth + 1) for inner in value]
+        return {key: cut(inner, depth + 1) for key, inner in value.items()}
+
+    assert json.loads(without_deep(json.dumps(value).encode(), depth_max)) == cut(value)
 
 
 @given(st.binary() | st.text(alphabet='[]{}",:\\1au').map(str.encode))

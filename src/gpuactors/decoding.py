@@ -1,4 +1,5 @@
-"""JSON from outside becomes values here: the API server's answers, the parameters in a claim, kubelet's ledger file.
+"""JSON from outside becomes values here: the API server's answers, the parameters in a claim, kubelet's ledger file,
+the checkpoints of claims, the files of the state directory.
 
 Decoders are recursive. What nests deeper than they go raises RecursionError in the task that decodes, which ends the
 daemon: a claim of 4 kB that anybody may create did so. So the depth is counted first, without recursion, and whatever
@@ -29,6 +30,8 @@ _ESCAPES: Final = re.compile(
 
 _NESTING: Final = re.compile(rb"[\[{]+|[\]}]+")
 
+_STRING_OR_BRACKET: Final = re.compile(_STRING.pattern + rb"|[\[{\]}]", re.DOTALL)
+
 
 class UndecodableError(ValueError):
     """The bytes are not what they should be; the text says how, as a part of a sentence."""
@@ -50,6 +53,26 @@ def decode_json(content: bytes | msgspec.Raw, kind: type[T], depth_max: int = DE
         if whole == content:
             raise UndecodableError(str(error)) from None
     return decode_json(whole, kind, depth_max)
+
+
+def without_deep(content: bytes, depth_max: int = DEPTH_MAX) -> bytes:
+    """The content with `null` for each object and array that nests deeper. For what others may nest as they like in an
+    object that is needed: the parameters in a claim for another driver."""
+    if _opened(content) <= depth_max:
+        return content
+    kept: list[bytes] = []
+    depth = begin = 0
+    for match in _STRING_OR_BRACKET.finditer(content):
+        if match[0] in b"[{":
+            depth += 1
+            if depth == depth_max + 1:
+                kept += [content[begin : match.start()], b"null"]
+                begin = len(content)
+        elif match[0] in b"]}":
+            if depth == depth_max + 1:
+                begin = match.end()
+            depth -= 1
+    return b"".join([*kept, content[begin:]])
 
 
 def _without_half(escape: re.Match[bytes]) -> bytes:

@@ -143,6 +143,7 @@ def test_a_corrupt_one_is_set_aside_and_said_and_never_taken_for_an_empty_one(ki
         {"version": 1, "bootId": BOOT, "claims": {}, "firstDrivers": {"x": {"driver": None, "vfio": False}}},
         {"version": 1, "bootId": BOOT, "claims": {}, "firstDrivers": {A: {"driver": 1, "vfio": False}}},
         {"version": 1, "bootId": BOOT, "claims": {}, "firstDrivers": {A: {"driver": "nvidia"}}},
+        {"version": 1, "bootId": BOOT, "claims": {}, "firstDrivers": {}, "new": float("nan")},
     ],
 )
 def test_a_content_that_is_none_of_ours_is_corrupt_whatever_its_checksum(content: object) -> None:
@@ -300,6 +301,25 @@ def test_nvidias_is_read_and_never_touched() -> None:
     file(disk).write(ONE)
     assert (file(disk).read().checkpoint, disk.files[OLD]) == (ONE, THEIRS)
     assert set(disk.files) == {OLD, PATH}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [b"[" * 400 + b"]" * 400, b'{"a":' * 5000 + b"1" + b"}" * 5000, b'{"a":1e999}', rb'{"a":"\ud800","a":1}'],
+    ids=["400 levels", "5,000 levels", "a number without a value", "half of a pair, a key twice"],
+)
+def test_the_parameters_in_nvidias_are_not_decoded(parameters: bytes) -> None:
+    """A user writes them: those of one claim refused the claims of all."""
+    config = b'"config":[{"opaque":{"driver":"gpu.nvidia.com","parameters":%s}}],"results":' % parameters
+    disk = FakeDisk()
+    disk.put(OLD, THEIRS.replace(b'"results":', config))
+    assert disk.files[OLD] != THEIRS
+    theirs = file(disk).read().theirs
+    disk.put(OLD, THEIRS)
+    plain = file(disk).read().theirs
+    assert theirs is not None
+    assert plain is not None
+    assert (len(theirs.claims), theirs.claims) == (1, plain.claims)
 
 
 def test_nvidias_of_another_boot_has_no_claim_of_this_one() -> None:

@@ -89,6 +89,28 @@ async def test_an_allocated_claim_has_our_part_of_its_allocation(at: Cluster) ->
     )
 
 
+async def test_parameters_of_another_driver_that_nest_without_end_cost_the_claim_nothing(
+    at: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = at.server.add_claim(claim_object())
+    at.server.set_claim_status("default", "vm", {"allocation": ALLOCATION})
+    ask = at.client.ask
+
+    async def deep(_: ApiClient, call: Call) -> bytes:
+        return (await ask(call)).replace(
+            b'"parameters": {}', b'"parameters":{"a":%s}' % (b"[" * 5000 + b"]" * 5000)
+        )
+
+    monkeypatch.setattr(ApiClient, "ask", deep)
+    answer = await at.claims.read(claim_name(found))
+    assert isinstance(answer, Claim)
+    assert answer.results is not None
+    assert [config.parameters for config in answer.configs] == [
+        {"kind": "A", "x": (1, {"y": None})},
+        {"kind": "B"},
+    ]
+
+
 async def test_an_unallocated_claim_is_an_answer(at: Cluster) -> None:
     """So it is again when its pod has gone (claim-after-its-pod)."""
     found = at.server.add_claim(claim_object())

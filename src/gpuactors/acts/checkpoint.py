@@ -41,6 +41,7 @@ from gpuactors.core.dra.checkpoint import (
 from gpuactors.core.dra.claim import Json
 from gpuactors.core.dra.theirs import Whose, whose
 from gpuactors.core.quote import quoted
+from gpuactors.decoding import decode_json
 from gpuactors.ports import StateFileError
 
 FILE_NAME: Final = "gpuactors-checkpoint.json"
@@ -50,6 +51,10 @@ OLD_FILE_NAME: Final = "checkpoint.json"
 
 _CORRUPT: Final = f"{FILE_NAME}.corrupt-"
 _OLD_CORRUPT: Final = f"{OLD_FILE_NAME}.corrupt-"
+
+_DEPTH_MAX: Final = 128
+"""A claim's parameters have up to 32 levels, and are 6 deep in the file."""
+
 _FORM: Final = re.compile(rb'\{"checksum":"sha256:([0-9a-f]{64})","checkpoint":(\{.*\})\}\n?', re.DOTALL)
 
 
@@ -139,7 +144,7 @@ class CheckpointFile:
             return self._missing()
         try:
             boot_id, checkpoint = self._decoded(stored)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             reason = quoted(str(error), limits.QUOTED_NAME_CHARS_MAX)
             return (
                 self._set_aside(reason) if touches else self._corrupt(f"{self._path} is corrupt ({reason})")
@@ -168,7 +173,7 @@ class CheckpointFile:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _decoded(self, stored: bytes) -> tuple[str, Checkpoint]:
-        """Raises `ValueError` or `RecursionError` for a corrupt file, `CheckpointNewerError`."""
+        """Raises `ValueError` for a corrupt file, `CheckpointNewerError`."""
         if len(stored) > limits.CLAIMS_FILE_MAX_BYTES:
             raise ValueError(f"it has more than {limits.CLAIMS_FILE_MAX_BYTES:,} bytes")
         match = _FORM.fullmatch(stored)
@@ -177,7 +182,7 @@ class CheckpointFile:
         checksum, body = match[1].decode(), match[2]
         if sha256(body).hexdigest() != checksum:
             raise ValueError("its checksum is not that of its content")
-        content = _json(json.loads(body))
+        content = _json(decode_json(body, object, _DEPTH_MAX))
         version = version_of(content)
         if version > VERSION:
             raise CheckpointNewerError(

@@ -14,6 +14,8 @@ import re
 from hashlib import sha256
 from typing import Any, Final, Protocol, final
 
+import msgspec
+
 from gpuactors import limits
 from gpuactors.acts.disk import Disk
 from gpuactors.core.domains.model import ClaimedDomain, device_of
@@ -24,12 +26,48 @@ from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.dra.theirs import TheirClaim, TheirDevice
 from gpuactors.core.model import PciAddress
-from gpuactors.decoding import decode_json
+from gpuactors.decoding import decode_json, without_deep
 
 STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
 """Why a GPU that was taken over is not bound to another driver when its claim ends."""
 
+_DEPTH_MAX: Final = 64
+"""What is read of their checkpoint has 11 levels."""
+
 _NODE: Final = re.compile(rb"/dev/vfio/(?:[0-9]+|devices/vfio[0-9]+)\b")
+
+
+class _Allocated(msgspec.Struct, omit_defaults=True):
+    results: object = None
+
+
+class _Allocation(msgspec.Struct, omit_defaults=True):
+    devices: _Allocated | None = None
+
+
+class _Status(msgspec.Struct, omit_defaults=True):
+    allocation: _Allocation | None = None
+
+
+class _Claim(msgspec.Struct, rename="camel", omit_defaults=True):
+    checkpoint_state: object = msgspec.UNSET
+    namespace: object = None
+    name: object = None
+    status: _Status | None = None
+    prepared_devices: object = None
+
+
+class _Version(msgspec.Struct, rename="camel", omit_defaults=True):
+    prepared_claims: dict[str, _Claim] | None = None
+    node_boot_id: object = msgspec.field(name="nodeBootID", default=None)
+
+
+class _Checkpoint(msgspec.Struct, omit_defaults=True):
+    """What is decoded of their checkpoint. It has the parameters of each claim as its user wrote them: nobody here
+    needs them, and whatever they are costs the other claims nothing."""
+
+    v1: _Version | None = None
+    v2: _Version | None = None
 
 
 class Places(Protocol):
@@ -59,7 +97,8 @@ class TheirClaims:
     def read(self, content: bytes, boot_id: str) -> Theirs:
         """What a checkpoint of theirs says of this boot. Raises `ValueError`."""
         checksum = f"sha256:{sha256(content).hexdigest()}"
-        found = theirs.decoded(_json(decode_json(content, dict[str, Any])), self._driver)
+        known = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
+        found = theirs.decoded(_json(known), self._driver)
         if found.boot_id not in ("", boot_id):
             return Theirs(checksum, ())
         here = (c for c in found.claims if found.boot_id or self._cdi_file(c.name.uid) is not None)

@@ -20,6 +20,7 @@ import trio
 from gpuactors import limits
 from gpuactors.core.model import ResourceName
 from gpuactors.core.text import encodable
+from gpuactors.decoding import decode_json
 from gpuactors.plain_files import read_plain, replace_plain
 from gpuactors.ports import StateFileError
 
@@ -52,9 +53,9 @@ class ServedFile:
         except OSError as exc:
             raise StateFileError(f"cannot read {self._path}: {exc.strerror}") from None
         try:
-            served = json.loads(text)["resources"]
+            served = decode_json(text, dict[str, Any])["resources"]
             return {ResourceName(encodable(name)): _models(found) for name, found in served.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise StateFileError(
                 f"{self._path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written again"
             ) from None

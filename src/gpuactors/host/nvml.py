@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from collections.abc import Sequence
 from typing import Final, final
@@ -11,6 +10,7 @@ from typing import Final, final
 from gpuactors import limits
 from gpuactors.core.domains.clique import GpuFabric, Said, of_gpus
 from gpuactors.core.quote import quoted
+from gpuactors.decoding import decode_json
 from gpuactors.host.asked import AskedProgram, Late
 from gpuactors.ports import HostShortError
 from gpuactors.shortage import shortage
@@ -45,8 +45,8 @@ class NvmlClique:
             words = quoted(answer.complaint.decode(errors="replace")) or f"status {answer.status}"
             return Said(_SOURCE, why=f"does not answer ({words})")
         try:
-            return of_gpus(_SOURCE, _gpus(json.loads(answer.said)))
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return of_gpus(_SOURCE, _gpus(decode_json(answer.said, object)))
+        except (ValueError, KeyError, TypeError):
             return Said(_SOURCE, why="says nothing that can be read")
 
 

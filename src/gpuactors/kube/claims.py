@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from gpuactors.core.dra.claim import ClaimAbsent, ClaimAnswer, ClaimName, ClaimReplaced, ClaimUid
 from gpuactors.core.quote import quoted_name
+from gpuactors.decoding import without_deep
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.ports_kube import ApiRefused, ObjectRef
@@ -50,7 +51,7 @@ class KubeClaims:
             if _is_absence(exc, claim):
                 return None
             raise
-        stored = errors.answered(what, self._client.server, body, objects.ClaimObject)
+        stored = errors.answered(what, self._client.server, without_deep(body), objects.ClaimObject)
         if (stored.metadata.namespace, stored.metadata.name) != (claim.namespace, claim.name):
             raise errors.malformed(what, self._client.server, "it is about another object")
         return stored

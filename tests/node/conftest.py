@@ -1,6 +1,7 @@
 """What every test on the real node has: the fake host, the API server, the image, and the daemon as it is installed.
 
-The node is up when pytest starts, and pytest runs in its namespaces (`run.py`). One test at a time: there is one node.
+The node is up when pytest starts, and pytest runs in its namespaces (`run.py`): one test at a time. Where there are
+several nodes, a worker of pytest runs in each, and what follows the reports is done by the pytest that started them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.node.cluster import Api
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import FakeHost, opened_host
 from tests.node.node import Node
-from tests.node.run import AGAIN, FAILED
+from tests.node.run import AGAIN, FAILED, GATES
 from tests.support.patience import patient
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
@@ -39,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _gates() -> str:
-    return (Path(os.environ["K8S_DIR"]) / "run" / "set").read_text().strip()
+    return os.environ.get(GATES) or (Path(os.environ["K8S_DIR"]) / "run" / "set").read_text().strip()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -65,16 +66,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report: Any = yield
-    if report.failed:
-        _failed[item.nodeid] = None
-    if report.when == "call" or (report.when == "setup" and report.failed):
-        expected = "expected to fail: " + report.wasxfail if hasattr(report, "wasxfail") else ""
-        _rows.append((item.nodeid.removeprefix("tests/node/"), report.outcome, call.duration, expected))
     if report.when == "call" and report.failed:
         for fixture in getattr(item, "funcargs", {}).values():
             if isinstance(fixture, Node):
                 report.sections.append(("the node", fixture.what_is_there()))
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Of whichever worker. One that has ended in a scenario is reported without a time."""
+    if report.failed:
+        _failed[report.nodeid] = None
+    if report.when == "call" or (report.failed and report.when != "teardown"):
+        expected = f"expected to fail: {report.wasxfail}" if hasattr(report, "wasxfail") else ""
+        name = report.nodeid.removeprefix("tests/node/")
+        _rows.append((name, report.outcome, report.duration, expected))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

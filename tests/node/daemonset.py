@@ -22,6 +22,7 @@ from tests.deploy.chart import template
 from tests.deploy.manifests import DEPLOY
 from tests.node.cluster import PODS, Api, Object, api_server_for_pods, eventually, kubectl
 from tests.node.fake_host import HOST
+from tests.node.lane import LANE_VARIABLE
 from tests.support.patience import patient
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ OVERLAYS: Final = DEPLOY / "overlays"
 BASE: Final = DEPLOY / "base"
 CHART_NAME: Final = "chart"
 
-RENDERED: Final = CHECKOUT / "var" / "node" / "rendered"
+RENDERED: Final = CHECKOUT / "var" / "node" / f"rendered-{os.environ.get(LANE_VARIABLE, '0')}"
 """Of the overlays that are on top of those of deploy/; git-ignored."""
 
 NAMESPACE: Final = "gpuactors"

@@ -17,6 +17,7 @@ from typing import Final, final
 from gpuactors.simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
+from tests.node.lane import OWN_DIRECTORIES
 from tests.node.real_tenants import RealTenants, make_node
 from tests.node.sysfs_mount import SysfsMount
 from tests.node.uevents import broadcast
@@ -26,17 +27,6 @@ HOST: Final = Path("/run/k8s/host")
 
 BACKING: Final = Path("/run/k8s/host-files")
 """The plain files behind them."""
-
-SIDE_BY_SIDE: Final = "TEST_NODE_LANE"
-"""The variable that is set where there is more than one node."""
-
-OWN_DIRECTORIES: Final = (
-    "/var/lib/gpuactors",
-    "/run/nvidia-persistenced",
-    "/etc/kubernetes/node-feature-discovery/features.d",
-    "/lib/modules",
-)
-"""Of the machine; the node has a file system of its own there, which is empty at first."""
 
 H100: Final = "2330"
 A100: Final = "20b0"
@@ -175,16 +165,10 @@ def _sealed() -> list[Path]:
 
 @contextmanager
 def _own_directory(path: Path) -> Iterator[None]:
-    """An empty file system at `path`; directories that are made for it on the machine are removed again."""
-    made = [parent for parent in (path, *path.parents) if not parent.exists()]
+    """An empty file system at `path`."""
     path.mkdir(parents=True, exist_ok=True)
-    try:
-        with _mounted("tmpfs", "-t", "tmpfs", "-o", "mode=755", at=path):
-            yield
-    finally:
-        # The mounts of another node on this machine would go with them.
-        for directory in made if SIDE_BY_SIDE not in os.environ else ():
-            directory.rmdir()
+    with _mounted("tmpfs", "-t", "tmpfs", "-o", "mode=755", at=path):
+        yield
 
 
 @contextmanager

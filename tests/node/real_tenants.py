@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, final
 
 from gpuactors.simulation.host.tenants import Tenants
+from tests.node.lane import LANE_VARIABLE
 
 TTY_MAJOR: Final = 4
 VCS_MAJOR: Final = 7
@@ -23,7 +24,7 @@ VCS_MAJOR: Final = 7
 GROUPS: Final = range(20, 64)
 """The group numbers that a node exists for."""
 
-LANE: Final = int(os.environ.get("TEST_NODE_LANE", "0"))
+LANE: Final = int(os.environ.get(LANE_VARIABLE) or 0)
 """Which of the numbers of a terminal: for four nodes side by side on one machine."""
 
 _DEVICES: Final = ((VCS_MAJOR, 0), (VCS_MAJOR, 64), (VCS_MAJOR, 128), (TTY_MAJOR, 0))

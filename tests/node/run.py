@@ -1,7 +1,8 @@
 """`./do node`: brings a real Kubernetes node up, runs the tests of this folder on it, and takes it down again.
 
-Needs root, for namespaces, mounts and cgroups. Everything of the node is in namespaces of its own, and gone afterwards,
-whatever happens: processes, mounts, namespaces, cgroups.
+With `--lanes N` it brings up N nodes, which share the tests. Needs root, for namespaces, mounts and cgroups. Everything
+of a node is in namespaces and cgroups of its own, and gone afterwards, whatever happens: processes, mounts, namespaces,
+cgroups. What a run that was killed has left is removed by the next one.
 """
 
 from __future__ import annotations
@@ -9,25 +10,33 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import signal
-import subprocess
+import shlex
 import sys
 import tempfile
 import time
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from tests.deploy.tools import provide
+from tests.node.lane import (
+    LANE_VARIABLE,
+    MOST_LANES,
+    OWN_DIRECTORIES,
+    SYSCTLS,
+    EndedError,
+    Lane,
+    Signals,
+    lanes,
+    play_script,
+    wait,
+)  # fmt: skip
 from tests.release.image import have_image
 from tests.vm.commands import ProvisionError, need_root, run
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 DIRECTORY: Final = CHECKOUT / "var" / "node"
-CGROUPS: Final = Path("/sys/fs/cgroup")
 KIT_VARIABLE: Final = "GPUACTORS_NODE_KIT"
 DEFAULT_KIT: Final = CHECKOUT.parent / "shared" / "node"
 IMAGE_VARIABLE: Final = "TEST_NODE_IMAGE"
@@ -44,20 +53,14 @@ SETS: Final = ("A", "B")
 FAILED: Final = "failed.txt"
 """In DIRECTORY: the scenarios that have failed in the last run of pytest, a line each."""
 
+GATES: Final = "TEST_NODE_SET"
+"""Tells pytest the gates of the nodes: the one that hands the tests out runs in none of them."""
+
 AGAIN: Final = "TEST_NODE_AGAIN"
 """Set where scenarios are played once more: what their table's file is called."""
 
-LOCK: Final = Path(tempfile.gettempdir()) / f"gpuactors-node-{os.environ.get('TEST_NODE_LANE', '0')}.lock"
-FIRST_START_S: Final = 180.0
 RED: Final = 1
 """Pytest's exit code where a test has failed."""
-
-STATUS_INTERVAL: Final = "--node-status-update-frequency=1s"
-"""Ten times as often as by default: most waits of these tests are for the node's status."""
-
-
-class _EndedError(BaseException):
-    """A signal has asked for the end."""
 
 
 def kit_directory() -> Path | None:
@@ -82,157 +85,158 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./do node", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--set", choices=SETS, action="append", dest="sets", help="only with these gates")
     parser.add_argument("--keep", action="store_true", help="leave the node running, for a look at it")
+    parser.add_argument(
+        "--lanes",
+        type=int,
+        choices=range(1, MOST_LANES + 1),
+        default=1,
+        help="nodes side by side that share the tests",
+    )
     options, words = parser.parse_known_args(arguments)
     kit = kit_directory()
     if kit is None:
         print(f"./do node: {no_kit()}", file=sys.stderr)
         # Where everything has to run, what cannot is a failure.
         return 69 if os.environ.get("CI") else 0
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    try:
+        where = lanes(options.lanes, DIRECTORY)
+    except ValueError as error:
+        parser.error(str(error))
+    signals = Signals()
+    signals.install()
     try:
         need_root("./do node")
-        with _alone():
-            return _tests(kit, options.sets or SETS, words, keep=options.keep)
+        with _alone(where):
+            _end_killed(where)
+            return _Run(kit, where, signals, keep=options.keep).play(options.sets or SETS, words)
     except ProvisionError as error:
         print(f"./do node: {error}", file=sys.stderr)
         return 69
-    except (KeyboardInterrupt, _EndedError):
+    except EndedError:
         return 130
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    raise _EndedError
+class _Run:
+    """One run of `./do node`: what holds for all of its sets."""
 
+    def __init__(self, kit: Path, where: Sequence[Lane], signals: Signals, *, keep: bool) -> None:
+        self._kit = kit
+        self._lanes = where
+        self._signals = signals
+        self._keep = keep
+        self._environment = {n: value for n, value in os.environ.items() if not n.startswith("GPUACTORS_")}
 
-def _tests(kit: Path, sets: Sequence[str], words: Sequence[str], *, keep: bool) -> int:
-    began = time.monotonic()
-    node = Path(os.environ.get("TEST_NODE_DIRECTORY") or DIRECTORY / "kit")
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    run(("bash", str(kit / "install.sh"), str(node)))
-    if (kit / "domains" / "install.sh").is_file():
-        run(("bash", str(kit / "domains" / "install.sh"), str(node)))
-    provide()
-    layout = Path(os.environ.get(IMAGE_VARIABLE) or have_image().layout)
-    print(f"./do node: kit and image are there after {time.monotonic() - began:.0f} s", flush=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUACTORS_")}
-    environment |= {
-        IMAGE_VARIABLE: str(layout),
-        "K8S_KUBELET_ARGS": f"{STATUS_INTERVAL} --cgroup-root=/{_cgroup(node)}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    status = 0
-    for gates in sets:
+    def play(self, sets: Sequence[str], words: Sequence[str]) -> int:
+        """The exit code of the tests, with the gates of each set."""
+        began = time.monotonic()
+        self._install()
+        print(f"./do node: kit and image are there after {time.monotonic() - began:.0f} s", flush=True)
+        self._signals.at_once = False
         chosen = () if any(word.startswith("tests/node") for word in words) else ("tests/node",)
-        with _node(node, gates, environment, keep=keep):
-            code = _pytest(node, environment, (*chosen, *words))
-        if (
-            code == RED
-            and os.environ.get("CI")
-            and (failed := (DIRECTORY / FAILED).read_text().split("\n")[:-1])
-        ):
-            # Kubelet tries some things again after 90 s, and a machine of CI may be busy: what fails twice is wrong.
-            print(f"./do node: failed, once more on a fresh node: {', '.join(failed)}", flush=True)
-            with _node(node, gates, environment, keep=False):
-                code = _pytest(node, environment | {AGAIN: "-again"}, failed)
-        # 5: no test of this set was chosen.
-        status = status or (0 if code == 5 and words else code)
-    print(f"./do node: {time.monotonic() - began:.0f} s", flush=True)
-    return status
+        status = 0
+        for gates in sets:
+            self._environment[GATES] = gates
+            with self._up(self._lanes, gates, keep=self._keep):
+                code = self._pytest(self._lanes, (*chosen, *words))
+            if code == RED and os.environ.get("CI") and (failed := _failed()):
+                # Kubelet tries some things again after 90 s, and a machine of CI may be busy: what fails twice
+                # is wrong.
+                print(f"./do node: failed, once more on a fresh node: {', '.join(failed)}", flush=True)
+                with self._up(self._lanes[:1], gates, keep=False):
+                    code = self._pytest(self._lanes[:1], failed, {AGAIN: "-again"})
+            # 5: no test of this set was chosen.
+            status = status or (0 if code == 5 and words else code)
+        print(f"./do node: {time.monotonic() - began:.0f} s", flush=True)
+        return status
+
+    def _install(self) -> None:
+        for lane in self._lanes:
+            lane.install(self._kit, self._lanes[0])
+        provide()
+        layout = Path(os.environ.get(IMAGE_VARIABLE) or have_image().layout)
+        self._environment |= {IMAGE_VARIABLE: str(layout), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    @contextmanager
+    def _up(self, where: Sequence[Lane], gates: str, *, keep: bool) -> Iterator[None]:
+        """The nodes, up. Taken down with all their state, and checked for what they have left."""
+        mounts = _mounts()
+        namespaces: frozenset[str] = frozenset()
+        with _own_directories():
+            try:
+                self._end(where)  # what a killed run has left
+                began = time.monotonic()
+                self._start(where, gates)
+                print(
+                    f"./do node: {len(where)} up with set {gates} after {time.monotonic() - began:.1f} s",
+                    flush=True,
+                )
+                namespaces = frozenset().union(*(lane.namespaces() for lane in where))
+                yield
+            finally:
+                if keep:
+                    for lane in where:
+                        print(
+                            f"./do node: the node runs on; {lane.program} bash enters it, "
+                            f"{lane.directory}/down.sh --wipe ends it"
+                        )
+                else:
+                    self._end(where)
+                    _check_nothing_is_left(where, mounts, namespaces)
+
+    def _end(self, where: Sequence[Lane]) -> None:
+        for lane in where:
+            lane.end(self._environment)
+
+    def _start(self, where: Sequence[Lane], gates: str) -> None:
+        sysctls = run(("sysctl", "-e", *SYSCTLS))
+        for lane in where:
+            lane.prepare()
+            lane.keep_sysctls(sysctls)
+        play_script(where, ("up.sh", "--set", gates), self._environment, self._signals)
+
+    def _pytest(
+        self, where: Sequence[Lane], words: Sequence[str], more: Mapping[str, str] | None = None
+    ) -> int:
+        """The exit code of the tests. Of one node, pytest runs in it; otherwise it has a worker in each."""
+        first = where[0]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        if len(where) == 1:
+            command = [str(first.program), *command]
+        else:
+            command += ["--dist", "worksteal"]
+            for lane in where:
+                command += ["--tx", f"popen//python={shlex.join((str(lane.program), sys.executable))}"]
+        environment = {**self._environment, **(more or {})}
+        return wait(first.start((*command, *words), environment), None, self._signals)
 
 
-def _pytest(node: Path, environment: dict[str, str], words: Sequence[str]) -> int:
-    """The exit code of the tests, played inside the node's namespaces."""
-    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words)
-    script = '. "$0/env.sh"; exec "$@"'
-    return subprocess.run(
-        (str(node / "in.sh"), "bash", "-c", script, str(node), *command),
-        cwd=CHECKOUT, env=environment, stdin=subprocess.DEVNULL, check=False,
-    ).returncode  # fmt: skip
+def _failed() -> list[str]:
+    """The scenarios that have failed in the last run of pytest."""
+    return (DIRECTORY / FAILED).read_text().splitlines()
 
 
 @contextmanager
-def _node(directory: Path, gates: str, environment: dict[str, str], *, keep: bool) -> Iterator[None]:
-    """The node, up. Taken down with all its state, and checked for what it has left."""
-    before = _mounts()
-    _script(directory, "down.sh", "--wipe", environment=environment)  # what a killed run has left
+def _own_directories() -> Iterator[None]:
+    """Directories that nodes mount file systems at. Those that are made for them are removed again."""
+    made: list[Path] = []
+    for path in map(Path, OWN_DIRECTORIES):
+        made += [parent for parent in (path, *path.parents) if not parent.exists()]
+        path.mkdir(parents=True, exist_ok=True)
     try:
-        _make_cgroups(_cgroup(directory))
-        began = time.monotonic()
-        said = _script(directory, "up.sh", "--set", gates, environment=environment)
-        print(
-            f"./do node: {said.strip().splitlines()[-1]} after {time.monotonic() - began:.1f} s", flush=True
-        )
         yield
     finally:
-        if keep:
-            print(
-                f"./do node: the node runs on; {directory}/in.sh bash enters it, {directory}/down.sh --wipe ends it"
-            )
-        else:
-            _script(directory, "domains/down-domains.sh", "--wipe", environment=environment, check=False)
-            _script(directory, "down.sh", "--wipe", environment=environment)
-            _remove_cgroups(_cgroup(directory))
-            _check_nothing_is_left(directory, before)
+        # The mounts of another run on this machine would go with them.
+        for directory in made if LANE_VARIABLE not in os.environ else ():
+            directory.rmdir()
 
 
-def _script(
-    directory: Path, script: str, *words: str, environment: dict[str, str], check: bool = True
-) -> str:
-    if not (directory / script).is_file():
-        return ""
-    # Not in our process group: Ctrl-C ends the tests, and must not end what cleans up after them.
-    done = subprocess.run(
-        (str(directory / script), *words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env=environment, timeout=FIRST_START_S, check=False, start_new_session=True,
-    )  # fmt: skip
-    if check and done.returncode != 0:
-        raise ProvisionError(f"{script} {' '.join(words)} failed:\n{done.stdout.strip()}")
-    return done.stdout
-
-
-def _cgroup(directory: Path) -> str:
-    """Kubelet's --cgroup-root: another kubelet on this machine ends the processes of pods that it does not know."""
-    return f"gpuactors-node-{zlib.crc32(str(directory).encode()):08x}"
-
-
-def _make_cgroups(name: str) -> None:
-    """In each hierarchy of version 1, or in the one of version 2. Kubelet makes none of its root."""
-    for hierarchy in _hierarchies():
-        cgroup = hierarchy / name
-        cgroup.mkdir(exist_ok=True)
-        for setting in (
-            "cpuset.cpus",
-            "cpuset.mems",
-        ):  # empty at first in version 1, and nothing runs with that
-            if (cgroup / setting).is_file() and not (cgroup / setting).read_text().strip():
-                (cgroup / setting).write_text((hierarchy / setting).read_text())
-
-
-def _remove_cgroups(name: str) -> None:
-    for hierarchy in _hierarchies():
-        for directory, _, _ in os.walk(hierarchy / name, topdown=False):
-            with suppress(OSError):  # said by the check for what is left
-                os.rmdir(directory)
-
-
-def _hierarchies() -> list[Path]:
-    if (CGROUPS / "cgroup.controllers").is_file():
-        return [CGROUPS]
-    return [path for path in CGROUPS.iterdir() if (path / "cgroup.procs").is_file()]
-
-
-def _check_nothing_is_left(directory: Path, mounts_before: frozenset[str]) -> None:
-    """Raises ProvisionError that names a process, mount or cgroup of the node."""
+def _check_nothing_is_left(
+    where: Sequence[Lane], mounts_before: frozenset[str], namespaces: frozenset[str]
+) -> None:
+    """Raises ProvisionError that names a process, mount or cgroup of the nodes."""
     left = [f"mount {mount}" for mount in sorted(_mounts() - mounts_before)]
-    for name in (entry for entry in os.listdir("/proc") if entry.isdigit()):
-        try:
-            program = os.readlink(f"/proc/{name}/exe")
-        except OSError:
-            continue
-        if program.startswith(f"{directory}/"):
-            left.append(f"process {name} ({program})")
-    left += [f"cgroup {cgroup}" for cgroup in CGROUPS.glob(f"**/{_cgroup(directory)}")]
+    for lane in where:
+        left += lane.left_behind(namespaces)
     if left:
         raise ProvisionError("the node has left something behind: " + ", ".join(left))
 
@@ -243,15 +247,30 @@ def _mounts() -> frozenset[str]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """One node at a time on this machine."""
-    with LOCK.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("./do node: waiting for another run to end", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+def _alone(where: Sequence[Lane]) -> Iterator[None]:
+    """One run at a time in each lane of this machine."""
+    with ExitStack() as stack:
+        for lane in where:
+            lock = stack.enter_context(_lock(lane).open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("./do node: waiting for another run to end", flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _end_killed(where: Sequence[Lane]) -> None:
+    """Ends what a killed run has left in the lanes that this run does not use: it may have had more of them."""
+    for lane in lanes(MOST_LANES - where[0].number, DIRECTORY)[len(where) :]:
+        with _lock(lane).open("w") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lane.is_there():
+                lane.end(os.environ)
+
+
+def _lock(lane: Lane) -> Path:
+    return Path(tempfile.gettempdir()) / f"gpuactors-node-{lane.number}.lock"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from tests.mutations.mutations import Mutation
 
 EVERY_CALL: Final = "tests/simulation/test_every_call_fails.py"
 BUGS: Final = f"{EVERY_CALL}::test_every_call_of_an_actor_fails_once_by_a_bug"
-EIO: Final = f"{EVERY_CALL}::test_every_call_of_an_adaptor_fails_once[EIO]"
+EIO: Final = f"{EVERY_CALL}::test_every_call_of_an_adaptor_fails_once[EIO-claims]"
 READER: Final = "tests/host/test_reader.py"
 APP: Final = "tests/test_app.py"
 

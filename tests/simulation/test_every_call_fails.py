@@ -3,7 +3,7 @@
 Nothing is drawn: in a life each kind of call that is made raises the first time that it is made, a life for each errno.
 So each act and each read is begun anew until it has failed at each of its calls. `python -m
 tests.simulation.test_every_call_fails [EIO …]` plays each pair of a call and an errno in a life of its own, which takes
-half an hour.
+an hour and more. One life has claims of GPUs, one compute domains.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors.simulation.histories.claims import CLAIMS
+from gpuactors import ports, ports_kube
+from gpuactors.simulation.histories.claims import CLAIMS, ClaimsNode
+from gpuactors.simulation.histories.domains import DOMAINS, DomainsNode
 from gpuactors.simulation.histories.play import _memory_directory, _pinned
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import MODEL, MODELS, World, open_world
 from gpuactors.simulation.kubelet.dra import worker
 from gpuactors.simulation.kubelet.values import KubeletView, Phase
-from tests.support.strikes import OF_ACTORS, OF_ADAPTORS, Call, Methods, Strikes, striking
+from tests.support.strikes import OF_ACTORS, OF_ADAPTORS, PORTS, Call, Methods, Strikes, striking
 
 NUMBERS: Final = (
     errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.ENODEV,
     errno.ENOENT, errno.EROFS, errno.ESTALE,
 )  # fmt: skip
+
+ROOT: Final = Path(__file__).parents[2]
 
 RESOURCE: Final = MODELS[MODEL]
 BOUND_LATE: Final = 3
@@ -62,8 +66,14 @@ class Played:
 
 
 def play(
-    methods: Methods, error: Callable[[], Exception], *, system: bool, only: Call | None = None
+    methods: Methods,
+    error: Callable[[], Exception],
+    *,
+    system: bool,
+    only: Call | None = None,
+    of: int = CLAIMS,
 ) -> Played:
+    """`of`: what the daemon serves beside the device plugin, claims of GPUs or compute domains."""
     played = Played()
     with (
         tempfile.TemporaryDirectory(prefix="gpuactors-", dir=_memory_directory()) as name,
@@ -72,15 +82,15 @@ def play(
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(worker, "PREPARE_AGAIN_S", PREPARE_AGAIN_S)
-        trio.run(_live, Path(name), strikes, played, clock=MockClock(autojump_threshold=0))
+        trio.run(_live, Path(name), of | 1, strikes, played, clock=MockClock(autojump_threshold=0))
         played.calls, played.struck, played.log = strikes.calls, strikes.struck, tail.complaints
     return played
 
 
-async def _live(root: Path, strikes: Strikes, played: Played) -> None:
+async def _live(root: Path, seed: int, strikes: Strikes, played: Played) -> None:
     """Pods come and go, by the device plugin and with a claim, until no call has raised for a whole round."""
     with trio.fail_after(PATIENCE_S):
-        async with open_world(root, CLAIMS | 1, Trace(keep=False)) as world:
+        async with open_world(root, seed, Trace(keep=False)) as world:
             struck, number = -1, 0
             while struck != strikes.struck:
                 struck, number = strikes.struck, number + 1
@@ -96,8 +106,13 @@ def _has_begun(pod: str, view: KubeletView) -> bool:
 
 async def _round(world: World, number: int) -> None:
     kubelet, claimed = world.kubelet, f"claimed-{number}"
-    assert world.claims is not None
-    world.claims.allocate(claimed, [world.address(BOUND_LATE)])
+    match world.dra:
+        case ClaimsNode() as node:
+            node.allocate(claimed, [world.address(BOUND_LATE)])
+        case DomainsNode() as node:
+            node.allocate(claimed, next(iter(node.domains.values())), node.channel_names()[0])
+        case _:
+            raise AssertionError("it serves no claims")
     kubelet.submit(claimed, {}, uses=(claimed,))
     attempt = 0
     while True:  # a pod whose Allocate was refused has failed, and its controller makes another one
@@ -113,37 +128,92 @@ async def _round(world: World, number: int) -> None:
     for name in (vm, claimed):
         kubelet.delete(name)
     await kubelet.until(lambda v: not v.pods and v.resources[RESOURCE].free == 3)
-    while not world.claims.is_on_host_driver(world.address(BOUND_LATE)):  # noqa: ASYNC110 -- the kernel tells nobody
+    while world.claims is not None and not world.claims.is_on_host_driver(world.address(BOUND_LATE)):  # noqa: ASYNC110 -- the kernel tells nobody
         await trio.sleep(1)
 
 
+LIVES: Final = pytest.mark.parametrize("of", [CLAIMS, DOMAINS], ids=["claims", "domains"])
+
+
+@LIVES
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
-def test_every_call_of_an_adaptor_fails_once(number: int) -> None:
+def test_every_call_of_an_adaptor_fails_once(number: int, of: int) -> None:
     """Issue 24, 2: an OSError at the wrong call ended the daemon, and every start after it."""
-    played = play(OF_ADAPTORS, partial(os_error, number), system=True)
+    played = play(OF_ADAPTORS, partial(os_error, number), system=True, of=of)
     print(f"{len(played.calls)} calls have raised {errno.errorcode[number]}")
     assert (played.problems, played.log) == ([], ())
     assert played.struck == len(played.calls) > 100
 
 
+@LIVES
 @pytest.mark.parametrize("bug", [RecursionError, KeyError, ValueError])
-def test_every_call_of_an_actor_fails_once_by_a_bug(bug: type[Exception]) -> None:
+def test_every_call_of_an_actor_fails_once_by_a_bug(bug: type[Exception], of: int) -> None:
     """Issue 24, 1: a claim that nests too deep ended the daemon, whoever had decoded it."""
-    played = play(OF_ACTORS, lambda: bug("a bug"), system=False)
+    played = play(OF_ACTORS, lambda: bug("a bug"), system=False, of=of)
     print(f"{len(played.calls)} calls have raised {bug.__name__}")
     assert played.problems == []
     assert played.struck == len(played.calls) == len(played.log) > 10
-    assert all('"event": "actor.failed"' in line for line in played.log)
+    restarted = [line for line in played.log if '"event": "actor.failed"' not in line]
+    assert len(restarted) == 1
+    assert '"actor": "checkpoint_keeper' in restarted[0], "nobody knows what is on disk: it begins anew"
+
+
+NOT_MADE: Final = {
+    "KubeClaims.reserved_for",  # with Events only
+    "KubeSlices.delete",  # of slices that are too many
+    "StoredFiles.clear_mounted",  # after a boot
+}
+
+
+def test_both_lives_together_make_every_call_in_the_tables() -> None:
+    tables = {**OF_ADAPTORS, **OF_ACTORS}
+    lives = (play(tables, Exception, system=False, only=(), of=of) for of in (CLAIMS, DOMAINS))
+    made = {call[0] for played in lives for call in played.calls}
+    assert made | NOT_MADE == {f"{of.__name__}.{name}" for of, names in tables.items() for name in names}
+
+
+ELSEWHERE: Final[dict[type, str]] = {
+    ports.UeventSource: "tests/actors/test_udev_watcher.py",
+    ports.Kubelet: "tests/actors/test_plugin.py",
+    ports.Endpoint: "tests/actors/test_plugin.py",
+    ports.OwnSockets: "tests/http/test_endpoints.py",
+    ports.ClaimsKubelet: "tests/actors/test_claims_plugin.py",
+    ports.ClaimsEndpoint: "tests/actors/test_claims_plugin.py",
+    ports.Successor: "tests/actors/test_relay.py",
+    ports.Control: "tests/actors/test_hand_over.py",
+    ports.HeldControl: "tests/actors/test_hand_over.py",
+    ports.FeatureFile: "tests/actors/test_feature_keeper.py",
+    ports.TouchedFiles: "tests/actors/test_cdi_watcher.py",
+    ports.Journal: "tests/observe/test_journal.py",
+    ports_kube.EventApi: "tests/actors/test_event_poster.py",
+    ports_kube.DeviceClassApi: "tests/actors/test_class_reader.py",
+}
+"""Where the failures of the other ports are tried: sockets, watches, and what a node in memory lacks."""
+
+OF_THE_CORE: Final = {ports.Caller, ports.ClaimCaller}
+"""They call the daemon."""
+
+
+def test_the_failures_of_every_port_are_tried() -> None:
+    found = {
+        port
+        for module in (ports, ports_kube)
+        for port in vars(module).values()
+        if getattr(port, "_is_protocol", False) and port.__module__ == module.__name__
+    }
+    assert found == {*PORTS.values(), *ELSEWHERE, *OF_THE_CORE}
+    assert {path for path in ELSEWHERE.values() if not (ROOT / path).is_file()} == set()
 
 
 def _all_pairs() -> int:
-    calls = sorted(play(OF_ADAPTORS, Exception, system=True, only=()).calls)
+    lives = {of: play(OF_ADAPTORS, Exception, system=True, only=(), of=of).calls for of in (CLAIMS, DOMAINS)}
+    calls = [(call, of) for of, made in lives.items() for call in sorted(made)]
     failed = 0
     numbers = [getattr(errno, name) for name in sys.argv[1:]] or NUMBERS
-    for call in calls:
+    for call, of in calls:
         for number in numbers:
             try:
-                played = play(OF_ADAPTORS, partial(os_error, number), system=True, only=call)
+                played = play(OF_ADAPTORS, partial(os_error, number), system=True, only=call, of=of)
                 wrong = [*played.problems, *played.log]
                 if played.struck != 1:
                     wrong.append("it was not made")

@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import builtins
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType, ModuleType
 from typing import Any, Final, final
 
 import pytest
 
+from gpuactors import host, plain_files, ports, ports_kube
 from gpuactors.acts.apart import StoredCheckpoint, StoredFiles
+from gpuactors.acts.disk import Disk
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.host import boot, faults, group, modules, procfs, sysfs, use
+from gpuactors.acts.writes import Writes
+from gpuactors.host.imex import InlineImex
 from gpuactors.kube.claims import KubeClaims
+from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.simulation.disk.disk import FakeDisk
-from gpuactors.simulation.memory import acts, host, kube, kubelet, served
+from gpuactors.simulation.memory import acts, kube, kubelet, served
+from gpuactors.simulation.memory.host import FaultyReader, FaultyUse
 
 Call = tuple[str, ...]
 """What is called, and the functions from which: `("open", "sysfs._read", "sysfs._attribute", …)`."""
@@ -32,56 +39,57 @@ Call = tuple[str, ...]
 _DEPTH: Final = 3
 """How many functions tell one call from another: `_read` is called for vendor, device and class."""
 
-_OF_THE_SYSTEM: Final = ("open", "read", "listdir", "readlink", "stat")
+_NO_CALLS: Final = ("close", "fsdecode", "fsencode", "fspath", "major", "makedev", "minor", "uname")
+"""Of `os`: what asks the system nothing, or cannot be undone by an error (man 2 close)."""
 
-_HOST: Final[tuple[ModuleType, ...]] = (boot, faults, group, modules, procfs, sysfs, use)
+_HOST: Final[tuple[ModuleType, ...]] = (
+    plain_files,
+    *(import_module(f"{host.__name__}.{found.name}") for found in pkgutil.iter_modules(host.__path__)),
+)
 
 Methods = Mapping[type, tuple[str, ...]]
 
+
+def _of_class(outside: type) -> tuple[str, ...]:
+    """Its methods, without its properties."""
+    return tuple(name for name, value in vars(outside).items() if callable(value) and name[0] != "_")
+
+
 OF_ADAPTORS: Final[Methods] = {
-    FakeDisk: (
-        "read",
-        "names",
-        "make_directory",
-        "remove_directory",
-        "write",
-        "sync",
-        "rename",
-        "unlink",
-        "sync_directory",
-    ),
-    acts._Act: ("write", "read", "at_the_end"),
-    kubelet._MemoryKubeletIo: (
-        "watch",
-        "names",
-        "directory",
-        "bind",
-        "bind_plugin",
-        "watch_plugins",
-        "dial",
+    FakeDisk: _of_class(Disk),
+    acts._Act: _of_class(Writes),
+    kubelet._MemoryKubeletIo: tuple(
+        name for name in _of_class(kubelet._MemoryKubeletIo) if name not in ("socket_file", "dial_plugin")
     ),
     kubelet._MemoryLedgerIo: ("dial", "read_file"),
     kubelet._Changes: ("read",),
     kube.MemoryApiServer: ("connect",),
 }
-"""What an adaptor calls, beside the system's own: it makes a sentence of each `OSError`."""
+"""What an adaptor calls, beside the system's own: it makes a sentence of each `OSError`. `socket_file` raises none, and
+`dial_plugin` is of a hand-over (tests/kubelet/dra/test_successor.py)."""
 
-OF_ACTORS: Final[Methods] = {
-    host.FaultyReader: ("scan", "inspect"),
-    host.FaultyUse: ("observe",),
-    KubeletLedger: ("read",),
-    SysfsBinder: ("bring",),
-    StoredCheckpoint: ("read",),
-    StoredFiles: ("found", "write", "remove"),
-    KubeClaims: ("read",),
-    KubeNode: ("read",),
-    KubeSlices: ("create", "update", "delete", "follow"),
-    served.MemoryServed: ("read", "write"),
+PORTS: Final[Mapping[type, type]] = {
+    FaultyReader: ports.HostReader,
+    FaultyUse: ports.UseReader,
+    InlineImex: ports.ImexReader,
+    KubeletLedger: ports.LedgerReader,
+    SysfsBinder: ports.DriverBinder,
+    StoredCheckpoint: ports.CheckpointStore,
+    StoredFiles: ports.ClaimFileStore,
+    KubeClaims: ports_kube.ClaimApi,
+    KubeDomains: ports_kube.DomainApi,
+    KubeNode: ports_kube.NodeApi,
+    KubeSlices: ports_kube.SliceApi,
+    served.MemoryServed: ports.ServedResources,
 }
+"""The ports of which an actor makes requests, by what is there for them in a node in memory."""
+
+OF_ACTORS: Final[Methods] = {outside: _of_class(port) for outside, port in PORTS.items()}
 """What an actor calls: a port raises its own error, and anything else is a bug."""
 
 _PROGRAM: Final = f"{os.sep}gpuactors{os.sep}"
 _SIMULATION: Final = f"{_PROGRAM}simulation{os.sep}"
+_MEMORY: Final = f"{_SIMULATION}memory{os.sep}"
 
 
 @final
@@ -107,18 +115,16 @@ class Strikes:
 
 
 def _of(what: str, frame: FrameType | None) -> Call | None:
+    """Between the functions of the program libraries may stand, and around the innermost one what plays the system in
+    memory."""
     places: list[str] = []
     while frame is not None and len(places) < _DEPTH:
-        code = frame.f_code
-        if _PROGRAM not in code.co_filename:
-            break
-        if _SIMULATION in code.co_filename:
-            if not places:
-                return None
-            break
-        places.append(
-            f"{os.path.basename(code.co_filename).removesuffix('.py')}.{code.co_name}:{frame.f_lineno}"
-        )
+        path = frame.f_code.co_filename
+        if _PROGRAM in path and (places or _MEMORY not in path):
+            if _SIMULATION in path:
+                break
+            name = os.path.basename(path).removesuffix(".py")
+            places.append(f"{name}.{frame.f_code.co_name}:{frame.f_lineno}")
         frame = frame.f_back
     return (what, *places) if places else None
 
@@ -127,11 +133,12 @@ class _System:
     """`os`, whose calls can be struck."""
 
     def __init__(self, strikes: Strikes) -> None:
-        for name in _OF_THE_SYSTEM:
-            setattr(self, name, _struck(strikes, name, getattr(os, name)))
+        self._strikes = strikes
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
+        found = getattr(os, name)
+        is_call = callable(found) and not isinstance(found, type) and name not in _NO_CALLS
+        return _struck(self._strikes, name, found) if is_call else found
 
 
 def _struck(strikes: Strikes, name: str, real: Callable[..., Any]) -> Callable[..., Any]:

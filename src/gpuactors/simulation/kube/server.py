@@ -145,7 +145,7 @@ class FakeApiServer:
         strangers: Mapping[str, str] | None = None,
         seed: int = 0,
     ) -> None:
-        """`device_taints` and `extended_resources`: the gates DRADeviceTaints and DRAExtendedResource. `tokens`: clients
+        """`device_taints`, `extended_resources`: the gates DRADeviceTaints and DRAExtendedResource. `tokens`: clients
         with these may do everything. `strangers`: the user names of clients that may do nothing, by token. Without
         `tokens` every client may do everything."""
         self.store = Store(seed)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import betterproto2
+import msgspec
 import trio
 from grpclib import GRPCError
 
@@ -33,72 +34,66 @@ from gpuactors.core.domains.model import DomainUid
 from gpuactors.core.dra import config as gpu_config
 from gpuactors.core.dra.checkpoint import Checkpoint, encoded
 from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid
+from gpuactors.doctor.settings import of_daemon
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.host import pci_ids
-from gpuactors.host.imex import character_majors
-from gpuactors.host.modules import best
-from gpuactors.host.procfs import pod_uid
-from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.http import serve
 from gpuactors.kube import errors
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient, Call
-from gpuactors.kube.config import from_kubeconfig
+from gpuactors.kube.config import AccessError, FileAccess, Server, from_kubeconfig
 from gpuactors.kube.device_classes import KubeDeviceClasses
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.events import KubeEvents
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
+from gpuactors.kube.tls import tls_context
 from gpuactors.kube.watch import Watch, _Place
 from gpuactors.kubelet import translate
 from gpuactors.kubelet.ledger import checkpoint_contents, listed_contents
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_pb
 from gpuactors.kubelet.pb.podresources import v1 as resources_pb
+from gpuactors.observe.journal_format import (
+    FORMAT,
+    AgainLine,
+    EventReader,
+    FormatError,
+    Header,
+    LineWriter,
+    StateLine,
+    StepLine,
+    header_line,
+    read_line,
+    read_state,
+)
 from gpuactors.ports import HostError, LedgerError, PortError, StateFileError
 from gpuactors.ports_http import HttpAnswer, HttpRequest
 from gpuactors.ports_kube import ApiError, EventNote, ObjectRef
+from gpuactors.replay.play import _effects
 from gpuactors.simulation.disk.disk import FakeDisk
 from tests.core.builders import Core, audio, gpu
-from tests.fuzz_decoders.damage import Damage, of_bytes, of_json
+from tests.fuzz_decoders.damage import of_bytes, of_json
+from tests.fuzz_decoders.decoder import Decoder, Stream, at_once, sentence
+from tests.fuzz_decoders.host import of_host
+from tests.observe.recording import story
 from tests.support import nvidia_checkpoint as nvidia
-
-T = TypeVar("T")
 
 RECORDED: Final = Path(__file__).parents[1] / "kube" / "recorded"
 UID: Final = "0f1e2d3c-0000-4000-8000-000000000001"
 DRIVER, NODE, SERVER = "gpu.nvidia.com", "node-1", "https://192.0.2.1:6443"
 
 
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """One place where bytes become values."""
-
-    name: str
-    inputs: tuple[bytes, ...]
-    """Real ones."""
-    decode: Callable[[bytes], object]
-    """Everything that is made of them before a decision is."""
-    errors: tuple[type[Exception], ...] = ()
-    """Its own."""
-    damage: Damage = of_json
-    weight: int = 10
-    """How often, in comparison with the others."""
-
-
 def decoders(directory: Path) -> tuple[Decoder, ...]:
     """All of them; those of a file's content have the file in `directory`."""
-    return (*_api_server(), *_kubelet(), *_own_files(directory), *_settings(directory), *_host(), *_callers())
-
-
-def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return cast("T", done.value)
-    coroutine.close()
-    raise AssertionError("it waits for something")
+    return (
+        *_api_server(),
+        *_kubelet(),
+        *_own_files(directory),
+        *_settings(directory),
+        *of_host(directory),
+        *_callers(),
+    )
 
 
 # --- the API server -------------------------------------------------------------------------------------------
@@ -164,12 +159,12 @@ def _claim_object(parameters: object, *, device: str = _RESULT["device"]) -> byt
 
 def _claim(body: bytes) -> None:
     claims = KubeClaims(_client(body), DRIVER, NODE)
-    found = _at_once(claims.read(_NAME))
+    found = at_once(claims.read(_NAME))
     if isinstance(found, Claim):
-        _sentence(gpu_config.chosen(found))
-        _sentence(domain_config.chosen(found))
+        sentence(gpu_config.chosen(found))
+        sentence(domain_config.chosen(found))
         repr(found).encode()
-    _at_once(claims.reserved_for(_NAME))
+    at_once(claims.reserved_for(_NAME))
 
 
 def _parameters(content: bytes) -> None:
@@ -179,7 +174,7 @@ def _parameters(content: bytes) -> None:
 
 
 def _slices(body: bytes) -> None:
-    _at_once(KubeSlices(_client(body), DRIVER, NODE)._list())
+    at_once(KubeSlices(_client(body), DRIVER, NODE)._list())
 
 
 def _slice(body: bytes) -> None:
@@ -196,12 +191,12 @@ def _watched(line: bytes) -> None:
 
 def _refused(body: bytes) -> None:
     for status in (403, 500):
-        _sentence(errors.refused("read", SERVER, errors.refusal(status, body, body)))
+        sentence(errors.refused("read", SERVER, errors.refusal(status, body, body)))
 
 
 def _event(body: bytes) -> None:
     about = ObjectRef("Pod", "default", "vm", UID)
-    assert _at_once(KubeEvents(_client(body), NODE).tell(EventNote(about, "R", "m", 2, 0.0, 1.0))) > 0
+    assert at_once(KubeEvents(_client(body), NODE).tell(EventNote(about, "R", "m", 2, 0.0, 1.0))) > 0
 
 
 def _json(value: object) -> bytes:
@@ -247,25 +242,25 @@ def _api_server() -> tuple[Decoder, ...]:
         Decoder(
             "node",
             _recorded("node-get-metadata-only"),
-            lambda b: _at_once(KubeNode(_client(b), NODE).read()),
+            lambda b: at_once(KubeNode(_client(b), NODE).read()),
             own,
         ),
         Decoder(
             "compute domains",
             (_DOMAINS,),
-            lambda b: _at_once(KubeDomains(_client(b)).find_domain(DomainUid(UID))),
+            lambda b: at_once(KubeDomains(_client(b)).find_domain(DomainUid(UID))),
             own,
         ),
         Decoder(
             "clique",
             (_CLIQUE,),
-            lambda b: _at_once(KubeDomains(_client(b)).read_clique(DomainUid(UID), "c.1", "n")),
+            lambda b: at_once(KubeDomains(_client(b)).read_clique(DomainUid(UID), "c.1", "n")),
             own,
         ),
         Decoder(
             "device classes",
             (_CLASSES,),
-            lambda b: _at_once(KubeDeviceClasses(_client(b)).list_classes()),
+            lambda b: at_once(KubeDeviceClasses(_client(b)).list_classes()),
             own,
         ),
         Decoder("error body", _recorded("claim-missing", "forbidden-anonymous", "slice-put-stale"), _refused),
@@ -460,9 +455,36 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
         Decoder("NVIDIA's checkpoint.json", _THEIRS, _nvidias_checkpoint, (StateFileError,)),
         Decoder("CDI file", (_CDI, _METADATA), _cdi, (StateFileError,)),
         Decoder("served.json", (_json({"resources": {"n/H100": ["10de:2330"]}}),), served, (StateFileError,)),
+        Decoder("journal", _lines(), _journal, (FormatError,), weight=5),
         Decoder(
             "lock of a write", (b"1795348800 write 2f7379732f78 3030", b"17 read 2f73"), _noted, (), of_bytes
         ),
+    )
+
+
+def _journal(content: bytes) -> None:
+    """A line of a journal, as a replay reads it after a state."""
+    line = read_line(content)
+    if isinstance(line, StateLine):
+        read_state(line)
+    elif isinstance(line, StepLine):
+        EventReader().event(line)
+        _effects(bytes(line.effects))
+    elif isinstance(line, AgainLine):
+        max(line.times())
+
+
+def _lines() -> tuple[bytes, ...]:
+    """Of each kind one that the daemon's own code has written."""
+    steps, writer = story(events=60).steps, LineWriter()
+    by_event = {type(step.event): step for step in steps}
+    header = Header(FORMAT, "0.1.0", "f00d", 1, "boot", 4711, "2026-11-21T06:15:57+00:00", 12.5, NODE)
+    again = AgainLine(12.6, "TPT", (0.0011, 1.9994), "0011223344556677")
+    return (
+        header_line(header),
+        writer.state_line(steps[-1].before, 1.0, 0),
+        msgspec.json.encode(again),
+        *(LineWriter().step_line(step) for step in by_event.values()),
     )
 
 
@@ -478,6 +500,22 @@ def _real_checkpoints() -> tuple[bytes, ...]:
 # --- settings -------------------------------------------------------------------------------------------------
 
 
+_CA: Final = b"""\
+-----BEGIN CERTIFICATE-----
+MIIBjzCCATWgAwIBAgIUOsYnu8/yG/IJYmNnMpcPXUwgo7kwCgYIKoZIzj0EAwIw
+IzESMBAGA1UECgwJZ3B1YWN0b3JzMQ0wCwYDVQQLDARmdXp6MCAXDTAwMDEwMTAw
+MDAwMFoYDzMwMDAwMTAxMDAwMDAwWjAjMRIwEAYDVQQKDAlncHVhY3RvcnMxDTAL
+BgNVBAsMBGZ1enowWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAAS5Om6jUG4Yrevr
+MYJUJnVUbfPZ+USv7tM7eVhEHsQjJ9P9YhR5vFRz/hikIy3GKlD3mh1xiaRknoov
+T1wbXQGwo0UwQzAdBgNVHQ4EFgQUrJh5TzLJs3mAa6Mk91WOwvYNlnYwEgYDVR0T
+AQH/BAgwBgEB/wIBCTAOBgNVHQ8BAf8EBAMCAYYwCgYIKoZIzj0EAwIDSAAwRQIh
+AMTbg8FbH8r4u6jQ4h0/KmAoKY+8YBK7cAKGfVguoPymAiABdHwe5GQy3Nfy1214
+HyaYeAuYdNT5ktDcnfD/V8BRmw==
+-----END CERTIFICATE-----
+"""
+"""Of nobody."""
+
+
 def _settings(directory: Path) -> tuple[Decoder, ...]:
     def config(suffix: str) -> Callable[[bytes], None]:
         def resolved(content: bytes) -> None:
@@ -490,6 +528,11 @@ def _settings(directory: Path) -> tuple[Decoder, ...]:
     def kubeconfig(content: bytes) -> None:
         (directory / "kubeconfig").write_bytes(content)
         from_kubeconfig(directory / "kubeconfig")
+
+    def credentials(content: bytes) -> None:
+        (directory / "pem").write_bytes(content)
+        pem = directory / "pem"
+        tls_context(replace(FileAccess(Server("https", "a", 1), pem, pem).read(), certificate=None))
 
     def packed_ids(content: bytes) -> None:
         (directory / "pci.ids.gz").write_bytes(content)
@@ -522,6 +565,7 @@ def _settings(directory: Path) -> tuple[Decoder, ...]:
         Decoder(
             "kubeconfig", (cluster + user + b"current-context: a\n",), kubeconfig, (PortError,), of_bytes, 1
         ),
+        Decoder("token and CA", (_CA,), credentials, (AccessError,), of_bytes, 1),
         Decoder(
             "selector",
             (b"vendor=10de,class=03,device=2330", b"!address=0000:23:00.0"),
@@ -565,74 +609,7 @@ def _settings(directory: Path) -> tuple[Decoder, ...]:
     )
 
 
-# --- the host -------------------------------------------------------------------------------------------------
-
-
-def _uevent(datagram: bytes) -> None:
-    found = parse_datagram(datagram)
-    if found is not None:
-        hint_of(found)
-
-
-def _of_text(parse: Callable[[str], object]) -> Callable[[bytes], None]:
-    def parsed(content: bytes) -> None:
-        parse(content.decode("utf-8", errors="replace"))
-        parse(content.decode("utf-8", errors="surrogateescape"))
-
-    return parsed
-
-
-_MODALIAS: Final = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"
-
-
-def _host() -> tuple[Decoder, ...]:
-    uevent = (
-        b"bind@/devices/pci0000:20/0000:23:00.0\0ACTION=bind\0DEVPATH=/devices/pci0000:20/0000:23:00.0\0SUBSYSTEM=pci\0"
-        b"PCI_SLOT_NAME=0000:23:00.0\0SEQNUM=1\0"
-    )
-    group = (
-        b"add@/devices/virtual/vfio/51\0ACTION=add\0DEVPATH=/devices/virtual/vfio/51\0SUBSYSTEM=vfio\0"
-        b"DEVNAME=vfio/51\0"
-    )
-    cgroup = f"0::/../kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-x.scope\n".encode()
-    aliases = (
-        b"alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n"
-        b"alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n"
-    )
-    devices = b"Character devices:\n  1 mem\n195 nvidia-caps-imex-channels\n\nBlock devices:\n  8 sd\n"
-    return (
-        Decoder("uevent", (uevent, group), _uevent, (), of_bytes),
-        Decoder(
-            "/proc/PID/cgroup",
-            (cgroup, b"12:pids:/kubepods/burstable/pod" + UID.encode()),
-            _of_text(pod_uid),
-            (),
-            of_bytes,
-        ),
-        Decoder("modules.alias", (aliases,), lambda b: best(b, _MODALIAS), (), of_bytes),
-        Decoder(
-            "modalias", (_MODALIAS.encode(),), _of_text(lambda text: best(aliases, text)), (), of_bytes, 5
-        ),
-        Decoder("/proc/devices", (devices,), _of_text(character_majors), (), of_bytes, 5),
-    )
-
-
 # --- who calls us ---------------------------------------------------------------------------------------------
-
-
-class _Stream:
-    """A connection on which the input comes, in pieces."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self.sent = b""
-
-    async def receive_some(self, bytes_max: int) -> bytes:
-        piece, self._content = self._content[:bytes_max], self._content[bytes_max:]
-        return piece
-
-    async def send_all(self, data: bytes) -> None:
-        self.sent += data
 
 
 async def _page(request: HttpRequest) -> HttpAnswer:
@@ -640,9 +617,9 @@ async def _page(request: HttpRequest) -> HttpAnswer:
 
 
 def _head(content: bytes) -> None:
-    stream = _Stream(content)
+    stream = Stream(content)
     client = serve._Client(cast("trio.abc.Stream", stream), "127.0.0.1")
-    _at_once(serve._exchange(_page, client))
+    at_once(serve._exchange(_page, client))
     assert stream.sent.startswith((b"", b"HTTP/1.1 "))
 
 
@@ -653,7 +630,8 @@ def _status() -> bytes:
 
 
 def _shown(content: bytes) -> None:
-    control_client._running(decode(content, control_pb.StatusResponse))
+    running = control_client._running(decode(content, control_pb.StatusResponse))
+    of_daemon(resolve({}, {}), running)
 
 
 def _callers() -> tuple[Decoder, ...]:
@@ -663,17 +641,3 @@ def _callers() -> tuple[Decoder, ...]:
         Decoder("HTTP head", (head, body), _head, (), of_bytes),
         Decoder("status", (_status(),), _shown, (ValueError,), of_bytes, 5),
     )
-
-
-# --- sentences ------------------------------------------------------------------------------------------------
-
-
-SENTENCE_MAX_CHARS: Final = 4096
-"""Of an error's text: it goes to the log, to kubelet and to the API server."""
-
-
-def _sentence(said: object) -> None:
-    if isinstance(said, Exception | gpu_config.ConfigFault):
-        text = str(said)
-        text.encode()
-        assert len(text) <= SENTENCE_MAX_CHARS, f"a sentence of {len(text):,} characters: {text[:200]}"

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz_decoders.decoders import Decoder, _sentence, decoders
+from tests.fuzz_decoders.decoder import Decoder, sentence
+from tests.fuzz_decoders.decoders import decoders
 
 _BYTES_MAX: Final = 1 << 20
 """Of an input: what is larger is refused where it is read, by each reader's own bound."""
@@ -70,7 +71,7 @@ def _tried(decoder: Decoder, content: bytes) -> Broken | None:
         decoder.decode(content)
     except decoder.errors as error:
         try:
-            _sentence(error)
+            sentence(error)
         except (AssertionError, UnicodeEncodeError) as bad:
             return Broken(decoder.name, content, f"{type(error).__name__}: {bad}")
     except Exception as error:

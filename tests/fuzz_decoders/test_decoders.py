@@ -11,6 +11,8 @@ INPUTS, SEED = 6_000, 24
 
 
 def test_no_damaged_input_raises_anything_but_the_decoders_own_error(tmp_path: Path) -> None:
-    counts, broken = run(tmp_path, INPUTS, SEED)
+    (tmp_path / "played").mkdir()
+    counts, broken = run(tmp_path / "played", INPUTS, SEED)
     assert not broken, "\n".join(map(str, broken))
-    assert counts.keys() == {one.name for one in decoders(tmp_path)}, "each decoder has had some"
+    (tmp_path / "named").mkdir()
+    assert counts.keys() == {one.name for one in decoders(tmp_path / "named")}, "each decoder has had some"

@@ -80,6 +80,7 @@ def test_what_is_no_clique_is_never_taken(text: str) -> None:
         ([JOINED, GpuFabric("in progress", 0, ZERO, 0)], None),
         ([GpuFabric("not started", 0, ZERO, 0)], None),
         ([GpuFabric("completed", 15, CLUSTER, 4)], None),
+        ([GpuFabric("completed", 0, "../../etc", 4)], None),
     ],
 )
 def test_all_gpus_must_agree(gpus: list[GpuFabric], clique: str | None) -> None:

@@ -136,9 +136,10 @@ def test_a_driver_without_the_capability_has_no_minor_number(tree: ImexTree) -> 
     path = tree.path(FABRIC_IMEX_MGMT)
     path.unlink()
     assert files(tree).read().mgmt_minor is None
-    path.write_text("DeviceFileMode: 256\n")
-    with pytest.raises(HostError, match=f"{path} has no DeviceFileMinor"):
-        files(tree).read()
+    for said in ("DeviceFileMode: 256\n", f"DeviceFileMinor: {'9' * 5000}\n"):
+        path.write_text(said)
+        with pytest.raises(HostError, match=f"{path} has no DeviceFileMinor"):
+            files(tree).read()
 
 
 def test_without_the_hosts_proc_nothing_is_said_of_imex(tree: ImexTree) -> None:

@@ -238,7 +238,7 @@ def test_a_broken_neighbour_spoils_nothing(tree: HostTree) -> None:
     assert faults == {GPU.address: False, SWITCH.address: True}
 
 
-@pytest.mark.parametrize("content", [b"-1\n", b"", b"nonsense\n", b"\xff", None])
+@pytest.mark.parametrize("content", [b"-1\n", b"", b"nonsense\n", b"\xff", b"9" * 400, None])
 def test_without_a_numa_node_a_gpu_is_usable(tree: HostTree, content: bytes | None) -> None:
     tree.plug(GPU)
     if content is None:
@@ -442,6 +442,7 @@ H100_BARS = """\
         ("0x1000 0x1fff 0x40101\n0xa0000000 0xa0ffffff 0x40200\n", 0),  # I/O and 32 bits
         ("0x2000000000 0x203fffffff 0x14220c\n", 1 << 30),
         ("nonsense\n", 0),
+        (f"0x2000000000 0x{'f' * 300} 0x14220c\n", 0),
         ("", 0),
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -54,6 +55,7 @@ from gpuactors.observe.journal_format import (
     AgainLine,
     Digests,
     EventReader,
+    FormatError,
     Header,
     LineWriter,
     StateLine,
@@ -194,6 +196,14 @@ def test_a_failed_read_of_an_older_journal_says_nothing_of_the_file() -> None:
     )
     assert isinstance(line, StepLine)
     assert EventReader().event(line) == events.LedgerUnreadable(7, "refused")
+
+
+@pytest.mark.parametrize("reason", [b"[" * 5000, b'"\xed\xa0\x80"'], ids=["nests", "is no UTF-8"])
+def test_a_damaged_line_is_an_error_of_the_journal(reason: bytes) -> None:
+    line = read_line(b'{"at":1.0,"event":"LedgerUnreadable","fields":{"read":7,"reason":"x"},"digest":"x"}')
+    assert isinstance(line, StepLine)
+    with pytest.raises(FormatError, match="LedgerUnreadable is not one of this version"):
+        EventReader().event(msgspec.structs.replace(line, fields=msgspec.Raw(b'{"reason":%s}' % reason)))
 
 
 def test_every_effect_is_in_the_line() -> None:

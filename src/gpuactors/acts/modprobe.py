@@ -107,7 +107,7 @@ class Modprobe:
                 path = file.read(limits.MODPROBE_PATH_MAX_BYTES).decode("ascii").strip()
         except (OSError, UnicodeDecodeError):
             return ""
-        return path if path.startswith("/") else ""
+        return path if path.startswith("/") and "\0" not in path else ""
 
     def _into(self) -> tuple[str, ...]:
         """What runs a program in the host's file system; nothing where it is ours."""

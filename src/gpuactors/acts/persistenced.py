@@ -69,14 +69,12 @@ class Persistenced:
             except OSError as error:
                 raise PersistenceError(f"nvidia-persistenced cannot be reached ({error.strerror})") from None
             async with stream:
-                try:
-                    await self._ask(stream, address, on=on)
-                except (trio.BrokenResourceError, struct.error) as error:
-                    raise PersistenceError(f"nvidia-persistenced answered no sense ({error})") from None
+                await self._ask(stream, address, on=on)
             return True
         raise PersistenceError(f"nvidia-persistenced has not answered within {self._deadline_s:g} s")
 
     async def _ask(self, stream: trio.SocketStream, address: PciAddress, *, on: bool) -> None:
+        """Raises `PersistenceError`."""
         match = _ADDRESS.fullmatch(address)
         assert match is not None
         number = next(self._numbers)
@@ -85,14 +83,18 @@ class Persistenced:
         call = struct.pack(
             ">10I5i", number, _CALL, 2, _PROGRAM, _VERSION, _SET_MODE, 0, 0, 0, 0, *device, int(on)
         )
-        await stream.send_all(struct.pack(">I", _LAST | len(call)) + call)
-        reply = await _record(stream)
-        head = struct.unpack_from(">5I", reply)
-        at = 20 + head[4]
-        accepted, *_ = struct.unpack_from(">I", reply, at)
-        if head[:3] != (number, _REPLY, 0) or accepted != 0:
+        try:
+            await stream.send_all(struct.pack(">I", _LAST | len(call)) + call)
+            reply = await _record(stream)
+            head = struct.unpack_from(">5I", reply)
+            at = 20 + head[4]
+            (accepted,) = struct.unpack_from(">I", reply, at)
+            is_done = head[:3] == (number, _REPLY, 0) and accepted == 0
+            (status,) = struct.unpack_from(">i", reply, at + 4) if is_done else (0,)
+        except (trio.BrokenResourceError, struct.error) as error:
+            raise PersistenceError(f"nvidia-persistenced answered no sense ({error})") from None
+        if not is_done:
             raise PersistenceError("nvidia-persistenced refused the call")
-        (status,) = struct.unpack_from(">i", reply, at + 4)
         if status != 0:
             raise PersistenceError(f"nvidia-persistenced: {_ERRORS.get(status, f'status {status}')}")
 

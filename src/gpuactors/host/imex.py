@@ -32,7 +32,7 @@ _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CAPS: Final = "nvidia-caps"
 """Names in /proc/devices (kernel-open/nvidia/nv-caps.c and nv-caps-imex.c of NVIDIA's driver)."""
 
-_MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]+)\s*$", re.MULTILINE)
+_MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
 
 _MAJOR: Final = re.compile(r"[0-9]{1,10}")
 

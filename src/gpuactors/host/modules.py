@@ -81,7 +81,7 @@ def _content(root: HostRoot, name: str) -> bytes:
     try:
         with open(root.real(OS_RELEASE), encoding="ascii", errors="replace") as file:
             release = file.read(256).strip() or release
-        if "/" in release or release in (".", ".."):
+        if "/" in release or "\0" in release or release in (".", ".."):
             return b""
         with open(root.real(f"{MODULES}/{release}/{name}"), "rb") as found:
             return found.read(limits.MODULES_ALIAS_MAX_BYTES)

@@ -10,8 +10,8 @@ from typing import Final, final
 from gpuactors import limits
 from gpuactors.core.domains.clique import GpuFabric, Said, of_gpus
 from gpuactors.core.quote import quoted
-from gpuactors.decoding import decode_json
-from gpuactors.host.asked import AskedProgram, Late
+from gpuactors.decoding import UndecodableError, decode_json
+from gpuactors.host.asked import AskedProgram, Ended, Late
 from gpuactors.ports import HostShortError
 from gpuactors.shortage import shortage
 
@@ -41,20 +41,13 @@ class NvmlClique:
             return Said(_SOURCE, why=f"cannot be asked ({error.strerror})")
         if isinstance(answer, Late):
             return Said(_SOURCE, why=f"has not answered within {self._deadline_s:g} s: {answer.what}")
+        return self._judged(answer)
+
+    def _judged(self, answer: Ended) -> Said:
         if answer.status:
             words = quoted(answer.complaint.decode(errors="replace")) or f"status {answer.status}"
             return Said(_SOURCE, why=f"does not answer ({words})")
         try:
-            return of_gpus(_SOURCE, _gpus(decode_json(answer.said, object)))
-        except (ValueError, KeyError, TypeError):
+            return of_gpus(_SOURCE, decode_json(answer.said, list[GpuFabric]))
+        except UndecodableError:
             return Said(_SOURCE, why="says nothing that can be read")
-
-
-def _gpus(content: object) -> list[GpuFabric]:
-    """Raises `TypeError`, `KeyError` or `ValueError`."""
-    if not isinstance(content, list):
-        raise TypeError
-    return [
-        GpuFabric(str(one["state"]), int(one["status"]), str(one["cluster"]), int(one["clique"]))
-        for one in content
-    ]

@@ -35,9 +35,12 @@ _PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _PCI_IDS_ALONE: Final[Mapping[tuple[str, str], ResourceName]] = {}
 _BARS: Final = 6
 """The first lines of `resource` are the BARs: start, end and flags (drivers/pci/pci-sysfs.c, resource_show)."""
+_ADDRESSES: Final = 1 << 64
 _BAR_TYPE: Final = 0x6
 _BAR_64_BIT: Final = 0x4
 """PCI_BASE_ADDRESS_MEM_TYPE_64, of the bits of PCI_BASE_ADDRESS_MEM_TYPE_MASK."""
+_NODES: Final = 1 << 31
+"""A NUMA node is an int of the kernel's."""
 _ATTRIBUTE_BYTES: Final = 4096
 """A sysfs attribute is a page at most."""
 
@@ -419,7 +422,7 @@ def _numa_node(path: str) -> int | None:
         node = int(_read(path))
     except (OSError, ValueError):
         return None
-    return node if node >= 0 else None
+    return node if 0 <= node < _NODES else None
 
 
 def _memory_bytes(path: str) -> int:
@@ -429,7 +432,7 @@ def _memory_bytes(path: str) -> int:
     try:
         for line in _read(path).splitlines()[:_BARS]:
             start, end, flags = (int(number, 16) for number in line.split())
-            if flags & _BAR_TYPE == _BAR_64_BIT and end > start:
+            if flags & _BAR_TYPE == _BAR_64_BIT and 0 <= start < end < _ADDRESSES:
                 total += end - start + 1
     except (OSError, ValueError):
         return 0

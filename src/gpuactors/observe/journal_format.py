@@ -29,6 +29,7 @@ import msgspec
 from gpuactors.core.effects import Effect, Level, Log, Reply
 from gpuactors.core.events import Event
 from gpuactors.core.model import DeviceList, ResourceName
+from gpuactors.core.quote import quoted, quoted_id
 from gpuactors.core.snapshot import Outputs
 from gpuactors.core.state import NodeState
 from gpuactors.ports import Step
@@ -38,6 +39,10 @@ FORMAT: Final = 7
 format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
 in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
 5 what stands in a claim's way has no cause; in format 6 a look at what a claim could bind is of one GPU."""
+
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for bytes that are no value of its type, or nest too deep."""
 
 
 class FormatError(ValueError):
@@ -344,8 +349,8 @@ def read_line(line: bytes) -> Line:
         if kind.missed is not msgspec.UNSET:
             return _as_state.decode(line)
         return _as_step.decode(line) if kind.again is msgspec.UNSET else _read_again(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise FormatError(f"it is no line of a journal: {exc}") from None
+    except UNREADABLE as exc:
+        raise FormatError(f"it is no line of a journal: {quoted(str(exc))}") from None
 
 
 def _read_again(line: bytes) -> AgainLine:
@@ -360,8 +365,8 @@ def read_state(line: StateLine) -> NodeState:
     try:
         given = _unwrapped(line.state)
         return NodeState(**{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()})
-    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise FormatError(f"its state is not one of this version's: {exc}") from None
+    except (*UNREADABLE, AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise FormatError(f"its state is not one of this version's: {quoted(str(exc))}") from None
 
 
 @final
@@ -377,15 +382,15 @@ class EventReader:
         """The event of a step. Raises `FormatError` if this version has none like it."""
         kind = _EVENTS.get(line.event)
         if kind is None:
-            raise FormatError(f"this version knows no event {line.event}")
+            raise FormatError(f"this version knows no event {quoted_id(line.event)}")
         try:
             given = self._last.setdefault(line.event, {})
             given.update(msgspec.json.decode(line.fields, type=dict[str, Any]))
             if unknown := given.keys() - set(_FIELDS[line.event]):
-                raise FormatError(f"this version's {line.event} has no {min(unknown)}")
+                raise FormatError(f"this version's {line.event} has no {quoted_id(min(unknown))}")
             event: Event = msgspec.convert(given, kind)
-        except msgspec.MsgspecError as exc:
-            raise FormatError(f"its {line.event} is not one of this version's: {exc}") from None
+        except UNREADABLE as exc:
+            raise FormatError(f"its {line.event} is not one of this version's: {quoted(str(exc))}") from None
         self._events[line.event] = event, line.effects
         return event
 

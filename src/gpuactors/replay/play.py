@@ -16,11 +16,13 @@ import msgspec
 
 from gpuactors.core.effects import Effect
 from gpuactors.core.events import Event
+from gpuactors.core.quote import quoted
 from gpuactors.core.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import step
 from gpuactors.observe.journal_format import (
     NUMBERED,
+    UNREADABLE,
     AgainLine,
     Digests,
     EventReader,
@@ -242,8 +244,8 @@ def _effect_differences(recorded: msgspec.Raw, effects: Sequence[Effect]) -> tup
 def _effects(text: bytes) -> list[Mapping[str, Any]]:
     try:
         return msgspec.json.decode(text, type=list[Mapping[str, Any]])
-    except msgspec.MsgspecError as exc:
-        raise FormatError(f"its effects cannot be read: {exc}") from None
+    except UNREADABLE as exc:
+        raise FormatError(f"its effects cannot be read: {quoted(str(exc))}") from None
 
 
 def _shown(effect: Mapping[str, Any]) -> str:

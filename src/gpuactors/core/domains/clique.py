@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.core.quote import quoted
+from gpuactors.core.quote import first_of, quoted, quoted_id
 
 LABEL: Final = "nvidia.com/gpu.clique"
 """On the Node and in the features file: by GPU Feature Discovery, or by NVIDIA's own plugin."""
@@ -113,14 +113,15 @@ def of_gpus(source: str, gpus: Iterable[GpuFabric]) -> Said:
         elif gpu.state != "completed" or gpu.status:
             return Said(
                 source,
-                why=f"says that a GPU has not joined its fabric yet ({gpu.state}, status {gpu.status})",
+                why="says that a GPU has not joined its fabric yet "
+                f"({quoted_id(gpu.state)}, status {gpu.status})",
                 is_last=True,
             )
         else:
             found[f"{gpu.cluster}.{gpu.clique}"] = None
     if len(found) > 1:
-        words = " and ".join(one or "none" for one in found)
+        words = " and ".join(quoted_id(one) or "none" for one in first_of(list(found)))
         return Said(source, why=f"names several cliques: {words}", is_last=True)
     if not found:
         return Said(source, why="knows no GPU of the host's driver")
-    return Said(source, next(iter(found)))
+    return parsed(source, next(iter(found)) or NO_FABRIC)

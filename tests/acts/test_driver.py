@@ -875,6 +875,36 @@ def test_a_process_that_opens_a_function_after_the_first_check_is_seen_before_it
     assert node.overrides == []
 
 
+@pytest.mark.parametrize("stops", [False, True], ids=["stays started", "is stopped a moment later"])
+def test_a_gpu_that_is_started_after_the_first_check_is_seen_before_its_unbind(
+    node: Node, stops: bool
+) -> None:
+    """Issue 24, 11: `nvidia-smi -pm 1` between the first check and the unbind."""
+
+    def then_start(what: str) -> None:
+        if what.endswith(f"{GPU}/driver_override"):
+            node.start(GPU, interrupts=6)
+
+    async def go() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.binder.bring, GPU, Target.VFIO, FIRSTS)
+            await trio.sleep(0.5)
+            assert node.written == [f"{GPU}/driver_override: vfio-pci"]
+            node.start(GPU, interrupts=0)
+
+    node.writes = MemoryWrites(node.kernel, before=then_start)
+    node.binder = node.new_daemon()
+    if stops:
+        trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+        assert node.drivers == ON_VFIO
+        return
+    error = node.fails()
+    assert error.fault is ActFault.IN_USE
+    assert f"nvidia-smi -i {GPU} -pm 0" in str(error)
+    assert f"nvidia/unbind: {GPU}" not in node.written
+    assert (node.drivers, node.overrides) == (AT_HOME, [])
+
+
 def test_it_is_not_asked_while_another_process_uses_the_gpu(node: Node) -> None:
     node.persistence.runs = True
     node.persistence.take(GPU)

@@ -112,6 +112,13 @@ ACTS: Final = (
         tests=(f"{DRIVER}::test_a_process_that_cannot_be_read_may_be_a_user",),
     ),
     Mutation(
+        "whether a GPU is started is not looked at again before its unbind",
+        "acts/driver.py",
+        "            if before == _NVIDIA:  # or",
+        "            if False:  # or",
+        tests=(f"{DRIVER}::test_a_gpu_that_is_started_after_the_first_check_is_seen_before_its_unbind",),
+    ),
+    Mutation(
         "users are found by the host's paths only",
         "host/group.py",
         "                found[-1, number] = address\n",

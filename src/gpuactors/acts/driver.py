@@ -456,6 +456,8 @@ class SysfsBinder:
         if before is not None:
             if not move.function.bound.vfio:  # somebody may have opened it since
                 await self._refuse_users(group, but_persistenced=False)
+            if before == _NVIDIA:  # or switched its persistence mode on
+                await self._refuse_started(address)
             path = self._real(PCI_DRIVERS, before, "unbind")
             await self._change(writes, address, path, lambda now: now.driver != before)
         if move.probe or (theirs and not move.by_override):

@@ -32,7 +32,7 @@ WAIT_S: Final = patient(40.0)
 """Far above anything that is waited for here; what kubelet tries again after a minute has bounds of its own."""
 
 POLL_S: Final = 0.05
-REQUEST_S: Final = 10.0
+REQUEST_S: Final = patient(10.0)
 
 PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
@@ -196,7 +196,7 @@ class Api:
 def kubectl(*words: str, text: str | None = None, check: bool = True, timeout_s: float = 60) -> str:
     """Runs kubectl as the administrator: its output. Raises AssertionError with its words unless it succeeds."""
     done = subprocess.run(
-        ("kubectl", *words), input=text, capture_output=True, text=True, timeout=timeout_s, check=False,
+        ("kubectl", *words), input=text, capture_output=True, text=True, timeout=patient(timeout_s), check=False,
         stdin=None if text is not None else subprocess.DEVNULL,
     )  # fmt: skip
     if check and done.returncode != 0:
@@ -207,8 +207,8 @@ def kubectl(*words: str, text: str | None = None, check: bool = True, timeout_s:
 def component(script: str, *words: str, environment: Mapping[str, str] | None = None) -> None:
     """One of the kit's scripts: `component("down.sh", "kubelet")`. Raises AssertionError with its words."""
     done = subprocess.run(
-        (f"{os.environ['K8S_DIR']}/{script}", *words), capture_output=True, text=True, timeout=120, check=False,
-        stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})},
+        (f"{os.environ['K8S_DIR']}/{script}", *words), capture_output=True, text=True, check=False,
+        timeout=patient(120), stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})},
     )  # fmt: skip
     assert done.returncode == 0, f"{script} {' '.join(words)}: {done.stdout.strip()} {done.stderr.strip()}"
 

@@ -132,7 +132,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def _ctr(*words: str) -> str:
-    done = subprocess.run(("ctr", *words), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(("ctr", *words), capture_output=True, text=True, timeout=patient(120), check=False)
     assert done.returncode == 0, f"ctr {' '.join(words)}: {done.stderr}"
     return done.stdout
 

@@ -141,7 +141,14 @@ def uninstall(installed: Installed) -> None:
     """Deletes what was applied, and waits until all of it is gone, the pods first."""
     text = yaml.safe_dump_all(installed.objects)
     kubectl(
-        "delete", "-f", "-", "--ignore-not-found", "--wait=true", "--timeout=60s", text=text, timeout_s=90
+        "delete",
+        "-f",
+        "-",
+        "--ignore-not-found",
+        "--wait=true",
+        f"--timeout={READY_S:.0f}s",
+        text=text,
+        timeout_s=90,
     )
 
 

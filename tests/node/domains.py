@@ -30,6 +30,7 @@ from tests.node.cluster import (
     node_name,
 )
 from tests.node.fake_host import BACKING
+from tests.support.patience import patient
 
 LABEL: Final = "resource.nvidia.com/computeDomain"
 DRIVER: Final = "compute-domain.nvidia.com"
@@ -153,7 +154,7 @@ class Steering:
             yield
         finally:
             over.set()
-            thread.join(timeout=30)
+            thread.join(timeout=patient(30))
 
     def steer(self, uid: str, text: str) -> None:
         """Gives the fake IMEX daemon of a domain that is there other words."""
@@ -188,7 +189,7 @@ def asking_again() -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(timeout=30)
+        thread.join(timeout=patient(30))
 
 
 def _ask_again(over: threading.Event) -> None:
@@ -342,7 +343,7 @@ class History:
         finally:
             over.set()
             for thread in threads:
-                thread.join(timeout=30)
+                thread.join(timeout=patient(30))
 
     def begin(self, api: Api) -> None:
         """A scenario begins."""

@@ -18,6 +18,7 @@ from tests.deploy.chart import CHART
 from tests.node.cluster import Api, Object, eventually, kubectl
 from tests.node.daemonset import NAMESPACE, Daemon
 from tests.node.fake_host import BACKING, HOST
+from tests.support.patience import patient
 
 ACCOUNT: Final = f"system:serviceaccount:{NAMESPACE}:gpuactors"
 
@@ -36,7 +37,7 @@ CAPABILITIES: Final = {"DAC_READ_SEARCH": 2, "SYS_MODULE": 16, "SYS_CHROOT": 18,
 
 TOKEN: Final = "/run/secrets/kubernetes.io/serviceaccount/token"
 """The image has /var/run as a link to /run."""
-HTTP_S: Final = 5.0
+HTTP_S: Final = patient(5.0)
 
 _OF: Final[Mapping[str, str]] = {
     "Namespace": "/api/v1/namespaces",
@@ -83,7 +84,9 @@ def process_of(daemon: Daemon) -> Process:
     """Reads it. Raises AssertionError if containerd has no such process."""
     (status,) = daemon.pod["status"]["containerStatuses"]
     name = status["containerID"].removeprefix("containerd://")
-    done = subprocess.run(("ctr", "tasks", "ls"), capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        ("ctr", "tasks", "ls"), capture_output=True, text=True, timeout=patient(30), check=True
+    )
     pids = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith(name)]
     assert len(pids) == 1, done.stdout
     proc = Path(f"/proc/{pids[0]}")
@@ -250,4 +253,4 @@ def open_group(group: int) -> Iterator[int]:
         assert process.stdout.readline() == "open\n"
         yield process.pid
     finally:
-        process.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=patient(30))

@@ -23,13 +23,15 @@ from gpuactors.simulation.host.kernel import FakeKernel, SleepsError
 os.environ.setdefault("FUSE_LIBRARY_PATH", ctypes.util.find_library("fuse3") or "libfuse3.so.3")
 import mfusepy  # it loads the library when it is imported
 
+from tests.support.patience import patient
+
 CONTROLS: Final = frozenset({"bind", "unbind", "driver_override", "drivers_probe"})
 """The files whose writes act."""
 
 _POLL_S: Final = 0.02
 """Between two looks of a writer that sleeps."""
 
-_MOUNT_S: Final = 10.0
+_MOUNT_S: Final = patient(10.0)
 
 _ATTRIBUTES: Final = (
     "st_atime",

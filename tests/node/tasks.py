@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from tests.node.cluster import Object, eventually
+from tests.support.patience import patient
 
 _OUTSIDE: Final = "gpuactors-outside-kubelet"
 _PROGRAM: Final = "/opt/gpuactors/bin/gpuactors"
@@ -66,7 +67,7 @@ def outside_kubelet(pod: Object) -> Iterator[None]:
 
 def _ctr(*words: str, check: bool = True) -> str:
     done = subprocess.run(
-        ("ctr", *words), capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-    )
+        ("ctr", *words), capture_output=True, text=True, timeout=patient(60), check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
     assert done.returncode == 0 or not check, f"ctr {' '.join(words)}: {done.stderr.strip()}"
     return done.stdout

@@ -171,8 +171,8 @@ def test_drain(node: Node) -> None:
     node.settled({H: 2})
     try:
         kubectl(
-            "drain", node.name, "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=60s",
-            timeout_s=90,
+            "drain", node.name, "--ignore-daemonsets", "--force", "--delete-emptydir-data",
+            f"--timeout={patient(60):.0f}s", timeout_s=90,
         )  # fmt: skip
         assert not pods.all_tenants(node.api)
         node.settled({H: 2}, {H: 2})

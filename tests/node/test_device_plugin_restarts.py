@@ -308,7 +308,7 @@ def wait_restarted(node: Node, before: Daemon) -> Daemon:
 def answers() -> bool:
     """The daemon that runs outside kubelet does."""
     try:
-        with urllib.request.urlopen("http://127.0.0.1:9400/livez", timeout=2) as answer:
+        with urllib.request.urlopen("http://127.0.0.1:9400/livez", timeout=patient(2)) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError:
         return True
@@ -406,4 +406,4 @@ def readiness() -> Iterator[list[str]]:
         yield lapses
     finally:
         over.set()
-        thread.join(timeout=30)
+        thread.join(timeout=patient(30))

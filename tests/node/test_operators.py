@@ -24,6 +24,7 @@ from tests.node.daemonset import NAMESPACE, Daemon
 from tests.node.fake_host import A100, A100_RESOURCE, H100_RESOURCE, HOST
 from tests.node.node import Node
 from tests.node.rights import CLAIMS_OF, IDLE, events_of, get, open_group
+from tests.support.patience import patient
 
 H: Final = H100_RESOURCE
 VALUES: Final[Mapping[str, Any]] = {
@@ -182,7 +183,7 @@ def test_doctor_on_the_node_and_in_the_pod(node: Node, tmp_path: Path) -> None:
     )
     environment = {"PATH": os.environ["PATH"], "NODE_NAME": node.name}
     done = subprocess.run(
-        (sys.executable, "-m", "gpuactors", *words), capture_output=True, text=True, timeout=60, check=False,
+        (sys.executable, "-m", "gpuactors", *words), capture_output=True, text=True, timeout=patient(60), check=False,
         env=environment,
     )  # fmt: skip
     assert (done.returncode, _failed(done.stdout)) == (0, []), done.stderr
@@ -290,7 +291,7 @@ def test_probes_answer_beside_slow_clients(node: Node) -> None:
     daemon = node.daemon()
     with ExitStack() as stack:
         for _ in range(64):
-            client = stack.enter_context(socket.create_connection((daemon.address, 9400), timeout=5))
+            client = stack.enter_context(socket.create_connection((daemon.address, 9400), timeout=patient(5)))
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")
         for path in ("/readyz", "/livez"):
             assert get(daemon, path)[0] == 200, path

@@ -42,6 +42,7 @@ from tests.node.rights import (
     nvidias_definitions,
     open_group,
 )  # fmt: skip
+from tests.support.patience import patient
 
 H: Final = H100_RESOURCE
 VALUES: Final[Mapping[str, Any]] = {
@@ -60,7 +61,7 @@ CLIQUE: Final = "c0ffee00-0000-4000-8000-000000000001.7"
 CLIQUE_FILE: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
 CHANNEL: Final = Path("/dev/nvidia-caps-imex-channels/channel0")
 
-AGAIN_S: Final = 120.0
+AGAIN_S: Final = patient(120.0)
 """Above kubelet's pause before it prepares a claim again. It may need a second call: the API server's node authorizer
 refuses it the claim (`no relationship found between node …`) until it has seen that the pod is on the node."""
 

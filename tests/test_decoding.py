@@ -15,7 +15,14 @@ import gpuactors
 from gpuactors.core.domains import config as domain_config
 from gpuactors.core.dra import config as gpu_config
 from gpuactors.core.dra.claim import Claim
-from gpuactors.decoding import DEPTH_MAX, UndecodableError, _depth, decode_json, without_deep
+from gpuactors.decoding import (
+    DEPTH_MAX,
+    UndecodableError,
+    _depth,
+    decode_json,
+    decode_json_stream,
+    without_deep,
+)
 from gpuactors.kube import errors, objects
 from gpuactors.kubelet.ledger import checkpoint_contents
 from gpuactors.ports import LedgerError
@@ -154,9 +161,17 @@ def test_nothing_else_decodes_what_comes_from_outside() -> None:
         for package in OUTSIDE
         for path in sorted((PACKAGE / package).rglob("*.py"))
         for line in path.read_text().splitlines()
-        if re.search(r"msgspec\.json\.(decode|Decoder)|json\.loads?\(", line)
+        if re.search(r"msgspec\.json\.(decode|Decoder)|json\.(loads?|JSONDecoder)\(", line)
     ]
     assert found == []
+
+
+def test_values_one_after_the_other_are_read_as_far_as_they_can_be() -> None:
+    assert decode_json_stream(b' {"a": 1}\n[2]3 ') == [{"a": 1}, [2], 3]
+    assert decode_json_stream(rb'"\ud800"') == ["\ufffd"]
+    for damaged in (b"NaN 2", b"[Infinity]", b"{", b"\xff", b'{"a": 1e', b"[" * 100_000):
+        assert decode_json_stream(b"1 " + damaged) in ([1], []), damaged
+    assert decode_json_stream(nested(100_000) + b" 1")[1:] == [1]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     of_gpus = _dra_of(config, hanging) if config.dra == "on" else None
     of_domains = _domains_of(config, hanging) if config.compute_domains != "off" else None
     of_claims = (of_gpus, of_domains.claims if of_domains is not None else None)
-    sockets = tuple(claims.kubelet for claims in of_claims if claims is not None)
+    reached = tuple(by for claims in of_claims if claims is not None for by in claims.reached_by)
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
@@ -193,7 +193,9 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         served=ServedFile(str(config.state_dir)) if control is not None else None,
         dra=of_gpus,
         domains=of_domains,
-        http=_http_of(config, (kubelet, *sockets), journal) if config.http is not None else None,
+        http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
+        if config.http is not None
+        else None,
         features=NfdFile(config.nfd_file) if config.nfd_file is not None else None,
         events=_events_of(config) if config.events == "on" else None,
     )

@@ -8,8 +8,9 @@ is wrong with the bytes is one error. Must not know what the values mean.
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -53,6 +54,35 @@ def decode_json(content: bytes | msgspec.Raw, kind: type[T], depth_max: int = DE
         if whole == content:
             raise UndecodableError(str(error)) from None
     return decode_json(whole, kind, depth_max)
+
+
+def decode_json_stream(content: bytes, depth_max: int = DEPTH_MAX) -> list[object]:
+    """The values that stand one after the other, as far as they can be read."""
+    found: list[object] = []
+    try:
+        text = _ESCAPES.sub(_without_half, without_deep(content, depth_max)).decode()
+        at = _end_of_blanks(text, 0)
+        while at < len(text):
+            value, end = _DECODER.raw_decode(text, at)
+            found.append(value)
+            at = _end_of_blanks(text, end)
+    except ValueError:
+        pass
+    return found
+
+
+def _end_of_blanks(text: str, at: int) -> int:
+    match = _BLANKS.match(text, at)
+    return match.end() if match is not None else at
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_BLANKS: Final = re.compile(r"\s*")
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+"""For streams, which the other one does not know. It goes as deep."""
 
 
 def without_deep(content: bytes, depth_max: int = DEPTH_MAX) -> bytes:

@@ -33,6 +33,7 @@ from gpuactors.actors import (
 )
 from gpuactors.actors.registry import ClaimCells
 from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles
+from gpuactors.acts.cdi_watch import MountedDirectory
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.driver import SysfsBinder
@@ -72,6 +73,7 @@ from gpuactors.ports import (
     ClaimFileStore,
     ClaimsKubelet,
     DriverBinder,
+    OwnSockets,
     PluginStatus,
     TouchedFiles,
 )
@@ -100,6 +102,8 @@ class DraOutside:
     node: NodeApi
     slices: SliceApi
     kubelet: ClaimsKubelet
+    reached_by: tuple[OwnSockets, ...] = ()
+    """What the liveness probe asks."""
     classes: DeviceClassApi | None = None
     """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""
 
@@ -143,6 +147,7 @@ def of_driver(
     root, cdi_dir = HostRoot(str(config.host_root)), str(config.cdi_dir)
     theirs = TheirClaims(disk, driver=driver, cdi_dir=cdi_dir, places=Places(root))
     checkpoint = CheckpointFile(disk, directory, boot_id(root), theirs)
+    kubelet = UnixClaims(str(config.kubelet_dir), driver, instance(), _failed, hanging)
     return DraOutside(
         settings=settings,
         store=StoredCheckpoint(checkpoint, OneThread("checkpoint"), lock),
@@ -152,7 +157,8 @@ def of_driver(
         claims=KubeClaims(client, driver, node),
         node=KubeNode(client, node),
         slices=KubeSlices(client, driver, node),
-        kubelet=UnixClaims(str(config.kubelet_dir), driver, instance(), _failed, hanging),
+        kubelet=kubelet,
+        reached_by=(kubelet, MountedDirectory(cdi_dir)),
     )
 
 

@@ -246,10 +246,10 @@ class Sockets:
 
 
 class OwnSockets(Protocol):
-    """The sockets at which kubelet reaches us."""
+    """What kubelet reaches us by: our sockets. Or the container runtime: the directory of the claims' files."""
 
     async def deaf(self) -> tuple[str, ...]:
-        """Those that should answer and do not, each as a sentence. They are dialled, as kubelet does."""
+        """Those that should answer and do not, each as a sentence. Sockets are dialled, as kubelet does."""
         ...
 
 

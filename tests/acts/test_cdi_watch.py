@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -12,6 +13,7 @@ import trio
 import trio.testing
 
 from gpuactors import limits
+from gpuactors.acts.cdi_watch import MountedDirectory
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.dra import cdi
@@ -96,6 +98,25 @@ async def test_a_directory_that_is_removed_is_noticed_so_that_it_can_be_made_aga
                 write(tmp_path)
                 await anext(touches)
                 assert path(tmp_path).is_file()
+
+
+async def test_of_a_directory_that_was_removed_under_its_mount_a_restart_is_asked_for(tmp_path: Path) -> None:
+    """In a container nothing can be made in it any more, and inotify says nothing."""
+    made = tmp_path / "cdi"
+    made.mkdir()
+    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        mounted = MountedDirectory(f"/proc/self/fd/{descriptor}")
+        assert await mounted.deaf() == ()
+        made.rmdir()
+        (sentence,) = await mounted.deaf()
+        assert "was removed on the host" in sentence
+        made.mkdir()
+        assert await mounted.deaf() == (sentence,), "the one that is mounted is still the old one"
+    finally:
+        os.close(descriptor)
+    assert await MountedDirectory(str(made)).deaf() == ()
+    assert await MountedDirectory(str(made / "none")).deaf() == (), "it can be made"
 
 
 async def test_a_directory_that_is_not_there_yet_is_waited_for(

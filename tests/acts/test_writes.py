@@ -398,6 +398,15 @@ async def test_lock_files_that_cannot_be_made_are_named(tmp_path: Path) -> None:
             pytest.fail("there is no lock")
 
 
+async def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "iommu-group-51.lock").symlink_to(tmp_path / "target")
+    with pytest.raises(ActError, match=r"iommu-group-51.lock cannot be made"):
+        async with writes(tmp_path)(51):
+            pytest.fail("there is no lock")
+    assert not (tmp_path / "target").exists()
+
+
 def test_an_existing_file_is_replaced_whole_and_a_missing_one_is_not_made(tmp_path: Path) -> None:
     path = tmp_path / "driver_override"
     path.write_text("nvgrace_gpu_vfio_pci\n")

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gpuactors.core.domains.model import ImexFacts
-from gpuactors.host.imex import HostImex, ImexFiles, InlineImex, character_majors
+from gpuactors.host.imex import HostImex, ImexFiles, InlineImex, Operators, character_majors
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.ports import HostError, ImexReader
@@ -130,6 +130,17 @@ async def test_a_clique_that_is_none_is_named_and_never_taken(tree: ImexTree, va
     facts = await read(HostImex(root(tree)))
     assert facts.clique_id == ""
     assert f"{GPU_FEATURES} names the clique {value}, which is none" in facts.unknown
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+async def test_what_is_no_file_in_the_features_files_place_costs_that_source_only(
+    tree: ImexTree, make: Callable[[Path], None]
+) -> None:
+    tree.path(GPU_FEATURES).unlink()
+    make(tree.path(GPU_FEATURES))
+    assert f"{GPU_FEATURES} cannot be read (it is a" in (await read(HostImex(root(tree)))).unknown
+    told = await read(HostImex(root(tree), sources=(Operators(CLIQUE),)))
+    assert (told.clique_id, told.clique_source, told.channel_major) == (CLIQUE, "--clique", 236)
 
 
 def test_a_driver_without_the_capability_has_no_minor_number(tree: ImexTree) -> None:

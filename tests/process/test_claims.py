@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ import pytest
 
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
-from tests.process.test_endpoints import metrics
+from tests.process.test_endpoints import metrics, page
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
 
 
@@ -99,19 +101,39 @@ def test_a_claim_outlives_the_daemon() -> None:
             assert list(cdi.iterdir()) == []
 
 
-def test_a_cdi_file_that_somebody_removes_is_written_again() -> None:
+@pytest.mark.parametrize("how", ["files", "directory"])
+def test_a_cdi_file_that_somebody_removes_is_written_again(how: str) -> None:
     gpu = address(0x23)
     with claims_node(g23="vfio-pci") as (node, api, cdi), daemon_of(node, cdi):
         with plugin_of(node.kubelet_dir) as plugin:
             assert prepare(plugin, "one", api.claim("one", gpu)).error == ""
         before = {path: path.read_bytes() for path in cdi.iterdir()}
         assert len(before) == 2
-        for path in before:
-            path.unlink()
+        if how == "directory":
+            shutil.rmtree(cdi)
+        else:
+            for path in before:
+                path.unlink()
         eventually(
-            lambda: {path: path.read_bytes() for path in cdi.iterdir() if path in before} == before,
+            lambda: {path: path.read_bytes() for path in before if path.is_file()} == before,
             "the files that were removed",
         )
+
+
+def test_a_cdi_directory_that_is_removed_under_its_mount_ends_the_containers_life() -> None:
+    with claims_node(g23="vfio-pci") as (node, _, cdi):
+        cdi.mkdir()
+        mounted = os.open(cdi, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with daemon_of(node, Path(f"/proc/{os.getpid()}/fd/{mounted}")) as daemon:
+                daemon.wait_event("checkpoint.read")
+                assert page(node, "/livez").text == "live\n"
+                cdi.rmdir()
+                dead = page(node, "/livez")
+        finally:
+            os.close(mounted)
+    assert dead.status == 503
+    assert "was removed on the host" in dead.text
 
 
 def test_an_update_hands_the_claims_over(monkeypatch: pytest.MonkeyPatch) -> None:

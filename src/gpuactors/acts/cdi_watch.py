@@ -2,17 +2,45 @@
 there, without a call to us, so a file that was removed is to be written again at once.
 
 By inotify: the directory is an ordinary one, made by programs. Must not read or write a file in it.
+
+A container has the directory mounted. If the host's is removed, the container keeps the old one, in which nothing can
+be made; inotify does not tell, and only a new container has the new one. So the liveness probe fails then.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, final
 
 import trio
 from inotify_simple import INotify, flags
 
 from gpuactors import limits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MountedDirectory:
+    """The CDI directory, as far as the container runtime reaches us by it. Implements `ports.OwnSockets`."""
+
+    path: str
+
+    async def deaf(self) -> tuple[str, ...]:
+        """As `OwnSockets.deaf`."""
+        await trio.lowlevel.checkpoint()
+        try:
+            is_removed = os.stat(self.path).st_nlink == 0
+        except OSError:  # it is not there, and can be made
+            return ()
+        if not is_removed:
+            return ()
+        return (
+            f"{self.path} was removed on the host, and this container has the removed one mounted: it must be started "
+            "again for the claims' files to be where the container runtime looks",
+        )
+
 
 _CHANGES: Final = (
     flags.CLOSE_WRITE

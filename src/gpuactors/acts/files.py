@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from gpuactors.core.dra import cdi
 from gpuactors.core.dra.claim import ClaimUid, Json
 from gpuactors.core.dra.files import ClaimContents, FoundFiles
 from gpuactors.core.dra.names import is_label, is_uid
+from gpuactors.decoding import decode_json_stream
 from gpuactors.plain_files import NotPlainError
 from gpuactors.ports import StateFileError
 
@@ -219,11 +219,14 @@ class ClaimFiles:
         return {uid: self._found_of(uid, seen[uid]) for uid in sorted(seen)}
 
     def _found_of(self, uid: ClaimUid, seen: _Seen) -> FoundFiles:
-        documents: list[Json] = []
+        documents: list[object] = []
         for request in seen.metadata:
-            documents += _documents(self._content(os.path.join(self._claim_dir(uid), f"{request}{_JSON}")))
-        devices = _documents(self._content(self._devices_path(uid))) if seen.devices else None
+            documents += self._documents(os.path.join(self._claim_dir(uid), f"{request}{_JSON}"))
+        devices = self._documents(self._devices_path(uid)) if seen.devices else None
         return FoundFiles.of(uid, seen.mounts, seen.metadata, devices, documents)
+
+    def _documents(self, path: str) -> list[object]:
+        return decode_json_stream(self._content(path) or b"")
 
     def _claim_dirs(self) -> Iterable[str]:
         return [
@@ -261,26 +264,3 @@ def _text(content: Json) -> bytes:
 def _stream(documents: Iterable[Json]) -> bytes:
     """Objects one after the other, as Kubernetes' decoder of streams and KubeVirt's read them."""
     return b"".join(json.dumps(document).encode() + b"\n" for document in documents)
-
-
-_BLANK: Final = re.compile(r"\s*")
-
-
-def _documents(stored: bytes | None) -> list[Json]:
-    """The objects of a stream, as far as it can be read."""
-    found: list[Json] = []
-    try:
-        text = (stored or b"").decode()
-        decoder, at = json.JSONDecoder(), 0
-        while (at := _end(text, at)) < len(text):
-            value, at = decoder.raw_decode(text, at)
-            found.append(value)
-    except (ValueError, RecursionError):
-        pass
-    return found
-
-
-def _end(text: str, at: int) -> int:
-    """The index of the next character that is not blank."""
-    match = _BLANK.match(text, at)
-    return match.end() if match is not None else at

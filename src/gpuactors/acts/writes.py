@@ -161,7 +161,7 @@ class ProcessWrites:
         path = os.path.join(self._directory, f"iommu-group-{group}.lock")
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ActError(
                 ActFault.REFUSED,

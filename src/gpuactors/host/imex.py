@@ -26,6 +26,7 @@ from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import ManagementDevice
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.host.threads import OneByOne
+from gpuactors.plain_files import read_plain
 from gpuactors.ports import HostError
 
 _CHANNELS: Final = "nvidia-caps-imex-channels"
@@ -113,9 +114,16 @@ class ImexFiles:
         return min(count, limits.IMEX_CHANNELS_MAX) or CHANNELS_MAX
 
     def clique(self) -> Said:
-        """What the features file says. May block. Raises `HostError`."""
+        """What the features file says. May block. Raises `HostShortError`."""
         path = self._root.real(self._clique_file)
-        for line in (_text(path) or "").splitlines():
+        try:
+            content = read_plain(path, limits.IMEX_FILE_MAX_BYTES)
+        except OSError as error:
+            raise_if_short(error, path)
+            if error.errno not in GONE:
+                return Said(self._clique_file, why=f"cannot be read ({error.strerror})")
+            content = b""
+        for line in _decoded(content).splitlines():
             # An operator's own file may have the clique alone.
             label, equals, value = line.strip().rpartition("=")
             if value and (not equals or label == clique.LABEL):
@@ -210,11 +218,15 @@ def character_majors(listed: str) -> dict[str, int]:
     return {words[1]: int(words[0]) for words in found if len(words) == 2 and _MAJOR.fullmatch(words[0])}
 
 
+def _decoded(content: bytes) -> str:
+    return encodable(content.decode("utf-8", "surrogateescape"))
+
+
 def _text(path: str) -> str | None:
     """What the file says; None if it is not there. Raises `HostError`."""
     try:
         with open(path, "rb") as file:
-            return encodable(file.read(limits.IMEX_FILE_MAX_BYTES).decode("utf-8", "surrogateescape"))
+            return _decoded(file.read(limits.IMEX_FILE_MAX_BYTES))
     except OSError as error:
         if error.errno in GONE:
             return None

@@ -53,8 +53,8 @@ class FoundFiles:
         uid: ClaimUid,
         mounts: bool,
         metadata: tuple[str, ...],
-        cdi: Iterable[Json] | None,
-        documents: Iterable[Json],
+        cdi: Iterable[object] | None,
+        documents: Iterable[object],
     ) -> FoundFiles:
         """By the content of the CDI file of the devices (None: there is none) and of the metadata files, whatever is in
         them."""
@@ -62,7 +62,7 @@ class FoundFiles:
         return cls(uid, claim, None if cdi is None else _devices(uid, cdi), mounts, metadata)
 
 
-def _claim(uid: ClaimUid, document: Json) -> ClaimName | None:
+def _claim(uid: ClaimUid, document: object) -> ClaimName | None:
     match document:
         case {"metadata": {"namespace": str(namespace), "name": str(name), "uid": str(found)}} if (
             found == uid
@@ -72,7 +72,7 @@ def _claim(uid: ClaimUid, document: Json) -> ClaimName | None:
             return None
 
 
-def _devices(uid: ClaimUid, documents: Iterable[Json]) -> tuple[str, ...]:
+def _devices(uid: ClaimUid, documents: Iterable[object]) -> tuple[str, ...]:
     names: list[str] = []
     for document in documents:
         entries = document.get("devices") if isinstance(document, Mapping) else None

@@ -192,6 +192,23 @@ def test_how_often_each_derivation_runs(
     assert times == expected
 
 
+@pytest.mark.parametrize("gpus", [8, 256])
+def test_a_start_derives_what_follows_from_each_function_once(
+    gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 24, 15. Two GPUs are in each group; the poll that the scan asks for changes what is known of each."""
+    functions = [gpu(address(n), group=n // 2) for n in range(gpus)]
+    with counted(monkeypatch) as times:
+        Core(*functions, settings=replace(SETTINGS, strict=False))
+    of_functions = {"is_selected": 1.0, "device": 1, "assessment_of": 2, "advertised": 1}
+    of_groups = {"PollTarget": 0.5, "observed": 0.5}
+    for name, for_each in {**of_functions, **of_groups}.items():
+        assert times.pop(name) == for_each * gpus, name
+    assert times == {
+        "with_facts": 2, "with_ledger": 2, "owners": 2, "with_devices": 2, "with_groups": 1, "by_id": 1, "view": 1,
+    }  # fmt: skip
+
+
 class Read(dict[Any, Any]):
     """Counts what is read of it, by key or one after the other."""
 

@@ -38,6 +38,16 @@ FAILURES: Final = (
         ),
     ),
     Mutation(
+        "a daemon that offers nothing says nothing",
+        "app.py",
+        "            if not offers_anything(daemon.state.value):\n",
+        "            if False:\n",
+        tests=(
+            "tests/process/test_endpoints.py::"
+            "test_a_daemon_that_offers_nothing_says_so_once_and_registers_nothing",
+        ),
+    ),
+    Mutation(
         "any actor that fails for ever ends the process",
         "app.py",
         "    max_failures=None,\n",

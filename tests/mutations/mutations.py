@@ -495,6 +495,21 @@ MUTATIONS: Final = (
         tests=(INDEX,),
     ),
     Mutation(
+        "each group looks up all functions that have changed",
+        "core/index.py",
+        '        members = tuple(sorted((*stayed, *came), key=attrgetter("address")))\n',
+        "        came = [f for a in changed if (f := functions.get(a)) is not None and f.iommu_group == group]\n"
+        '        members = tuple(sorted((*stayed, *came), key=attrgetter("address")))\n',
+        tests=(f"{INDEX}::test_a_start_looks_each_function_up_once_for_its_group",),
+    ),
+    Mutation(
+        "a device is derived anew for each function of its group",
+        "core/index.py",
+        "    changed = {a: _device(index, kept, a) for a in touched}\n",
+        "    changed = {a: _device(index, kept, a) for _ in functions for a in touched}\n",
+        tests=(f"{INDEX}::test_a_start_derives_what_follows_from_each_function_once",),
+    ),
+    Mutation(
         "a device keeps the group that it had, whoever has come into it",
         "core/index.py",
         "        for f in index.groups.get(group or 0, ())\n    }\n    changed = ",

@@ -205,3 +205,25 @@ def test_probes_are_answered_beside_slow_clients_and_those_are_counted() -> None
         assert metrics(node)["gpuactors_http_connections_turned_away_total"] >= 32
         assert daemon.wait_event("http.crowded")["closed"] >= 1
         node.assert_sound(daemon)
+
+
+def test_a_daemon_that_offers_nothing_says_so_once_and_registers_nothing() -> None:
+    """Issue 24, 14: with `--device-plugin off` alone it looked like any other daemon."""
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        with node.daemon("--device-plugin=off") as daemon:
+            daemon.wait_event("host.scanned")
+            mark = daemon.mark()
+            node.kubelet.stop()
+            node.kubelet.start()
+            daemon.wait_event("kubelet.appeared", after=mark)
+            node.tell(node.plug(0x24, "2330", driver="vfio-pci"))
+            ready = page(node, "/readyz")
+            assert ready.status == 503
+            assert "this daemon offers nothing" in ready.text
+            assert page(node, "/livez").status == 200
+        assert daemon.wait_exit() == 0
+        (said,) = (line for line in daemon.log if line["event"] == "daemon.offers_nothing")
+        assert all(flag in said["reason"] for flag in ("--device-plugin", "--dra", "--compute-domains"))
+        assert node.kubelet.registrations == ()
+        assert list(node.kubelet.socket_dir.glob("gpuactors*")) == []

@@ -9,14 +9,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
+from tests.process.test_domains import Call
 from tests.process.test_endpoints import metrics, page
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
+from tests.support.nvidia_checkpoint import GPUS, prepared, their_checkpoint, vfio
 
 
 @contextmanager
@@ -136,6 +137,33 @@ def test_a_cdi_directory_that_is_removed_under_its_mount_ends_the_containers_lif
     assert "was removed on the host" in dead.text
 
 
+def test_a_gpu_that_nvidias_driver_has_prepared_is_its_claims_until_kubelet_unprepares_it() -> None:
+    """And back: its checkpoint is left as it was."""
+    gpu = address(0x23)
+    with claims_node(g23="vfio-pci") as (node, api, cdi):
+        old = api.claim("old", gpu)
+        directory = node.kubelet_dir / "plugins" / DRIVER
+        directory.mkdir(parents=True)
+        cdi.mkdir()
+        content = their_checkpoint(
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            {old: prepared(GPUS, NODE, vfio(old, NODE, 0, gpu))},
+        )
+        (directory / "checkpoint.json").write_bytes(content)
+        (cdi / f"k8s.{DRIVER}-claim_{old}.yaml").write_text("devices: []")
+        with daemon_of(node, cdi) as daemon, plugin_of(node.kubelet_dir) as plugin:
+            daemon.wait_event("checkpoint.read", claims=1)
+            node.wait_device_lists({H100: {gpu: "Unhealthy"}})
+            waiting = Call(prepare, plugin, "new", api.claim("new", gpu))
+            daemon.wait_event("claim.waiting", claim="default/new", has=["by NVIDIA's driver", "claim "])
+            (again,) = prepare(plugin, "old", old).devices
+            assert list(again.cdi_device_ids) == [f"k8s.{DRIVER}/claim={old}-gpu-vfio-0"]
+            assert unprepare(plugin, "old", old).error == ""
+            assert waiting.answer.error == ""
+            assert not list(cdi.glob(f"*{old}*"))
+        assert (directory / "checkpoint.json").read_bytes() == content
+
+
 def test_an_update_hands_the_claims_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two instances side by side, each by its pod's UID: the new one has the old one's claims when it serves."""
     gpu = address(0x23)
@@ -169,14 +197,11 @@ def test_the_new_claim_waits_in_its_call_for_the_old_one() -> None:
     ):
         old, new = api.claim("old", gpu), api.claim("new", gpu)
         assert prepare(plugin, "old", old).error == ""
-        answers: list[Any] = []
-        waiting = threading.Thread(target=lambda: answers.append(prepare(plugin, "new", new)))
-        waiting.start()
+        waiting = Call(prepare, plugin, "new", new)
         daemon.wait_event("claim.waiting", claim="default/new", has=["the claim default/old"])
-        assert answers == []
+        assert waiting.answers == []
         assert unprepare(plugin, "old", old).error == ""
-        waiting.join(WAIT_S)
-        assert [a.error for a in answers] == [""]
+        assert waiting.answer.error == ""
 
 
 def test_a_claim_that_is_not_allocated_or_not_there_is_refused_with_the_reason() -> None:

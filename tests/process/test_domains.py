@@ -135,6 +135,35 @@ def test_a_channel_from_slice_to_unprepare() -> None:
         assert list(at.cdi.iterdir()) == []
 
 
+def test_a_claim_of_all_channels_gets_every_one_of_the_driver_and_nobody_else_one() -> None:
+    with scene("--imex-channels=3") as at:
+        (at.node.tree.root / "proc/driver/nvidia/params").write_text("ImexChannelCount: 5\n")
+        channels = [CHANNEL, "channel-1", "channel-2"]
+        eventually(lambda: at.api.devices(DRIVER) == [*channels, DAEMON], "the slice")
+        domain = at.objects.domain("training")
+        claim, daemon = (
+            at.objects.channel("all", domain, allocationMode="All"),
+            at.objects.daemon("daemon", domain),
+        )
+        waiting = Call(prepare, at.plugin, "all", claim)
+        eventually(lambda: at.objects.label == domain, "the label")
+        assert prepare(at.plugin, "daemon", daemon, NAMESPACE).error == ""
+        at.objects.set_nodes("training", {NODE: "Ready"})
+        assert [device.device_name for device in waiting.answer.devices] == [CHANNEL]
+        nodes = at.edits(claim)["deviceNodes"]
+        assert [(n["path"], n["minor"]) for n in nodes] == [
+            (f"/dev/nvidia-caps-imex-channels/channel{number}", number) for number in range(5)
+        ]
+        other = at.objects.channel("other", domain, device="channel-2")
+        beside = Call(prepare, at.plugin, "other", other)
+        at.daemon.wait_event("claim.waiting", claim="default/other", has=["channel-2", "default/all"])
+        assert beside.answers == []
+        assert unprepare(at.plugin, "all", claim).error == ""
+        assert beside.answer.error == ""
+        (node,) = at.edits(other)["deviceNodes"]
+        assert node["minor"] == 2
+
+
 def test_nothing_is_published_before_kubelet_has_registered_the_driver() -> None:
     """A pod that the scheduler sends sooner is prepared 60 to 90 s later."""
     with domains_node() as (node, api, arguments), node.daemon(*arguments) as daemon:

@@ -56,7 +56,7 @@ class DomainObjects:
         self._api.do(self._api.server.set_clique, NAMESPACE, made["metadata"]["uid"], CLIQUE, nodes)
 
     def channel(self, name: str, domain: str, **config: str) -> str:
-        """A claim for a channel, allocated to our node; its UID."""
+        """A claim for a channel, allocated to our node; its UID. `config`: as `domain_objects.add_channel`."""
         make = partial(domain_objects.add_channel, self._api.server, NODE, name, domain, **config)
         return str(self._api.do(make))
 

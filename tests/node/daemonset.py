@@ -90,9 +90,11 @@ class Daemon:
         return kubectl("exec", "-n", NAMESPACE, self.name, "--", "gpuactors", *words, check=check)
 
 
-def install(overlay: str = "base", environment: Environment | None = None, image: str = IMAGE) -> Installed:
+def install(
+    overlay: str = "base", environment: Environment | None = None, image: str = IMAGE, base: Path = BASE
+) -> Installed:
     """`kubectl apply -k` of base or an overlay. `environment`: settings of the daemon in addition."""
-    directory = BASE if overlay == "base" else OVERLAYS / overlay
+    directory = base if overlay == "base" else OVERLAYS / overlay
     mine = RENDERED / overlay
     shutil.rmtree(mine, ignore_errors=True)
     mine.mkdir(parents=True)

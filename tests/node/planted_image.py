@@ -9,6 +9,7 @@ import io
 import json
 import shutil
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,14 +19,30 @@ PACKAGE: Final = "opt/gpuactors/lib/python3.11/site-packages/gpuactors"
 
 def changed_image(layout: Path, to: Path, file: str, source: str | None) -> None:
     """Copies an OCI layout to `to`, with `file` of the package (`core/step.py`) changed to `source`, or gone (None)."""
+    _with_layer(layout, to, _layer(file, source), f"a bug planted in {file}")
+
+
+def with_package(layout: Path, to: Path, files: Mapping[str, bytes], why: str) -> None:
+    """Copies an OCI layout to `to`, with these files in place of the package's."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        _put(tar, f"{PACKAGE}/.wh..wh..opq", b"")
+        for name, content in files.items():
+            if name.endswith(".py"):
+                _put_module(tar, f"{PACKAGE}/{name}", content.decode())
+            else:
+                _put(tar, f"{PACKAGE}/{name}", content)
+    _with_layer(layout, to, buffer.getvalue(), why)
+
+
+def _with_layer(layout: Path, to: Path, layer: bytes, why: str) -> None:
     shutil.copytree(layout, to)
-    layer = _layer(file, source)
     index = _json(to / "index.json")
     (entry,) = index["manifests"]
     manifest = _json(_blob(to, entry["digest"]))
     config = _json(_blob(to, manifest["config"]["digest"]))
     config["rootfs"]["diff_ids"].append(f"sha256:{hashlib.sha256(layer).hexdigest()}")
-    config["history"].append({"created_by": f"a bug planted in {file}"})
+    config["history"].append({"created_by": why})
     packed = gzip.compress(layer, mtime=0)
     manifest["layers"].append(
         {
@@ -42,21 +59,29 @@ def changed_image(layout: Path, to: Path, file: str, source: str | None) -> None
 
 
 def _layer(file: str, source: str | None) -> bytes:
-    """The module and its bytecode, which the image never compares with its source; or a mark that each is gone."""
-    directory, _, name = f"{PACKAGE}/{file}".rpartition("/")
-    module = name.removesuffix(".py")
-    compiled = f"{directory}/__pycache__/{module}.cpython-311.pyc"
+    """The module, or a mark that it is gone."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         if source is None:
-            _put(tar, f"{directory}/.wh.{name}", b"")
-            _put(tar, f"{directory}/__pycache__/.wh.{module}.cpython-311.pyc", b"")
+            for path in (f"{PACKAGE}/{file}", _compiled(f"{PACKAGE}/{file}")):
+                directory, _, name = path.rpartition("/")
+                _put(tar, f"{directory}/.wh.{name}", b"")
         else:
-            code: Any = compile(source, f"/{directory}/{name}", "exec", dont_inherit=True)
-            digest = importer._code_to_hash_pyc(code, b"\0" * 8, False)  # type: ignore[attr-defined]
-            _put(tar, f"{directory}/{name}", source.encode())
-            _put(tar, compiled, bytes(digest))
+            _put_module(tar, f"{PACKAGE}/{file}", source)
     return buffer.getvalue()
+
+
+def _put_module(tar: tarfile.TarFile, path: str, source: str) -> None:
+    """With its bytecode, which the image never compares with its source."""
+    code: Any = compile(source, f"/{path}", "exec", dont_inherit=True)
+    digest = importer._code_to_hash_pyc(code, b"\0" * 8, False)  # type: ignore[attr-defined]
+    _put(tar, path, source.encode())
+    _put(tar, _compiled(path), bytes(digest))
+
+
+def _compiled(path: str) -> str:
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/__pycache__/{name.removesuffix('.py')}.cpython-311.pyc"
 
 
 def _put(tar: tarfile.TarFile, path: str, content: bytes) -> None:

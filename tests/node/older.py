@@ -1,0 +1,70 @@
+"""An image of an older gpuactors, for updates to a newer one and back.
+
+It is today's image with the package as an older commit has it. What else an image is made of, the Containerfile and the
+requirements, must be the same in that commit as today; it was so when the commit was chosen.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.node.planted_image import with_package
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+COMMIT: Final = "0140e26f1aad8a2e722f3c3a9798fdf46cdc0463"
+"""Of the day of 0.1.0 in CHANGELOG.md."""
+
+OLDER_IMAGE: Final = f"gpuactors:at-{COMMIT[:7]}"
+SAME: Final = ("deploy/Containerfile", "requirements/runtime.txt")
+PACKAGE: Final = "src/gpuactors/"
+BASE: Final = "deploy/base/"
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """The older image, and what installs it."""
+
+    layout: Path
+    base: Path
+    """`kubectl apply -k` of it."""
+    what: str
+    """In words."""
+
+
+def older(layout: Path, directory: Path) -> Older:
+    """Makes the older image of today's (an OCI layout), and the manifests of then, in `directory`. A shallow clone
+    lacks the commit: there both are today's. Raises AssertionError if more of the image than the package has changed
+    since."""
+    if _git("cat-file", "-e", f"{COMMIT}^{{commit}}").returncode != 0:
+        return Older(
+            layout, CHECKOUT / BASE, "this clone is shallow: the older image is today's by another name"
+        )
+    for path in SAME:
+        assert _git("show", f"{COMMIT}:{path}").stdout == (CHECKOUT / path).read_bytes(), (
+            f"{path} has changed since {COMMIT}: name a later commit in {__file__}"
+        )
+    for name, content in _files(BASE).items():
+        (directory / "base" / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / "base" / name).write_bytes(content)
+    with_package(layout, directory / "image", _files(PACKAGE), f"the package as of {COMMIT}")
+    return Older(directory / "image", directory / "base", f"the older image is of {COMMIT}")
+
+
+def _files(below: str) -> dict[str, bytes]:
+    archive = _git("archive", COMMIT, below)
+    assert archive.returncode == 0, archive.stderr.decode()
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+        opened = {member.name.removeprefix(below): tar.extractfile(member) for member in tar}
+        return {name: file.read() for name, file in opened.items() if file is not None}
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    # Whoever runs the tests need not be who owns the checkout.
+    return subprocess.run(
+        ("git", "-c", "safe.directory=*", "-C", str(CHECKOUT), *words), capture_output=True, check=False
+    )

@@ -12,6 +12,8 @@ PREPARE: Final = "tests/core/domains/test_prepare.py"
 UNPREPARE: Final = "tests/core/domains/test_unprepare.py"
 READINESS: Final = "tests/core/domains/test_readiness.py"
 ORDERS: Final = "tests/core/domains/test_interleavings.py"
+HOST: Final = "tests/core/domains/test_host_part.py"
+PROCESS: Final = "tests/process/test_domains.py"
 
 DOMAINS: Final = (
     # --- the label ----------------------------------------------------------------------------------------------------
@@ -242,5 +244,57 @@ DOMAINS: Final = (
         "        entry = replace(entry, why=None)  # it may have waited until its devices were back\n",
         "",
         tests=(ORDERS,),
+    ),
+    # --- what the host gives ------------------------------------------------------------------------------------------
+    Mutation(
+        "a claim of all channels gets the one that it was allocated",
+        "core/domains/cdi.py",
+        " if own.every else allocated\n",
+        " if False else allocated\n",
+        tests=(f"{HOST}::test_all_channels_are_those_of_the_driver_and_nobody_else_gets_one",),
+    ),
+    Mutation(
+        "a claim of all channels leaves those that it was not allocated to others",
+        "core/domains/reservation.py",
+        "    if config.kind is DeviceKind.CHANNEL and config.mode is AllocationMode.ALL:\n",
+        "    if False:\n",
+        tests=(f"{PREPARE}::test_mode_all_gives_every_channel_of_the_node_and_stands_in_the_way_of_each",),
+    ),
+    Mutation(
+        "an unknown clique is no fabric",
+        "core/domains/exclusion.py",
+        "    if imex.unknown:\n",
+        "    if False:\n",
+        tests=(f"{HOST}::test_an_unknown_clique_is_not_no_fabric",),
+    ),
+    Mutation(
+        "NVIDIA's daemon is prepared without the host's nvidia-imex",
+        "core/domains/exclusion.py",
+        "    if kind is DeviceKind.DAEMON and imex.unmanaged:\n",
+        "    if False:\n",
+        tests=(
+            f"{HOST}::test_a_daemon_without_the_device_waits_and_is_told_what_to_do_until_the_toolkit_has_made_it",
+        ),
+    ),
+    Mutation(
+        "NVIDIA's daemon gets no configuration to begin with",
+        "core/domains/driver.py",
+        '            PlacedFile(f"{d}/{template.NAME}", template.TEXT) for d in self.directories(state, entry)\n',
+        '            PlacedFile(f"{d}/{template.NAME}", template.TEXT) for d in ()\n',
+        tests=(f"{HOST}::test_imex_s_configuration_is_in_the_directory_that_the_daemon_has_mounted",),
+    ),
+    Mutation(
+        "a domain's daemon is looked for in the namespace of today only",
+        "core/domains/outputs.py",
+        "    return next(found, domains.settings.namespaces[0])\n",
+        "    return domains.settings.namespaces[0]\n",
+        tests=(f"{HOST}::test_the_daemon_is_found_in_the_namespace_of_today_and_in_the_older_one",),
+    ),
+    Mutation(
+        "devices are published before kubelet can ask for them",
+        "dra.py",
+        "        await self._registered.wait()\n",
+        "        await trio.lowlevel.checkpoint()\n",
+        tests=(f"{PROCESS}::test_nothing_is_published_before_kubelet_has_registered_the_driver",),
     ),
 )

@@ -12,6 +12,7 @@ WATCH: Final = "tests/acts/test_cdi_watch.py"
 NFD: Final = "tests/observe/test_nfd.py"
 PLAIN: Final = "tests/test_plain_files.py"
 SERVE: Final = "tests/http/test_serve.py"
+CLAIMS: Final = "tests/process/test_claims.py"
 
 EDGES: Final = (
     Mutation(
@@ -127,5 +128,45 @@ EDGES: Final = (
         "    asked_s = int(retry_after) if _SECONDS.fullmatch(retry_after) else None\n",
         "    asked_s = None\n",
         tests=("tests/kube/test_client.py",),
+    ),
+    Mutation(
+        "a connection that is closed for another one is counted by nobody",
+        "http/serve.py",
+        "            self._turned_away()\n",
+        "",
+        tests=(f"{SERVE}::test_the_oldest_slow_client_makes_room_for_a_newcomer",),
+    ),
+    Mutation(
+        "the body of a GET is read to its end",
+        "http/serve.py",
+        "            return\n        client.lets_us_wait = False\n",
+        "            return\n        while http.their_state is h11.SEND_BODY and http.next_event() is h11.NEED_DATA:\n"
+        "            http.receive_data(bytes(await client.stream.receive_some(_CHUNK_BYTES)))\n"
+        "        client.lets_us_wait = False\n",
+        tests=(f"{SERVE}::test_the_body_of_a_get_is_not_read",),
+    ),
+    Mutation(
+        "a container lives on with a CDI directory that the host has removed",
+        "dra.py",
+        "reached_by=(kubelet, MountedDirectory(cdi_dir)),",
+        "reached_by=(kubelet,),",
+        tests=(f"{CLAIMS}::test_a_cdi_directory_that_is_removed_under_its_mount_ends_the_containers_life",),
+    ),
+    Mutation(
+        "what is no file in the features file's place hides what the host says of IMEX",
+        "host/imex.py",
+        "            if error.errno not in GONE:\n                return Said(",
+        "            if error.errno not in GONE:\n                raise HostError(path)\n                return Said(",
+        tests=("tests/host/test_imex.py",),
+    ),
+    Mutation(
+        "the parameters for another driver are to nest no deeper than ours",
+        "kube/claims.py",
+        "without_deep(body)",
+        "body",
+        tests=(
+            "tests/kube/test_client.py::"
+            "test_parameters_of_another_driver_that_nest_without_end_cost_the_claim_nothing",
+        ),
     ),
 )

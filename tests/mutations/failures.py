@@ -84,4 +84,18 @@ FAILURES: Final = (
         "            iommu_group=None,\n            numa_node=None,",
         tests=(f"{READER}::test_a_companion_that_never_answers_is_in_its_group_all_the_same",),
     ),
+    Mutation(
+        "a writing process that cannot be started ends the daemon's actor",
+        "acts/writes.py",
+        "            except OSError as error:\n                raise _not_begun(",
+        "            except ZeroDivisionError as error:\n                raise _not_begun(",
+        tests=("tests/acts/test_writes.py::test_no_process_for_the_writes_is_the_acts_error_and_passes",),
+    ),
+    Mutation(
+        "a read of IMEX that raises ends its actor",
+        "actors/domain_reader.py",
+        '        with raises_only(HostError, "domain_reader"):\n            facts = await imex.read()\n',
+        "        facts = await imex.read()\n",
+        tests=(f"{BUGS}[KeyError-domains]",),
+    ),
 )

@@ -21,6 +21,7 @@ CHANGES: Final = "tests/core/dra/test_slice_changes.py"
 POOL: Final = "tests/core/dra/test_pool.py"
 WRITES: Final = "tests/core/dra/test_slice_writes.py"
 PUBLISHER: Final = "tests/actors/test_slice_publisher.py"
+NVIDIA: Final = "tests/host/test_nvidia.py"
 
 FOUND: Final = "tests/simulation/histories/test_histories.py::test_a_found_history_stays_found"
 """Histories by name: what a planted bug breaks at once may take a campaign some thousands of others to come upon."""
@@ -958,5 +959,42 @@ MUTATIONS: Final = (
         "if self._written is not None and settled_at > now:",
         "if self._written is None and settled_at > now:",
         tests=(PUBLISHER,),
+    ),
+    # --- what is read of a GPU ----------------------------------------------------------------------------------------
+    Mutation(
+        "a GPU has the UUID of the one before it at its address",
+        "host/nvidia.py",
+        "            if known is not None and known[0] == inode:\n",
+        "            if known is not None:\n",
+        tests=(f"{NVIDIA}::test_another_gpu_at_the_address_is_read_anew",),
+    ),
+    Mutation(
+        "a GPU's UUID is not read again after it was on another driver",
+        "host/nvidia.py",
+        "            self._known.pop(address, None)\n",
+        "",
+        tests=(f"{NVIDIA}::test_after_a_time_on_another_driver_it_is_read_anew",),
+    ),
+    Mutation(
+        "a UUID that the driver does not know yet is one",
+        "host/nvidia.py",
+        "GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
+        "GPU-[0-9a-f?]{8}(?:-[0-9a-f?]{4}){3}-[0-9a-f?]{12})",
+        tests=(f"{NVIDIA}::test_what_the_driver_does_not_know_yet_is_asked_again",),
+    ),
+    Mutation(
+        "a physical function with active virtual ones is a whole GPU",
+        "core/assessment/blockers.py",
+        "    if function.has_virtual_functions:\n",
+        "    if False:\n",
+        tests=(VIRTUAL,),
+    ),
+    Mutation(
+        "all functions are looked up for each group at a start",
+        "core/index.py",
+        "        stayed = (f for f in groups.pop(group, ()) if f.address not in changed)\n",
+        "        came = [f for a in changed if (f := functions.get(a)) is not None and f.iommu_group == group]\n"
+        "        stayed = (f for f in groups.pop(group, ()) if f.address not in changed)\n",
+        tests=(f"{INDEX}::test_a_start_looks_each_function_up_once_for_its_group",),
     ),
 )

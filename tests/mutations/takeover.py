@@ -74,4 +74,18 @@ TAKEOVER: Final = (
         "    is_complete = domains.strangers is not None or not any(\n",
         tests=(DOMAINS,),
     ),
+    Mutation(
+        "the parameters in NVIDIA's checkpoint are to nest no deeper than we decode",
+        "acts/theirs.py",
+        "decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint)",
+        "decode_json(content, _Checkpoint)",
+        tests=(f"{FILE}::test_the_parameters_in_nvidias_are_not_decoded",),
+    ),
+    Mutation(
+        "the parameters in NVIDIA's checkpoint are decoded",
+        "acts/theirs.py",
+        "    devices: _Allocated | None = None\n",
+        "    devices: Any = None\n",
+        tests=(f"{FILE}::test_the_parameters_in_nvidias_are_not_decoded",),
+    ),
 )

@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from gpuactors.config import KEYS
@@ -210,6 +212,23 @@ def test_the_core_takes_nothing_impure_from_the_standard_library() -> None:
                 top = name.partition(".")[0]
                 assert top in PURE or top == "gpuactors", f"{path.name} imports {name}"
                 assert top in sys.stdlib_module_names or top == "gpuactors"
+
+
+def test_the_core_has_no_circle_of_imports() -> None:
+    """Those for type checking count: whoever reads a file has to read what it names."""
+    graph = grimp.build_graph("gpuactors", include_external_packages=False)
+    core = {module for module in graph.modules if f"{module}.".startswith("gpuactors.core.")}
+    imported = {module: graph.find_modules_directly_imported_by(module) & core for module in core}
+    assert sum(map(len, imported.values())) > len(core)
+    assert len(tuple(TopologicalSorter(imported).static_order())) == len(core)
+
+
+def test_the_core_imports_nothing_for_type_checking_only() -> None:
+    for path in sorted((ROOT / "src/gpuactors/core").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                imports = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+                assert not imports, f"{path}:{node.lineno}"
 
 
 def test_no_file_of_ours_imports_asyncio() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core import device_lists, entries
-from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.assessment.status import DeviceStatus
 from gpuactors.core.effects import Effect, Field, Level, Log
 from gpuactors.core.events import (
@@ -34,6 +33,7 @@ from gpuactors.core.model import (
 )
 from gpuactors.core.snapshot import project, report
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.assessments import NO_ASSESSMENTS
 from gpuactors.core.step import next_deadline
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.support.planted_status import plant_allocated_is_unhealthy

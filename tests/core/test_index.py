@@ -13,9 +13,10 @@ import pytest
 from gpuactors.core import calls, device_lists, entries, identity, index, schedule, snapshot, usage
 from gpuactors.core.assessment import assessments
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
-from gpuactors.core.index import NO_INDEX, check_index, index_of, indexed
+from gpuactors.core.index import check_index, index_of, indexed
 from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, PciFunction, Token
 from gpuactors.core.snapshot import report
+from gpuactors.core.state.index import NO_INDEX
 from gpuactors.limits import LEDGER_QUIET_S
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 

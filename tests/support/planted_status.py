@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gpuactors.core.assessment import assess
-from gpuactors.core.assessment.ownership import Ownership
-from gpuactors.core.assessment.status import DeviceStatus
+from gpuactors.core.assessment.status import DeviceStatus, Ownership
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import Health
 

@@ -28,13 +28,12 @@ from typing import Final
 from gpuactors import limits
 from gpuactors.core import inspections, schedule
 from gpuactors.core.allocation import grant, prefer
-from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import OF_A_PART
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import may_be_a_pods, observed_use, orphans_pod
 from gpuactors.core.assessment.presence import changed, function_at, not_listed, not_offered
-from gpuactors.core.assessment.status import Blocker, causes_of
+from gpuactors.core.assessment.status import Assessment, Blocker, causes_of
 from gpuactors.core.choice import Search
 from gpuactors.core.effects import (
     Answer,

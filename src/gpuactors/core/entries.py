@@ -8,11 +8,8 @@ Must not decide what else is listed (a device that is gone while a pod has it, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
 
-from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.assessment.status import DeviceStatus
@@ -20,28 +17,8 @@ from gpuactors.core.identity import alias_ids
 from gpuactors.core.index import changed_keys, index_of
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """The entries, preceded by the values that they are derived from."""
-
-    devices: Mapping[PciAddress, Device]
-    assessments: Mapping[PciAddress, Assessment]
-    ids: Mapping[PciAddress, DeviceId]
-    """As `identity.alias_ids`."""
-
-    of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
-    """By resource and the ID that a device is listed by; no resource without any."""
-
-
-_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
-
-NO_ENTRIES: Final = Entries(devices=_NOTHING, assessments=_NOTHING, ids=_NOTHING, of=_NOTHING)
-"""Of a state in which nothing is known."""
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.entries import NO_ENTRIES, Entries
 
 
 def entries_of(state: NodeState) -> Entries:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpuactors.core.assessment.owner import Named, gpu_uuid
 from gpuactors.core.assessment.presence import function_at
@@ -24,9 +23,7 @@ from gpuactors.core.index import index_of, indexed
 from gpuactors.core.inspections import ask_inspections
 from gpuactors.core.inventory import ids_of
 from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName, is_pci_address
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
 

@@ -15,15 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpuactors import limits
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.model import Fact, Inspections, PciAddress, PciFunction, Retry
 from gpuactors.core.refresh import Refresh
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 
 def first_inspections() -> Inspections:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors.core import registration
 from gpuactors.core.assessment.cause import Cause
@@ -23,9 +23,7 @@ from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.model import CallKind, Role
 from gpuactors.core.snapshot import report
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 CONTESTED: Final = "ResourceContested"
 """The reason of a resource that another plugin has taken."""

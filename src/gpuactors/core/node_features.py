@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors.core.index import index_of
 from gpuactors.core.model import Role
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 PREFIX: Final = "gpuactors.feature.node.kubernetes.io"
 

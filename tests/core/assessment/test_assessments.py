@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, assessments_of, check_assessments
+from gpuactors.core.assessment.assessments import assessments_of, check_assessments
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, KubeletAppeared
 from gpuactors.core.model import Holder, PciAddress, PciFunction, pci_address
+from gpuactors.core.state.assessments import NO_ASSESSMENTS
 from tests.core.builders import Core, audio, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))

@@ -9,7 +9,7 @@ import pytest
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.blockers import blocker_of
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.ownership import Ownership
+from gpuactors.core.assessment.status import Ownership
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import Health, PciFunction, Settings, pci_address
 from gpuactors.core.selector import parse_selector

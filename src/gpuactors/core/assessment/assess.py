@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
 
 from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.ownership import Ownership, observed_use, ownership_of
+from gpuactors.core.assessment.ownership import observed_use, ownership_of
 from gpuactors.core.assessment.presence import not_offered
-from gpuactors.core.assessment.status import Blocker, DeviceStatus
+from gpuactors.core.assessment.status import Assessment, Blocker, DeviceStatus, Ownership
 from gpuactors.core.index import index_of
-from gpuactors.core.model import Health
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gpuactors.core.inventory import Device
-    from gpuactors.core.model import Observed
-    from gpuactors.core.state import NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class Assessment:
-    """All that is decided of a device."""
-
-    ownership: Ownership
-    blocker: Blocker | None
-    """The reason not to allocate it, whatever its owner; None if there is none."""
-    status: DeviceStatus
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import Health, Observed
+from gpuactors.core.state import NodeState
 
 
 def assessment_of(state: NodeState, device: Device, listed: Callable[[Device], Health | None]) -> Assessment:

@@ -6,65 +6,23 @@ shows whether they belong to this state, and a stale one is never read. Must not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from gpuactors.core.assessment.assess import Assessment, assessment_of
+from gpuactors.core.assessment.assess import assessment_of
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.owner import Owner
 from gpuactors.core.index import changed_keys, index_of, other_keys
 from gpuactors.core.inventory import Device
 from gpuactors.core.model import (
     AdvertisedDevice,
-    DeviceList,
     Health,
     Observed,
-    Orphan,
     PciAddress,
     ResourceName,
     listed_by_address,
 )
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class Assessments:
-    """The assessments, preceded by the values that they are derived from."""
-
-    devices: Mapping[PciAddress, Device]
-    owners: Mapping[PciAddress, Owner]
-    short: Mapping[PciAddress, str]
-    uses: Mapping[int, Observed]
-    orphans: Mapping[PciAddress, Orphan]
-    read: int
-    problem: str | None
-    device_lists: Mapping[ResourceName, DeviceList]
-
-    of: Mapping[PciAddress, Assessment]
-    """By the device's address."""
-    unknown: frozenset[PciAddress]
-    """The devices whose health is as it is listed."""
-
-
-_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
-
-NO_ASSESSMENTS: Final = Assessments(
-    devices=_NOTHING,
-    owners=_NOTHING,
-    short=_NOTHING,
-    uses=_NOTHING,
-    orphans=_NOTHING,
-    read=0,
-    problem=None,
-    device_lists=_NOTHING,
-    of=_NOTHING,
-    unknown=frozenset(),
-)
-"""Of a state in which nothing is known."""
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
 
 
 def assessments_of(state: NodeState) -> Assessments:

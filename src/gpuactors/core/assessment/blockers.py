@@ -5,18 +5,14 @@ Must not decide on owners: that is `ownership.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.presence import not_offered
-from gpuactors.core.assessment.status import Blocker
-from gpuactors.core.inventory import may_be_unbinding
+from gpuactors.core.assessment.status import Blocker, Ownership
+from gpuactors.core.inventory import Device, may_be_unbinding
+from gpuactors.core.model import Observed, PciFunction
 from gpuactors.core.quote import quoted_id
-
-if TYPE_CHECKING:
-    from gpuactors.core.assessment.ownership import Ownership
-    from gpuactors.core.inventory import Device
-    from gpuactors.core.model import Observed, PciFunction
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in

@@ -7,34 +7,15 @@ Unhealthy, and the holder named (docs/architecture.md, "Which devices are Health
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.owner import Given, Named, Owner
+from gpuactors.core.assessment.owner import Given, Named
+from gpuactors.core.assessment.status import Ownership
 from gpuactors.core.index import index_of
 from gpuactors.core.inventory import Device, may_be_unbinding
-
-if TYPE_CHECKING:
-    from gpuactors.core.model import DeviceId, Observed, Pod, ResourceName
-    from gpuactors.core.state import NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """The owner or holder of a device, as cause and sentence."""
-
-    cause: Cause
-    """One of the first of them, from FREE to HOLDER_UNKNOWN."""
-    message: str
-    owner: Owner | None = None
-    """The pod or claim that kubelet has given it to, by any ID and API."""
-
-    @property
-    def is_allocated(self) -> bool:
-        """Kubelet counts it in `allocated` of its resource."""
-        return self.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
+from gpuactors.core.model import DeviceId, Observed, Pod, ResourceName
+from gpuactors.core.state import NodeState
 
 
 def allocated_ids(

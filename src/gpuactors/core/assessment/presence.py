@@ -5,16 +5,14 @@ Must not decide on a device that is present: that is `blockers.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Blocker
 from gpuactors.core.inventory import ids_of, named
+from gpuactors.core.model import PciAddress, PciFunction, Resolved, ResourceName
 from gpuactors.core.quote import quoted_id
-
-if TYPE_CHECKING:
-    from gpuactors.core.model import PciAddress, PciFunction, Resolved, ResourceName
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 GONE: Final = Blocker(Cause.GONE, "the PCI function is gone from this node")
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuactors.core.assessment.cause import Cause
-
-if TYPE_CHECKING:
-    from gpuactors.core.assessment.owner import Owner
-    from gpuactors.core.model import Health, Holder
+from gpuactors.core.assessment.owner import Owner
+from gpuactors.core.model import Health, Holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,32 @@ class DeviceStatus:
     """The owner by kubelet's ledger, whatever the cause."""
     holders: tuple[Holder, ...]
     """The processes that have its group open; none where that is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The owner or holder of a device, as cause and sentence."""
+
+    cause: Cause
+    """One of the first of them, from FREE to HOLDER_UNKNOWN."""
+    message: str
+    owner: Owner | None = None
+    """The pod or claim that kubelet has given it to, by any ID and API."""
+
+    @property
+    def is_allocated(self) -> bool:
+        """Kubelet counts it in `allocated` of its resource."""
+        return self.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """All that is decided of a device."""
+
+    ownership: Ownership
+    blocker: Blocker | None
+    """The reason not to allocate it, whatever its owner; None if there is none."""
+    status: DeviceStatus
 
 
 def causes_of(blockers: Iterable[Blocker]) -> tuple[Cause, ...]:

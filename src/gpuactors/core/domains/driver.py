@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from gpuactors.core import schedule
 from gpuactors.core.assessment.cause import Cause
@@ -28,21 +28,19 @@ from gpuactors.core.domains.model import (
 from gpuactors.core.domains.reservation import claimed_domain, imex_of_claim
 from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
 from gpuactors.core.dra.config import ConfigFault
+from gpuactors.core.dra.driver import ClaimDriver
 from gpuactors.core.dra.entries import AWAITED, FILES, Claims, Entry, StoredEntry
 from gpuactors.core.dra.exclusion import InTheWay
 from gpuactors.core.dra.files import PlacedFile
+from gpuactors.core.dra.slices import AnyOffer
 from gpuactors.core.dra.strangers import strangers
 from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.effects import Effect
+from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.quote import quoted_id
 from gpuactors.core.state import NodeState
 
-if TYPE_CHECKING:
-    from gpuactors.core.dra.driver import ClaimDriver
-    from gpuactors.core.dra.slices import AnyOffer
-    from gpuactors.core.effects import Effect
-    from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
-
-    Stepped = tuple[NodeState, list[Effect]]
+Stepped = tuple[NodeState, list[Effect]]
 
 
 @final

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.domains import label
-from gpuactors.core.domains.model import DeviceKind, DomainMode, DomainUid, device_of
+from gpuactors.core.domains.model import (
+    ClaimedDomain,
+    DeviceKind,
+    DomainConfig,
+    DomainDevice,
+    DomainMode,
+    DomainUid,
+    device_of,
+)
 from gpuactors.core.domains.reservation import devices_wanted
+from gpuactors.core.domains.state import Domains, DomainView
+from gpuactors.core.dra.entries import Entry
 from gpuactors.core.dra.exclusion import InTheWay, doing
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.quote import quoted
-
-if TYPE_CHECKING:
-    from gpuactors.core.domains.model import ClaimedDomain, DomainConfig, DomainDevice
-    from gpuactors.core.domains.state import Domains, DomainView
-    from gpuactors.core.dra.entries import Entry
 
 
 def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:

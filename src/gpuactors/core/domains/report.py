@@ -10,21 +10,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 from gpuactors.core.domains import exclusion, label, looks
 from gpuactors.core.domains.exclusion import Readiness
-from gpuactors.core.domains.model import DeviceKind, DomainMode, DomainUid
+from gpuactors.core.domains.model import DeviceKind, DomainDevice, DomainMode, DomainUid
 from gpuactors.core.domains.reservation import devices_wanted
+from gpuactors.core.domains.state import Domains
 from gpuactors.core.dra.claim import ClaimUid
+from gpuactors.core.dra.entries import Entry
 from gpuactors.core.dra.report import ClaimReport, claim_report
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.quote import quoted_id
-
-if TYPE_CHECKING:
-    from gpuactors.core.domains.model import DomainDevice
-    from gpuactors.core.domains.state import Domains
-    from gpuactors.core.dra.entries import Entry
 
 _HERE: Final = OWNING | {ClaimState.WAITING}
 """The states in which a claim takes part in its domain."""

@@ -20,7 +20,7 @@ from gpuactors.core.domains.model import (
     LabelChange,
     LabelPatch,
 )
-from gpuactors.core.domains.offer import NOTHING_OFFERED, OfferedDomains
+from gpuactors.core.domains.offered import NOTHING_OFFERED, OfferedDomains
 from gpuactors.core.dra.claim import ClaimUid
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims
 from gpuactors.core.model import ClaimedDevice

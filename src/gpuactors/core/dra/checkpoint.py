@@ -16,13 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors.core.dra.claim import ClaimUid, FirstDriver, Json
+from gpuactors.core.dra.entries import StoredEntry
 from gpuactors.core.model import PciAddress, is_pci_address
-
-if TYPE_CHECKING:
-    from gpuactors.core.dra.entries import StoredEntry
 
 VERSION: Final = 1
 """Raised when an older daemon could not go on with the content, and not for a field more."""

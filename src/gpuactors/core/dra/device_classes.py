@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from gpuactors.core.index import index_of
 from gpuactors.core.model import ResourceName, Role
 from gpuactors.core.quote import quoted_name
+from gpuactors.core.state import NodeState
 from gpuactors.limits import CLASSES_TOLD_MAX
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
 
 REMEDY = (
     "rename one of the two (--resource-name here, spec.extendedResourceName in the class), remove that field from the "

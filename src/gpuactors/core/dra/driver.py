@@ -6,23 +6,21 @@ Answered by `gpus.py` for GPUs. Every answer follows from the state; none does a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from gpuactors.core.assessment.status import Obstacle
+from gpuactors.core.dra.cdi import DeviceEdits
+from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
+from gpuactors.core.dra.entries import Claims, Entry, StoredEntry
+from gpuactors.core.dra.exclusion import InTheWay
+from gpuactors.core.dra.files import PlacedFile
+from gpuactors.core.dra.slices import AnyOffer
+from gpuactors.core.effects import Effect
+from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.state import NodeState
 
-    from gpuactors.core.assessment.status import Obstacle
-    from gpuactors.core.dra.cdi import DeviceEdits
-    from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
-    from gpuactors.core.dra.entries import Claims, Entry, StoredEntry
-    from gpuactors.core.dra.exclusion import InTheWay
-    from gpuactors.core.dra.files import PlacedFile
-    from gpuactors.core.dra.slices import AnyOffer
-    from gpuactors.core.effects import Effect
-    from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
-    from gpuactors.core.state import NodeState
-
-    Stepped = tuple[NodeState, list[Effect]]
+Stepped = tuple[NodeState, list[Effect]]
 
 
 class ClaimDriver(Protocol):

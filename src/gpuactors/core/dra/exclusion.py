@@ -9,31 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
 from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.assessment.owner import Given
 from gpuactors.core.assessment.ownership import observed_use
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.assessment.status import Obstacle
+from gpuactors.core.dra.claim import Claim
+from gpuactors.core.dra.entries import Entry
 from gpuactors.core.dra.strangers import strangers
 from gpuactors.core.dra.table import ENDED, OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.index import index_of
 from gpuactors.core.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
 from gpuactors.core.quote import first_of, quoted, quoted_id, quoted_name
+from gpuactors.core.state import NodeState
 
 _WAITS: Final = (
     "it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
 )
 """What to do about another owner, who may run for weeks."""
-
-if TYPE_CHECKING:
-    from gpuactors.core.assessment.owner import Given
-    from gpuactors.core.dra.claim import Claim
-    from gpuactors.core.dra.entries import Entry
-    from gpuactors.core.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.assessment.cause import Cause
@@ -21,12 +21,10 @@ from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.dra.claim import ActFault, LookFinding
 from gpuactors.core.dra.entries import Claims, Look, LookWanted
 from gpuactors.core.effects import Effect, Field, Level, Log
+from gpuactors.core.events import GpusLooked
 from gpuactors.core.index import index_of
-
-if TYPE_CHECKING:
-    from gpuactors.core.events import GpusLooked
-    from gpuactors.core.model import PciAddress
-    from gpuactors.core.state import NodeState
+from gpuactors.core.model import PciAddress
+from gpuactors.core.state import NodeState
 
 _REASONS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.IN_USE: Cause.IN_USE_ON_HOST,

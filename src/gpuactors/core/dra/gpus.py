@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from gpuactors.core import inspections, schedule
 from gpuactors.core.assessment.cause import Cause
@@ -26,6 +26,7 @@ from gpuactors.core.dra.claim import (
     LookFinding,
 )
 from gpuactors.core.dra.config import VfioConfig
+from gpuactors.core.dra.driver import ClaimDriver
 from gpuactors.core.dra.entries import (
     FILES,
     ClaimedGpu,
@@ -44,22 +45,18 @@ from gpuactors.core.dra.exclusion import (
     not_given,
     with_companions,
 )
+from gpuactors.core.dra.files import PlacedFile
 from gpuactors.core.dra.reservation import claimed_gpu, with_reserved, with_whole_groups
+from gpuactors.core.dra.slices import AnyOffer
 from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.events import ActDone, ActFailed
+from gpuactors.core.effects import Effect
+from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.index import index_of
 from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState, with_inspections
 
-if TYPE_CHECKING:
-    from gpuactors.core.dra.driver import ClaimDriver
-    from gpuactors.core.dra.files import PlacedFile
-    from gpuactors.core.dra.slices import AnyOffer
-    from gpuactors.core.effects import Effect
-    from gpuactors.core.events import CheckpointRead
-
-    Stepped = tuple[NodeState, list[Effect]]
+Stepped = tuple[NodeState, list[Effect]]
 
 
 @final

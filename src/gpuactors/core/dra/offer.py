@@ -8,14 +8,13 @@ something of a device changes, and carried in the state with what it is derived 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import Final
 
-from gpuactors.core.assessment.assess import Assessment
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import OF_A_PART, without_group
 from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.status import Blocker, Obstacle
+from gpuactors.core.assessment.status import Assessment, Blocker, Obstacle
 from gpuactors.core.dra.claim import DeviceHealth, DraHealth
 from gpuactors.core.dra.entries import Look
 from gpuactors.core.dra.exclusion import of_the_hosts_fabric
@@ -24,35 +23,9 @@ from gpuactors.core.dra.slices import Blocked, BlockKind, Offer
 from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.index import changed_keys, index_of
 from gpuactors.core.inventory import Device
-from gpuactors.core.model import ClaimedDevice, PciAddress, ResourceName
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """What is offered, preceded by the values that it is derived from."""
-
-    devices: Mapping[PciAddress, Device] = field(default_factory=dict)
-    assessments: Mapping[PciAddress, Assessment] = field(default_factory=dict)
-    names: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
-    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
-    switches: frozenset[PciAddress] = frozenset()
-    iommufd: bool = False
-    """As `Index.iommufd`."""
-    placed: frozenset[PciAddress] = frozenset()
-    """The devices of prepared claims, once an inspection has seen them since they were bound."""
-
-    looks: Mapping[PciAddress, Look] = field(default_factory=dict)
-
-    offer: Offer[OfferedGpu] | None = None
-    """None while DRA is off, or the node has not been read."""
-    health: tuple[DeviceHealth, ...] = ()
-    """Of every device that is offered or that a claim has, sorted by address."""
-
-
-NOTHING_OFFERED: Final = Offered()
+from gpuactors.core.model import PciAddress
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.offered import Offered
 
 _HELD: Final = frozenset(
     {

@@ -7,17 +7,13 @@ Must not decide who may have them: that is `exclusion.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpuactors.core.assessment.presence import function_at
+from gpuactors.core.dra.claim import BoundFunction
+from gpuactors.core.dra.entries import ClaimedGpu, Entry
 from gpuactors.core.dra.exclusion import with_companions
+from gpuactors.core.model import PciAddress, PciFunction
 from gpuactors.core.quote import quoted_id
-
-if TYPE_CHECKING:
-    from gpuactors.core.dra.claim import BoundFunction
-    from gpuactors.core.dra.entries import ClaimedGpu, Entry
-    from gpuactors.core.model import PciAddress, PciFunction
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 
 def is_seen(state: NodeState, entry: Entry) -> bool:

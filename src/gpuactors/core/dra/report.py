@@ -7,20 +7,18 @@ its devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors.core.assessment.presence import function_at
 from gpuactors.core.dra import prebound
 from gpuactors.core.dra.claim import ClaimName, ClaimUid, FirstDriver
+from gpuactors.core.dra.entries import ClaimedGpu, Claims, Entry
 from gpuactors.core.dra.exclusion import with_companions
 from gpuactors.core.dra.offer import why_blocked
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import PciAddress
-
-if TYPE_CHECKING:
-    from gpuactors.core.dra.entries import ClaimedGpu, Claims, Entry
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 OFFERED: Final = "offered"
 CLAIMED: Final = "claimed"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpuactors.core.dra import prebound
 from gpuactors.core.dra.claim import FirstDriver
@@ -18,9 +17,7 @@ from gpuactors.core.dra.offered import device_name
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.identity import claimed_address
 from gpuactors.core.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
-
-if TYPE_CHECKING:
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 
 def with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:

@@ -13,20 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.dra import prebound
-from gpuactors.core.dra.entries import Claims, Entry, OwedReturn, one_of_each_group
+from gpuactors.core.dra.claim import BoundFunction, FirstDriver
+from gpuactors.core.dra.entries import ClaimedGpu, Claims, Entry, OwedReturn, one_of_each_group
 from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.effects import Field, Level, Log
 from gpuactors.core.index import index_of
-
-if TYPE_CHECKING:
-    from gpuactors.core.dra.claim import BoundFunction, FirstDriver
-    from gpuactors.core.dra.entries import ClaimedGpu
-    from gpuactors.core.model import PciAddress
-    from gpuactors.core.state import NodeState
+from gpuactors.core.model import PciAddress
+from gpuactors.core.state import NodeState
 
 UNSEEN: Final = -1
 """In `Claims.settled`: since the checkpoint was read the function has not been looked for."""

@@ -6,14 +6,10 @@ Devices by our own names are not among it: what kubelet lists of them is known b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gpuactors.core.dra.entries import Claims
 from gpuactors.core.dra.table import ENDED, OWNING
-
-if TYPE_CHECKING:
-    from gpuactors.core.dra.entries import Claims
-    from gpuactors.core.model import ClaimedDevice
-    from gpuactors.core.state import NodeState
+from gpuactors.core.model import ClaimedDevice
+from gpuactors.core.state import NodeState
 
 
 def strangers(claims: Claims, state: NodeState) -> tuple[ClaimedDevice, ...]:

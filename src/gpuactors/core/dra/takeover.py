@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpuactors import limits
 from gpuactors.core.dra.claim import ClaimName
-from gpuactors.core.dra.entries import with_entry
+from gpuactors.core.dra.driver import ClaimDriver
+from gpuactors.core.dra.entries import Claims, Entry, with_entry
 from gpuactors.core.dra.strangers import strangers
 from gpuactors.core.dra.table import On
 from gpuactors.core.dra.transitions import attempted
 from gpuactors.core.effects import Effect, Level, Log
 from gpuactors.core.model import LedgerSource
-
-if TYPE_CHECKING:
-    from gpuactors.core.dra.driver import ClaimDriver
-    from gpuactors.core.dra.entries import Claims, Entry
-    from gpuactors.core.state import NodeState
+from gpuactors.core.state import NodeState
 
 Stepped = tuple["NodeState", list[Effect]]
 

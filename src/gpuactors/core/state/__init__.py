@@ -10,12 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments
 from gpuactors.core.domains.state import NO_DOMAINS, Domains
 from gpuactors.core.dra.entries import NO_CLAIMS, Claims
-from gpuactors.core.dra.offer import NOTHING_OFFERED, Offered
-from gpuactors.core.entries import NO_ENTRIES, Entries
-from gpuactors.core.index import NO_INDEX, Index
 from gpuactors.core.model import (
     Call,
     DeviceId,
@@ -35,6 +31,10 @@ from gpuactors.core.model import (
     Token,
     Transition,
 )
+from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
+from gpuactors.core.state.entries import NO_ENTRIES, Entries
+from gpuactors.core.state.index import NO_INDEX, Index
+from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 
 
 @dataclass(frozen=True, slots=True)

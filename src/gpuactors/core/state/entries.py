@@ -1,0 +1,31 @@
+"""The list entry of each device, as the state carries it: data only. `core/entries.py` derives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from gpuactors.core.assessment.status import Assessment
+from gpuactors.core.inventory import Device
+from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries, preceded by the values that they are derived from."""
+
+    devices: Mapping[PciAddress, Device]
+    assessments: Mapping[PciAddress, Assessment]
+    ids: Mapping[PciAddress, DeviceId]
+    """As `identity.alias_ids`."""
+
+    of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
+    """By resource and the ID that a device is listed by; no resource without any."""
+
+
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+NO_ENTRIES: Final = Entries(devices=_NOTHING, assessments=_NOTHING, ids=_NOTHING, of=_NOTHING)
+"""Of a state in which nothing is known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from dataclasses import replace
 from hashlib import sha256
 from itertools import product
@@ -388,6 +389,50 @@ def test_a_gpu_whose_address_nvidias_does_not_say_is_found_by_its_uuid_or_the_no
         by_cdev: (["0000:25:00.0"], ()),
         nowhere: ([], ("gpu-vfio-3",)),
     }
+
+
+def test_a_cdi_file_of_theirs_that_cannot_be_read_now_is_no_claim_that_has_ended() -> None:
+    """Of an older release the file alone says that the claim lives."""
+    disk = FakeDisk()
+    claims = {UID: prepared(GPUS, "node-1", vfio(UID, "node-1", 0))}
+    disk.put(OLD, their_checkpoint("", claims, versions="v1"))
+    path = f"/cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"
+    disk.put(f"{path}/x", b"")  # a directory: EISDIR
+    with pytest.raises(StateFileError, match=r"cannot be read .*claim_.*Is a directory.*it is tried again"):
+        file(disk).read()
+    disk.lose_directory(path)
+    theirs = file(disk).read().theirs
+    assert theirs is not None
+    assert theirs.claims == ()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("name", ["listdir", "readlink", "open", "stat"])
+def test_where_their_gpu_is_is_asked_again_for_want_of_descriptors_only(
+    name: str, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A place that is not known keeps all GPUs from all claims as long as this one lives."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    disk = FakeDisk()
+    path = f"/cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"
+    disk.put(path, b"- path: /dev/vfio/51\n- path: /dev/vfio/devices/vfio3")
+    disk.put(OLD, their_checkpoint(BOOT, {UID: prepared(GPUS, "node-1", gpu(UID, "node-1", 1, UUID))}))
+    for at in ("proc/driver/nvidia/gpus/0000:24:00.0/information", "sys/kernel/iommu_groups/51/devices/0000:23:00.0",
+               "sys/bus/pci/devices/0000:23:00.0/class"):  # fmt: skip
+        (tmp_path / at).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / at).write_text("0x030200\n")
+    theirs = TheirClaims(disk, driver=GPUS, cdi_dir="/cdi", places=Places(HostRoot(str(tmp_path))))
+    monkeypatch.setattr(os, name, fails)
+    if number == errno.EMFILE:
+        with pytest.raises(StateFileError, match="no file descriptors left"):
+            CheckpointFile(disk, DIRECTORY, BOOT, theirs).read()
+    else:
+        found = CheckpointFile(disk, DIRECTORY, BOOT, theirs).read().theirs
+        assert found is not None
+        assert len(found.claims) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ UNPREPARE: Final = "tests/core/domains/test_unprepare.py"
 READINESS: Final = "tests/core/domains/test_readiness.py"
 ORDERS: Final = "tests/core/domains/test_interleavings.py"
 HOST: Final = "tests/core/domains/test_host_part.py"
-PROCESS: Final = "tests/process/test_domains.py"
+PUBLISHED: Final = "tests/simulation/test_published_when_registered.py"
 
 DOMAINS: Final = (
     # --- the label ----------------------------------------------------------------------------------------------------
@@ -295,6 +295,6 @@ DOMAINS: Final = (
         "dra.py",
         "        await self._registered.wait()\n",
         "        await trio.lowlevel.checkpoint()\n",
-        tests=(f"{PROCESS}::test_nothing_is_published_before_kubelet_has_registered_the_driver",),
+        tests=(PUBLISHED,),
     ),
 )

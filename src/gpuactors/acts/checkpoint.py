@@ -42,7 +42,7 @@ from gpuactors.core.dra.claim import Json
 from gpuactors.core.dra.theirs import Whose, whose
 from gpuactors.core.quote import quoted
 from gpuactors.decoding import decode_json
-from gpuactors.ports import StateFileError
+from gpuactors.ports import HostShortError, StateFileError
 
 FILE_NAME: Final = "gpuactors-checkpoint.json"
 
@@ -136,6 +136,14 @@ class CheckpointFile:
                 f"{self._old_path} is of NVIDIA's DRA driver and cannot be read ({reason}): which claims it has "
                 "prepared is not known, so none is served. Nothing was touched. Drain the node and remove that file, "
                 "or start NVIDIA's driver again"
+            ) from None
+        except (OSError, HostShortError) as error:
+            reason = (
+                str(error) if isinstance(error, HostShortError) else f"{error.filename}: {error.strerror}"
+            )
+            raise StateFileError(
+                f"which GPUs NVIDIA's DRA driver has given to the claims in {self._old_path} cannot be read "
+                f"({reason}): none is served meanwhile; it is tried again"
             ) from None
 
     def _read(self, path: str, *, touches: bool) -> Restored:

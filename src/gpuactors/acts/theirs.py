@@ -27,6 +27,7 @@ from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.dra.theirs import TheirClaim, TheirDevice
 from gpuactors.core.model import PciAddress
 from gpuactors.decoding import decode_json, without_deep
+from gpuactors.plain_files import NotPlainError
 
 STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
 """Why a GPU that was taken over is not bound to another driver when its claim ends."""
@@ -95,7 +96,8 @@ class TheirClaims:
         self._places = places
 
     def read(self, content: bytes, boot_id: str) -> Theirs:
-        """What a checkpoint of theirs says of this boot. Raises `ValueError`."""
+        """What a checkpoint of theirs says of this boot. Raises `ValueError`; `OSError` or `HostShortError` where what
+        is needed beside it cannot be read now."""
         checksum = f"sha256:{sha256(content).hexdigest()}"
         known = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
         found = theirs.decoded(_json(known), self._driver)
@@ -138,11 +140,14 @@ class TheirClaims:
         return tuple(a for node in dict.fromkeys(nodes) for a in self._places.of_node(node.decode()))
 
     def _cdi_file(self, uid: ClaimUid) -> bytes | None:
+        """None if it is not there. Raises `OSError`: one that cannot be read now is no claim that has ended."""
         try:
             path = cdi_path(self._cdi_dir, self._driver, uid)
             return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except NotPlainError:
+            return b""
 
 
 def _json(value: Any) -> Any:

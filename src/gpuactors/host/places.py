@@ -6,10 +6,10 @@ Synchronous, and reads only what never blocks: the text that NVIDIA's driver has
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import Final, final
 
 from gpuactors.core.model import PciAddress, is_pci_address
+from gpuactors.host.faults import raise_if_short
 from gpuactors.host.nvidia import DRIVER, GpuUuids
 from gpuactors.host.root import (
     CDEV_NODES,
@@ -41,7 +41,8 @@ class Places:
         return next((a for a in addresses if self._uuids.of(a, DRIVER) == uuid), None)
 
     def of_node(self, node: str) -> tuple[PciAddress, ...]:
-        """The GPUs that a container with this device node has, `/dev/vfio/51` or `/dev/vfio/devices/vfio3`."""
+        """The GPUs that a container with this device node has, `/dev/vfio/51` or `/dev/vfio/devices/vfio3`. Raises as
+        `of_uuid`."""
         directory, name = os.path.split(node)
         if directory == CDEV_NODES:
             having = self._function_of(name)
@@ -55,19 +56,26 @@ class Places:
         return self._text(f"{PCI_DEVICES}/{address}/class").startswith(_DISPLAY)
 
     def _function_of(self, cdev: str) -> list[str]:
+        path = self._root.real(f"{VFIO_DEVICES}/{cdev}")
         try:
-            found = os.readlink(self._root.real(f"{VFIO_DEVICES}/{cdev}"))
-        except OSError:
+            found = os.readlink(path)
+        except OSError as error:
+            raise_if_short(error, path)
             return []
         return found.split("/")[-3:-2]
 
     def _names(self, path: str) -> list[str]:
+        real = self._root.real(path)
         try:
-            return sorted(os.listdir(self._root.real(path)))
-        except OSError:
+            return sorted(os.listdir(real))
+        except OSError as error:
+            raise_if_short(error, real)
             return []
 
     def _text(self, path: str) -> str:
-        with suppress(OSError):
-            return read_plain(self._root.real(path), 4096).decode("ascii", "replace")
-        return ""
+        real = self._root.real(path)
+        try:
+            return read_plain(real, 4096).decode("ascii", "replace")
+        except OSError as error:
+            raise_if_short(error, real)
+            return ""

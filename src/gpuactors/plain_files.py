@@ -39,10 +39,13 @@ def read_plain(path: str | os.PathLike[str], bytes_max: int) -> bytes:
     if "\0" in os.fspath(path):
         raise NotPlainError(errno.EINVAL, "the path has a NUL in it", os.fspath(path))
     _refuse(os.stat(path).st_mode, path)  # before it is opened: that alone makes some devices act
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        _refuse(os.fstat(descriptor).st_mode, path)
+    with open(path, "rb", opener=_without_waiting) as file:
+        _refuse(os.fstat(file.fileno()).st_mode, path)
         return file.read(bytes_max)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, durable: bool = False) -> None:
@@ -51,14 +54,17 @@ def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, du
     that was killed meanwhile has left."""
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.{os.urandom(8).hex()}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+    def made(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
     try:
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)  # whatever the umask is
+        with open(new, "xb", opener=made) as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask is
             file.write(content)
             file.flush()
             if durable:
-                os.fsync(descriptor)
+                os.fsync(file.fileno())
         os.replace(new, path)
     except OSError:
         with suppress(OSError):

@@ -11,6 +11,7 @@ BUGS: Final = f"{EVERY_CALL}::test_every_call_of_an_actor_fails_once_by_a_bug"
 EIO: Final = f"{EVERY_CALL}::test_every_call_of_an_adaptor_fails_once[EIO-claims]"
 READER: Final = "tests/host/test_reader.py"
 APP: Final = "tests/test_app.py"
+RAISE_ONLY: Final = "tests/test_adaptors_raise_only.py"
 
 FAILURES: Final = (
     Mutation(
@@ -36,6 +37,44 @@ FAILURES: Final = (
             "tests/core/dra/test_restart.py::"
             "test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_used",
         ),
+    ),
+    Mutation(
+        "a successor that has no descriptor left to ask with fails as an actor",
+        "control/client.py",
+        "            except (ConnectError, OSError) as exc:\n",
+        "            except ConnectError as exc:\n",
+        tests=(
+            "tests/simulation/test_every_call_of_a_hand_over_fails.py::"
+            "test_every_call_of_a_hand_over_fails_once[EMFILE]",
+        ),
+    ),
+    Mutation(
+        "a lock that the file system does not have is a bug",
+        "acts/state_lock.py",
+        '            except OSError as error:\n                raise self._unusable("lock", error) from None\n',
+        "",
+        tests=(f"{RAISE_ONLY}::test_the_lock_of_the_state_raises_its_own_error",),
+    ),
+    Mutation(
+        "an error of inotify's ends the watch of the CDI files",
+        "acts/cdi_watch.py",
+        "                except OSError:  # no memory",
+        "                except ZeroDivisionError:  # no memory",
+        tests=(f"{RAISE_ONLY}::test_the_watch_of_the_cdi_files_never_ends",),
+    ),
+    Mutation(
+        "a connection that cannot be closed is a bug",
+        "kube/client.py",
+        "                with trio.CancelScope(shield=True), suppress(*_FAILURES):\n",
+        "                with trio.CancelScope(shield=True):\n",
+        tests=(f"{RAISE_ONLY}::test_a_request_raises_errors_of_the_api_server_only",),
+    ),
+    Mutation(
+        "a file that cannot be looked at stays open",
+        "plain_files.py",
+        '    with open(path, "rb", opener=_without_waiting) as file:\n',
+        '    with open(_without_waiting(os.fspath(path), 0), "rb") as file:\n',
+        tests=(f"{RAISE_ONLY}::test_plain_files_raise_oserror_and_leave_the_old_file",),
     ),
     Mutation(
         "a daemon that offers nothing says nothing",

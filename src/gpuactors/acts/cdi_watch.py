@@ -75,8 +75,12 @@ async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenera
             yield
             lost = False
             while not lost:
-                await trio.lowlevel.wait_readable(inotify.fileno())
-                changes = inotify.read(timeout=0)
+                try:
+                    await trio.lowlevel.wait_readable(inotify.fileno())
+                    changes = inotify.read(timeout=0)
+                except OSError:  # no memory, or no room in epoll: another one may do
+                    await trio.sleep(limits.CDI_DIR_RETRY_S)
+                    break
                 lost = any(change.mask & _LOST for change in changes)
                 if not lost and any(is_ours(change.name) for change in changes):
                     yield

@@ -68,9 +68,8 @@ class StateLock:
             ) from None
         try:
             self._lock(descriptor)
-            mark, pid = _line(descriptor)
-            if mark not in ("", self._mark):
-                raise StateFileError(self._taken(pid))
+            if taken := self._taken(descriptor):
+                raise StateFileError(taken)
             self._put(descriptor, self._mark)
             yield
         finally:
@@ -83,8 +82,9 @@ class StateLock:
         except OSError:
             return ""
         try:
-            mark, pid = _line(descriptor)
-            return self._taken(pid) if mark not in ("", self._mark) else ""
+            return self._taken(descriptor)
+        except StateFileError:
+            return ""
         finally:
             os.close(descriptor)
 
@@ -99,12 +99,14 @@ class StateLock:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    _, pid = _line(descriptor)
+                    _, pid = self._line(descriptor)
                     raise StateFileError(
                         f"{self._path} has been locked for {self._wait_s:g} s by process {pid or '(unknown)'}, another "
                         "gpuactors that writes the state of the claims: does its disk answer? It is tried again"
                     ) from None
                 time.sleep(_STEP_S)
+            except OSError as error:
+                raise self._unusable("lock", error) from None
             else:
                 return
 
@@ -113,18 +115,28 @@ class StateLock:
         try:
             os.pwrite(descriptor, f"{mark} {os.getpid():>10}\n".encode(), 0)
         except OSError as error:
-            raise StateFileError(
-                f"cannot write {self._path} ({error.strerror}): check the disk; it is tried again"
-            ) from None
+            raise self._unusable("write", error) from None
 
-    def _taken(self, pid: str) -> str:
+    def _unusable(self, what: str, error: OSError) -> StateFileError:
+        return StateFileError(
+            f"cannot {what} {self._path} ({error.strerror}): check the disk; it is tried again"
+        )
+
+    def _line(self, descriptor: int) -> tuple[str, str]:
+        """The owner's mark, and the process that had the lock last; empty where there are none. Raises
+        `StateFileError`."""
+        try:
+            words = os.pread(descriptor, _LINE_BYTES_MAX, 0).decode(errors="replace").split()
+        except OSError as error:
+            raise self._unusable("read", error) from None
+        return (words[0], words[1]) if len(words) == 2 else ("", "")
+
+    def _taken(self, descriptor: int) -> str:
+        """As `taken`. Raises `StateFileError`."""
+        mark, pid = self._line(descriptor)
+        if mark in ("", self._mark):
+            return ""
         return (
             f"another gpuactors (process {pid or '(unknown)'}) has taken over the claims of this driver, by "
             f"{self._path}: nothing was written. If there is none, start this one again"
         )
-
-
-def _line(descriptor: int) -> tuple[str, str]:
-    """The owner's mark, and the process that had the lock last; empty where there are none."""
-    words = os.pread(descriptor, _LINE_BYTES_MAX, 0).decode(errors="replace").split()
-    return (words[0], words[1]) if len(words) == 2 else ("", "")

@@ -29,6 +29,7 @@ from gpuactors.grpc_trio import (
     owner_of,
 )
 from gpuactors.ports import ControlError
+from gpuactors.shortage import shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,8 @@ async def ask_to_hand_over(
                 reason = f"it answered {exc.status.name}: {quoted(exc.message or '')}"
                 if exc.status not in _TRY_AGAIN:
                     return Unanswered(reason)
-            except ConnectError as exc:
-                reason = str(exc)
+            except (ConnectError, OSError) as exc:
+                reason = shortage(exc) or str(exc)
             except SocketError as exc:  # not allowed to dial it: asking again changes nothing
                 return Unanswered(str(exc))
             await trio.sleep(limits.HAND_OVER_RETRY_S)

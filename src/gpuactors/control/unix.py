@@ -136,7 +136,8 @@ class UnixControl:
             case HandedOver(pid):
                 return f"process {pid} has handed over"
             case Unanswered(reason):
-                with suppress(SocketError):  # not allowed to dial it: then its socket cannot be taken either
+                # Not allowed to dial it: then its socket cannot be taken either. Or no descriptor is left.
+                with suppress(SocketError, OSError):
                     if (owner := io.owner_of(self._path)) is not None:
                         self._hanging.set(frozenset({owner}))
                 return f"did not hand over, taken over anyway: {reason}"

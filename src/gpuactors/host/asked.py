@@ -81,17 +81,23 @@ class AskedProgram:
 
     async def _ended(self, child: subprocess.Popen[bytes]) -> bool:
         """Whether it has ended in time; else, and if this is cancelled, it is killed."""
+        try:
+            await self._end_of(child)
+        finally:
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                self._left = child
+        return self._left is not child
+
+    async def _end_of(self, child: subprocess.Popen[bytes]) -> None:
+        """Until it has ended, or its time is over. Raises `OSError`."""
         descriptor = os.pidfd_open(child.pid)
         try:
             with trio.move_on_after(self._deadline_s):
                 await trio.lowlevel.wait_readable(descriptor)
         finally:
             os.close(descriptor)
-            if child.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                self._left = child
-        return self._left is not child
 
 
 def _said(descriptor: int) -> bytes:

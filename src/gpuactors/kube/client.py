@@ -136,7 +136,7 @@ class ApiClient:
             yield _Answer(response.status, _header(response, b"retry-after"), chunks)
         finally:
             if connection is not None:
-                with trio.CancelScope(shield=True):
+                with trio.CancelScope(shield=True), suppress(*_FAILURES):
                     await connection.aclose()
             if chunks is not None:
                 # httpcore's generators end by an error of the closed connection, and not at some time by themselves.

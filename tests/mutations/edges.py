@@ -79,6 +79,32 @@ EDGES: Final = (
         tests=("tests/host/test_imex.py::test_a_number_of_thousands_of_digits_is_none", FUZZ),
     ),
     Mutation(
+        "the doctor calls a GPU that outlived its pod as if it had no daemon to ask",
+        "doctor/checks/gpus.py",
+        "(view.address, view.driver, Cause.ORPHANED)",
+        "(view.address, view.driver, Cause.FREE)",
+        tests=(
+            "tests/doctor/test_node.py::test_a_gpu_that_outlived_its_pod_is_called_as_the_daemon_calls_it",
+        ),
+    ),
+    Mutation(
+        "each holder of a GPU that is held at the start is a warning",
+        "core/device_lists.py",
+        "Level.INFO if is_meant or entry.id in told else Level.WARNING",
+        "Level.INFO if is_meant else Level.WARNING",
+        tests=("tests/core/test_device_lists.py::test_a_gpu_that_is_held_at_the_start_is_one_warning",),
+    ),
+    Mutation(
+        "a write that hangs does not say of which GPU it is",
+        "acts/writes.py",
+        'f"write of {quoted_id(self.text.strip())} to"',
+        '"write to"',
+        tests=(
+            "tests/core/test_kube_events.py::"
+            "test_a_claim_whose_bind_hangs_tells_its_pods_the_write_with_the_gpu",
+        ),
+    ),
+    Mutation(
         "any file is taken for pci.ids",
         "host/pci_ids.py",
         "        if not _parse(_read(path), NVIDIA):\n",

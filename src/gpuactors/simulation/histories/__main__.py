@@ -28,9 +28,8 @@ three times as long."""
 DOMAINS_EVERY: Final = 8
 """The same of nodes with compute domains, whose pairs are fewer."""
 
-ADMINISTRATORS_EVERY: Final = 0
-"""The same of nodes with claims that a second administrator touches. None by default, until a long campaign of them has
-found nothing more."""
+ADMINISTRATORS_EVERY: Final = 8
+"""The same of nodes with claims that a second administrator touches."""
 
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""

@@ -45,7 +45,7 @@ FAILURES: Final = (
         "            except ConnectError as exc:\n",
         tests=(
             "tests/simulation/test_every_call_of_a_hand_over_fails.py::"
-            "test_every_call_of_a_hand_over_fails_once[EMFILE]",
+            "test_every_call_of_a_hand_over_fails_once[EIO]",
         ),
     ),
     Mutation(

@@ -61,6 +61,14 @@ END_S: Final = 20.0
 
 _POLL_S: Final = 0.05
 
+IMAGES_IN_MEMORY: Final = (
+    "in.sh",
+    "sh",
+    "-ec",
+    'd=$K8S_DIR/data/containerd; mkdir -p "$d"; mount -t tmpfs images "$d"',
+)
+"""What is unpacked of images is 500 MB, which it takes ten seconds to remove from a disk."""
+
 _IN_CGROUP: Final = 'echo $$ >"$0" && exec "$@"'
 """For `sh -c`, with the cgroup's file of processes, then the command."""
 
@@ -153,11 +161,16 @@ class Lane:
         self._own_processes().parent.mkdir(exist_ok=True)
 
     def _own_processes(self) -> Path:
-        """The processes that are none of a pod's. One hierarchy is enough to find them; in version 2 a cgroup with
-        children has no processes of its own."""
-        hierarchies = _hierarchies()
-        pids = CGROUPS / "pids"
-        return (pids if pids in hierarchies else hierarchies[0]) / self.cgroup / "own" / "cgroup.procs"
+        """The processes that are none of a pod's. In version 2 a cgroup with children has no processes of its own."""
+        return _accounts() / self.cgroup / "own" / "cgroup.procs"
+
+    def processor_s(self) -> float:
+        """The processor time of everything that has run in the lane since `prepare`."""
+        cgroup = _accounts() / self.cgroup
+        with suppress(OSError):  # version 1
+            return int((cgroup / "cpuacct.usage").read_text()) / 1e9
+        usage = dict(line.split() for line in (cgroup / "cpu.stat").read_text().splitlines())
+        return int(usage["usage_usec"]) / 1e6
 
     # --- its programs -------------------------------------------------------------------------------------------------
 
@@ -171,28 +184,11 @@ class Lane:
             env={**environment, **self.variables()},
         )  # fmt: skip
 
-    def namespaces(self) -> frozenset[str]:
-        """Its mount and network namespace, if there are any."""
-        with suppress(OSError):
-            holder = (self.directory / "run" / "holder.pid").read_text().strip()
-            if holder in self._processes():
-                return frozenset(os.readlink(f"/proc/{holder}/ns/{kind}") for kind in ("mnt", "net"))
-        return frozenset()
-
     # --- its end ------------------------------------------------------------------------------------------------------
 
     def is_there(self) -> bool:
         """It has not been ended."""
         return any((hierarchy / self.cgroup).exists() for hierarchy in _hierarchies())
-
-    def end(self, environment: Mapping[str, str]) -> None:
-        """Ends every process and removes all state: of this run, or of one that was killed. Raises ProvisionError."""
-        self._kill()
-        if (self.directory / "down.sh").is_file():
-            self.prepare()
-            play_script((self,), ("down.sh", "--wipe"), environment)
-            self._kill()
-        self._remove_cgroups()
 
     def keep_sysctls(self, values: str) -> None:
         """Says what the sysctls are to be once the lane has ended."""
@@ -207,7 +203,8 @@ class Lane:
                     found.update(file.read_text().split())
         return frozenset(found)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Ends every process, and the namespaces and mounts with them. Raises ProvisionError if one does not end."""
         deadline = time.monotonic() + patient(END_S)
         while processes := self._processes():
             if time.monotonic() > deadline:
@@ -217,8 +214,8 @@ class Lane:
                     os.kill(int(process), signal.SIGKILL)
             time.sleep(_POLL_S)
 
-    def _remove_cgroups(self) -> None:
-        """What does not go is said by `left_behind`."""
+    def remove_cgroups(self) -> None:
+        """Removes them from each hierarchy. What does not go is said by `left_behind`."""
         deadline = time.monotonic() + patient(END_S)
         for hierarchy in _hierarchies():
             for directory, _, _ in os.walk(hierarchy / self.cgroup, topdown=False):
@@ -226,18 +223,30 @@ class Lane:
                 while not _removed(directory) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
 
-    def left_behind(self, namespaces: frozenset[str]) -> list[str]:
-        """Processes and cgroups that are still there, and what is in one of its namespaces."""
+    def left_behind(self) -> list[str]:
+        """Processes and cgroups that are still there. Namespaces end with their last process."""
         found = [f"cgroup {cgroup}" for cgroup in CGROUPS.glob(f"**/{self.cgroup}")]
         for name in (entry for entry in os.listdir("/proc") if entry.isdigit()):
             try:
                 program = os.readlink(f"/proc/{name}/exe")
-                within = {os.readlink(f"/proc/{name}/ns/{kind}") for kind in ("mnt", "net")}
             except OSError:
                 continue
-            if program.startswith(f"{self.directory}/") or within & namespaces:
+            if program.startswith(f"{self.directory}/"):
                 found.append(f"process {name} ({program})")
         return found
+
+
+def end(where: Sequence[Lane], environment: Mapping[str, str]) -> None:
+    """Ends the lanes, and removes all state: of this run, or of one that was killed. Raises ProvisionError."""
+    for lane in where:
+        lane.kill()
+    if installed := [lane for lane in where if (lane.directory / "down.sh").is_file()]:
+        for lane in installed:
+            lane.prepare()
+        play_script(installed, ("down.sh", "--wipe"), environment)
+    for lane in where:
+        lane.kill()  # what down.sh has started
+        lane.remove_cgroups()
 
 
 def lanes(count: int, directory: Path) -> tuple[Lane, ...]:
@@ -297,6 +306,11 @@ def _hierarchies() -> list[Path]:
     if (CGROUPS / "cgroup.controllers").is_file():
         return [CGROUPS]
     return sorted(path for path in CGROUPS.iterdir() if (path / "cgroup.procs").is_file())
+
+
+def _accounts() -> Path:
+    """The hierarchy that all processes of a lane are in, by which processor time is counted."""
+    return next((path for path in _hierarchies() if path.name == "cpuacct"), _hierarchies()[0])
 
 
 def _removed(directory: str) -> bool:

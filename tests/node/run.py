@@ -21,6 +21,7 @@ from typing import Final
 
 from tests.deploy.tools import provide
 from tests.node.lane import (
+    IMAGES_IN_MEMORY,
     LANE_VARIABLE,
     MOST_LANES,
     OWN_DIRECTORIES,
@@ -28,6 +29,7 @@ from tests.node.lane import (
     EndedError,
     Lane,
     Signals,
+    end,
     lanes,
     play_script,
     wait,
@@ -160,18 +162,22 @@ class _Run:
     def _up(self, where: Sequence[Lane], gates: str, *, keep: bool) -> Iterator[None]:
         """The nodes, up. Taken down with all their state, and checked for what they have left."""
         mounts = _mounts()
-        namespaces: frozenset[str] = frozenset()
         with _own_directories():
             try:
-                self._end(where)  # what a killed run has left
+                end(where, self._environment)  # what a killed run has left
                 began = time.monotonic()
                 self._start(where, gates)
                 print(
                     f"./do node: {len(where)} up with set {gates} after {time.monotonic() - began:.1f} s",
                     flush=True,
                 )
-                namespaces = frozenset().union(*(lane.namespaces() for lane in where))
                 yield
+                processor_s = sum(lane.processor_s() for lane in where)
+                print(
+                    f"./do node: set {gates} took {time.monotonic() - began:.0f} s, and {processor_s:.0f} s of "
+                    f"processor time; load {os.getloadavg()[1]:.1f}",
+                    flush=True,
+                )
             finally:
                 if keep:
                     for lane in where:
@@ -180,18 +186,15 @@ class _Run:
                             f"{lane.directory}/down.sh --wipe ends it"
                         )
                 else:
-                    self._end(where)
-                    _check_nothing_is_left(where, mounts, namespaces)
-
-    def _end(self, where: Sequence[Lane]) -> None:
-        for lane in where:
-            lane.end(self._environment)
+                    end(where, self._environment)
+                    _check_nothing_is_left(where, mounts)
 
     def _start(self, where: Sequence[Lane], gates: str) -> None:
         sysctls = run(("sysctl", "-e", *SYSCTLS))
         for lane in where:
             lane.prepare()
             lane.keep_sysctls(sysctls)
+        play_script(where, IMAGES_IN_MEMORY, self._environment, self._signals)
         play_script(where, ("up.sh", "--set", gates), self._environment, self._signals)
 
     def _pytest(
@@ -230,13 +233,11 @@ def _own_directories() -> Iterator[None]:
             directory.rmdir()
 
 
-def _check_nothing_is_left(
-    where: Sequence[Lane], mounts_before: frozenset[str], namespaces: frozenset[str]
-) -> None:
+def _check_nothing_is_left(where: Sequence[Lane], mounts_before: frozenset[str]) -> None:
     """Raises ProvisionError that names a process, mount or cgroup of the nodes."""
     left = [f"mount {mount}" for mount in sorted(_mounts() - mounts_before)]
     for lane in where:
-        left += lane.left_behind(namespaces)
+        left += lane.left_behind()
     if left:
         raise ProvisionError("the node has left something behind: " + ", ".join(left))
 
@@ -266,7 +267,7 @@ def _end_killed(where: Sequence[Lane]) -> None:
         with _lock(lane).open("w") as lock, suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if lane.is_there():
-                lane.end(os.environ)
+                end((lane,), os.environ)
 
 
 def _lock(lane: Lane) -> Path:

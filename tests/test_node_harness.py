@@ -1,76 +1,21 @@
-"""What the scenarios on the real node rest on: when books are wrong, and what is said without a kit."""
+"""What the scenarios on the real node rest on: what is said without a kit."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.deploy.manifests import ROOT
 from tests.node import run
-from tests.node.books import Look, address_of, broken, unsettled
+from tests.node.books import address_of
 from tests.node.planted import BUGS, CHECKOUT
 from tests.node.planted_image import PACKAGE, changed_image
-
-H = "nvidia.com/H100"
-A, B = "0000:21:00.0", "0000:22:00.0"
-
-TRUE = Look(
-    at=0.0, capacity={H: 2}, allocatable={H: 2}, requests={H: 1}, allocated={H: (("default/vm-1", A),)},
-    healthy={H: frozenset({A, B})}, claimed=(), offered=frozenset(), owners={33: frozenset({"pod 1"})},
-    usable={A: False, B: True},
-)  # fmt: skip
-"""Two GPUs, of which a pod has one open."""
-
-
-def test_true_books_are_not_faulted() -> None:
-    assert broken(TRUE) == []
-    assert unsettled(TRUE) == []
-
-
-@pytest.mark.parametrize(
-    ("look", "said"),
-    [
-        (replace(TRUE, allocatable={H: 0}, healthy={H: frozenset()}), f"free {H} is 0 - 1 < 0"),
-        (
-            replace(TRUE, claimed=(("default/c", A),)),
-            f"{A} belongs to ['claim default/c', 'pod default/vm-1']",
-        ),
-        (
-            replace(TRUE, allocated={H: (("default/vm-1", A), ("default/vm-2", A))}),
-            f"{A} belongs to ['pod default/vm-1', 'pod default/vm-2']",
-        ),
-        (
-            replace(TRUE, owners={33: frozenset({"pod 1", "process 7"})}),
-            "group 33 is open in ['pod 1', 'process 7']",
-        ),
-        (replace(TRUE, capacity={H: 0}), f"1 of {H} are allocated, and its capacity is 0"),
-    ],
-    ids=["negative", "claim and pod", "two pods", "two processes", "capacity"],
-)
-def test_what_can_never_be_true_is_said_at_once(look: Look, said: str) -> None:
-    assert said in broken(look)
-    assert said in unsettled(look)
-
-
-@pytest.mark.parametrize(
-    ("look", "said"),
-    [
-        (replace(TRUE, healthy={H: frozenset({B})}), f"{A} of a pod is not in kubelet's list"),
-        (replace(TRUE, usable={A: False, B: False}), f"kubelet would give ['{B}'] of {H} to a new pod"),
-        (replace(TRUE, claimed=(("default/c", B),)), f"kubelet would give ['{B}'] of {H} to a new pod"),
-        (replace(TRUE, requests={H: 2}), f"pods ask for 2 {H}, and have ['{A}']"),
-        (replace(TRUE, allocatable={H: 1}), f"the node's status says 1 {H}, kubelet ['{A}', '{B}']"),
-        (replace(TRUE, healthy=None), "kubelet does not answer"),
-    ],
-    ids=["unknown to kubelet", "not usable", "claimed", "not given", "old status", "no kubelet"],
-)
-def test_what_must_become_true_is_said(look: Look, said: str) -> None:
-    assert said in unsettled(look)
 
 
 def test_a_device_of_a_slice_is_named_by_its_address() -> None:
@@ -122,3 +67,16 @@ def test_a_planted_image_has_the_changed_module(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout == "planted\n" or sys.version_info[:2] != (3, 11), done.stderr
+
+
+def test_of_kubernetes_the_documents_call_tested_what_a_scenario_tests() -> None:
+    """Each such line of the first two tables names the scenario's file, which exists and has scenarios."""
+    text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    about = text[text.index("## Kubernetes") : text.index("## Kernels")]
+    cells = [cell for line in about.splitlines() for cell in line.split(" | ") if "**tested**" in cell]
+    assert len(cells) >= 8
+    for cell in cells:
+        named = re.findall(r"\(\.\./tests/node/(test_\w+\.py)\)", cell)
+        assert named, cell
+        for name in named:
+            assert "def test_" in (ROOT / "tests" / "node" / name).read_text(encoding="utf-8"), cell

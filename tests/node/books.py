@@ -1,8 +1,6 @@
-"""What everybody believes about the GPUs, and whether it can be true: node, requests, kubelet, claims, processes.
+"""What everybody believes about the GPUs: `Books` reads it, `rules.py` judges it.
 
-`Books.look` reads; `broken` and `unsettled` judge, and read nothing. `Sampler` looks all the time between two steps.
-What must hold at any time: no device with two owners, no group open in two pods, no device of a pod unknown to kubelet,
-capacity ≥ allocated, free ≥ 0. What must hold once everything has settled: free is what a new pod could really have.
+`Sampler` looks all the time, between two steps as well: while the API server is away at what kubelet and the host say.
 """
 
 from __future__ import annotations
@@ -10,14 +8,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, final
 
 import grpc
 
 from tests.node.cluster import CLAIMS, NODES, PODS, SLICES, Api, ApiError, Object, kubelet_dir, node_name
+from tests.node.rules import Fault, Look, Record
 from tests.support.grpcio_proto import ProtoFile
 
 if TYPE_CHECKING:  # it loads libfuse, which whoever only judges does not need
@@ -29,31 +29,19 @@ VFIO: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 _PROTO: Final = ProtoFile("podresources.proto", "v1")
 _CALL_S: Final = 5.0
 _SAMPLE_S: Final = 0.2
+_NO_ANSWER: Final = (ApiError, OSError, HTTPException, ValueError)
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look has seen; None: it was not to be had just then (kubelet or the API server is away)."""
+class _Published:
+    """What the API server has of a look."""
 
-    at: float
     capacity: Mapping[str, int]
-    """By resource, as the node's status has it."""
     allocatable: Mapping[str, int]
     requests: Mapping[str, int]
-    """Of the pods on the node that have not ended."""
-    allocated: Mapping[str, tuple[tuple[str, str], ...]] | None
-    """PodResources List: resource → (pod, device)."""
-    healthy: Mapping[str, frozenset[str]] | None
-    """PodResources GetAllocatableResources: the devices of each resource that kubelet may give."""
     claimed: tuple[tuple[str, str], ...]
-    """(claim, device) of the claims that a pod has reserved, admin access left out."""
     offered: frozenset[str]
-    """The devices in the slices of the DRA driver that have no taint."""
-    owners: Mapping[int, frozenset[str]]
-    """Who has each group open: pods, and processes of none."""
-    usable: Mapping[str, bool]
-    """Each function of the host: it is on vfio, its group is viable and open in no process."""
 
 
 class Books:
@@ -62,18 +50,50 @@ class Books:
     def __init__(self, host: FakeHost) -> None:
         self._host = host
         self._api = Api()
+        self._published: _Published | None = None
 
     def look(self) -> Look:
-        """Raises ApiError or OSError while the API server is away."""
-        node = self._api.get(f"{NODES}/{node_name()}")["status"]
+        """Raises ApiError, OSError or HTTPException while the API server is away."""
+        self._published = self._publications()
+        return self._with(self._published, api_answers=True)
+
+    def look_even_so(self) -> Look:
+        """With what the API server has said last, while it is away: until it is back nobody can change that. Raises as
+        `look` if it has never answered."""
+        try:
+            return self.look()
+        except _NO_ANSWER:
+            if self._published is None:
+                raise
+            return self._with(self._published, api_answers=False)
+
+    def _publications(self) -> _Published:
+        before = self._status()
         pods = self._api.items(PODS, fieldSelector=f"spec.nodeName={node_name()}")
+        after = self._status()
         claims = self._api.items(CLAIMS)
         slices = self._api.items(SLICES)
+        # The scheduler has bound these pods by one of the two, or by one between them.
+        capacity, allocatable = (
+            {
+                name: max(before[part].get(name, 0), after[part].get(name, 0))
+                for name in before[part] | after[part]
+            }
+            for part in ("capacity", "allocatable")
+        )
+        return _Published(
+            capacity, allocatable, _requests(pods), tuple(_claimed(claims)), frozenset(_offered(slices)),
+        )  # fmt: skip
+
+    def _status(self) -> dict[str, dict[str, int]]:
+        status = self._api.get(f"{NODES}/{node_name()}")["status"]
+        return {part: _amounts(status.get(part, {})) for part in ("capacity", "allocatable")}
+
+    def _with(self, published: _Published, *, api_answers: bool) -> Look:
         owners = self._host.owners()
         return Look(
-            time.monotonic(), _amounts(node.get("capacity", {})), _amounts(node.get("allocatable", {})),
-            _requests(pods), _allocated(), _healthy(), tuple(_claimed(claims)), frozenset(_offered(slices)),
-            owners, self._usable(owners),
+            time.monotonic(), published.capacity, published.allocatable, published.requests, _allocated(), _healthy(),
+            published.claimed, published.offered, owners, self._usable(owners), api_answers,
         )  # fmt: skip
 
     def _usable(self, owners: Mapping[int, frozenset[str]]) -> dict[str, bool]:
@@ -87,82 +107,16 @@ class Books:
             return found
 
 
-# --- what must hold -------------------------------------------------------------------------------------------------
-
-
-def broken(look: Look) -> list[str]:
-    """What can never be true, as sentences."""
-    wrong = [
-        f"free {resource} is {look.allocatable[resource]} - {look.requests.get(resource, 0)} < 0"
-        for resource in look.allocatable
-        if look.allocatable[resource] < look.requests.get(resource, 0)
-    ]
-    owners: dict[str, set[str]] = {}
-    for pairs in (look.allocated or {}).values():
-        for pod, device in pairs:
-            owners.setdefault(device, set()).add(f"pod {pod}")
-    for claim, device in look.claimed:
-        owners.setdefault(device, set()).add(f"claim {claim}")
-    wrong += [f"{device} belongs to {sorted(by)}" for device, by in owners.items() if len(by) > 1]
-    wrong += [f"group {group} is open in {sorted(by)}" for group, by in look.owners.items() if len(by) > 1]
-    for resource, pairs in (look.allocated or {}).items():
-        if resource in look.capacity and len(pairs) > look.capacity[resource]:
-            wrong.append(
-                f"{len(pairs)} of {resource} are allocated, and its capacity is {look.capacity[resource]}"
-            )
-    return wrong
-
-
-def unsettled(look: Look) -> list[str]:
-    """What is not true yet, and must be soon, as sentences."""
-    if look.allocated is None or look.healthy is None:
-        return ["kubelet does not answer"]
-    wrong = broken(look)
-    taken = {device for pairs in look.allocated.values() for _, device in pairs}
-    taken |= {device for _, device in look.claimed}
-    for resource in sorted({*look.allocatable, *look.healthy}):
-        healthy = look.healthy.get(resource, frozenset())
-        if look.allocatable.get(resource, 0) != len(healthy):
-            wrong.append(
-                f"the node's status says {look.allocatable.get(resource, 0)} {resource}, kubelet {sorted(healthy)}"
-            )
-        mine = {device for _, device in look.allocated.get(resource, ())}
-        if len(mine) != look.requests.get(resource, 0):
-            wrong.append(f"pods ask for {look.requests.get(resource, 0)} {resource}, and have {sorted(mine)}")
-        wrong += [f"{device} of a pod is not in kubelet's list" for device in mine - healthy]
-        could_have = {d for d in healthy - mine if look.usable.get(d, False) and d not in taken}
-        if could_have != healthy - mine:
-            wrong.append(
-                f"kubelet would give {sorted(healthy - mine - could_have)} of {resource} to a new pod"
-            )
-    return wrong
-
-
-@dataclass(slots=True)
-class Fault:
-    """A sentence of `broken`, and for how long it was so."""
-
-    said: str
-    first: float
-    last: float
-
-    @property
-    def seconds(self) -> float:
-        """From the first look that saw it to the last one."""
-        return self.last - self.first
-
-
 @final
 class Sampler:
-    """Looks all the time, in a thread."""
+    """Looks all the time, in a thread, whoever is away."""
 
     def __init__(self, host: FakeHost) -> None:
         self._books = Books(host)
-        self._faults: dict[str, Fault] = {}
+        self._record = Record()
         self._lock = threading.Lock()
+        self._stopped: Counter[str] = Counter()
         self.looks = 0
-        self.blind = 0
-        """Looks that found no API server."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -176,29 +130,37 @@ class Sampler:
             over.set()
             thread.join(timeout=30)
 
+    @contextmanager
+    def without(self, components: Collection[str]) -> Iterator[None]:
+        """While the context is open a scenario has stopped these: that they do not answer is no fault."""
+        with self._lock:
+            self._stopped.update(components)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stopped.subtract(components)
+
     def faults(self) -> list[Fault]:
         """What was seen since the last call of `forget`."""
         with self._lock:
-            return list(self._faults.values())
+            return self._record.faults()
 
     def forget(self) -> None:
         """A new scenario begins."""
         with self._lock:
-            self._faults.clear()
-            self.looks = self.blind = 0
+            self._record = Record()
+            self.looks = 0
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(_SAMPLE_S):
             try:
-                look = self._books.look()
-            except (ApiError, OSError, ValueError):
-                self.blind += 1
-                continue
+                look = self._books.look_even_so()
+            except _NO_ANSWER:
+                continue  # there was no API server yet, or kubelet has answered half a page
             with self._lock:
                 self.looks += 1
-                for said in broken(look):
-                    fault = self._faults.setdefault(said, Fault(said, look.at, look.at))
-                    fault.last = look.at
+                self._record.add(look, [name for name, count in self._stopped.items() if count])
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -279,4 +241,4 @@ def _healthy() -> Mapping[str, frozenset[str]] | None:
     return {resource: frozenset(names) for resource, names in found.items()}
 
 
-__all__ = ["Books", "Fault", "Look", "Sampler", "address_of", "broken", "pod_resources", "unsettled"]
+__all__ = ["Books", "Sampler", "address_of", "pod_resources"]

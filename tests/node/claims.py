@@ -22,7 +22,7 @@ import yaml
 
 from gpuactors.simulation.host.kernel import Planned
 from tests.node import daemonset, pods
-from tests.node.books import DRIVER, Look
+from tests.node.books import DRIVER
 from tests.node.cluster import (
     CLASSES,
     EVENTS,
@@ -36,6 +36,7 @@ from tests.node.cluster import (
 )
 from tests.node.daemonset import CHECKOUT, Daemon
 from tests.node.node import Node
+from tests.node.rules import Look
 from tests.support.patience import patient
 
 EXAMPLES: Final = CHECKOUT / "deploy" / "examples" / "dra"
@@ -563,8 +564,7 @@ class ClaimNode:
     def renew_daemon(self) -> Daemon:
         """Another pod of the DaemonSet: kubelet starts its container again without a pause."""
         # Nobody can register meanwhile: kubelet has no Healthy device then, and posts so each second here.
-        self.node.excuse(" is 0 - ")
-        self.node.excuse("its capacity is 0")
+        self.node.excuse_no_plugin()
         before = self.node.daemon()
         self.api.delete(f"/api/v1/namespaces/{daemonset.NAMESPACE}/pods/{before.name}", 1)
         eventually(lambda: self.node.daemon().uid != before.uid, "another pod of the DaemonSet")

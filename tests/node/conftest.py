@@ -6,10 +6,7 @@ several nodes, a worker of pytest runs in each, and what follows the reports is 
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import tarfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,6 +18,7 @@ from tests.node.books import Books, Sampler
 from tests.node.cluster import Api
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import FakeHost, opened_host
+from tests.node.images import add_image
 from tests.node.node import Node
 from tests.node.run import AGAIN, FAILED, GATES
 from tests.support.patience import patient
@@ -29,14 +27,13 @@ RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
 SCENARIO_S: Final = 240.0
 MARK: Final = "node_set"
 
-_rows: list[tuple[str, str, float, str]] = []
+_rows: list[tuple[str, str, float]] = []
 _failed: dict[str, None] = {}
 """The scenarios that have failed, in their setup and teardown as well."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): the gates that a scenario needs: A (the default) or B")
-    config.addinivalue_line("markers", "mended_by(issue): expected to fail until that issue is resolved")
 
 
 def _gates() -> str:
@@ -44,7 +41,7 @@ def _gates() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses the scenarios of the gates that the node runs with; marks those that wait for another issue."""
+    """Chooses the scenarios of the gates that the node runs with."""
     here = Path(__file__).parent
     mine = [item for item in items if here in item.path.parents]
     if mine and "K8S_INSIDE" not in os.environ:
@@ -56,8 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         wanted = "A" if mark is None else str(mark.args[0])
         (chosen if item not in mine or wanted in (_gates(), "any") else others).append(item)
         item.add_marker(pytest.mark.timeout(patient(SCENARIO_S)))
-        if (mended := item.get_closest_marker("mended_by")) is not None:
-            item.add_marker(pytest.mark.xfail(strict=True, reason=f"mended by issue {mended.args[0]}"))
     items[:] = chosen
     if others:
         config.hook.pytest_deselected(items=others)
@@ -78,9 +73,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
         _failed[report.nodeid] = None
     if report.when == "call" or (report.failed and report.when != "teardown"):
-        expected = f"expected to fail: {report.wasxfail}" if hasattr(report, "wasxfail") else ""
-        name = report.nodeid.removeprefix("tests/node/")
-        _rows.append((name, report.outcome, report.duration, expected))
+        _rows.append((report.nodeid.removeprefix("tests/node/"), report.outcome, report.duration))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -88,9 +81,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not _rows:
         return
     lines = ["| scenario | result | s |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {expected or outcome} | {seconds:.1f} |" for name, outcome, seconds, expected in _rows
-    ]
+    lines += [f"| {name} | {outcome} | {seconds:.1f} |" for name, outcome, seconds in _rows]
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"scenarios-{_gates()}{os.environ.get(AGAIN, '')}.md").write_text("\n".join(lines) + "\n")
     (RESULTS / FAILED).write_text("".join(f"{name}\n" for name in _failed))
@@ -107,34 +98,9 @@ def host() -> Iterator[FakeHost]:
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The image under two names, as a registry would have brought it."""
-    layout = Path(os.environ["TEST_NODE_IMAGE"])
-    archive = tmp_path_factory.mktemp("image") / "image.tar"
-    with tarfile.open(archive, "w") as tar:
-        for path in sorted(layout.rglob("*")):
-            tar.add(path, str(path.relative_to(layout)), recursive=False)
-    _ctr(
-        "images",
-        "import",
-        "--base-name",
-        "docker.io/library/imported",
-        "--digests",
-        "--all-platforms",
-        str(archive),
-    )
-    index = json.loads((layout / "index.json").read_text())
-    (manifest,) = index["manifests"]
-    imported = [n for n in _ctr("images", "ls", "-q").split() if n.endswith(manifest["digest"])]
-    for name in (IMAGE, OTHER_IMAGE):
-        _ctr("images", "tag", "--force", imported[0], f"docker.io/library/{name}")
-        _ctr("images", "label", f"docker.io/library/{name}", "io.cri-containerd.image=managed")
-
-
-def _ctr(*words: str) -> str:
-    done = subprocess.run(("ctr", *words), capture_output=True, text=True, timeout=patient(120), check=False)
-    assert done.returncode == 0, f"ctr {' '.join(words)}: {done.stderr}"
-    return done.stdout
+def images() -> None:
+    """The image under two names."""
+    add_image(Path(os.environ["TEST_NODE_IMAGE"]), IMAGE, OTHER_IMAGE)
 
 
 @pytest.fixture(scope="session")
@@ -162,4 +128,5 @@ def node(whole_node: Node) -> Iterator[Node]:
     whole_node.reset()
     whole_node.said(f"the node is empty after {time.monotonic() - began:.1f} s")
     yield whole_node
+    whole_node.settled()
     whole_node.check_always()

@@ -8,6 +8,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from tests.support.patience import patient
+
 
 def add_image(layout: Path, *names: str) -> None:
     """Brings the image of an OCI layout onto the node, under these names."""
@@ -27,6 +29,6 @@ def add_image(layout: Path, *names: str) -> None:
 
 
 def _ctr(*words: str) -> str:
-    done = subprocess.run(("ctr", *words), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(("ctr", *words), capture_output=True, text=True, timeout=patient(120), check=False)
     assert done.returncode == 0, f"ctr {' '.join(words)}: {done.stderr}"
     return done.stdout

@@ -80,6 +80,20 @@ BUGS: Final = (
         "tests/node/test_device_plugin.py -k late_bind",
     ),
     Planted(
+        "the gate does not wait for the process of a pod that is gone",
+        "src/gpuactors/core/calls.py",
+        "            return None if _held(state, call) else Ready()\n",
+        "            return Ready()\n",
+        "tests/node/test_device_plugin.py -k forced_deletion",
+    ),
+    Planted(
+        "the gate does not look whose device nodes kubelet has kept",
+        "src/gpuactors/core/calls.py",
+        "            if stale := _stale(state, call, known):\n",
+        '            if stale := "":\n',
+        "tests/node/test_device_plugin_restarts.py -k the_gate_refuses_another",
+    ),
+    Planted(
         "a slice that stays keeps an old generation",
         "src/gpuactors/core/dra/slice_writes.py",
         "found.append(Update(kept[index], spec) if",

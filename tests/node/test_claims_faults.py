@@ -193,7 +193,7 @@ def test_the_last_gpu_is_wanted_twice_at_once(claims: ClaimNode) -> None:
     """By the device plugin and by a claim: one has it, and the other is told why, or has it later."""
     # The scheduler gives it to both, as neither API knows the other; the sampler counts an allocated claim as an owner.
     # Only one of the pods runs: no group is ever open in two.
-    claims.node.excuse("belongs to ['claim ")
+    claims.node.excuse("belongs to ['claim ", RETRY_S)
     gpu = claims.host.plug(0x25)
     claims.template("one", request())
     for claim_first in (False, True):

@@ -55,22 +55,23 @@ def measure(directory: Path, calls: int) -> Iterator[Figure]:
             yield distribution(f"flood.allocate.{clients}_clients", f"Allocate {beside}", "ms", samples)
 
 
-def send(path: str, clients: int) -> None:
-    """Sends until the process is killed, and says so when all have begun."""
+def send(server: str, clients: int) -> None:
+    """Sends to a socket's path, or HOST:PORT, until the process is killed, and says so when all have begun."""
     begun = threading.Barrier(clients + 1)
     for _ in range(clients):
-        threading.Thread(target=_client, args=(path, begun), daemon=True).start()
+        threading.Thread(target=_client, args=(server, begun), daemon=True).start()
     begun.wait()
     print("all send", flush=True)
     threading.Event().wait()
 
 
-def _client(path: str, begun: threading.Barrier) -> None:
+def _client(server: str, begun: threading.Barrier) -> None:
     is_first = True
+    host, _, port = server.rpartition(":")
     while True:
-        with socket.socket(socket.AF_UNIX) as connection:
+        with socket.socket(socket.AF_INET if host else socket.AF_UNIX) as connection:
             try:
-                connection.connect(path)
+                connection.connect((host, int(port)) if host else server)
                 connection.sendall(_HEAD)
                 if is_first:
                     is_first = False
@@ -87,7 +88,7 @@ def main() -> int:
         prog="python -m tests.bench.body_flood", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--calls", type=int, default=500, help="beside each number of clients (default: 500)")
-    parser.add_argument("--send", metavar="SOCKET", help=argparse.SUPPRESS)
+    parser.add_argument("--send", metavar="SERVER", help=argparse.SUPPRESS)
     parser.add_argument("--clients", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.send:

@@ -8,8 +8,8 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from tests.node.daemonset import NAMESPACE, Daemon
 from tests.node.fake_host import A100, A100_RESOURCE, H100_RESOURCE, HOST
 from tests.node.node import Node
 from tests.node.rights import CLAIMS_OF, IDLE, events_of, get, open_group
+from tests.node.test_device_plugin_restarts import readiness
 from tests.support.patience import patient
 
 H: Final = H100_RESOURCE
@@ -298,3 +299,37 @@ def test_probes_answer_beside_slow_clients(node: Node) -> None:
         turned_away = _metrics(daemon)["gpuactors_http_connections_turned_away_total"][frozenset()]
         assert turned_away >= 32
         eventually(lambda: node.sampler.looks > 0, "a look of the sampler beside them")
+
+
+def test_clients_whose_body_has_no_end(node: Node) -> None:
+    """30 of them: the probes answer, a pod starts, and the daemon's own pod stays ready."""
+    gpu = node.host.plug(0x21)
+    node.settled({H: 1})
+    before = node.daemon()
+    with bodies_without_end(before, 30), readiness() as lapses:
+        pods.start(node.api, "vm-1", {H: 1})
+        for path in ("/readyz", "/livez") * 10:
+            assert get(before, path)[0] == 200, path
+        node.settled({H: 1})
+        assert node.devices_of("vm-1") == {gpu}
+        node.check_open("vm-1")
+        pods.stop(node.api, "vm-1")
+        node.settled({H: 1})
+    assert not lapses, lapses
+    after = node.daemon()
+    assert (after.uid, after.restarts) == (before.uid, before.restarts)
+
+
+@contextmanager
+def bodies_without_end(daemon: Daemon, clients: int) -> Iterator[None]:
+    """So many clients of the daemon's HTTP endpoints send a request whose body never ends, while the context is open.
+    One whose connection is closed comes back at once. They are a process of their own."""
+    words = ("-m", "tests.bench.body_flood", "--send", f"{daemon.address}:9400", "--clients", str(clients))
+    with subprocess.Popen((sys.executable, *words), stdout=subprocess.PIPE, cwd=ROOT) as sending:
+        try:
+            assert sending.stdout is not None
+            assert sending.stdout.readline() == b"all send\n"
+            yield
+            assert sending.poll() is None, "the clients have ended too early"
+        finally:
+            sending.kill()

@@ -203,6 +203,12 @@ def slices_of(api: Api) -> list[Object]:
     return [item["spec"] for item in api.items(SLICES) if item["spec"]["driver"] == DRIVER]
 
 
+def slice_versions(api: Api) -> Mapping[str, str]:
+    """The resourceVersion of each of the driver's slices: each write is another one."""
+    mine = (item["metadata"] for item in api.items(SLICES) if item["spec"]["driver"] == DRIVER)
+    return {meta["name"]: meta["resourceVersion"] for meta in mine}
+
+
 def inconsistent(specs: Collection[Object]) -> list[str]:
     """Why the scheduler would leave out devices of the pools of these slices, as sentences."""
     wrong: list[str] = []

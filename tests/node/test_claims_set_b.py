@@ -22,7 +22,7 @@ from tests.node.claims import (
     slices_of,
     taints_of,
 )
-from tests.node.cluster import eventually
+from tests.node.cluster import Object, eventually
 from tests.node.fake_host import H100_RESOURCE, NVIDIA
 
 __all__ = ["claims"]
@@ -81,6 +81,42 @@ def test_a_gpu_of_a_foreign_process_is_tainted(claims: ClaimNode) -> None:
     pods.stop(claims.api, "vm-1")
     claims.nothing_is_left({gpu: "vfio-pci"})
     claims.settled({H: 1})
+
+
+def test_a_gpu_whose_vfio_driver_is_absent_is_tainted(claims: ClaimNode) -> None:
+    """The scheduler does not choose it until the driver is loaded: each of its claims would fail."""
+    with vfio_absent(claims):
+        gpu = claims.host.plug(0x28, driver=NVIDIA)
+        taint = eventually(lambda: taint_of(claims, gpu), "a taint")
+        assert (taint["key"], taint["effect"]) == ("gpu.nvidia.com/unhealthy", "NoSchedule")
+        assert taint["value"] == "DriverNotLoaded"
+        claims.template("one", request())
+        claims.create("vm-1", from_template("one"))
+        claims.waits("vm-1")
+        assert claims.host.drivers() == {gpu: NVIDIA}
+        assert not claims.refused("vm-1")
+    claims.runs("vm-1", gpu)
+    assert taints_of(claims.api) == {device_name(gpu): []}
+    pods.stop(claims.api, "vm-1")
+    claims.nothing_is_left({gpu: NVIDIA})
+
+
+@contextmanager
+def vfio_absent(claims: ClaimNode) -> Iterator[None]:
+    """The module vfio-pci is not loaded while the context is open."""
+    with claims.host.lock:
+        claims.host.kernel.rmmod("vfio-pci")
+    try:
+        yield
+    finally:
+        with claims.host.lock:
+            claims.host.kernel.modprobe("vfio-pci")
+
+
+def taint_of(claims: ClaimNode, gpu: str) -> Object:
+    """The first taint of a GPU in the slices; empty if it has none."""
+    taints = taints_of(claims.api).get(device_name(gpu), [])
+    return taints[0] if taints else {}
 
 
 def test_the_health_of_a_claims_device(claims: ClaimNode) -> None:

@@ -75,6 +75,7 @@ from gpuactors.simulation.disk.disk import FakeDisk
 from tests.core.builders import Core, audio, gpu
 from tests.fuzz_decoders.damage import of_bytes, of_json
 from tests.fuzz_decoders.decoder import Decoder, Stream, at_once, sentence
+from tests.fuzz_decoders.grpc import of_grpc
 from tests.fuzz_decoders.host import of_host
 from tests.observe.recording import story
 from tests.support import nvidia_checkpoint as nvidia
@@ -93,6 +94,7 @@ def decoders(directory: Path) -> tuple[Decoder, ...]:
         *_settings(directory),
         *of_host(directory),
         *_callers(),
+        *of_grpc(),
     )
 
 

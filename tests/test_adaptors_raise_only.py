@@ -33,14 +33,17 @@ from gpuactors.core.dra.checkpoint import Checkpoint
 from gpuactors.core.dra.claim import ClaimName, ClaimUid
 from gpuactors.core.dra.files import ClaimContents
 from gpuactors.core.model import PciAddress, ResourceName
-from gpuactors.host import asked, modules
+from gpuactors.host import asked, boot, imex, management, modules, nvidia, places
 from gpuactors.host.asked import AskedProgram
+from gpuactors.host.pci_ids import SHIPPED, PciIds
+from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.client import ApiClient, Call
-from gpuactors.kube.config import FileAccess, Server
+from gpuactors.kube.config import FileAccess, Server, in_cluster
 from gpuactors.observe.nfd import NfdFile
-from gpuactors.ports import HostShortError, StateFileError
+from gpuactors.ports import HostShortError, PortError, StateFileError
 from gpuactors.ports_kube import ApiError
+from gpuactors.simulation.host.imex import ImexTree
 from tests.acts.test_persistenced import accepted
 from tests.fuzz_decoders.decoder import Stream, sentence
 from tests.support.descriptors import open_files
@@ -138,6 +141,49 @@ def test_the_checkpoint_and_the_files_of_claims_raise_their_own_error(tmp_path: 
         await kept.clear_mounted()
 
     struck(use, {disk: {}, plain_files: {}}, (StateFileError,), tmp_path)
+
+
+GPU: Final = PciAddress("0000:23:00.0")
+CLUSTER: Final = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+OF_THE_HOST: Final[dict[str, Callable[[Path], object]]] = {
+    "imex": lambda d: imex.InlineImex(HostRoot(str(d))).read(),
+    "management": lambda d: management.ManagementDevice("auto", str(d / "cdi")).find(),
+    "uuid": lambda d: Places(HostRoot(str(d))).of_uuid("GPU-1"),
+    "group": lambda d: Places(HostRoot(str(d))).of_node("/dev/vfio/51"),
+    "cdev": lambda d: Places(HostRoot(str(d))).of_node("/dev/vfio/devices/vfio3"),
+    "boot": lambda d: (boot.boot_id(HostRoot(str(d))), boot.command_line(HostRoot(str(d)))),
+    "pci.ids": lambda _: PciIds.open(SHIPPED),
+    "credentials": lambda d: in_cluster(CLUSTER, d),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_HOST)
+def test_what_is_read_of_the_host_raises_its_own_error(name: str, tmp_path: Path) -> None:
+    tree = ImexTree(tmp_path)
+    tree.load()
+    tree.join()
+    for path, text in (
+        ("cdi/a.json", '{"kind": "management.nvidia.com/gpu", "devices": [{"name": "all"}]}'),
+        (f"proc/driver/nvidia/gpus/{GPU}/information", "GPU UUID: GPU-????????\n"),
+        (f"sys/kernel/iommu_groups/51/devices/{GPU}", ""),
+        (f"sys/bus/pci/devices/{GPU}/class", "0x030200\n"),
+        ("token", "t"),
+        ("ca.crt", "c"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    async def use() -> None:
+        await trio.lowlevel.checkpoint()
+        found = OF_THE_HOST[name](tmp_path)
+        if isinstance(found, Awaitable):
+            await found
+
+    modules_of: dict[ModuleType, Others] = {
+        m: {} for m in (imex, management, places, nvidia, boot, plain_files)
+    }
+    struck(use, modules_of, (PortError,), tmp_path)
 
 
 # --- programs and sockets -------------------------------------------------------------------------------------------

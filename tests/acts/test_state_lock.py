@@ -3,6 +3,7 @@ read. Real files, real threads; each daemon has a lock and a descriptor of its o
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -49,6 +50,43 @@ class Daemon:
         apart = OneThread("state", deadline_s=PATIENCE_S)
         self.checkpoint = StoredCheckpoint(self.file, apart, self.lock)
         self.files = StoredFiles(files, apart, self.lock)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("call", ["open", "pread"])
+def test_who_cannot_read_whose_the_state_is_begins_no_act(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = lock(tmp_path)
+    with ours.reading(owns=True):
+        assert ours.taken() == ""
+
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fails)
+    assert "cannot read" in ours.taken()
+
+
+def test_for_want_of_descriptors_nothing_is_read_without_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would never be ours: each write would find the mark of the daemon before this one, for good."""
+    before, ours = lock(tmp_path), lock(tmp_path)
+    with before.reading(owns=True):
+        pass
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fails)
+        with pytest.raises(StateFileError, match="it is tried again"), ours.reading(owns=True):
+            pytest.fail("it was read")
+    with ours.reading(owns=True):
+        pass
+    with ours.writing():
+        pass
 
 
 async def test_a_write_that_begins_after_the_successor_has_read_is_not_made(tmp_path: Path) -> None:

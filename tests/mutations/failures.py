@@ -11,6 +11,7 @@ BUGS: Final = f"{EVERY_CALL}::test_every_call_of_an_actor_fails_once_by_a_bug"
 EIO: Final = f"{EVERY_CALL}::test_every_call_of_an_adaptor_fails_once[EIO-claims]"
 READER: Final = "tests/host/test_reader.py"
 APP: Final = "tests/test_app.py"
+LOCK: Final = "tests/acts/test_state_lock.py"
 RAISE_ONLY: Final = "tests/test_adaptors_raise_only.py"
 
 FAILURES: Final = (
@@ -136,5 +137,19 @@ FAILURES: Final = (
         '        with raises_only(HostError, "domain_reader"):\n            facts = await imex.read()\n',
         "        facts = await imex.read()\n",
         tests=(f"{BUGS}[KeyError-domains]",),
+    ),
+    Mutation(
+        "who cannot read whose the claims' state is writes to sysfs",
+        "acts/state_lock.py",
+        '            return str(self._unusable("read", error))\n',
+        '            return ""\n',
+        tests=(f"{LOCK}::test_who_cannot_read_whose_the_state_is_begins_no_act",),
+    ),
+    Mutation(
+        "for want of descriptors the state of the claims is read without its lock",
+        "acts/state_lock.py",
+        "            if shortage(error) is not None:  # of this process: another one may write\n",
+        "            if False:\n",
+        tests=(f"{LOCK}::test_for_want_of_descriptors_nothing_is_read_without_the_lock",),
     ),
 )

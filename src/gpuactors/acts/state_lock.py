@@ -16,11 +16,12 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.ports import StateFileError
+from gpuactors.shortage import shortage
 
 FILE_NAME: Final = "state.lock"
 
@@ -41,11 +42,12 @@ class StateLock:
     @contextmanager
     def reading(self, *, owns: bool) -> Iterator[None]:
         """No daemon writes meanwhile. `owns`: from now on only this one may. Where the file cannot be made, nobody can
-        write, and it is read without. Raises `StateFileError`."""
-        descriptor: int | None = None
-        with suppress(OSError):
+        write, and it is read without. Raises `StateFileError`, also for want of descriptors."""
+        try:
             descriptor = self._open()
-        if descriptor is None:
+        except OSError as error:
+            if shortage(error) is not None:  # of this process: another one may write
+                raise self._unusable("open", error) from None
             yield
             return
         try:
@@ -79,12 +81,14 @@ class StateLock:
         """Why this daemon may write nothing any more, as a sentence; empty if it may. Does not wait for the lock."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             return ""
+        except OSError as error:
+            return str(self._unusable("read", error))
         try:
             return self._taken(descriptor)
-        except StateFileError:
-            return ""
+        except StateFileError as error:
+            return str(error)
         finally:
             os.close(descriptor)
 

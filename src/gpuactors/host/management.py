@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import Final, final
 
 from gpuactors import limits
-from gpuactors.host.faults import GONE, raise_if_short
+from gpuactors.host.faults import raise_if_short
+from gpuactors.plain_files import read_plain
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -71,13 +71,7 @@ class ManagementDevice:
 def _text(path: str) -> str:
     """Empty if it cannot be read: it is somebody else's."""
     try:
-        # Not a FIFO: an open of one waits for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return ""
-            return file.read(limits.CDI_SPEC_MAX_BYTES).decode(errors="replace")
+        return read_plain(path, limits.CDI_SPEC_MAX_BYTES).decode(errors="replace")
     except OSError as error:
-        if error.errno not in GONE:
-            raise_if_short(error, path)
+        raise_if_short(error, path)
         return ""

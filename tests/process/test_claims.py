@@ -17,6 +17,7 @@ from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.process.test_domains import Call
 from tests.process.test_endpoints import metrics, page
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
+from tests.support.kubelet_grpcio import POD_RESOURCES
 from tests.support.nvidia_checkpoint import GPUS, prepared, their_checkpoint, vfio
 
 
@@ -162,6 +163,32 @@ def test_a_gpu_that_nvidias_driver_has_prepared_is_its_claims_until_kubelet_unpr
             assert waiting.answer.error == ""
             assert not list(cdi.glob(f"*{old}*"))
         assert (directory / "checkpoint.json").read_bytes() == content
+
+
+def test_a_gpu_that_nvidias_device_plugin_gave_to_a_container_is_waited_for() -> None:
+    """No process has opened it yet: kubelet's ledger alone has it, by the UUID that NVIDIA's driver says."""
+    gpu, uuid = address(0x23), "GPU-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
+    message = POD_RESOURCES.message
+    with claims_node(g23="vfio-pci") as (node, api, cdi):
+        node.tree.unbind(gpu)
+        node.tree.bind(gpu, "nvidia")
+        information = node.tree.root / f"proc/driver/nvidia/gpus/{gpu}/information"
+        information.parent.mkdir(parents=True)
+        information.write_text(f"Model: \t NVIDIA H100\nGPU UUID: \t {uuid}\n")
+        devices = message("ContainerDevices")(resource_name="nvidia.com/gpu", device_ids=[uuid])
+        container = message("ContainerResources")(name="c", devices=[devices])
+        node.kubelet.list_besides(
+            [message("PodResources")(name="train-0", namespace="default", containers=[container])]
+        )
+        with daemon_of(node, cdi) as daemon, plugin_of(node.kubelet_dir) as plugin:
+            uid = api.claim("one", gpu)
+            call = Call(prepare, plugin, "one", uid)
+            said = ["allocated to pod default/train-0 as nvidia.com/gpu", gpu]
+            daemon.wait_event("claim.waiting", claim="default/one", has=said)
+            daemon.wait_event("slices.published", tainted=[device_of(gpu)])
+            assert node.tree.driver_of(gpu) == "nvidia"
+            assert unprepare(plugin, "one", uid).error == ""
+            assert call.answer.error != ""
 
 
 def test_an_update_hands_the_claims_over(monkeypatch: pytest.MonkeyPatch) -> None:

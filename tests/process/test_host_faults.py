@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -124,6 +125,23 @@ def test_a_gpu_that_never_answers_costs_no_other_gpu_anything() -> None:
                 60,
                 "the one that answers now",
             )
+            node.assert_sound(daemon)
+
+
+def test_virtual_functions_and_the_gpu_that_has_them_are_given_to_nobody() -> None:
+    """Issue 24, 9: a virtual function was handed out as a whole GPU, and so was its physical one."""
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        spec = replace(node.tree.functions[GOOD], address=address(0x24), group=0x24, total_vfs=1)
+        node.tree.plug(spec)
+        node.tree.virtualize(spec.address, 1, "vfio-pci")
+        (virtual,) = node.tree.virtual_functions(spec.address)
+        with node.daemon() as daemon:
+            node.wait_device_lists({H100: {GOOD: HEALTHY, spec.address: UNHEALTHY, virtual: UNHEALTHY}})
+            daemon.wait_event("device.changed", device=virtual, has=[f"a virtual function of {spec.address}"])
+            daemon.wait_event("device.changed", device=spec.address, has=["write 0 to its sriov_numvfs"])
+            node.tell(node.tree.virtualize(spec.address, 0))
+            node.wait_device_lists({H100: {GOOD: HEALTHY, spec.address: HEALTHY}})
             node.assert_sound(daemon)
 
 

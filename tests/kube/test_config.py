@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +157,23 @@ def test_what_is_not_done_is_refused_with_the_remedy(
     assert str(tmp_path) in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "current-context: here", "a: b: c", "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "current-context: here", "a: b: c", "\0", "[" * 5000, "clusters: &a [*a]"]
+)
 def test_a_file_that_is_no_kubeconfig_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(AccessError, match=str(path)):
         from_kubeconfig(path)
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_in_a_kubeconfigs_place_or_a_credentials_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(AccessError, match="it is a FIFO, and a regular file is needed"):
+        from_kubeconfig(tmp_path / "fifo")
+    with pytest.raises(AccessError, match="it is a FIFO, and a regular file is needed"):
+        from_kubeconfig(kubeconfig(tmp_path, {"tokenFile": "fifo"}))
 
 
 def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:

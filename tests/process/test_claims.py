@@ -17,8 +17,8 @@ from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.process.test_domains import Call
 from tests.process.test_endpoints import metrics, page
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
-from tests.support.kubelet_grpcio import POD_RESOURCES
 from tests.support.nvidia_checkpoint import GPUS, prepared, their_checkpoint, vfio
+from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
 
 
 @contextmanager

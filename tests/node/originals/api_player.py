@@ -129,7 +129,7 @@ class Player:
             if name in reply.headers:
                 found[name] = [self._names.text(step.name, value) for value in sorted(reply.headers[name])]
         if isinstance(step, Watch) and reply.status == 200:
-            events = [line for line in reply.lines if not _is_periodic(line)]
+            events = [line for line in reply.lines if not is_periodic(line)]
             found["events"] = [*_without_repeats(self._names.plain(step.name, event) for event in events)]
             found["periodic bookmarks"] = len(events) != len(reply.lines)
         else:
@@ -207,7 +207,7 @@ def _content(body: Any) -> bytes | None:
             return json.dumps(body).encode()
 
 
-def _is_periodic(event: Object) -> bool:
+def is_periodic(event: Object) -> bool:
     """A bookmark that comes by the clock, and so before or after any other event."""
     return event["type"] == "BOOKMARK" and "annotations" not in event["object"]["metadata"]
 

@@ -80,8 +80,10 @@ class Host:
     async def bring(self) -> None:
         writes = MemoryWrites(self.kernel, before=lambda _: None)
         root = HostRoot(str(self.tree.root))
-        binder = SysfsBinder(root, writes, MemoryPersistence(self.kernel), inline, self.modprobe)
-        with trio.fail_after(patient(30.0)):
+        binder = SysfsBinder(
+            root, writes, MemoryPersistence(self.kernel), inline, self.modprobe, deadline_s=patient(30.0)
+        )
+        with trio.fail_after(2 * patient(30.0)):
             await binder.bring(GPU, Target.VFIO, FIRSTS)
 
     async def look(self) -> str:

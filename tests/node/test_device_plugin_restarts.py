@@ -15,7 +15,7 @@ from typing import Final, final
 from tests.node import daemonset, pods, tasks
 from tests.node.books import pod_resources
 from tests.node.claims import IDLE
-from tests.node.cluster import PODS, Api, Object, component, eventually, kubelet_dir
+from tests.node.cluster import PODS, Api, LateError, Object, component, eventually, kubelet_dir
 from tests.node.daemonset import IMAGE, OTHER_IMAGE, Daemon, Installed
 from tests.node.fake_host import H100_RESOURCE
 from tests.node.images import add_image
@@ -189,7 +189,7 @@ def test_the_gate_refuses_another_gpus_device_nodes(node: Node) -> None:
     other = node.host.plug(0x22, group=0x21)
     node.settled({H: 2}, {H: 2})
     tasks.kill(tasks.container_of(before))
-    said = wait_gated(node, "vm-1")
+    said = wait_gated(node, "vm-1", before)
     assert f"/dev/vfio/{0x21} belongs to {other} now" in said, said
     assert tasks.container_of(pods.get(node.api, "vm-1") or {}) not in tasks.running()
     pods.stop(node.api, "vm-1")
@@ -395,11 +395,15 @@ def wait_again(node: Node, name: str, before: Object) -> None:
     eventually(decided, f"{name} to run again")
 
 
-def wait_gated(node: Node, name: str) -> str:
-    """Waits until PreStartContainer has refused the pod's container, and has said what to do: its words."""
+def wait_gated(node: Node, name: str, before: Object) -> str:
+    """Waits until PreStartContainer has refused the pod's container, and has said what to do: its words. Raises
+    LateError at once if kubelet has started another container than that of before."""
 
     def decided() -> str:
-        said = str(state_of(pods.get(node.api, name)).get("waiting", {}).get("message", ""))
+        pod = pods.get(node.api, name)
+        if "running" in state_of(pod) and tasks.container_of(pod or {}) != tasks.container_of(before):
+            raise LateError(f"the gate has let {name} start")
+        said = str(state_of(pod).get("waiting", {}).get("message", ""))
         return said if all(words in said for words in GATED) else ""
 
     return eventually(decided, f"{name} to be refused by the gate")

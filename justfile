@@ -57,7 +57,7 @@ small-worlds LENGTH="5" CLAIMS="4" DOMAINS="4":
     SMALL_WORLDS_LENGTH={{ CLAIMS }} python -m pytest -n 2 -rP tests/core/dra/test_claim_small_worlds.py -k after_every_order
     SMALL_WORLDS_LENGTH={{ DOMAINS }} python -m pytest -n 2 -rP tests/core/domains/test_domain_small_worlds.py -k after_every_order
 
-# What CI tries of any order of events: 2,750 histories of a whole node, one in four with claims, one in eight with compute domains, one in eight with claims and a second administrator; most pairs of kinds must occur.
+# Any order of events: 2,750 histories of a whole node, one in four with claims, one in eight with compute domains, one in eight with claims and a second administrator; most pairs of kinds must occur.
 histories *ARGS:
     python -m gpuactors.simulation.histories --histories 2750 --seed commit --min-pairs 95 "$@"
 
